@@ -1,0 +1,154 @@
+//! A minimal HTTP/1.1 client: one connection, one request at a time, as few bytes and cycles as possible.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+/// Bytes that may wait to be read; far more than any answer here has.
+const BUFFER_MAX: usize = 16 * 1024 * 1024;
+
+/// A response.
+pub struct Answer {
+    /// Its status code.
+    pub status: u16,
+    /// Its body.
+    pub body: Bytes,
+}
+
+enum Framing {
+    Length(usize),
+    Chunked,
+}
+
+/// A connection that is kept alive.
+pub struct Conn {
+    stream: TcpStream,
+    buffer: BytesMut,
+}
+
+impl Conn {
+    /// Connects.
+    pub async fn open(addr: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(addr).await.context("cannot connect")?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: BytesMut::with_capacity(8 * 1024) })
+    }
+
+    /// Sends a request and waits for the whole response.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer> {
+        self.stream.write_all(request).await.context("cannot send")?;
+        let (status, framing) = self.head().await?;
+        let body = match framing {
+            Framing::Length(len) => {
+                while self.buffer.len() < len {
+                    self.fill().await?;
+                }
+                self.buffer.split_to(len).freeze()
+            }
+            Framing::Chunked => {
+                let mut body = BytesMut::new();
+                while let Some(chunk) = self.chunk().await? {
+                    body.extend_from_slice(&chunk);
+                }
+                body.freeze()
+            }
+        };
+        Ok(Answer { status, body })
+    }
+
+    /// Sends a request that is answered by a stream of events.
+    pub async fn listen(mut self, request: &[u8]) -> Result<Events> {
+        self.stream.write_all(request).await.context("cannot send")?;
+        match self.head().await? {
+            (200, Framing::Chunked) => Ok(Events { conn: self, text: BytesMut::new() }),
+            (status, Framing::Length(len)) => {
+                while self.buffer.len() < len {
+                    self.fill().await?;
+                }
+                bail!("status {status} instead of a stream: {}", String::from_utf8_lossy(&self.buffer[..len]))
+            }
+            (status, Framing::Chunked) => bail!("status {status} instead of a stream"),
+        }
+    }
+
+    /// Reads the status line and the headers.
+    async fn head(&mut self) -> Result<(u16, Framing)> {
+        let end = loop {
+            match find(&self.buffer, b"\r\n\r\n") {
+                Some(end) => break end,
+                None => self.fill().await?,
+            }
+        };
+        let head = self.buffer.split_to(end + 4);
+        let status = head.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok()).context("no status line")?;
+        let status: u16 = status.parse().context("the status is not a number")?;
+        let mut framing = Framing::Length(0);
+        for line in head[..].split(|byte| *byte == b'\n').skip(1) {
+            let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
+            let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+            if name.eq_ignore_ascii_case(b"content-length") {
+                framing = Framing::Length(std::str::from_utf8(value)?.parse().context("bad Content-Length")?);
+            } else if name.eq_ignore_ascii_case(b"transfer-encoding") && value.eq_ignore_ascii_case(b"chunked") {
+                framing = Framing::Chunked;
+            }
+        }
+        Ok((status, framing))
+    }
+
+    /// Reads one chunk of a chunked body; `None` is its end.
+    async fn chunk(&mut self) -> Result<Option<BytesMut>> {
+        let line_end = loop {
+            match find(&self.buffer, b"\r\n") {
+                Some(end) => break end,
+                None => self.fill().await?,
+            }
+        };
+        let line = self.buffer.split_to(line_end + 2);
+        let digits = line[..line_end].split(|byte| *byte == b';').next().unwrap_or_default();
+        let len = usize::from_str_radix(std::str::from_utf8(digits)?.trim(), 16).context("bad chunk size")?;
+        ensure!(len <= BUFFER_MAX, "a chunk of {len} bytes");
+        while self.buffer.len() < len + 2 {
+            self.fill().await?;
+        }
+        let chunk = self.buffer.split_to(len);
+        let tail = self.buffer.split_to(2);
+        ensure!(&tail[..] == b"\r\n", "a chunk does not end where it should");
+        Ok((len > 0).then_some(chunk))
+    }
+
+    async fn fill(&mut self) -> Result<()> {
+        ensure!(self.buffer.len() <= BUFFER_MAX, "the response is too large");
+        let count = self.stream.read_buf(&mut self.buffer).await.context("cannot receive")?;
+        ensure!(count > 0, "the server closed the connection");
+        Ok(())
+    }
+}
+
+/// A stream of server-sent events.
+pub struct Events {
+    conn: Conn,
+    text: BytesMut,
+}
+
+impl Events {
+    /// The next event, as it came.
+    pub async fn next(&mut self) -> Result<Bytes> {
+        loop {
+            if let Some(end) = find(&self.text, b"\n\n") {
+                return Ok(self.text.split_to(end + 2).freeze());
+            }
+            let chunk = self.conn.chunk().await?.context("the stream ended")?;
+            self.text.extend_from_slice(&chunk);
+        }
+    }
+}
+
+/// Where `needle` first is in `bytes`.
+pub fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
+    bytes.windows(needle.len()).position(|window| window == needle)
+}

@@ -1,0 +1,92 @@
+//! How much is measured.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// What can be set on the command line.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// A short run: shows that everything works, but its numbers say little.
+    #[arg(long)]
+    quick: bool,
+    /// Where the JSON document goes; standard output if absent.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Where stores are kept while they are measured. Must be on a real disk, or durability costs nothing.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Interleaved rounds of every measure.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Connections of the load generator.
+    #[arg(long, default_value_t = 32)]
+    connections: usize,
+    /// Requests of one round of `echo` and of `tasks/get`.
+    #[arg(long)]
+    requests: Option<usize>,
+    /// Tasks that are alive, or stored, in the measures with many tasks.
+    #[arg(long)]
+    tasks: Option<usize>,
+    /// The same for rmcp, which takes quadratic time to get there.
+    #[arg(long)]
+    rmcp_tasks: Option<usize>,
+    /// Listen streams of the large push measure.
+    #[arg(long)]
+    listeners: Option<usize>,
+}
+
+/// What is going to be measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plan {
+    /// Whether this is a short run.
+    pub quick: bool,
+    /// Interleaved rounds of every measure.
+    pub rounds: usize,
+    /// Connections of the load generator.
+    pub connections: usize,
+    /// Requests of one round of `echo` and of `tasks/get`.
+    pub requests: usize,
+    /// Tasks that one round creates.
+    pub creates: usize,
+    /// Tasks that one round follows from creation to completion.
+    pub cycles: usize,
+    /// Tasks that are alive in the small measure of `tasks/get`.
+    pub few: usize,
+    /// Tasks that are alive, or stored, in the measures with many tasks.
+    pub tasks: usize,
+    /// The same for rmcp.
+    pub rmcp_tasks: usize,
+    /// Listen streams of the large push measure.
+    pub listeners: usize,
+    /// Tasks that one round of the push measures ends.
+    pub pushes: usize,
+}
+
+impl Options {
+    /// The plan that these options ask for. Every amount is at least one.
+    pub fn plan(&self) -> Plan {
+        let amount = |given: Option<usize>, full: usize, quick: usize| {
+            let default = if self.quick { quick } else { full };
+            given.unwrap_or(default).max(1)
+        };
+        Plan {
+            quick: self.quick,
+            rounds: amount(self.rounds, 5, 2),
+            connections: self.connections.max(1),
+            requests: amount(self.requests, 40_000, 4_000),
+            creates: amount(None, 5_000, 1_000),
+            cycles: amount(None, 4_000, 500),
+            few: 100,
+            tasks: amount(self.tasks, 100_000, 5_000),
+            rmcp_tasks: amount(self.rmcp_tasks, 10_000, 1_000),
+            listeners: amount(self.listeners, 500, 100),
+            pushes: amount(None, 20, 5),
+        }
+    }
+
+    /// Where stores are kept while they are measured.
+    pub fn data_dir(&self) -> PathBuf {
+        self.data.clone().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench-data"))
+    }
+}

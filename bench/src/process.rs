@@ -1,0 +1,161 @@
+//! Servers as processes: started, watched from outside through `/proc`, and killed.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tokio::{
+    net::TcpStream,
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
+
+use crate::{http::Conn, serve::Kind, wire};
+
+/// How long a server may take to accept a connection, or to give its first answer.
+const START_MAX: Duration = Duration::from_secs(120);
+/// Ticks of `/proc/PID/stat` in a second: `USER_HZ`, which is 100 on every Linux that matters here.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// A server process. Dropped, it is killed; and it ends by itself should this process die first.
+pub struct Server {
+    /// Which one it is.
+    pub kind: Kind,
+    /// Where it listens.
+    pub addr: SocketAddr,
+    pid: u32,
+    child: Child,
+}
+
+impl Server {
+    /// Starts a server and waits until it accepts connections.
+    pub async fn start(kind: Kind, data: &Path) -> Result<Self> {
+        let mut server = Self::spawn(kind, data)?;
+        let began = Instant::now();
+        while TcpStream::connect(server.addr).await.is_err() {
+            server.check(began)?;
+            sleep(Duration::from_millis(2)).await;
+        }
+        Ok(server)
+    }
+
+    /// Starts a server on what is stored in `data`, and says after how many seconds it first answered a `tasks/get`.
+    pub async fn start_to_answer(kind: Kind, data: &Path, task: &str) -> Result<(Self, f64)> {
+        let began = Instant::now();
+        let mut server = Self::spawn(kind, data)?;
+        let request = wire::get(server.addr, 1, task);
+        loop {
+            let answer = timeout(START_MAX, async { Conn::open(server.addr).await?.exchange(&request).await }).await;
+            if let Ok(Ok(answer)) = answer
+                && wire::task_id(&answer).is_ok()
+            {
+                return Ok((server, began.elapsed().as_secs_f64()));
+            }
+            server.check(began)?;
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn spawn(kind: Kind, data: &Path) -> Result<Self> {
+        let addr = free_address()?;
+        let exe = std::env::current_exe().context("cannot find the path of this program")?;
+        let child = Command::new(exe)
+            .args(["serve", kind.name(), "--tied", "--listen"])
+            .arg(addr.to_string())
+            .arg("--data")
+            .arg(data)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start the server `{}`", kind.name()))?;
+        let pid = child.id().context("the server has no process id")?;
+        Ok(Self { kind, addr, pid, child })
+    }
+
+    fn check(&mut self, began: Instant) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the server `{}` ended while it was started: {status}", self.kind.name());
+        }
+        ensure!(began.elapsed() < START_MAX, "the server `{}` does not come up", self.kind.name());
+        Ok(())
+    }
+
+    /// User and system time that the process has used, in seconds.
+    pub fn cpu(&self) -> Result<f64> {
+        let stat = self.proc_file("stat")?;
+        // The second field is the program's name in brackets, and may contain anything.
+        let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat has no name field")?;
+        let ticks = |nth: usize| -> Result<f64> {
+            let field = fields.split_ascii_whitespace().nth(nth).context("/proc/PID/stat is too short")?;
+            Ok(field.parse::<f64>()?)
+        };
+        // Fields 14 and 15 of the file; the first one after the name is field 3.
+        Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
+    }
+
+    /// Resident memory of the process, in bytes.
+    pub fn rss(&self) -> Result<f64> {
+        let status = self.proc_file("status")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("/proc/PID/status has no VmRSS")?;
+        let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("VmRSS is not a number")?;
+        Ok(kib * 1024.0)
+    }
+
+    fn proc_file(&self, name: &str) -> Result<String> {
+        let path = format!("/proc/{}/{name}", self.pid);
+        std::fs::read_to_string(&path).with_context(|| format!("cannot read {path} of the server `{}`", self.kind.name()))
+    }
+
+    /// Kills the process as a crash would, and waits until it is gone.
+    pub async fn kill(mut self) -> Result<()> {
+        self.child.kill().await.context("cannot kill a server")
+    }
+}
+
+/// An address on this machine that nobody listens on.
+fn free_address() -> Result<SocketAddr> {
+    let probe = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
+    Ok(probe.local_addr()?)
+}
+
+/// A directory for stores that is removed at the end.
+pub struct Scratch {
+    root: PathBuf,
+    next: AtomicUsize,
+}
+
+impl Scratch {
+    /// Makes a directory of its own in `parent`.
+    pub fn new(parent: &Path) -> Result<Self> {
+        let root = parent.join(format!("run-{}", std::process::id()));
+        std::fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
+        Ok(Self { root, next: AtomicUsize::new(0) })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.root
+    }
+
+    /// A new, empty directory in it.
+    pub fn fresh(&self) -> Result<PathBuf> {
+        let dir = self.root.join(format!("store-{}", self.next.fetch_add(1, Ordering::Relaxed)));
+        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.root) {
+            eprintln!("{} is left behind: {error}", self.root.display());
+        }
+    }
+}

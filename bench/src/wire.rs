@@ -1,0 +1,100 @@
+//! The requests of the 2026-07-28 protocol that are measured, and what their answers must look like.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::http::{Answer, find};
+
+/// What `echo` is asked to return.
+pub const ECHO_TEXT: &str = "The quick brown fox jumps over the lazy dog, again and again, 0123";
+
+/// What every request says about itself.
+const META: &str = concat!(
+    r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","#,
+    r#""io.modelcontextprotocol/clientInfo":{"name":"taskwire-bench","version":"0.1.0"},"#,
+    r#""io.modelcontextprotocol/clientCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#,
+);
+
+/// A call of `echo`.
+pub fn echo(addr: SocketAddr, id: usize) -> Vec<u8> {
+    let params = format!(r#""name":"echo","arguments":{{"text":"{ECHO_TEXT}"}}"#);
+    request(addr, id, "tools/call", Some("echo"), &params)
+}
+
+/// A call of a tool without arguments.
+pub fn call(addr: SocketAddr, id: usize, tool: &str) -> Vec<u8> {
+    request(addr, id, "tools/call", Some(tool), &format!(r#""name":"{tool}","arguments":{{}}"#))
+}
+
+/// The state of a task.
+pub fn get(addr: SocketAddr, id: usize, task: &str) -> Vec<u8> {
+    request(addr, id, "tasks/get", Some(task), &format!(r#""taskId":"{task}""#))
+}
+
+/// The end of a task.
+pub fn cancel(addr: SocketAddr, id: usize, task: &str) -> Vec<u8> {
+    request(addr, id, "tasks/cancel", Some(task), &format!(r#""taskId":"{task}""#))
+}
+
+/// A stream that tells of tasks.
+pub fn listen(addr: SocketAddr, id: usize, tasks: &[String]) -> Vec<u8> {
+    let tasks: Vec<_> = tasks.iter().map(|task| format!(r#""{task}""#)).collect();
+    let params = format!(r#""notifications":{{"taskIds":[{}]}}"#, tasks.join(","));
+    request(addr, id, "subscriptions/listen", None, &params)
+}
+
+fn request(addr: SocketAddr, id: usize, method: &str, name: Option<&str>, params: &str) -> Vec<u8> {
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params},"_meta":{META}}}}}"#);
+    let name = name.map(|name| format!("Mcp-Name: {name}\r\n")).unwrap_or_default();
+    let length = body.len();
+    let mut request = format!(
+        "POST /mcp HTTP/1.1\r\nHost: {addr}\r\nContent-Type: application/json\r\n\
+         Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\n\
+         Mcp-Method: {method}\r\n{name}Content-Length: {length}\r\n\r\n"
+    );
+    request.push_str(&body);
+    request.into_bytes()
+}
+
+/// Checks that an answer is a success that contains `text`.
+pub fn expect(answer: &Answer, text: &str) -> Result<()> {
+    let fits = answer.status == 200 && find(&answer.body, br#""result":"#).is_some() && find(&answer.body, text.as_bytes()).is_some();
+    ensure!(fits, "`{text}` is not in the answer: {}", shown(answer));
+    Ok(())
+}
+
+/// The task that an answer tells of.
+pub fn task_id(answer: &Answer) -> Result<String> {
+    expect(answer, r#""taskId":"#)?;
+    string_after(&answer.body, br#""taskId":""#).with_context(|| format!("no task in {}", shown(answer)))
+}
+
+/// The status of the task that an answer tells of.
+pub fn status(answer: &Answer) -> Result<String> {
+    expect(answer, r#""status":"#)?;
+    string_after(&answer.body, br#""status":""#).with_context(|| format!("no status in {}", shown(answer)))
+}
+
+/// Whether an event says that `task` was cancelled.
+pub fn tells_end(event: &[u8], task: &str) -> bool {
+    find(event, br#""notifications/tasks""#).is_some()
+        && find(event, br#""status":"cancelled""#).is_some()
+        && find(event, task.as_bytes()).is_some()
+}
+
+/// Whether an event says that a stream has begun.
+pub fn tells_begin(event: &[u8]) -> bool {
+    find(event, br#""notifications/subscriptions/acknowledged""#).is_some()
+}
+
+fn string_after(body: &[u8], key: &[u8]) -> Option<String> {
+    let rest = &body[find(body, key)? + key.len()..];
+    let end = rest.iter().position(|byte| *byte == b'"')?;
+    std::str::from_utf8(&rest[..end]).ok().map(str::to_owned)
+}
+
+fn shown(answer: &Answer) -> String {
+    let start = &answer.body[..answer.body.len().min(300)];
+    format!("status {}, {}", answer.status, String::from_utf8_lossy(start))
+}

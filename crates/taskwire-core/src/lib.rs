@@ -1,0 +1,22 @@
+//! The pure heart of Taskwire: what a task is, what may be asked of it, and what must follow.
+//!
+//! Nothing here does input or output, reads a clock, draws a random number or spawns anything (invariant I1):
+//! time and randomness come in as values, decisions go out as events.
+//!
+//! # Layout
+//! - [`task`]: the state machine — [`decide`](task::decide), [`evolve`](task::evolve), [`wants`](task::wants)
+//! - [`id`]: names of things; [`time`]: moments; [`payload`]: JSON that is carried, not opened
+//! - [`limits`]: every bound in the system
+//! - [`wire`]: JSON-RPC shapes shared by every era
+
+pub mod id;
+pub mod limits;
+pub mod payload;
+pub mod task;
+pub mod time;
+pub mod wire;
+
+pub use id::{Attempt, CallerId, Epoch, InputKey, Seq, TaskId, Version};
+pub use limits::Limits;
+pub use payload::Payload;
+pub use time::Timestamp;

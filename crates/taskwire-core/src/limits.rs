@@ -1,0 +1,47 @@
+//! Every bound of the state machine, with its default. A reached bound is a [`Reject`](crate::task::Reject) that names
+//! the configuration key, never a surprise.
+
+/// Bounds that [`decide`](crate::task::decide) enforces. Each field is a key under `[limits]` in the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one chunk, its blocks together.
+    pub chunk_bytes: u64,
+    /// Bytes of all chunks of one task.
+    pub task_output_bytes: u64,
+    /// Questions that one task may ask in its life.
+    pub inputs_per_task: u64,
+    /// Events that one task may have besides its chunks; the ends of a task are always allowed.
+    pub events_per_task: u64,
+    /// Bytes of one status message.
+    pub message_bytes: u64,
+    /// Bytes of one question, one answer, or one checkpoint.
+    pub value_bytes: u64,
+    /// Bytes of a final result.
+    pub result_bytes: u64,
+    /// Tasks of one caller that have not ended.
+    pub tasks_per_caller: u64,
+}
+
+impl Limits {
+    /// What holds where the configuration is silent.
+    pub const DEFAULT: Self = Self {
+        chunk_bytes: 256 * 1024,
+        task_output_bytes: 64 * 1024 * 1024,
+        inputs_per_task: 1_000,
+        events_per_task: 100_000,
+        message_bytes: 4 * 1024,
+        value_bytes: 1024 * 1024,
+        result_bytes: 16 * 1024 * 1024,
+        tasks_per_caller: 1_000,
+    };
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.task_output_bytes);
+const _: () = assert!(Limits::DEFAULT.message_bytes <= Limits::DEFAULT.value_bytes);
+const _: () = assert!(Limits::DEFAULT.inputs_per_task * 2 <= Limits::DEFAULT.events_per_task);

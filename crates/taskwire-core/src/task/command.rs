@@ -1,0 +1,120 @@
+//! What may be asked of a task, by whom, and how it is refused.
+
+use std::sync::Arc;
+
+use super::{
+    event::{Outcome, Progress},
+    state::Spec,
+};
+use crate::{
+    id::{Attempt, CallerId, Epoch, InputKey},
+    payload::Payload,
+};
+
+/// In whose name a command comes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Authority {
+    /// A caller; it may touch only its own tasks.
+    Caller(CallerId),
+    /// The work itself, in the attempt that it belongs to.
+    Attempt(Attempt),
+    /// The engine: timers and recovery.
+    Engine,
+}
+
+/// A task to be made, with what its work already produced before it became one.
+#[derive(Debug, Clone)]
+pub struct NewTask {
+    /// What is fixed about it.
+    pub spec: Arc<Spec>,
+    /// The arguments of the call.
+    pub request: Payload,
+    /// The life of the node that makes it.
+    pub epoch: Epoch,
+    /// What the caller brought along when it was asked to call again.
+    pub carried: Option<Payload>,
+    /// Chunks written before the task was made.
+    pub chunks: Vec<Vec<Payload>>,
+    /// What was last said before the task was made.
+    pub said: Option<(Option<Arc<str>>, Option<Progress>)>,
+}
+
+/// What is asked of a task.
+#[derive(Debug, Clone)]
+pub enum Command {
+    /// Make it.
+    Create(NewTask),
+    /// Write a chunk.
+    Append {
+        /// At least one content block.
+        blocks: Vec<Payload>,
+    },
+    /// Say how it is getting on.
+    Say {
+        /// In words; what was said before stays if absent.
+        message: Option<Arc<str>>,
+        /// In numbers; what was said before stays if absent.
+        progress: Option<Progress>,
+    },
+    /// Ask the caller something. Asking the same again is no new question.
+    Ask {
+        /// The question's name.
+        key: InputKey,
+        /// The question.
+        request: Payload,
+    },
+    /// Save where the work is.
+    Save {
+        /// What the next attempt will be given.
+        checkpoint: Payload,
+    },
+    /// End it.
+    Finish(Outcome),
+    /// Answer questions. Names that are unknown or already answered are passed over.
+    Answer(Vec<(InputKey, Payload)>),
+    /// Call it off. An ended task stays as it is.
+    Cancel {
+        /// Why, if anybody said.
+        reason: Option<Arc<str>>,
+    },
+    /// Do what is due: end an attempt that had its time, forget a task that was kept long enough.
+    Tick,
+    /// Take over from an earlier life of the node.
+    Recover(Epoch),
+}
+
+/// Why a command changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reject {
+    /// There is no such task, or it is somebody else's: which of them, nobody learns.
+    #[error("Task not found")]
+    NotFound,
+    /// It is over.
+    #[error("the task has already ended")]
+    Ended,
+    /// Another attempt has taken over.
+    #[error("attempt {0} has been replaced by a later one")]
+    Stale(Attempt),
+    /// A question's name was used for another question.
+    #[error("the input key `{0}` was already used for another question")]
+    KeyReused(String),
+    /// The caller's own name for this call was used for another call.
+    #[error("the idempotency key `{0}` was already used for another call")]
+    IdempotencyKeyReused(String),
+    /// A chunk without blocks.
+    #[error("a chunk needs at least one content block")]
+    EmptyChunk,
+    /// Progress that is no number.
+    #[error("progress must be a finite number")]
+    NotANumber,
+    /// A bound is reached.
+    #[error("{what}: the limit is {max} (configuration key `limits.{key}`)")]
+    Limit {
+        /// What there is too much of.
+        what: &'static str,
+        /// The bound.
+        max: u64,
+        /// Where it can be changed.
+        key: &'static str,
+    },
+}

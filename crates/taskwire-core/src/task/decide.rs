@@ -1,0 +1,171 @@
+//! What a command leads to. Pure: the same task, command, moment and limits give the same answer.
+
+use super::{
+    command::{Authority, Command, NewTask, Reject},
+    event::{Event, Outcome, Progress, RpcError},
+    state::{OnInterrupt, Task},
+    wants::wants,
+};
+use crate::{
+    id::{Epoch, InputKey, Seq},
+    limits::Limits,
+    payload::Payload,
+    time::Timestamp,
+    wire::code,
+};
+
+/// The events that `command` leads to; none if it is already so.
+///
+/// # Errors
+/// A [`Reject`] if the command may not be carried out. Nothing changes then.
+pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Timestamp, limits: &Limits) -> Result<Vec<Event>, Reject> {
+    let task = match (task, command) {
+        (None, Command::Create(new)) => return make(new, limits),
+        (Some(_), Command::Create(_)) | (None, _) => return Err(Reject::NotFound),
+        (Some(task), _) => task,
+    };
+    match by {
+        Authority::Caller(caller) if *caller != task.spec.caller => return Err(Reject::NotFound),
+        Authority::Attempt(_) if task.ended.is_some() => return Err(Reject::Ended),
+        Authority::Attempt(attempt) if *attempt != task.attempt => return Err(Reject::Stale(*attempt)),
+        _ => {}
+    }
+    match command {
+        Command::Create(_) => Err(Reject::NotFound),
+        Command::Append { blocks } => append(task, blocks, limits).map(|event| vec![event]),
+        Command::Say { message, progress } => {
+            let size = message.as_ref().map_or(0, |message| message.len() as u64);
+            bound("the status message is too long", size, limits.message_bytes, "message_bytes")?;
+            finite(*progress)?;
+            room(task, limits)?;
+            let news = message.as_ref().is_some_and(|message| task.message.as_ref() != Some(message))
+                || progress.is_some_and(|progress| task.progress != Some(progress));
+            Ok(if news { vec![Event::Said { message: message.clone(), progress: *progress }] } else { Vec::new() })
+        }
+        Command::Ask { key, request } => ask(task, key, request, limits),
+        Command::Save { checkpoint } => {
+            bound("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+            room(task, limits)?;
+            Ok(vec![Event::Saved { checkpoint: checkpoint.clone() }])
+        }
+        Command::Finish(outcome) => Ok(vec![finish(outcome, limits)]),
+        Command::Answer(answers) => answer(task, answers, limits),
+        Command::Cancel { reason } => Ok(if task.ended.is_some() { Vec::new() } else { vec![Event::Cancelled { reason: reason.clone() }] }),
+        Command::Tick => Ok(tick(task, now)),
+        Command::Recover(epoch) => Ok(recover(task, *epoch)),
+    }
+}
+
+fn make(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
+    let mut events =
+        vec![Event::Created { spec: new.spec.clone(), request: new.request.clone(), epoch: new.epoch, carried: new.carried.clone() }];
+    let (mut first_block, mut size) = (1, 0);
+    for (seq, blocks) in (0..).zip(&new.chunks) {
+        size += chunk(blocks, limits)?;
+        bound("the task has written too much", size, limits.task_output_bytes, "task_output_bytes")?;
+        events.push(Event::Appended { seq: Seq(seq), first_block, blocks: blocks.clone() });
+        first_block += blocks.len() as u64;
+    }
+    if let Some((message, progress)) = new.said.clone() {
+        finite(progress)?;
+        events.push(Event::Said { message, progress });
+    }
+    Ok(events)
+}
+
+fn append(task: &Task, blocks: &[Payload], limits: &Limits) -> Result<Event, Reject> {
+    let size = chunk(blocks, limits)?;
+    bound("the task has written too much", task.output.bytes + size, limits.task_output_bytes, "task_output_bytes")?;
+    Ok(Event::Appended { seq: task.output.next_seq, first_block: task.output.blocks + 1, blocks: blocks.to_vec() })
+}
+
+fn chunk(blocks: &[Payload], limits: &Limits) -> Result<u64, Reject> {
+    if blocks.is_empty() {
+        return Err(Reject::EmptyChunk);
+    }
+    let size = blocks.iter().map(|block| block.as_str().len() as u64).sum();
+    bound("the chunk is too large", size, limits.chunk_bytes, "chunk_bytes")?;
+    Ok(size)
+}
+
+fn ask(task: &Task, key: &InputKey, request: &Payload, limits: &Limits) -> Result<Vec<Event>, Reject> {
+    if let Some(known) = task.inputs.get(key) {
+        return if known.request == *request { Ok(Vec::new()) } else { Err(Reject::KeyReused(key.as_str().to_owned())) };
+    }
+    bound("the question is too large", request.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+    bound("the task has asked too many questions", task.inputs.len() as u64 + 1, limits.inputs_per_task, "inputs_per_task")?;
+    room(task, limits)?;
+    Ok(vec![Event::Asked { key: key.clone(), request: request.clone() }])
+}
+
+fn answer(task: &Task, answers: &[(InputKey, Payload)], limits: &Limits) -> Result<Vec<Event>, Reject> {
+    let mut events: Vec<Event> = Vec::new();
+    for (key, answer) in answers {
+        bound("the answer is too large", answer.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+        let open = task.open_inputs().any(|(open, _)| open == key);
+        let again = events.iter().any(|event| matches!(event, Event::Answered { key: earlier, .. } if earlier == key));
+        if open && !again {
+            events.push(Event::Answered { key: key.clone(), answer: answer.clone() });
+        }
+    }
+    Ok(events)
+}
+
+/// A result that is too large to keep is an error that says so: a task always ends.
+fn finish(outcome: &Outcome, limits: &Limits) -> Event {
+    match outcome {
+        Outcome::Completed { result, .. } if result.as_str().len() as u64 > limits.result_bytes => Event::Failed(internal(format!(
+            "the result has {} bytes: the limit is {} (configuration key `limits.result_bytes`)",
+            result.as_str().len(),
+            limits.result_bytes
+        ))),
+        outcome => outcome.clone().into(),
+    }
+}
+
+fn tick(task: &Task, now: Timestamp) -> Vec<Event> {
+    if wants(task).due.is_none_or(|due| due > now) {
+        return Vec::new();
+    }
+    let span = |ms: Option<u64>| format!("{}", humantime::format_duration(std::time::Duration::from_millis(ms.unwrap_or(0))));
+    vec![match (task.ended, task.asked_at) {
+        (Some(_), _) => Event::Expired,
+        (None, Some(_)) => Event::Failed(internal(format!("nobody answered within {}", span(task.spec.input_timeout_ms)))),
+        (None, None) => Event::Failed(internal(format!("the tool did not finish within its timeout of {}", span(task.spec.timeout_ms)))),
+    }]
+}
+
+fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
+    if task.ended.is_some() || task.epoch >= epoch {
+        return Vec::new();
+    }
+    let again = task.spec.on_interrupt == OnInterrupt::Retry && task.attempt.0 < task.spec.attempts_max;
+    vec![if again {
+        Event::Started { attempt: task.attempt.next(), epoch }
+    } else {
+        let why = match task.spec.on_interrupt {
+            OnInterrupt::Fail => "the tool is not marked as safe to run again (`on_interrupt`)".to_owned(),
+            OnInterrupt::Retry => format!("it was already started {} times", task.attempt),
+        };
+        Event::Failed(internal(format!("interrupted: the server stopped while the tool was running, and {why}")))
+    }]
+}
+
+fn internal(message: String) -> RpcError {
+    RpcError { code: code::INTERNAL_ERROR, message, data: None }
+}
+
+fn finite(progress: Option<Progress>) -> Result<(), Reject> {
+    let numbers = progress.iter().flat_map(|progress| [Some(progress.done), progress.total]).flatten();
+    if numbers.into_iter().all(f64::is_finite) { Ok(()) } else { Err(Reject::NotANumber) }
+}
+
+fn bound(what: &'static str, value: u64, max: u64, key: &'static str) -> Result<(), Reject> {
+    if value > max { Err(Reject::Limit { what, max, key }) } else { Ok(()) }
+}
+
+/// Chunks have their own bound; everything else that the work may do counts here.
+fn room(task: &Task, limits: &Limits) -> Result<(), Reject> {
+    let events = task.version.0 - task.output.next_seq.0;
+    bound("the task has too many events", events + 1, limits.events_per_task, "events_per_task")
+}

@@ -1,0 +1,162 @@
+//! What happened to a task. These shapes are stored: a change here is a change of the stored format.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::state::Spec;
+use crate::{
+    id::{Attempt, Epoch, InputKey, Seq},
+    payload::Payload,
+};
+
+/// How far the work says it is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Done so far; grows.
+    pub done: f64,
+    /// All there is to do, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<f64>,
+}
+
+impl Eq for Progress {}
+
+/// An error of the protocol: what a JSON-RPC error response carries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RpcError {
+    /// The kind of error, as JSON-RPC and MCP number them.
+    pub code: i64,
+    /// What happened, for people.
+    pub message: String,
+    /// More, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Payload>,
+}
+
+/// How a task ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The tool returned.
+    Completed {
+        /// The tool's result, as the wire will carry it.
+        result: Payload,
+        /// Whether the tool says that it failed.
+        is_error: bool,
+    },
+    /// The tool did not return.
+    Failed(RpcError),
+    /// The task was called off.
+    Cancelled {
+        /// Why, if anybody said.
+        reason: Option<Arc<str>>,
+    },
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// The task was made, and its first attempt begun.
+    Created {
+        /// What is fixed about it.
+        spec: Arc<Spec>,
+        /// The arguments of the call.
+        request: Payload,
+        /// The life of the node that made it.
+        epoch: Epoch,
+        /// What the caller brought along when it was asked to call again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        carried: Option<Payload>,
+    },
+    /// Another attempt was begun.
+    Started {
+        /// Its number.
+        attempt: Attempt,
+        /// The life of the node that runs it.
+        epoch: Epoch,
+    },
+    /// A chunk was written.
+    Appended {
+        /// Its number.
+        seq: Seq,
+        /// The number of its first block.
+        first_block: u64,
+        /// Its content blocks.
+        blocks: Vec<Payload>,
+    },
+    /// The work said how it is getting on.
+    Said {
+        /// In words.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<Arc<str>>,
+        /// In numbers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        progress: Option<Progress>,
+    },
+    /// The work asked its caller something.
+    Asked {
+        /// The question's name.
+        key: InputKey,
+        /// The question.
+        request: Payload,
+    },
+    /// The caller answered.
+    Answered {
+        /// The question's name.
+        key: InputKey,
+        /// The answer.
+        answer: Payload,
+    },
+    /// The work saved where it is.
+    Saved {
+        /// What the next attempt will be given.
+        checkpoint: Payload,
+    },
+    /// The tool returned.
+    Completed {
+        /// Its result.
+        result: Payload,
+        /// Whether the tool says that it failed.
+        is_error: bool,
+    },
+    /// The tool did not return.
+    Failed(RpcError),
+    /// The task was called off.
+    Cancelled {
+        /// Why, if anybody said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<Arc<str>>,
+    },
+    /// The task is to be forgotten.
+    Expired,
+}
+
+impl Event {
+    /// The outcome, if this event ends a task.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self {
+            Self::Completed { result, is_error } => Some(Outcome::Completed { result: result.clone(), is_error: *is_error }),
+            Self::Failed(error) => Some(Outcome::Failed(error.clone())),
+            Self::Cancelled { reason } => Some(Outcome::Cancelled { reason: reason.clone() }),
+            _ => None,
+        }
+    }
+
+    /// Whether callers see a difference in the task, beyond its output.
+    #[must_use]
+    pub const fn is_visible(&self) -> bool {
+        !matches!(self, Self::Appended { .. } | Self::Saved { .. } | Self::Expired)
+    }
+}
+
+impl From<Outcome> for Event {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Completed { result, is_error } => Self::Completed { result, is_error },
+            Outcome::Failed(error) => Self::Failed(error),
+            Outcome::Cancelled { reason } => Self::Cancelled { reason },
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The only code that changes a task (invariant I2). It cannot refuse: an event is a fact.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::{
+    event::Event,
+    state::{Input, Output, Spec, Task},
+};
+use crate::{
+    id::{Attempt, Epoch, TaskId, Version},
+    time::Timestamp,
+};
+
+/// The task that a `Created` event makes.
+#[must_use]
+pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, at: Timestamp) -> Task {
+    let mut task = Task {
+        id,
+        spec: spec.clone(),
+        created_at: at,
+        updated_at: at,
+        version: Version(1),
+        attempt: Attempt(0),
+        epoch,
+        deadline: None,
+        time_left_ms: None,
+        message: None,
+        progress: None,
+        inputs: BTreeMap::new(),
+        asked_at: None,
+        checkpoint: None,
+        ended: None,
+        outcome: None,
+        output: Output::default(),
+    };
+    begin(&mut task, Attempt(1), epoch, at);
+    task
+}
+
+/// Applies what happened at `at`.
+pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
+    task.version = task.version.next();
+    if event.is_visible() {
+        task.updated_at = at;
+    }
+    match event {
+        Event::Created { .. } => unreachable!("a task is created once, by `create`"),
+        Event::Started { attempt, epoch } => begin(task, *attempt, *epoch, at),
+        Event::Appended { seq, first_block, blocks } => {
+            task.output = Output {
+                next_seq: seq.next(),
+                blocks: first_block - 1 + blocks.len() as u64,
+                bytes: task.output.bytes + blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>(),
+            };
+        }
+        Event::Said { message, progress } => {
+            task.message = message.clone().or_else(|| task.message.take());
+            task.progress = progress.or(task.progress);
+        }
+        Event::Asked { key, request } => {
+            task.inputs.insert(key.clone(), Input { request: request.clone(), answer: None });
+            if task.asked_at.is_none() {
+                task.asked_at = Some(at);
+                pause(task, at);
+            }
+        }
+        Event::Answered { key, answer } => {
+            if let Some(input) = task.inputs.get_mut(key) {
+                input.answer = Some(answer.clone());
+            }
+            if task.open_inputs().next().is_none() {
+                task.asked_at = None;
+                task.deadline = task.time_left_ms.take().map(|left| at.after(Duration::from_millis(left)));
+            }
+        }
+        Event::Saved { .. } => task.checkpoint = Some(task.version),
+        Event::Completed { .. } | Event::Failed(_) | Event::Cancelled { .. } => {
+            task.outcome = event.outcome();
+            task.ended = Some((at, task.version));
+            task.deadline = None;
+            task.time_left_ms = None;
+            task.asked_at = None;
+        }
+        Event::Expired => {}
+    }
+}
+
+/// Starts the clock of an attempt; it stands still at once if questions are open from an earlier one.
+fn begin(task: &mut Task, attempt: Attempt, epoch: Epoch, at: Timestamp) {
+    task.attempt = attempt;
+    task.epoch = epoch;
+    task.deadline = task.spec.timeout_ms.map(|ms| at.after(Duration::from_millis(ms)));
+    if task.asked_at.is_some() {
+        pause(task, at);
+    }
+}
+
+fn pause(task: &mut Task, at: Timestamp) {
+    task.time_left_ms = task.deadline.take().map(|deadline| u64::try_from(deadline.since(at).as_millis()).unwrap_or(u64::MAX));
+}

@@ -1,0 +1,22 @@
+//! The task state machine. Start with [`decide`], then [`evolve`], then [`wants`].
+//!
+//! A task is one ordered log of [`Event`]s. [`decide`] turns a [`Command`] into events or a [`Reject`]; [`evolve`] alone
+//! changes a [`Task`] (invariant I2); [`wants`] says what must be true in the outside world (invariant I8).
+//! Must not know: stores, wire formats, protocol eras.
+
+mod command;
+mod decide;
+mod event;
+mod evolve;
+mod state;
+mod wants;
+
+#[cfg(test)]
+mod tests;
+
+pub use command::{Authority, Command, NewTask, Reject};
+pub use decide::decide;
+pub use event::{Event, Outcome, Progress, RpcError};
+pub use evolve::{create, evolve};
+pub use state::{Accepts, Input, OnInterrupt, Output, Spec, Status, Task};
+pub use wants::{Wants, wants};

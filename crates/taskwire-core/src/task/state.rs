@@ -1,0 +1,198 @@
+//! What a task is at one moment: the fold of its events.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::event::{Outcome, Progress};
+use crate::{
+    id::{Attempt, CallerId, Epoch, InputKey, Seq, TaskId, Version},
+    payload::Payload,
+    time::Timestamp,
+};
+
+/// What happens to a task whose work was cut off by a crash or a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnInterrupt {
+    /// It fails with an error that says so. Work that has side effects must not run twice unasked.
+    #[default]
+    Fail,
+    /// It is run again, from its last checkpoint if it saved one.
+    Retry,
+}
+
+/// Which questions the caller said it can answer, frozen when the task was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Accepts {
+    /// Forms to be filled in.
+    pub elicit_form: bool,
+    /// Links to be opened.
+    pub elicit_url: bool,
+    /// Completions from the caller's language model.
+    pub sampling: bool,
+    /// The caller's root folders.
+    pub roots: bool,
+}
+
+/// What is fixed about a task when it is made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Who owns it. To anybody else it does not exist.
+    pub caller: CallerId,
+    /// The tool that does its work.
+    pub tool: Arc<str>,
+    /// What a crash of the server does to it.
+    #[serde(default)]
+    pub on_interrupt: OnInterrupt,
+    /// How often its work may be started, the first time included.
+    pub attempts_max: u64,
+    /// How long it is kept after its end; for ever if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_ms: Option<u64>,
+    /// How long an attempt may work; time spent waiting for answers does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// How long it waits for an answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_timeout_ms: Option<u64>,
+    /// The caller's own name for this call, so that a repeated call finds the first one's task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<Arc<str>>,
+    /// What the caller can be asked.
+    #[serde(default)]
+    pub accepts: Accepts,
+}
+
+/// One question and, once given, its answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// The question, as the wire will carry it.
+    pub request: Payload,
+    /// The answer, as the wire brought it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Payload>,
+}
+
+/// How much a task has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Output {
+    /// The number that the next chunk will get.
+    pub next_seq: Seq,
+    /// Blocks so far; the next chunk's first block is this plus one.
+    pub blocks: u64,
+    /// Bytes of all blocks so far.
+    pub bytes: u64,
+}
+
+/// The states that both protocol eras name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// Its work is going on.
+    Working,
+    /// At least one question is open.
+    InputRequired,
+    /// It ended with a result, also with one that says `isError`.
+    Completed,
+    /// It ended with an error of the protocol, not of the tool.
+    Failed,
+    /// It was called off.
+    Cancelled,
+}
+
+impl Status {
+    /// Whether this status never changes again.
+    #[must_use]
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+}
+
+/// A task. Only [`evolve`](super::evolve()) changes one.
+///
+/// Two fields are not part of the stored head, since the store has them elsewhere: `outcome` is the event that ended
+/// the task, `output` follows from its last chunk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Its name.
+    pub id: TaskId,
+    /// What is fixed about it.
+    pub spec: Arc<Spec>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When something that callers can see last changed; chunks do not count.
+    pub updated_at: Timestamp,
+    /// How many events it has seen.
+    pub version: Version,
+    /// The run of its work that counts; output of earlier ones is refused.
+    pub attempt: Attempt,
+    /// The life of the node that runs this attempt.
+    pub epoch: Epoch,
+    /// When the current attempt has had its time; absent while it waits for answers or has no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
+    /// What is left of the attempt's time while it waits for answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_left_ms: Option<u64>,
+    /// What it last said about itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<Arc<str>>,
+    /// How far it says it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// Every question it ever asked: keys are never used again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub inputs: BTreeMap<InputKey, Input>,
+    /// Since when at least one question has been open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_at: Option<Timestamp>,
+    /// The event that holds its last checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Version>,
+    /// When it ended, and the event that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<(Timestamp, Version)>,
+    /// How it ended.
+    #[serde(skip)]
+    pub outcome: Option<Outcome>,
+    /// How much it has written.
+    #[serde(skip)]
+    pub output: Output,
+}
+
+impl Task {
+    /// The status, derived: from the outcome, else from the open questions.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match &self.outcome {
+            Some(Outcome::Completed { .. }) => Status::Completed,
+            Some(Outcome::Failed(_)) => Status::Failed,
+            Some(Outcome::Cancelled { .. }) => Status::Cancelled,
+            None if self.asked_at.is_some() => Status::InputRequired,
+            None => Status::Working,
+        }
+    }
+
+    /// Questions that wait for an answer.
+    pub fn open_inputs(&self) -> impl Iterator<Item = (&InputKey, &Payload)> {
+        let open = self.outcome.is_none();
+        self.inputs.iter().filter(move |(_, input)| open && input.answer.is_none()).map(|(key, input)| (key, &input.request))
+    }
+
+    /// How long the task is kept, counted from its creation; `None` is for ever.
+    ///
+    /// Never less than what is left of its life, and never a promise that is not kept: while it is alive the value
+    /// grows in steps of the retention, after its end it is exact.
+    #[must_use]
+    pub fn ttl(&self, now: Timestamp) -> Option<Duration> {
+        let retention = Duration::from_millis(self.spec.retention_ms?.max(1));
+        Some(match self.ended {
+            Some((at, _)) => at.since(self.created_at) + retention,
+            None => {
+                let steps = now.since(self.created_at).as_millis() / retention.as_millis() + 1;
+                retention.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX))
+            }
+        })
+    }
+}

@@ -1,0 +1,447 @@
+//! The state machine under scripts and under random command sequences.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::{Attempt, CallerId, Epoch, InputKey, Limits, Payload, Seq, TaskId, Timestamp, Version};
+
+const LIMITS: Limits = Limits {
+    chunk_bytes: 40,
+    task_output_bytes: 100,
+    inputs_per_task: 4,
+    events_per_task: 20,
+    message_bytes: 10,
+    value_bytes: 60,
+    result_bytes: 60,
+    tasks_per_caller: 10,
+};
+
+fn spec() -> Spec {
+    Spec {
+        caller: CallerId::new("me"),
+        tool: "tool".into(),
+        on_interrupt: OnInterrupt::Fail,
+        attempts_max: 3,
+        retention_ms: Some(1_000),
+        timeout_ms: None,
+        input_timeout_ms: None,
+        idempotency_key: None,
+        accepts: Accepts::default(),
+    }
+}
+
+fn text(text: &str) -> Payload {
+    json!({"type": "text", "text": text}).into()
+}
+
+/// A task and all that ever happened to it.
+#[derive(Clone)]
+struct World {
+    now: i64,
+    task: Option<Task>,
+    log: Vec<(Timestamp, Event)>,
+}
+
+impl World {
+    fn new(spec: Spec) -> Self {
+        let mut world = Self { now: 1_000, task: None, log: Vec::new() };
+        let new = NewTask { spec: Arc::new(spec), request: json!({}).into(), epoch: Epoch(1), carried: None, chunks: vec![], said: None };
+        world.run(&Authority::Engine, &Command::Create(new)).expect("a new task");
+        world
+    }
+
+    fn task(&self) -> &Task {
+        self.task.as_ref().expect("made in `new`")
+    }
+
+    fn status(&self) -> Status {
+        self.task().status()
+    }
+
+    fn run(&mut self, by: &Authority, command: &Command) -> Result<usize, Reject> {
+        let now = Timestamp::from_millis(self.now);
+        let events = decide(self.task.as_ref(), by, command, now, &LIMITS)?;
+        for event in &events {
+            apply(&mut self.task, event, now);
+            self.log.push((now, event.clone()));
+        }
+        Ok(events.len())
+    }
+
+    fn work(&mut self, attempt: u64, command: &Command) -> Result<usize, Reject> {
+        self.run(&Authority::Attempt(Attempt(attempt)), command)
+    }
+
+    fn call(&mut self, command: &Command) -> Result<usize, Reject> {
+        self.run(&Authority::Caller(CallerId::new("me")), command)
+    }
+
+    fn engine(&mut self, command: &Command) -> usize {
+        self.run(&Authority::Engine, command).expect("the engine is never refused")
+    }
+}
+
+fn apply(task: &mut Option<Task>, event: &Event, at: Timestamp) {
+    match (event, &mut *task) {
+        (Event::Created { spec, epoch, .. }, None) => *task = Some(create(TaskId::new(at, [9; 14]), spec, *epoch, at)),
+        (event, Some(task)) => evolve(task, event, at),
+        (event, None) => panic!("{event:?} happened to no task"),
+    }
+}
+
+fn append(s: &str) -> Command {
+    Command::Append { blocks: vec![text(s)] }
+}
+
+fn ask(key: &str, question: &str) -> Command {
+    Command::Ask { key: InputKey::new(key), request: json!({ "q": question }).into() }
+}
+
+fn answer(keys: &[&str]) -> Command {
+    Command::Answer(keys.iter().map(|key| (InputKey::new(key), json!({"action": "accept"}).into())).collect())
+}
+
+fn done(text: &str) -> Command {
+    Command::Finish(Outcome::Completed { result: json!({ "r": text }).into(), is_error: false })
+}
+
+const CANCEL: Command = Command::Cancel { reason: None };
+
+#[test]
+fn every_end_is_reached_from_every_open_state_and_is_final() {
+    let failed = Command::Finish(Outcome::Failed(RpcError { code: -32603, message: "no".into(), data: None }));
+    let said_error = Command::Finish(Outcome::Completed { result: json!({}).into(), is_error: true });
+    let ends = [
+        (done("x"), Status::Completed),
+        (said_error, Status::Completed),
+        (failed, Status::Failed),
+        (Command::Finish(Outcome::Cancelled { reason: None }), Status::Cancelled),
+    ];
+    for asking in [false, true] {
+        for (end, status) in &ends {
+            let mut world = World::new(spec());
+            if asking {
+                world.work(1, &ask("k", "?")).expect("asked");
+                assert_eq!(world.status(), Status::InputRequired);
+            }
+            world.work(1, end).expect("ended");
+            assert_eq!(world.status(), *status);
+            let before = world.task().clone();
+            for late in [done("late"), append("late"), ask("late", "?"), Command::Save { checkpoint: json!(1).into() }] {
+                assert_eq!(world.work(1, &late), Err(Reject::Ended));
+            }
+            assert_eq!(world.call(&CANCEL), Ok(0), "cancelling an ended task changes nothing");
+            assert_eq!(world.call(&answer(&["k"])), Ok(0));
+            assert_eq!(*world.task(), before);
+            assert_eq!(world.task().open_inputs().count(), 0);
+        }
+    }
+}
+
+#[test]
+fn questions_open_and_close_one_by_one_and_keys_live_for_ever() {
+    let mut world = World::new(spec());
+    world.work(1, &ask("a", "A")).expect("asked");
+    world.work(1, &ask("b", "B")).expect("asked");
+    assert_eq!(world.call(&answer(&["nobody-asked"])), Ok(0));
+    assert_eq!(world.call(&answer(&["a", "a"])), Ok(1), "the first answer counts");
+    assert_eq!(world.status(), Status::InputRequired);
+    assert_eq!(world.task().open_inputs().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["b"]);
+    world.call(&answer(&["b"])).expect("answered");
+    assert_eq!(world.status(), Status::Working);
+    assert_eq!(world.work(1, &ask("a", "A")), Ok(0), "asking the same again is no new question");
+    assert_eq!(world.work(1, &ask("a", "other")), Err(Reject::KeyReused("a".into())));
+    assert_eq!(world.call(&answer(&["a"])), Ok(0), "an answer is given once");
+}
+
+#[test]
+fn another_callers_task_does_not_exist() {
+    let mut world = World::new(spec());
+    let other = Authority::Caller(CallerId::new("somebody else"));
+    for command in [CANCEL, answer(&["k"])] {
+        assert_eq!(world.run(&other, &command), Err(Reject::NotFound));
+    }
+    assert_eq!(decide(None, &other, &CANCEL, Timestamp::default(), &LIMITS), Err(Reject::NotFound));
+}
+
+#[test]
+fn an_interrupted_task_fails_unless_it_may_be_run_again() {
+    let mut world = World::new(spec());
+    assert_eq!(world.engine(&Command::Recover(Epoch(1))), 0, "its own life goes on");
+    world.engine(&Command::Recover(Epoch(2)));
+    assert_eq!(world.status(), Status::Failed);
+
+    let mut world = World::new(Spec { on_interrupt: OnInterrupt::Retry, ..spec() });
+    world.work(1, &Command::Save { checkpoint: json!(41).into() }).expect("saved");
+    world.work(1, &ask("a", "A")).expect("asked");
+    world.engine(&Command::Recover(Epoch(2)));
+    assert_eq!((world.task().attempt, wants(world.task()).run), (Attempt(2), Some(Attempt(2))));
+    assert_eq!(world.task().checkpoint, Some(Version(2)), "the checkpoint outlives the attempt");
+    assert_eq!(world.status(), Status::InputRequired, "so does the question");
+    assert_eq!(world.work(1, &append("x")), Err(Reject::Stale(Attempt(1))));
+    assert_eq!(world.work(2, &ask("a", "A")), Ok(0));
+    world.engine(&Command::Recover(Epoch(3)));
+    world.engine(&Command::Recover(Epoch(4)));
+    assert_eq!(world.status(), Status::Failed, "three attempts are enough");
+}
+
+#[test]
+fn an_attempt_has_its_time_and_waiting_for_answers_does_not_count() {
+    let mut world = World::new(Spec { timeout_ms: Some(100), input_timeout_ms: Some(5_000), ..spec() });
+    world.now += 60;
+    assert_eq!(world.engine(&Command::Tick), 0);
+    world.work(1, &ask("a", "A")).expect("asked");
+    world.now += 4_000;
+    assert_eq!(world.engine(&Command::Tick), 0);
+    world.call(&answer(&["a"])).expect("answered");
+    world.now += 39;
+    assert_eq!(world.engine(&Command::Tick), 0);
+    world.now += 1;
+    assert_eq!(world.engine(&Command::Tick), 1);
+    let Some(Outcome::Failed(error)) = &world.task().outcome else { panic!("it should have timed out") };
+    assert!(error.message.contains("timeout of 100ms"), "{}", error.message);
+
+    let mut world = World::new(Spec { input_timeout_ms: Some(5_000), ..spec() });
+    world.work(1, &ask("a", "A")).expect("asked");
+    world.now += 5_000;
+    world.engine(&Command::Tick);
+    assert_eq!(world.status(), Status::Failed, "a question does not stay open for ever");
+}
+
+#[test]
+fn the_time_to_live_is_truthful_and_never_ends_live_work() {
+    let mut world = World::new(spec());
+    let ttl = |world: &World| world.task().ttl(Timestamp::from_millis(world.now)).expect("finite").as_millis();
+    assert_eq!(ttl(&world), 1_000);
+    world.now += 3_500;
+    assert_eq!(world.engine(&Command::Tick), 0, "live work goes on");
+    assert_eq!(ttl(&world), 4_000, "grows while it is alive");
+    world.work(1, &done("x")).expect("ended");
+    assert_eq!(ttl(&world), 4_500, "exact after its end");
+    world.now += 999;
+    assert_eq!(world.engine(&Command::Tick), 0);
+    world.now += 1;
+    assert_eq!(world.engine(&Command::Tick), 1);
+    assert_eq!(world.log.last().map(|(_, event)| event), Some(&Event::Expired));
+    assert_eq!(World::new(Spec { retention_ms: None, ..spec() }).task().ttl(Timestamp::default()), None);
+}
+
+#[test]
+fn only_what_callers_see_changes_the_time_of_update() {
+    let mut world = World::new(spec());
+    world.now += 10;
+    world.work(1, &append("x")).expect("appended");
+    world.work(1, &Command::Save { checkpoint: json!(1).into() }).expect("saved");
+    assert_eq!(world.task().updated_at, world.task().created_at);
+    let say = Command::Say { message: Some("hi".into()), progress: None };
+    assert_eq!(world.work(1, &say), Ok(1));
+    assert_eq!(world.task().updated_at, Timestamp::from_millis(world.now));
+    assert_eq!(world.work(1, &say), Ok(0), "saying the same again is no news");
+}
+
+#[test]
+fn every_limit_is_reached_and_named() {
+    let key = |result: Result<usize, Reject>| match result {
+        Err(Reject::Limit { key, .. }) => key,
+        other => panic!("expected a limit, got {other:?}"),
+    };
+    let mut world = World::new(spec());
+    assert_eq!(key(world.work(1, &append(&"x".repeat(60)))), "chunk_bytes");
+    assert_eq!(world.work(1, &Command::Append { blocks: vec![] }), Err(Reject::EmptyChunk));
+    for _ in 0..3 {
+        world.work(1, &append("xxxxx")).expect("fits");
+    }
+    assert_eq!(key(world.work(1, &append("xxxxx"))), "task_output_bytes");
+    let nan = Command::Say { message: None, progress: Some(Progress { done: f64::NAN, total: None }) };
+    assert_eq!(world.work(1, &nan), Err(Reject::NotANumber), "it could not be stored");
+    let long = Payload::from(json!("x".repeat(60)));
+    assert_eq!(key(world.work(1, &Command::Say { message: Some("x".repeat(11).into()), progress: None })), "message_bytes");
+    assert_eq!(key(world.work(1, &Command::Save { checkpoint: long.clone() })), "value_bytes");
+    assert_eq!(key(world.work(1, &ask("k", &"x".repeat(60)))), "value_bytes");
+    assert_eq!(key(world.call(&Command::Answer(vec![(InputKey::new("k"), long)]))), "value_bytes");
+    for n in 0..4 {
+        world.work(1, &ask(&n.to_string(), "?")).expect("fits");
+    }
+    assert_eq!(key(world.work(1, &ask("4", "?"))), "inputs_per_task");
+    let full = std::iter::repeat_with(|| world.work(1, &Command::Save { checkpoint: json!(1).into() })).find(Result::is_err);
+    assert_eq!(key(full.expect("there is an end")), "events_per_task");
+    assert_eq!(world.work(1, &done(&"x".repeat(60))), Ok(1), "a task always ends");
+    let Some(Outcome::Failed(error)) = &world.task().outcome else { panic!("the result is too large to keep") };
+    assert!(error.message.contains("limits.result_bytes"), "{}", error.message);
+    let new = NewTask {
+        spec: Arc::new(spec()),
+        request: json!({}).into(),
+        epoch: Epoch(1),
+        carried: None,
+        chunks: vec![vec![text("xxxxx")]; 4],
+        said: None,
+    };
+    let made = decide(None, &Authority::Engine, &Command::Create(new), Timestamp::default(), &LIMITS);
+    assert_eq!(key(made.map(|events| events.len())), "task_output_bytes");
+}
+
+/// Stored bytes are a promise: what was written by an earlier release is read by a later one.
+#[test]
+fn stored_shapes_stay_as_they_are() {
+    let full = Spec {
+        on_interrupt: OnInterrupt::Retry,
+        timeout_ms: Some(5),
+        input_timeout_ms: Some(6),
+        idempotency_key: Some("i".into()),
+        ..spec()
+    };
+    let events = [
+        (
+            Event::Created { spec: Arc::new(full), request: json!({"a": 1}).into(), epoch: Epoch(1), carried: Some(json!(0).into()) },
+            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false}},"request":{"a":1},"epoch":1,"carried":0}}"#,
+        ),
+        (Event::Started { attempt: Attempt(2), epoch: Epoch(3) }, r#"{"started":{"attempt":2,"epoch":3}}"#),
+        (
+            Event::Appended { seq: Seq(0), first_block: 1, blocks: vec![text("x")] },
+            r#"{"appended":{"seq":0,"first_block":1,"blocks":[{"text":"x","type":"text"}]}}"#,
+        ),
+        (
+            Event::Said { message: Some("m".into()), progress: Some(Progress { done: 1.5, total: None }) },
+            r#"{"said":{"message":"m","progress":{"done":1.5}}}"#,
+        ),
+        (Event::Asked { key: InputKey::new("k"), request: json!({}).into() }, r#"{"asked":{"key":"k","request":{}}}"#),
+        (Event::Answered { key: InputKey::new("k"), answer: json!({}).into() }, r#"{"answered":{"key":"k","answer":{}}}"#),
+        (Event::Saved { checkpoint: json!(1).into() }, r#"{"saved":{"checkpoint":1}}"#),
+        (Event::Completed { result: json!({}).into(), is_error: false }, r#"{"completed":{"result":{},"is_error":false}}"#),
+        (
+            Event::Failed(RpcError { code: -1, message: "m".into(), data: Some(json!(2).into()) }),
+            r#"{"failed":{"code":-1,"message":"m","data":2}}"#,
+        ),
+        (Event::Cancelled { reason: None }, r#"{"cancelled":{}}"#),
+        (Event::Expired, r#""expired""#),
+    ];
+    for (event, stored) in events {
+        assert_eq!(serde_json::to_string(&event).expect("writes"), stored);
+        assert_eq!(serde_json::from_str::<Event>(stored).expect("reads"), event);
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Work(u64, Command),
+    Call(bool, Command),
+    Engine(Command),
+    Wait(i64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let keys = prop_oneof![Just("a"), Just("b"), Just("c")];
+    let work = prop_oneof![
+        4 => "[a-z]{0,40}".prop_map(|s| append(&s)),
+        2 => ("[a-z]{0,12}", any::<bool>()).prop_map(|(s, said)| Command::Say {
+            message: said.then(|| s.as_str().into()),
+            progress: Some(Progress { done: s.len() as f64, total: None }),
+        }),
+        3 => (keys.clone(), any::<bool>()).prop_map(|(key, other)| ask(key, if other { "x" } else { "y" })),
+        2 => any::<u8>().prop_map(|n| Command::Save { checkpoint: json!(n).into() }),
+        1 => "[a-z]{0,70}".prop_map(|s| done(&s)),
+    ];
+    let call = prop_oneof![
+        4 => prop::collection::vec(keys, 0..4).prop_map(|keys| answer(&keys)),
+        1 => Just(CANCEL),
+    ];
+    let engine = prop_oneof![2 => Just(Command::Tick), 1 => (1..6u64).prop_map(|n| Command::Recover(Epoch(n)))];
+    let step = prop_oneof![
+        8 => (1..4u64, work).prop_map(|(attempt, command)| Step::Work(attempt, command)),
+        4 => (any::<bool>(), call).prop_map(|(owner, command)| Step::Call(owner, command)),
+        2 => engine.prop_map(Step::Engine),
+        3 => (0..400i64).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 0..60)
+}
+
+fn check_log(world: &World, owner_retries: bool) {
+    let mut seqs = 0;
+    let mut blocks = 0;
+    let mut ended = false;
+    let mut attempt = 1;
+    let mut asked: BTreeMap<&InputKey, bool> = BTreeMap::new();
+    for (_, event) in &world.log {
+        assert!(!ended || matches!(event, Event::Expired), "nothing happens after the end: {event:?}");
+        match event {
+            Event::Appended { seq, first_block, blocks: written } => {
+                assert_eq!((seq.0, *first_block), (seqs, blocks + 1), "chunks and blocks are numbered without a gap");
+                assert!(!written.is_empty());
+                seqs += 1;
+                blocks += written.len() as u64;
+            }
+            Event::Asked { key, .. } => assert_eq!(asked.insert(key, false), None, "a key is never used again"),
+            Event::Answered { key, .. } => assert_eq!(asked.insert(key, true), Some(false), "answered once, after being asked"),
+            Event::Started { attempt: next, .. } => {
+                assert!(owner_retries, "run again only where allowed");
+                attempt += 1;
+                assert_eq!(next.0, attempt);
+            }
+            event => ended |= event.outcome().is_some(),
+        }
+    }
+    assert_eq!(world.task().ended.is_some(), ended);
+    assert_eq!(wants(world.task()).run, (!ended).then_some(Attempt(attempt)), "an open task has its run, an ended one none");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_commands_never_break_an_invariant(steps in steps(), retry in any::<bool>(), timeout in prop::option::of(1..500u64)) {
+        let on_interrupt = if retry { OnInterrupt::Retry } else { OnInterrupt::Fail };
+        let mut world = World::new(Spec { on_interrupt, timeout_ms: timeout, input_timeout_ms: timeout, ..spec() });
+        for step in steps {
+            if matches!(world.log.last(), Some((_, Event::Expired))) {
+                break;
+            }
+            let before = world.task().clone();
+            let result = match &step {
+                Step::Work(attempt, command) => {
+                    let current = before.attempt.0 == *attempt && before.ended.is_none();
+                    let result = world.work(*attempt, command);
+                    prop_assert!(current || result.is_err(), "a stale attempt or an ended task takes nothing");
+                    result
+                }
+                Step::Call(owner, command) => {
+                    let caller = CallerId::new(if *owner { "me" } else { "other" });
+                    let result = world.run(&Authority::Caller(caller), command);
+                    prop_assert!(*owner || result == Err(Reject::NotFound));
+                    result
+                }
+                Step::Engine(command) => Ok(world.engine(command)),
+                Step::Wait(ms) => {
+                    world.now += ms;
+                    Ok(0)
+                }
+            };
+            if !matches!(result, Ok(1..)) {
+                prop_assert_eq!(&before, world.task(), "what is refused changes nothing");
+            }
+            let task = world.task();
+            let now = Timestamp::from_millis(world.now);
+            prop_assert_eq!(before.status().is_terminal() && task.status() != before.status(), false);
+            prop_assert_eq!(task.status() == Status::InputRequired, task.open_inputs().next().is_some());
+            prop_assert!(task.output.bytes <= LIMITS.task_output_bytes);
+            prop_assert!(task.created_at.after(task.ttl(now).expect("finite")) >= now || task.ended.is_some());
+            prop_assert!(task.ended.is_some() || task.ttl(now) <= Some(now.since(task.created_at) + Duration::from_millis(1_000)));
+        }
+        check_log(&world, retry);
+
+        let mut again = None;
+        for (at, event) in &world.log {
+            apply(&mut again, event, *at);
+        }
+        prop_assert_eq!(&again, &world.task, "the log alone makes the task");
+
+        let stored = serde_json::to_string(world.task()).expect("writes");
+        let mut read: Task = serde_json::from_str(&stored).expect("reads");
+        prop_assert_eq!((&read.outcome, read.output), (&None, Output::default()));
+        read.outcome = world.task().outcome.clone();
+        read.output = world.task().output;
+        prop_assert_eq!(&read, world.task(), "the stored head is the task");
+    }
+}

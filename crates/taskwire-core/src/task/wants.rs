@@ -1,0 +1,30 @@
+//! What must be true outside, given a task. Always recomputed, never remembered (invariant I8): what a crash forgot,
+//! the next look restores.
+
+use std::time::Duration;
+
+use super::state::Task;
+use crate::{id::Attempt, time::Timestamp};
+
+/// What a task needs from the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wants {
+    /// The attempt that must be running. Any other run of this task must stop.
+    pub run: Option<Attempt>,
+    /// When the task must next be given a [`Tick`](super::Command::Tick).
+    pub due: Option<Timestamp>,
+}
+
+/// What `task` needs from the world now.
+#[must_use]
+pub fn wants(task: &Task) -> Wants {
+    match (task.ended, task.asked_at) {
+        (Some((at, _)), _) => Wants { run: None, due: later(at, task.spec.retention_ms) },
+        (None, Some(at)) => Wants { run: Some(task.attempt), due: later(at, task.spec.input_timeout_ms) },
+        (None, None) => Wants { run: Some(task.attempt), due: task.deadline },
+    }
+}
+
+fn later(at: Timestamp, ms: Option<u64>) -> Option<Timestamp> {
+    ms.map(|ms| at.after(Duration::from_millis(ms)))
+}

@@ -1,0 +1,92 @@
+//! Serves what the official conformance suite expects of a server: `conformance --listen ADDR --data DIR`.
+//!
+//! One file per group of fixtures: [`base`] (content), [`protocol`] (capabilities, logging, changes, headers), [`rounds`]
+//! (calls that are answered by a question), [`tasks`] and [`catalog`] (prompts, resources, completions).
+//! `scripts/conform.sh` runs the suite against it.
+
+mod base;
+mod catalog;
+mod common;
+mod protocol;
+mod rounds;
+mod tasks;
+
+use std::{error::Error, path::PathBuf, process::ExitCode};
+
+use taskwire::{
+    server::{Config, Server},
+    store::SqliteStore,
+    tool::{InvalidSchema, Registry},
+};
+use tokio::net::TcpListener;
+
+const USAGE: &str = "usage: conformance --listen ADDR --data DIR";
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("conformance: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    let config = Config {
+        name: "taskwire-conformance".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        instructions: Some("The fixtures of the official conformance suite.".to_owned()),
+        ..Config::default()
+    };
+    let server = Server::start(fixtures()?, SqliteStore::open(&options.data)?, config)?;
+    let listener = TcpListener::bind(&options.listen).await?;
+    println!("conformance: fixtures at http://{}/mcp", listener.local_addr()?);
+    server.serve(listener, interrupted()).await?;
+    Ok(())
+}
+
+/// Everything that is served. Lists keep this order, and the suite calls the first tool without arguments: it must be a
+/// harmless one.
+fn fixtures() -> Result<Registry, InvalidSchema> {
+    let registry = Registry::new();
+    base::register(&registry)?;
+    protocol::register(&registry)?;
+    rounds::register(&registry)?;
+    tasks::register(&registry)?;
+    catalog::register(&registry);
+    Ok(registry)
+}
+
+async fn interrupted() {
+    if let Err(error) = tokio::signal::ctrl_c().await {
+        eprintln!("conformance: cannot wait for Ctrl-C: {error}");
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The command line.
+struct Options {
+    listen: String,
+    data: PathBuf,
+}
+
+impl Options {
+    fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let (mut listen, mut data) = (None, None);
+        while let Some(flag) = args.next() {
+            let value = match flag.as_str() {
+                "--listen" => &mut listen,
+                "--data" => &mut data,
+                _ => return Err(format!("unknown argument `{flag}`; {USAGE}")),
+            };
+            *value = Some(args.next().ok_or_else(|| format!("`{flag}` needs a value; {USAGE}"))?);
+        }
+        match (listen, data) {
+            (Some(listen), Some(data)) => Ok(Self { listen, data: data.into() }),
+            _ => Err(USAGE.to_owned()),
+        }
+    }
+}

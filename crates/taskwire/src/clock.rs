@@ -1,0 +1,100 @@
+//! Time and randomness come in here and nowhere else, so that tests can move the one and fix the other.
+
+use std::{
+    fmt,
+    pin::Pin,
+    time::{Duration, SystemTime},
+};
+
+use taskwire_core::{TaskId, Timestamp, id::ID_RANDOM_BYTES};
+use tokio::sync::watch;
+
+/// A wait that can be kept in a struct.
+pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Where the time comes from.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The moment it is.
+    fn now(&self) -> Timestamp;
+
+    /// Waits until it is `at` or later.
+    fn sleep_until(&self, at: Timestamp) -> Sleep;
+
+    /// Waits for `span`.
+    fn sleep(&self, span: Duration) -> Sleep {
+        self.sleep_until(self.now().after(span))
+    }
+}
+
+/// The time of the machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the time")]
+fn system_now() -> SystemTime {
+    SystemTime::now()
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        let since = system_now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    fn sleep_until(&self, at: Timestamp) -> Sleep {
+        let clock = *self;
+        Box::pin(async move {
+            // The machine's clock may be set while we wait: look again each hour, and at the end.
+            while clock.now() < at {
+                tokio::time::sleep(at.since(clock.now()).min(Duration::from_secs(3600))).await;
+            }
+        })
+    }
+
+    fn sleep(&self, span: Duration) -> Sleep {
+        Box::pin(tokio::time::sleep(span))
+    }
+}
+
+/// A clock that stands still until it is told to move. For tests.
+#[derive(Debug, Clone)]
+pub struct ManualClock(watch::Sender<Timestamp>);
+
+impl ManualClock {
+    /// A clock that stands at `now`.
+    #[must_use]
+    pub fn new(now: Timestamp) -> Self {
+        Self(watch::Sender::new(now))
+    }
+
+    /// Moves the clock on and wakes whoever waited for that.
+    pub fn advance(&self, span: Duration) {
+        self.0.send_modify(|now| *now = now.after(span));
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        *self.0.borrow()
+    }
+
+    fn sleep_until(&self, at: Timestamp) -> Sleep {
+        let mut now = self.0.subscribe();
+        let keep = self.0.clone();
+        Box::pin(async move {
+            let _ = now.wait_for(|now| *now >= at).await;
+            drop(keep);
+        })
+    }
+}
+
+/// A fresh, unguessable task id.
+///
+/// # Panics
+/// When the operating system has no randomness to give: nothing safe can be done then.
+#[must_use]
+pub(crate) fn new_task_id(now: Timestamp) -> TaskId {
+    let mut random = [0; ID_RANDOM_BYTES];
+    getrandom::fill(&mut random).expect("the operating system gives random bytes");
+    TaskId::new(now, random)
+}

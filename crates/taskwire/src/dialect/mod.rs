@@ -1,0 +1,8 @@
+//! How each era spells a task on the wire. One folder per era; nothing outside it knows an era's field names.
+
+pub(crate) mod modern;
+mod outbox;
+mod reply;
+
+pub(crate) use outbox::Outbox;
+pub(crate) use reply::{Fault, Orphan, Reply};

@@ -1,0 +1,350 @@
+//! `tools/call`: the result at once, a question first, or a task.
+//!
+//! A call is run in memory. It becomes a task when its caller has waited `promote_after` and can handle tasks; callers
+//! that cannot are held until the result is there. A call that carries an idempotency key is durable before it runs, so
+//! that a repeated call finds it.
+
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use taskwire_core::{
+    Payload, TaskId,
+    task::{Authority, Command, Outcome, Reject, Spec, Task},
+    wire::parse_strict,
+};
+use tokio::sync::mpsc;
+
+use super::{
+    Cx, Done, headers,
+    json::{Object, complete, with_info},
+    meta::level_of,
+    sealed::{Binding, Carried},
+    tasks::answer,
+    view,
+};
+use crate::{
+    dialect::{Fault, Orphan},
+    engine::{self, End, Note, Phase, Resumed},
+    tool::{CallResult, ReadyTool, TaskMode, payload_lacks},
+};
+
+/// How long a client has to come back with answers.
+const STATE_GOOD_FOR: Duration = Duration::from_secs(3600);
+/// Notes that wait for a client to read; more are dropped, the newest first.
+const NOTES_MAX: usize = 256;
+/// Bytes of an idempotency key.
+const KEY_BYTES_MAX: usize = 256;
+
+#[derive(Deserialize)]
+struct CallTool<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
+}
+
+pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
+    let params: CallTool<'_> = cx.params()?;
+    let name = &*params.name;
+    let tool = cx.shared.provider.tool(name).ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))?;
+    if tool.0.policy.task == TaskMode::Required {
+        cx.needs_tasks()?;
+    }
+    let raw = params.arguments.map_or("{}", RawValue::get);
+    let arguments = parse_strict(raw).map_err(|error| Fault::params(format!("invalid `arguments`: {error}")))?;
+    if !arguments.is_object() {
+        return Err(Fault::params("`arguments` must be an object"));
+    }
+    if let Some(headers) = cx.headers {
+        headers::check_arguments(headers, &tool, &arguments)?;
+    }
+    let binding = Binding { secret: cx.shared.engine.secret(), caller: cx.caller, method: "tools/call", name, arguments: raw };
+    let (resumed, continued) = Carry::read(cx)?.open(&binding, cx)?;
+    if let Some(id) = continued {
+        return go_on(cx, &binding, id, resumed).await;
+    }
+    let problems = tool.0.problems(&arguments);
+    if !problems.is_empty() {
+        let text = format!("The arguments of `{name}` are not valid. Correct them and call again.\n- {}", problems.join("\n- "));
+        return Ok(finished(cx, &CallResult::error(text).into_outcome())?.into());
+    }
+    let request = Payload::parse(raw.to_owned())?;
+    let spec = Arc::new(spec(cx, &tool)?);
+    let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
+    let patience = match mode {
+        TaskMode::Never => None,
+        TaskMode::Auto => Some(tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after)),
+        TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
+    };
+    if *cx.shared.draining.borrow() {
+        return Err(engine::Error::Unavailable("it is shutting down".into()).into());
+    }
+    if spec.idempotency_key.is_some() {
+        let task = cx.shared.engine.create(spec, request).await?.task;
+        // The caller will ask again if it does not get this answer, so the task must live on.
+        return follow(cx, &binding, task.id, patience).await;
+    }
+    if patience == Some(Duration::ZERO) && resumed.responses.is_empty() && resumed.state.is_none() {
+        let task = cx.shared.engine.create(spec, request).await?.task;
+        return Ok(handle(cx, &task, true));
+    }
+    hold(cx, &binding, &tool, spec, request, resumed, patience).await
+}
+
+fn spec(cx: &Cx<'_>, tool: &ReadyTool) -> Result<Spec, Fault> {
+    let config = &cx.shared.config;
+    let policy = &tool.0.policy;
+    let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    if cx.meta.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
+        return Err(Fault::params(format!("`dev.taskwire/idempotencyKey` needs 1 to {KEY_BYTES_MAX} bytes")));
+    }
+    Ok(Spec {
+        caller: cx.caller.clone(),
+        tool: tool.0.name.clone(),
+        on_interrupt: policy.on_interrupt,
+        attempts_max: config.attempts_max,
+        retention_ms: policy.retention.or(config.retention).map(ms),
+        timeout_ms: policy.timeout.map(ms),
+        input_timeout_ms: config.input_timeout.map(ms),
+        idempotency_key: cx.meta.idempotency_key.as_deref().map(Into::into),
+        accepts: cx.meta.accepts,
+    })
+}
+
+/// Runs the call in memory until it ends, becomes a task, or has had its time.
+async fn hold(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    tool: &ReadyTool,
+    spec: Arc<Spec>,
+    request: Payload,
+    resumed: Resumed,
+    patience: Option<Duration>,
+) -> Result<Done, Fault> {
+    let engine = &cx.shared.engine;
+    let listens = cx.meta.progress_token.is_some() || cx.meta.log_level.is_some();
+    let (sender, mut notes) = if listens { mpsc::channel(NOTES_MAX) } else { mpsc::channel(1) };
+    let mut held = engine.launch(spec, request, resumed, listens.then_some(sender));
+    let mut phase = held.start().await;
+    if matches!(phase, Phase::Loose) {
+        let wait = |span: Option<Duration>| async move {
+            match span {
+                Some(span) => engine.clock().sleep(span).await,
+                None => std::future::pending().await,
+            }
+        };
+        let promote = wait(patience);
+        let timeout = wait(tool.0.policy.timeout);
+        tokio::pin!(promote, timeout);
+        phase = loop {
+            tokio::select! {
+                biased;
+                phase = held.run().settled() => break phase,
+                Some(note) = notes.recv() => tell(cx, note).await,
+                () = &mut promote => break held.run().promote().await?,
+                () = &mut timeout => {
+                    let span = tool.0.policy.timeout.unwrap_or_default();
+                    return Err(Fault::internal(format!("the tool `{}` did not finish within its timeout of {span:?}", tool.0.name)));
+                }
+            }
+        };
+    }
+    while let Ok(note) = notes.try_recv() {
+        tell(cx, note).await;
+    }
+    match phase {
+        Phase::Done(End::Outcome(outcome)) => Ok(finished(cx, &outcome)?.into()),
+        Phase::Done(End::Suspended(round)) => Ok(again(cx, binding, &round)?.into()),
+        Phase::Task(id) if cx.meta.tasks => match engine.task(cx.caller, id)? {
+            Some(task) => Ok(handle(cx, &task, true)),
+            None => Err(engine::Error::Rejected(Reject::NotFound).into()),
+        },
+        Phase::Task(id) => {
+            // Held on: the caller knows of no task, so it must not outlive the call.
+            let orphan = Orphan::new(engine.clone(), cx.caller.clone(), id);
+            let forward = async {
+                while let Some(note) = notes.recv().await {
+                    tell(cx, note).await;
+                }
+                std::future::pending().await
+            };
+            let done = tokio::select! {
+                done = follow(cx, binding, id, None) => done,
+                () = forward => unreachable!("it never ends"),
+            };
+            orphan.delivered();
+            done
+        }
+        Phase::Loose => Err(Fault::internal("the tool went away")),
+    }
+}
+
+/// Waits for a task that its caller does not know of, or not yet.
+async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option<Duration>) -> Result<Done, Fault> {
+    let engine = &cx.shared.engine;
+    let watch = engine.watch(vec![id]);
+    let promote = async {
+        match patience {
+            Some(span) => engine.clock().sleep(span).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(promote);
+    let mut waited = patience == Some(Duration::ZERO);
+    loop {
+        let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+        if waited || (cx.meta.tasks && task.asked_at.is_some()) {
+            return Ok(handle(cx, &task, false));
+        }
+        if let Some(outcome) = &task.outcome {
+            return Ok(finished(cx, outcome)?.into());
+        }
+        if task.asked_at.is_some() {
+            let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
+            return Ok(input_required(cx, binding, questions, Some(Carried::Task(id))).into());
+        }
+        tokio::select! {
+            _ = watch.changed() => {}
+            () = &mut promote => waited = true,
+        }
+    }
+}
+
+/// The caller came back with answers for a task that it knows only by the state it carried.
+async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed) -> Result<Done, Fault> {
+    let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
+    cx.shared.engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?;
+    follow(cx, binding, id, None).await
+}
+
+/// The handle of a task. A new one is cancelled if the handle does not reach its caller.
+fn handle(cx: &Cx<'_>, task: &Task, new: bool) -> Done {
+    let object = with_info(Object::result("task"), &cx.shared.info);
+    let now = cx.shared.engine.clock().now();
+    let result = view::task(object, task, now, cx.shared.config.poll_interval).end();
+    let orphan = new.then(|| Orphan::new(cx.shared.engine.clone(), cx.caller.clone(), task.id));
+    Done { result, orphan }
+}
+
+fn finished(cx: &Cx<'_>, outcome: &Outcome) -> Result<Object, Fault> {
+    match outcome {
+        Outcome::Completed { result, .. } => Ok(complete(result, Some(&cx.shared.info))),
+        Outcome::Failed(error) => Err(error.clone().into()),
+        Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
+    }
+}
+
+/// A round that a tool asks for, as the engine carried it.
+fn again(cx: &Cx<'_>, binding: &Binding<'_>, round: &Payload) -> Result<Object, Fault> {
+    #[derive(Deserialize)]
+    struct Round {
+        questions: BTreeMap<String, Payload>,
+        state: Option<Value>,
+    }
+    let round: Round = round.read()?;
+    ask_again(cx, binding, &round.questions, round.state)
+}
+
+/// Asks the caller to call again, if it can answer what is asked.
+pub(super) fn ask_again(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    questions: &BTreeMap<String, Payload>,
+    state: Option<Value>,
+) -> Result<Object, Fault> {
+    if let Some(lacking) = questions.values().find_map(|question| payload_lacks(question, cx.meta.accepts)) {
+        return Err(Fault::missing_capability(&lacking));
+    }
+    let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
+    Ok(input_required(cx, binding, questions, state.map(Carried::State)))
+}
+
+/// Asks the caller to call again with answers.
+fn input_required<'a>(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    questions: impl Iterator<Item = (&'a str, &'a Payload)>,
+    carried: Option<Carried>,
+) -> Object {
+    let object = with_info(Object::result("input_required"), &cx.shared.info).raw("inputRequests", &view::requests(questions));
+    match carried {
+        None => object,
+        Some(carried) => {
+            let until = cx.shared.engine.clock().now().after(STATE_GOOD_FOR);
+            object.put("requestState", &binding.seal(carried, until))
+        }
+    }
+}
+
+/// What a caller brings along when it was asked to call again.
+#[derive(Deserialize)]
+pub(super) struct Carry<'a> {
+    #[serde(borrow, default, rename = "inputResponses", deserialize_with = "present")]
+    responses: Option<&'a RawValue>,
+    #[serde(borrow, default, rename = "requestState")]
+    state: Option<Cow<'a, str>>,
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+impl<'a> Carry<'a> {
+    pub(super) fn read(cx: &'a Cx<'_>) -> Result<Self, Fault> {
+        cx.params()
+    }
+
+    /// The answers and the state, and the task that they are for if there is one.
+    pub(super) fn open(&self, binding: &Binding<'_>, cx: &Cx<'_>) -> Result<(Resumed, Option<TaskId>), Fault> {
+        let mut resumed = Resumed::default();
+        if let Some(raw) = self.responses {
+            let responses: BTreeMap<String, &RawValue> =
+                serde_json::from_str(raw.get()).map_err(|error| Fault::params(format!("invalid `inputResponses`: {error}")))?;
+            for (key, response) in responses {
+                let response = answer(&key, response)?;
+                resumed.responses.insert(key, response);
+            }
+        }
+        let mut task = None;
+        if let Some(state) = &self.state {
+            match binding.open(state, cx.shared.engine.clock().now())? {
+                Carried::State(state) => resumed.state = Some(state.into()),
+                Carried::Task(id) => task = Some(id),
+            }
+        }
+        Ok((resumed, task))
+    }
+}
+
+/// Passes a note on to the caller of an open call. A caller that is gone ends the call by itself.
+async fn tell(cx: &Cx<'_>, note: Note) {
+    let sent = match note {
+        Note::Progress { progress, message } => {
+            let Some(token) = &cx.meta.progress_token else { return };
+            let mut params = json!({"progressToken": token, "progress": progress.done});
+            if let Some(total) = progress.total {
+                params["total"] = total.into();
+            }
+            if let Some(message) = message {
+                params["message"] = (*message).into();
+            }
+            cx.out.notify("notifications/progress", &params).await
+        }
+        Note::Log { level, logger, data } => {
+            if cx.meta.log_level.is_none_or(|least| level_of(level).is_none_or(|level| level < least)) {
+                return;
+            }
+            let mut params = Object::open().put("level", level);
+            if let Some(logger) = logger {
+                params = params.put("logger", &logger);
+            }
+            let params = params.raw("data", data.as_str()).into_text();
+            let message = Object::open().put("jsonrpc", "2.0").put("method", "notifications/message").raw("params", &params).end();
+            cx.out.send(message.into()).await
+        }
+    };
+    if sent.is_err() {
+        tracing::debug!("a note found nobody to read it");
+    }
+}

@@ -1,0 +1,102 @@
+//! JSON objects written member by member, so that payloads are copied and never parsed again.
+
+use serde::Serialize;
+use taskwire_core::Payload;
+
+/// An object being written.
+pub(super) struct Object(Vec<u8>);
+
+impl Object {
+    /// A result of this kind.
+    pub(super) fn result(kind: &str) -> Self {
+        let mut object = Self(Vec::with_capacity(512));
+        object.0.push(b'{');
+        object.put("resultType", kind)
+    }
+
+    /// An object without members yet.
+    pub(super) fn open() -> Self {
+        Self(b"{".to_vec())
+    }
+
+    /// Adds a member.
+    pub(super) fn put<T: Serialize + ?Sized>(mut self, key: &str, value: &T) -> Self {
+        self.key(key);
+        self.0.extend_from_slice(text(value).as_bytes());
+        self
+    }
+
+    /// Adds a member whose text is JSON already.
+    pub(super) fn raw(mut self, key: &str, json: &str) -> Self {
+        self.key(key);
+        self.0.extend_from_slice(json.as_bytes());
+        self
+    }
+
+    /// Adds all members of an object whose text is JSON already.
+    pub(super) fn splice(mut self, object: &str) -> Self {
+        let members = object.trim().trim_start_matches('{').trim_start();
+        if members.starts_with('}') {
+            return self;
+        }
+        if self.0.last() != Some(&b'{') {
+            self.0.push(b',');
+        }
+        let members = members.strip_suffix('}').unwrap_or(members);
+        self.0.extend_from_slice(members.as_bytes());
+        self
+    }
+
+    pub(super) fn end(mut self) -> Vec<u8> {
+        self.0.push(b'}');
+        self.0
+    }
+
+    /// The finished text.
+    pub(super) fn into_text(self) -> String {
+        String::from_utf8(self.end()).expect("only JSON text was written")
+    }
+
+    fn key(&mut self, key: &str) {
+        if self.0.last() != Some(&b'{') {
+            self.0.push(b',');
+        }
+        self.0.extend_from_slice(text(key).as_bytes());
+        self.0.push(b':');
+    }
+}
+
+/// A value as JSON text.
+pub(super) fn text<T: Serialize + ?Sized>(value: &T) -> String {
+    serde_json::to_string(value).expect("identifiers, texts and JSON values can always be written")
+}
+
+/// A result of the protocol, from one that the tool gave: with the members that this era adds.
+pub(super) fn complete(result: &Payload, server_info: Option<&Payload>) -> Object {
+    let object = Object::result("complete");
+    match server_info {
+        // A tool's own `_meta` stays as it is; a result may carry only one.
+        Some(info) if !result.as_str().contains("\"_meta\"") => with_info(object, info).splice(result.as_str()),
+        _ => object.splice(result.as_str()),
+    }
+}
+
+/// Adds the name and version of this server.
+pub(super) fn with_info(object: Object, info: &Payload) -> Object {
+    object.raw("_meta", &Object::open().raw(super::SERVER_INFO, info.as_str()).into_text())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn members_are_joined_whatever_they_are() {
+        let object = Object::open().splice("{}").put("a", "x\"y").splice(r#" { "b" : [{}] } "#).splice("{ }").raw("c", "null");
+        let value: serde_json::Value = serde_json::from_str(&object.into_text()).expect("JSON");
+        assert_eq!(value, json!({"a": "x\"y", "b": [{}], "c": null}));
+        assert_eq!(Object::open().splice(r#"{"a":{}}"#).into_text(), r#"{"a":{}}"#);
+    }
+}

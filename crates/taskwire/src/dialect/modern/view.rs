@@ -1,0 +1,94 @@
+//! A task as this era shows it: `Task` and `DetailedTask` of the Tasks extension.
+
+use std::time::Duration;
+
+use taskwire_core::{
+    Payload, Timestamp,
+    task::{Outcome, Status, Task},
+};
+
+use super::json::{Object, complete, text};
+
+/// How much longer clients should wait between two looks at a long task.
+const POLL_GROWTH_MAX: u32 = 5;
+
+const fn status_name(status: Status) -> &'static str {
+    match status {
+        Status::Working => "working",
+        Status::InputRequired => "input_required",
+        Status::Completed => "completed",
+        Status::Failed => "failed",
+        Status::Cancelled => "cancelled",
+    }
+}
+
+/// What to read next to the status: why it ended, or how it is getting on.
+fn status_message(task: &Task) -> Option<String> {
+    match &task.outcome {
+        Some(Outcome::Failed(error)) => Some(error.message.clone()),
+        Some(Outcome::Cancelled { reason: Some(reason) }) => Some(reason.to_string()),
+        Some(Outcome::Cancelled { reason: None }) => Some("cancelled".to_owned()),
+        Some(Outcome::Completed { .. }) | None => {
+            let progress = task.progress.map(|progress| match progress.total {
+                Some(total) => format!("{}/{total}", progress.done),
+                None => progress.done.to_string(),
+            });
+            match (task.message.as_deref(), progress) {
+                (Some(message), Some(progress)) => Some(format!("{message} ({progress})")),
+                (Some(message), None) => Some(message.to_owned()),
+                (None, progress) => progress,
+            }
+        }
+    }
+}
+
+/// A tenth of the time that the task has taken so far, within bounds.
+fn poll_interval(task: &Task, now: Timestamp, base: Duration) -> u64 {
+    let interval = (now.since(task.created_at) / 10).clamp(base, base * POLL_GROWTH_MAX);
+    u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(1)
+}
+
+/// The members that every view has.
+pub(super) fn task(object: Object, task: &Task, now: Timestamp, poll: Duration) -> Object {
+    let ttl = task.ttl(now).map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+    let mut object = object.put("taskId", &task.id).put("status", status_name(task.status()));
+    if let Some(message) = status_message(task) {
+        object = object.put("statusMessage", &message);
+    }
+    object
+        .put("createdAt", &task.created_at.to_string())
+        .put("lastUpdatedAt", &task.updated_at.to_string())
+        .put("ttlMs", &ttl)
+        .put("pollIntervalMs", &poll_interval(task, now, poll))
+}
+
+/// The members that every view has, and those that go with the status.
+pub(super) fn detailed(object: Object, shown: &Task, now: Timestamp, poll: Duration) -> Object {
+    let object = task(object, shown, now, poll);
+    match &shown.outcome {
+        Some(Outcome::Completed { result, .. }) => object.raw("result", &complete(result, None).into_text()),
+        Some(Outcome::Failed(error)) => object.put("error", error),
+        Some(Outcome::Cancelled { .. }) => object,
+        None if shown.asked_at.is_some() => {
+            object.raw("inputRequests", &requests(shown.open_inputs().map(|(key, request)| (key.as_str(), request))))
+        }
+        None => object,
+    }
+}
+
+/// Questions by key.
+pub(super) fn requests<'a>(questions: impl Iterator<Item = (&'a str, &'a Payload)>) -> String {
+    questions.fold(Object::open(), |object, (key, request)| object.raw(key, request.as_str())).into_text()
+}
+
+/// A notification with the state of a task.
+pub(super) fn notification(task: &Task, subscription: &str, now: Timestamp, poll: Duration) -> Vec<u8> {
+    let meta = Object::open().raw(super::SUBSCRIPTION_ID, subscription).into_text();
+    let params = detailed(Object::open().raw("_meta", &meta), task, now, poll).into_text();
+    Object::open().put("jsonrpc", "2.0").put("method", "notifications/tasks").raw("params", &params).end()
+}
+
+/// The subscription id as JSON text.
+pub(super) fn subscription(id: &taskwire_core::wire::RequestId) -> String {
+    text(id)
+}

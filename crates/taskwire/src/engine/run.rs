@@ -1,0 +1,441 @@
+//! One attempt at a task's work — or work that may yet become a task.
+//!
+//! A loose run lives in memory. When it must be durable (its caller has waited long enough, it asks something, it saves
+//! a checkpoint, it has written a lot) it becomes a task without being restarted: what it wrote so far goes into the
+//! task's first commit.
+
+use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::Pin, sync::Arc, task::Poll};
+
+use futures_util::FutureExt;
+use serde::{Deserialize, Serialize};
+use taskwire_core::{
+    Attempt, InputKey, Payload, TaskId, Version,
+    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec},
+    wire::code,
+};
+use tokio::sync::{Mutex, mpsc, watch};
+
+use super::{Engine, Error, Receipt};
+use crate::clock::new_task_id;
+
+/// How work ended.
+#[derive(Debug, Clone)]
+pub enum End {
+    /// As a task ends.
+    Outcome(Outcome),
+    /// It cannot go on before its caller calls again and brings what is asked for here.
+    Suspended(Payload),
+}
+
+/// What a caller that was asked for something brought along when it called again.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Its answers, by key.
+    pub responses: BTreeMap<String, Payload>,
+    /// What the work itself wanted to be given back.
+    pub state: Option<Payload>,
+}
+
+impl Resumed {
+    /// As a task keeps it, so that a later attempt has it too.
+    fn to_payload(&self) -> Option<Payload> {
+        let brought = !self.responses.is_empty() || self.state.is_some();
+        brought.then(|| Payload::of(self).expect("it consists of JSON already"))
+    }
+}
+
+/// Something for the caller of a call that is still open; nobody keeps it.
+#[derive(Debug, Clone)]
+pub enum Note {
+    /// How far the work is.
+    Progress {
+        /// In numbers.
+        progress: Progress,
+        /// In words.
+        message: Option<Arc<str>>,
+    },
+    /// A line for the log.
+    Log {
+        /// How bad, as syslog has it: `debug` to `emergency`.
+        level: &'static str,
+        /// Who says so.
+        logger: Option<String>,
+        /// What.
+        data: Payload,
+    },
+}
+
+/// Where a run is, for whoever waits for it.
+#[derive(Debug, Clone)]
+pub enum Phase {
+    /// In memory.
+    Loose,
+    /// It became this task.
+    Task(TaskId),
+    /// It ended without ever being a task.
+    Done(End),
+}
+
+enum Place {
+    Loose { chunks: Vec<Vec<Payload>>, bytes: u64, said: Option<(Option<Arc<str>>, Option<Progress>)> },
+    Task(TaskId),
+    Done,
+}
+
+/// One run of one tool.
+pub struct Run {
+    engine: Engine,
+    spec: Arc<Spec>,
+    request: Payload,
+    resumed: Resumed,
+    checkpoint: Option<Payload>,
+    attempt: Attempt,
+    place: Mutex<Place>,
+    phase: watch::Sender<Phase>,
+    stop: watch::Sender<bool>,
+    notes: Option<mpsc::Sender<Note>>,
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Run").field("tool", &self.spec.tool).field("attempt", &self.attempt).finish_non_exhaustive()
+    }
+}
+
+impl Run {
+    pub(super) fn loose(engine: Engine, spec: Arc<Spec>, request: Payload, resumed: Resumed, notes: Option<mpsc::Sender<Note>>) -> Self {
+        Self {
+            engine,
+            spec,
+            request,
+            resumed,
+            checkpoint: None,
+            attempt: Attempt(1),
+            place: Mutex::new(Place::Loose { chunks: Vec::new(), bytes: 0, said: None }),
+            phase: watch::Sender::new(Phase::Loose),
+            stop: watch::Sender::new(false),
+            notes,
+        }
+    }
+
+    /// What is fixed about the work.
+    #[must_use]
+    pub fn spec(&self) -> &Arc<Spec> {
+        &self.spec
+    }
+
+    /// The arguments.
+    #[must_use]
+    pub fn request(&self) -> &Payload {
+        &self.request
+    }
+
+    /// What the caller brought along.
+    #[must_use]
+    pub fn resumed(&self) -> &Resumed {
+        &self.resumed
+    }
+
+    /// What the last attempt saved.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<&Payload> {
+        self.checkpoint.as_ref()
+    }
+
+    /// Which run of the work this is.
+    #[must_use]
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    /// The engine that runs it.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Whether the work must stop.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    /// Waits until the work must stop.
+    pub async fn stopped(&self) {
+        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    /// Tells the work to stop.
+    pub(super) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Writes a chunk.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn append(self: &Arc<Self>, blocks: Vec<Payload>) -> Result<(), Error> {
+        let size = blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>();
+        let limit = self.engine.limits().chunk_bytes;
+        {
+            let mut place = self.place.lock().await;
+            if let Place::Loose { chunks, bytes, .. } = &mut *place
+                && size <= limit
+                && *bytes + size <= limit
+                && !blocks.is_empty()
+            {
+                *bytes += size;
+                chunks.push(blocks);
+                return Ok(());
+            }
+        }
+        self.command(Command::Append { blocks }).await.map(drop)
+    }
+
+    /// Says how the work is getting on.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn say(self: &Arc<Self>, message: Option<Arc<str>>, progress: Option<Progress>) -> Result<(), Error> {
+        if let Some(progress) = progress {
+            self.note(Note::Progress { progress, message: message.clone() });
+        }
+        {
+            let mut place = self.place.lock().await;
+            if let Place::Loose { said, .. } = &mut *place {
+                let (old_message, old_progress) = said.take().unwrap_or_default();
+                let limit = self.engine.limits().message_bytes;
+                if message.as_ref().is_some_and(|message| message.len() as u64 > limit) {
+                    return Err(Reject::Limit { what: "the status message is too long", max: limit, key: "message_bytes" }.into());
+                }
+                *said = Some((message.or(old_message), progress.or(old_progress)));
+                return Ok(());
+            }
+        }
+        self.command(Command::Say { message, progress }).await.map(drop)
+    }
+
+    /// Saves where the work is.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn save(self: &Arc<Self>, checkpoint: Payload) -> Result<(), Error> {
+        self.command(Command::Save { checkpoint }).await.map(drop)
+    }
+
+    /// Asks the caller and waits for the answer. The same question under the same key is asked once, also across
+    /// attempts.
+    ///
+    /// # Errors
+    /// When the key was used for another question, a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn ask(self: &Arc<Self>, key: &InputKey, request: Payload) -> Result<Payload, Error> {
+        let receipt = self.command(Command::Ask { key: key.clone(), request }).await?;
+        let watch = self.engine.watch(vec![receipt.task.id]);
+        loop {
+            let task = self.engine.reader().task(receipt.task.id)?.ok_or(Reject::NotFound)?;
+            if let Some(answer) = task.inputs.get(key).and_then(|input| input.answer.clone()) {
+                return Ok(answer);
+            }
+            if task.ended.is_some() || self.is_stopped() {
+                return Err(Reject::Ended.into());
+            }
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = self.stopped() => {}
+            }
+        }
+    }
+
+    /// Tells the caller of an open call; forgotten if nobody listens or the caller reads too slowly.
+    pub fn note(&self, note: Note) {
+        if let Some(notes) = &self.notes {
+            let _ = notes.try_send(note);
+        }
+    }
+
+    /// Waits until it, once started, has ended or become a task.
+    pub async fn settled(&self) -> Phase {
+        let mut phase = self.phase.subscribe();
+        match phase.wait_for(|phase| !matches!(phase, Phase::Loose)).await {
+            Ok(phase) => phase.clone(),
+            Err(_) => Phase::Loose,
+        }
+    }
+
+    /// Makes the work a task, if it is not one yet. What ended meanwhile stays ended.
+    ///
+    /// # Errors
+    /// When a limit is reached or nothing can be stored.
+    pub async fn promote(self: &Arc<Self>) -> Result<Phase, Error> {
+        if matches!(*self.phase.borrow(), Phase::Loose) {
+            // On its own, so that a caller that goes away cannot leave a task behind that no run belongs to.
+            let run = self.clone();
+            return tokio::spawn(async move { run.become_task().await }).await.map_err(|_| self.engine.gone())?;
+        }
+        Ok(self.phase.borrow().clone())
+    }
+
+    async fn become_task(&self) -> Result<Phase, Error> {
+        let mut place = self.place.lock().await;
+        let Place::Loose { chunks, said, .. } = &mut *place else { return Ok(self.phase.borrow().clone()) };
+        let new = NewTask {
+            spec: self.spec.clone(),
+            request: self.request.clone(),
+            epoch: self.engine.0.epoch,
+            carried: self.resumed.to_payload(),
+            chunks: std::mem::take(chunks),
+            said: said.take(),
+        };
+        let id = new_task_id(self.engine.0.clock.now());
+        self.engine.0.runs.adopt(id, self.attempt, self.stop.clone());
+        if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
+            self.engine.0.runs.disown(id);
+            return Err(error);
+        }
+        *place = Place::Task(id);
+        let phase = Phase::Task(id);
+        self.phase.send_replace(phase.clone());
+        Ok(phase)
+    }
+
+    /// Sends a command of the work, making it a task first.
+    async fn command(self: &Arc<Self>, command: Command) -> Result<Receipt, Error> {
+        match self.promote().await? {
+            Phase::Task(id) => self.engine.submit(id, Authority::Attempt(self.attempt), command).await,
+            Phase::Loose | Phase::Done(_) => Err(Reject::Ended.into()),
+        }
+    }
+
+    async fn finish(self: &Arc<Self>, end: End) {
+        let id = {
+            let mut place = self.place.lock().await;
+            match &*place {
+                Place::Task(id) => *id,
+                Place::Loose { .. } | Place::Done => {
+                    *place = Place::Done;
+                    self.phase.send_replace(Phase::Done(end));
+                    return;
+                }
+            }
+        };
+        let outcome = match end {
+            End::Outcome(outcome) => outcome,
+            End::Suspended(_) => Outcome::Failed(internal(format!(
+                "the tool `{}` asked for another call after it had become a task: it must ask with `ask`",
+                self.spec.tool
+            ))),
+        };
+        match self.engine.submit(id, Authority::Attempt(self.attempt), Command::Finish(outcome)).await {
+            Ok(_) => {}
+            // Cancelled, timed out or taken over meanwhile: the first end wins.
+            Err(Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound)) => {}
+            Err(error) => tracing::error!(task = %id, %error, "the end of a task could not be stored"),
+        }
+    }
+}
+
+fn internal(message: String) -> RpcError {
+    RpcError { code: code::INTERNAL_ERROR, message, data: None }
+}
+
+/// Runs the work to its end: a panic fails it, and if it ignores its stop it is dropped after the grace period.
+async fn execute(run: Arc<Run>) {
+    let Some(work) = run.engine.work().cloned() else { return };
+    let ended = AssertUnwindSafe(async { work.run(run.clone()).await }).catch_unwind();
+    let too_long = async {
+        run.stopped().await;
+        run.engine.0.clock.sleep(run.engine.0.config.grace).await;
+    };
+    let end = tokio::select! {
+        biased;
+        ended = ended => ended.unwrap_or_else(|panic| {
+            let message = format!("the tool `{}` panicked: {}", run.spec.tool, panic_text(&*panic));
+            tracing::error!("{message}");
+            End::Outcome(Outcome::Failed(internal(message)))
+        }),
+        () = too_long => {
+            tracing::warn!(tool = %run.spec.tool, "the tool did not stop in time and was dropped");
+            End::Outcome(Outcome::Cancelled { reason: None })
+        }
+    };
+    run.finish(end).await;
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+/// Runs an attempt of a stored task: the first one of a task that was durable before its work, or one after a crash.
+pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
+    let Some(stop) = engine.0.runs.switch(id, attempt) else { return Ok(()) };
+    let reader = engine.reader();
+    let Some(task) = reader.task(id)? else { return Ok(()) };
+    let Some(Event::Created { request, carried, .. }) = reader.event(id, Version(1))? else { return Ok(()) };
+    let resumed = carried.and_then(|carried| carried.read().ok()).unwrap_or_default();
+    let checkpoint = match task.checkpoint {
+        None => None,
+        Some(version) => match reader.event(id, version)? {
+            Some(Event::Saved { checkpoint }) => Some(checkpoint),
+            _ => None,
+        },
+    };
+    let run = Run {
+        engine: engine.clone(),
+        spec: task.spec.clone(),
+        request,
+        resumed,
+        checkpoint,
+        attempt,
+        place: Mutex::new(Place::Task(id)),
+        phase: watch::Sender::new(Phase::Task(id)),
+        stop,
+        notes: None,
+    };
+    execute(Arc::new(run)).await;
+    Ok(())
+}
+
+/// A loose run in the hands of the call that started it. Dropping it stops the work, unless it has become a task.
+pub struct Held {
+    run: Arc<Run>,
+    future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Held").field(&self.run).finish()
+    }
+}
+
+impl Held {
+    pub(super) fn new(run: Arc<Run>) -> Self {
+        let future = Box::pin(execute(run.clone()));
+        Self { run, future: Some(future) }
+    }
+
+    /// The run.
+    #[must_use]
+    pub fn run(&self) -> &Arc<Run> {
+        &self.run
+    }
+
+    /// Starts the work. What never waits is done right here, without a detour; any other goes on by itself, whatever
+    /// becomes of the call.
+    pub async fn start(&mut self) -> Phase {
+        if let Some(mut future) = self.future.take() {
+            let ready = std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await;
+            if !ready {
+                tokio::spawn(future);
+            }
+        }
+        self.run.phase.borrow().clone()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if matches!(*self.run.phase.borrow(), Phase::Loose) {
+            self.run.stop();
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What is running, and making it what the tasks want (invariant I8).
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use taskwire_core::{
+    Attempt, TaskId,
+    task::{Task, wants},
+};
+use tokio::sync::watch;
+
+use super::Engine;
+
+/// One attempt that runs or is about to.
+#[derive(Debug)]
+struct Running {
+    attempt: Attempt,
+    stop: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    map: Mutex<HashMap<TaskId, Running>>,
+    count: watch::Sender<usize>,
+}
+
+impl Runs {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TaskId, Running>> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        *self.count.borrow()
+    }
+
+    pub(super) async fn idle(&self) {
+        let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    /// Notes a run that began before its task was made, so that it is not started again.
+    pub(super) fn adopt(&self, id: TaskId, attempt: Attempt, stop: watch::Sender<bool>) {
+        let mut map = self.lock();
+        map.insert(id, Running { attempt, stop });
+        self.count.send_replace(map.len());
+    }
+
+    /// Forgets a run whose task was not made after all.
+    pub(super) fn disown(&self, id: TaskId) {
+        let mut map = self.lock();
+        map.remove(&id);
+        self.count.send_replace(map.len());
+    }
+
+    /// The switch that stops this attempt, if it is still wanted.
+    pub(super) fn switch(&self, id: TaskId, attempt: Attempt) -> Option<watch::Sender<bool>> {
+        self.lock().get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
+    }
+
+    /// Starts what `task` wants and is not there, stops what is there and not wanted.
+    pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>) {
+        let wanted = wants(task).run;
+        let mut map = self.lock();
+        let running = map.get(&task.id).map(|running| running.attempt);
+        if running == wanted {
+            return;
+        }
+        if let Some(old) = map.remove(&task.id) {
+            old.stop.send_replace(true);
+        }
+        if let Some(attempt) = wanted {
+            map.insert(task.id, Running { attempt, stop: watch::Sender::new(false) });
+            engine.spawn_attempt(task.id, attempt);
+        }
+        self.count.send_replace(map.len());
+    }
+}

@@ -1,0 +1,84 @@
+//! Gives each task its tick when it is due. What is due stands in the store; here is only the wait for the next.
+
+use std::sync::{
+    Weak,
+    atomic::{AtomicI64, Ordering},
+};
+
+use taskwire_core::{
+    Timestamp,
+    task::{Authority, Command},
+};
+use tokio::sync::Notify;
+
+use super::{Engine, Error, Inner};
+
+/// Tasks that get their tick together.
+const PAGE: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Timers {
+    /// The moment that the loop waits for.
+    armed: AtomicI64,
+    earlier: Notify,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { armed: AtomicI64::new(i64::MAX), earlier: Notify::new() }
+    }
+}
+
+impl Timers {
+    /// Says that something is due at `due`.
+    pub(super) fn hint(&self, due: Timestamp) {
+        if due.as_millis() < self.armed.load(Ordering::Acquire) {
+            self.earlier.notify_one();
+        }
+    }
+}
+
+pub(super) async fn run(inner: Weak<Inner>) {
+    loop {
+        let Some(engine) = inner.upgrade().map(Engine) else { return };
+        match turn(&engine).await {
+            Ok(()) => {}
+            Err(Error::Unavailable(reason)) => {
+                tracing::error!(%reason, "timers stop");
+                return;
+            }
+            Err(Error::Rejected(reject)) => tracing::warn!(%reject, "a tick was refused"),
+        }
+    }
+}
+
+async fn turn(engine: &Engine) -> Result<(), Error> {
+    let timers = &engine.0.timers;
+    // Armed for everything while we look, so that a hint given meanwhile is not lost.
+    timers.armed.store(i64::MAX, Ordering::Release);
+    let due = engine.0.reader.due(engine.0.clock.now(), PAGE)?;
+    if due.is_empty() {
+        let next = engine.0.reader.next_due()?.unwrap_or(Timestamp::from_millis(i64::MAX));
+        timers.armed.store(next.as_millis(), Ordering::Release);
+        let sleep = async {
+            if next.as_millis() == i64::MAX {
+                std::future::pending::<()>().await;
+            }
+            engine.0.clock.sleep_until(next).await;
+        };
+        tokio::select! {
+            () = sleep => {}
+            () = timers.earlier.notified() => {}
+        }
+        return Ok(());
+    }
+    let ticks = due.into_iter().map(|id| engine.submit(id, Authority::Engine, Command::Tick));
+    for tick in futures_util::future::join_all(ticks).await {
+        match tick {
+            // Forgotten meanwhile: nothing is due any more.
+            Ok(_) | Err(Error::Rejected(_)) => {}
+            Err(unavailable) => return Err(unavailable),
+        }
+    }
+    Ok(())
+}

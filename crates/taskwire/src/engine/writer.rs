@@ -1,0 +1,204 @@
+//! The single writer: the only thread that changes tasks.
+//!
+//! It takes what has queued up, decides it all, commits once, and only then answers, wakes readers and starts or stops
+//! work — in that order (invariant I3). A failed commit ends it: nothing may be acknowledged that might not be there.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{Arc, Weak},
+};
+
+use taskwire_core::{
+    CallerId, Payload, TaskId, Timestamp, Version,
+    task::{Command, Event, NewTask, Reject, Task, create, decide, evolve, wants},
+};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Engine, Envelope, Error, Inner, Receipt};
+use crate::store::{self, Store, Write};
+
+/// Commands that share one commit at most.
+const BATCH_MAX: usize = 512;
+/// Tasks kept in memory by the writer; any other is loaded when needed.
+const CACHE_MAX: usize = 16_384;
+
+pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<Envelope>) -> Result<(), store::Error> {
+    let open = store.reader().open_by_caller()?.into_iter().collect();
+    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), open };
+    std::thread::Builder::new()
+        .name("taskwire-writer".to_owned())
+        .spawn(move || writer.run(commands))
+        .map(drop)
+        .map_err(|source| store::Error::File { path: "a thread for the writer".to_owned(), source })
+}
+
+struct Writer<S> {
+    store: S,
+    engine: Weak<Inner>,
+    /// Tasks as of the last decision. Ahead of the store only within a batch.
+    cache: HashMap<TaskId, Arc<Task>>,
+    /// How many tasks of each caller have not ended.
+    open: HashMap<CallerId, u64>,
+}
+
+/// What came of one command.
+type Decision = Result<Receipt, Error>;
+
+/// What one batch will write, and whom to tell.
+#[derive(Default)]
+struct Batch {
+    writes: Vec<Write>,
+    receipts: Vec<(oneshot::Sender<Decision>, Decision)>,
+    /// Idempotency keys that this batch uses for the first time.
+    keys: HashMap<(CallerId, Arc<str>), (TaskId, Payload)>,
+}
+
+impl<S: Store> Writer<S> {
+    fn run(mut self, mut commands: mpsc::Receiver<Envelope>) {
+        while let Some(first) = commands.blocking_recv() {
+            let Some(inner) = self.engine.upgrade() else { return };
+            let engine = Engine(inner);
+            if let Err(error) = self.turn(&engine, first, &mut commands) {
+                // Closing the queue tells every waiter that nothing more is stored.
+                tracing::error!(%error, "the store failed: no more tasks are accepted");
+                engine.0.failed.send_replace(Some(error.to_string().into()));
+                return;
+            }
+        }
+    }
+
+    fn turn(&mut self, engine: &Engine, first: Envelope, commands: &mut mpsc::Receiver<Envelope>) -> Result<(), store::Error> {
+        let now = engine.0.clock.now();
+        let mut batch = Batch::default();
+        let mut next = Some(first);
+        while let Some(envelope) = next {
+            let result = self.decide(engine, &envelope, now, &mut batch)?;
+            batch.receipts.push((envelope.receipt, result));
+            next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
+        }
+        if !batch.writes.is_empty() {
+            self.store.commit(&batch.writes)?;
+        }
+        // Durable now; not a line of this may move up.
+        for (receipt, result) in batch.receipts {
+            let _ = receipt.send(result);
+        }
+        engine.0.feed.wake(batch.writes.iter().map(|write| write.task.id));
+        for write in &batch.writes {
+            engine.0.runs.reconcile(engine, &write.task);
+            if let Some(due) = wants(&write.task).due {
+                engine.0.timers.hint(due);
+            }
+        }
+        self.trim(&batch.writes);
+        Ok(())
+    }
+
+    fn decide(&mut self, engine: &Engine, envelope: &Envelope, now: Timestamp, batch: &mut Batch) -> Result<Decision, store::Error> {
+        let Envelope { id, by, command, .. } = envelope;
+        if let Command::Create(new) = command {
+            if let Some(earlier) = self.earlier(engine, new, batch)? {
+                return Ok(earlier);
+            }
+            if let Err(reject) = self.room(engine, new) {
+                return Ok(Err(reject.into()));
+            }
+        }
+        let before = if matches!(command, Command::Create(_)) { None } else { self.load(*id)? };
+        let events = match decide(before.as_deref(), by, command, now, engine.limits()) {
+            Ok(events) => events,
+            Err(reject) => return Ok(Err(reject.into())),
+        };
+        if events.is_empty() {
+            let task = before.expect("only a task that exists can stay as it is");
+            return Ok(Ok(Receipt { task, changed: false }));
+        }
+        let task = Arc::new(apply(*id, before.as_deref(), &events, now));
+        self.count(before.as_deref(), &task);
+        self.cache.insert(*id, task.clone());
+        batch.writes.push(Write {
+            task: task.clone(),
+            first: before.as_ref().map_or(Version(1), |before| before.version.next()),
+            at: now,
+            stale_checkpoint: before.as_ref().and_then(|before| before.checkpoint).filter(|stale| Some(*stale) != task.checkpoint),
+            events,
+        });
+        Ok(Ok(Receipt { task, changed: true }))
+    }
+
+    fn load(&mut self, id: TaskId) -> Result<Option<Arc<Task>>, store::Error> {
+        Ok(match self.cache.entry(id) {
+            Entry::Occupied(entry) => Some(entry.get().clone()),
+            Entry::Vacant(entry) => self.store.load(id)?.map(|task| entry.insert(Arc::new(task)).clone()),
+        })
+    }
+
+    /// The task that an earlier call made under the same idempotency key, if there was one.
+    fn earlier(&mut self, engine: &Engine, new: &NewTask, batch: &mut Batch) -> Result<Option<Decision>, store::Error> {
+        let Some(key) = new.spec.idempotency_key.clone() else { return Ok(None) };
+        let known = match batch.keys.get(&(new.spec.caller.clone(), key.clone())) {
+            Some(known) => Some(known.clone()),
+            None => match engine.0.reader.by_idempotency_key(&new.spec.caller, &key)? {
+                None => None,
+                Some(id) => match engine.0.reader.event(id, Version(1))? {
+                    Some(Event::Created { request, .. }) => Some((id, request)),
+                    _ => None,
+                },
+            },
+        };
+        let Some((id, request)) = known else { return Ok(None) };
+        let Some(task) = self.load(id)? else { return Ok(None) };
+        let same = task.spec.tool == new.spec.tool && request == new.request;
+        Ok(Some(if same { Ok(Receipt { task, changed: false }) } else { Err(Reject::IdempotencyKeyReused(key.to_string()).into()) }))
+    }
+
+    fn room(&self, engine: &Engine, new: &NewTask) -> Result<(), Reject> {
+        let max = engine.limits().tasks_per_caller;
+        if self.open.get(&new.spec.caller).is_some_and(|open| *open >= max) {
+            return Err(Reject::Limit { what: "too many of your tasks are still running", max, key: "tasks_per_caller" });
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, before: Option<&Task>, after: &Task) {
+        let was_open = before.is_some_and(|before| before.ended.is_none());
+        match (was_open, after.ended.is_none()) {
+            (false, true) => *self.open.entry(after.spec.caller.clone()).or_default() += 1,
+            (true, false) => {
+                if let Entry::Occupied(mut open) = self.open.entry(after.spec.caller.clone()) {
+                    *open.get_mut() -= 1;
+                    if *open.get() == 0 {
+                        open.remove();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets tasks that ended, and some others if there are too many: any can be loaded again.
+    fn trim(&mut self, writes: &[Write]) {
+        for write in writes.iter().filter(|write| write.task.ended.is_some()) {
+            self.cache.remove(&write.task.id);
+        }
+        if self.cache.len() > CACHE_MAX {
+            let mut keep = 0;
+            self.cache.retain(|_, _| {
+                keep += 1;
+                keep % 2 == 0
+            });
+        }
+    }
+}
+
+fn apply(id: TaskId, before: Option<&Task>, events: &[Event], now: Timestamp) -> Task {
+    let (mut task, rest) = match (before, events) {
+        (Some(before), events) => (before.clone(), events),
+        (None, [Event::Created { spec, epoch, .. }, rest @ ..]) => (create(id, spec, *epoch, now), rest),
+        (None, _) => unreachable!("a task begins with `Created`"),
+    };
+    for event in rest {
+        evolve(&mut task, event, now);
+    }
+    task
+}

@@ -1,0 +1,84 @@
+//! Who is calling. Without tokens everybody is `local`, which is why such a server listens on loopback only.
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use taskwire_core::CallerId;
+
+/// The caller of a server that knows no tokens.
+const LOCAL: &str = "local";
+
+/// The tokens that a server accepts, each with the caller that it stands for.
+#[derive(Clone, Default)]
+pub struct Auth {
+    tokens: Vec<(Vec<u8>, CallerId)>,
+}
+
+impl std::fmt::Debug for Auth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.tokens.iter().map(|(_, caller)| caller)).finish()
+    }
+}
+
+/// No token, or one that is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("send a known token as `Authorization: Bearer …`")]
+pub struct Denied;
+
+impl Auth {
+    /// Accepts a token for a caller.
+    #[must_use]
+    pub fn with_token(mut self, token: &str, caller: &str) -> Self {
+        self.tokens.push((token.as_bytes().to_vec(), CallerId::new(caller)));
+        self
+    }
+
+    /// Whether callers need a token.
+    #[must_use]
+    pub fn is_required(&self) -> bool {
+        !self.tokens.is_empty()
+    }
+
+    /// The caller that an `Authorization` header stands for.
+    ///
+    /// # Errors
+    /// When a token is needed and this is none that is known.
+    pub fn caller(&self, header: Option<&[u8]>) -> Result<CallerId, Denied> {
+        if self.tokens.is_empty() {
+            return Ok(CallerId::new(LOCAL));
+        }
+        let header = header.ok_or(Denied)?;
+        let (scheme, token) = header.split_at_checked(7).ok_or(Denied)?;
+        if !scheme.eq_ignore_ascii_case(b"bearer ") {
+            return Err(Denied);
+        }
+        self.tokens.iter().find(|(known, _)| equal(known, token.trim_ascii())).map(|(_, caller)| caller.clone()).ok_or(Denied)
+    }
+
+    /// The caller on a byte stream that this process was given: whoever started it.
+    #[must_use]
+    pub fn owner(&self) -> CallerId {
+        CallerId::new(LOCAL)
+    }
+}
+
+/// Compares in a time that does not tell how much of it was right.
+fn equal(known: &[u8], given: &[u8]) -> bool {
+    let mac = |text: &[u8]| Hmac::<Sha256>::new_from_slice(known).expect("any key length will do").chain_update(text);
+    mac(known).verify(&mac(given).finalize().into_bytes()).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_stands_for_its_caller() {
+        let auth = Auth::default().with_token("s3cret", "ci").with_token("other", "me");
+        assert_eq!(auth.caller(Some(b"Bearer s3cret")), Ok(CallerId::new("ci")));
+        assert_eq!(auth.caller(Some(b"bearer other")), Ok(CallerId::new("me")));
+        for bad in [None, Some(&b"Bearer wrong"[..]), Some(b"Bearer "), Some(b"s3cret"), Some(b"Basic s3cret"), Some(b"Bearer s3cre")] {
+            assert_eq!(auth.caller(bad), Err(Denied));
+        }
+        assert_eq!(Auth::default().caller(None), Ok(CallerId::new("local")));
+    }
+}

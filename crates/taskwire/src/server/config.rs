@@ -1,0 +1,102 @@
+//! Everything that can be set about a server, with its defaults.
+
+use std::time::Duration;
+
+use super::auth::Auth;
+use crate::engine;
+
+/// How a server behaves.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// What it calls itself.
+    pub name: String,
+    /// Which version of itself it is.
+    pub version: String,
+    /// What a model should know about its tools.
+    pub instructions: Option<String>,
+    /// Bounds on tasks, grace period, queue.
+    pub engine: engine::Config,
+    /// How long a caller waits before its call becomes a task.
+    pub promote_after: Duration,
+    /// How often a client should ask for a task's state, at first; five times as long for long tasks.
+    pub poll_interval: Duration,
+    /// How long a task is kept after its end; for ever if absent.
+    pub retention: Option<Duration>,
+    /// How long a task waits for an answer; for ever if absent.
+    pub input_timeout: Option<Duration>,
+    /// How often the work of a task may be started, the first time included.
+    pub attempts_max: u64,
+    /// How long running work may go on after the server was told to shut down.
+    pub drain: Duration,
+    /// Entries of one page of a list.
+    pub page_len: usize,
+    /// How long clients may cache lists.
+    pub list_ttl: Duration,
+    /// Open listen streams of one caller.
+    pub listens_per_caller: usize,
+    /// Tasks that one listen stream may name.
+    pub tasks_per_listen: usize,
+    /// Requests in flight on one byte stream.
+    pub requests_per_stream: usize,
+    /// Bytes of one message.
+    pub body_bytes: usize,
+    /// Who may call.
+    pub auth: Auth,
+    /// What concerns HTTP alone.
+    pub http: HttpConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "taskwire".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            instructions: None,
+            engine: engine::Config::default(),
+            promote_after: Duration::from_secs(1),
+            poll_interval: Duration::from_secs(1),
+            retention: Some(Duration::from_secs(3600)),
+            input_timeout: Some(Duration::from_secs(24 * 3600)),
+            attempts_max: 10,
+            drain: Duration::from_secs(10),
+            page_len: 250,
+            list_ttl: Duration::from_secs(60),
+            listens_per_caller: 100,
+            tasks_per_listen: 1_000,
+            requests_per_stream: 1_000,
+            body_bytes: 4 * 1024 * 1024,
+            auth: Auth::default(),
+            http: HttpConfig::default(),
+        }
+    }
+}
+
+/// How a server behaves on HTTP.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Names by which clients may address it (`Host`), besides this machine's own; `*` allows any.
+    pub allowed_hosts: Vec<String>,
+    /// Web pages that may use it (`Origin`), besides this machine's own; `*` allows any.
+    pub allowed_origins: Vec<String>,
+    /// Refuses task requests without `Mcp-Name`, which the protocol demands but some clients leave out.
+    pub strict_headers: bool,
+    /// Connections at one time.
+    pub connections: usize,
+    /// How often an open stream is given a sign of life.
+    pub keep_alive: Duration,
+    /// How long a client may take to send a request.
+    pub read_timeout: Duration,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            strict_headers: false,
+            connections: 10_000,
+            keep_alive: Duration::from_secs(15),
+            read_timeout: Duration::from_secs(30),
+        }
+    }
+}

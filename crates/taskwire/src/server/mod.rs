@@ -1,0 +1,168 @@
+//! A server: an engine, its tools, and the wires that lead to them.
+
+mod auth;
+mod config;
+mod work;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use serde_json::json;
+use taskwire_core::{CallerId, Payload};
+use tokio::{net::TcpListener, sync::watch};
+
+pub use auth::{Auth, Denied};
+pub use config::{Config, HttpConfig};
+
+use crate::{
+    clock::{Clock, SystemClock},
+    engine::Engine,
+    store::{self, Store},
+    tool::Provider,
+    transport,
+};
+
+/// What every request needs.
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) config: Config,
+    /// Name and version of this server, as results carry them.
+    pub(crate) info: Payload,
+    /// Open listen streams of each caller.
+    listens: Mutex<HashMap<CallerId, usize>>,
+    /// Set once, when the server begins to shut down.
+    pub(crate) draining: watch::Sender<bool>,
+}
+
+/// A running server; cheap to clone.
+#[derive(Clone)]
+pub struct Server(pub(crate) Arc<Shared>);
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("name", &self.0.config.name).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Starts a server on `store`, taking over the tasks in it. Give it a wire with [`serve`](Self::serve) or
+    /// [`serve_stdio`](Self::serve_stdio).
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn start(provider: impl Provider, store: impl Store, config: Config) -> Result<Self, store::Error> {
+        Self::start_with_clock(provider, store, config, Arc::new(SystemClock))
+    }
+
+    /// As [`start`](Self::start), with another clock.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn start_with_clock(
+        provider: impl Provider,
+        store: impl Store,
+        config: Config,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, store::Error> {
+        let engine = Engine::start(store, clock, config.engine.clone())?;
+        let provider: Arc<dyn Provider> = Arc::new(provider);
+        engine.begin(Arc::new(work::ToolWork::new(provider.clone())));
+        let info = json!({"name": config.name, "version": config.version}).into();
+        Ok(Self(Arc::new(Shared { engine, provider, config, info, listens: Mutex::default(), draining: watch::Sender::new(false) })))
+    }
+
+    /// The engine behind it.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// Serves Streamable HTTP on `listener` until `shutdown` is ready, then drains: no new calls, listeners are told,
+    /// running work gets `drain` to finish. What is still running then is taken over by the next start.
+    ///
+    /// # Errors
+    /// When the store has failed: nothing can be promised any more, and only a restart helps.
+    pub async fn serve(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
+        let accept = transport::http::accept(self.clone(), listener);
+        let result = tokio::select! {
+            never = accept => match never {},
+            () = shutdown => Ok(()),
+            reason = self.0.engine.failed() => Err(std::io::Error::other(format!("the store failed: {reason}"))),
+        };
+        self.drain().await;
+        result
+    }
+
+    /// Serves one client on this process's standard input and output, until the input ends or `shutdown` is ready.
+    ///
+    /// # Errors
+    /// When the streams cannot be used or the store has failed.
+    pub async fn serve_stdio(&self, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
+        self.serve_stream(tokio::io::stdin(), tokio::io::stdout(), shutdown).await
+    }
+
+    /// Serves one client on a pair of byte streams, one message a line.
+    ///
+    /// # Errors
+    /// When the streams cannot be used or the store has failed.
+    pub async fn serve_stream(
+        &self,
+        input: impl tokio::io::AsyncRead + Send + Unpin,
+        output: impl tokio::io::AsyncWrite + Send + Unpin + 'static,
+        shutdown: impl Future<Output = ()>,
+    ) -> std::io::Result<()> {
+        tokio::select! {
+            result = transport::stdio::run(self.clone(), input, output, shutdown) => result,
+            reason = self.0.engine.failed() => Err(std::io::Error::other(format!("the store failed: {reason}"))),
+        }
+    }
+
+    /// Begins to shut down and waits for running work, at most as long as configured.
+    pub(crate) async fn drain(&self) {
+        self.0.draining.send_replace(true);
+        let patience = self.0.engine.clock().sleep(self.0.config.drain);
+        tokio::select! {
+            () = self.0.engine.idle() => {}
+            () = patience => tracing::warn!(running = self.0.engine.running(), "still running: taken over by the next start"),
+        }
+    }
+}
+
+impl Shared {
+    /// Waits until the server begins to shut down.
+    pub(crate) async fn drained(&self) {
+        let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
+    }
+
+    /// Counts one more listen stream of `caller`, unless it has as many as it may.
+    pub(crate) fn open_listen(self: &Arc<Self>, caller: &CallerId) -> Option<OpenListen> {
+        let mut listens = self.listens.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = listens.entry(caller.clone()).or_default();
+        if *count >= self.config.listens_per_caller {
+            return None;
+        }
+        *count += 1;
+        Some(OpenListen { shared: self.clone(), caller: caller.clone() })
+    }
+}
+
+/// One listen stream, counted as long as this lives.
+pub(crate) struct OpenListen {
+    shared: Arc<Shared>,
+    caller: CallerId,
+}
+
+impl Drop for OpenListen {
+    fn drop(&mut self) {
+        let mut listens = self.shared.listens.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = listens.get_mut(&self.caller) {
+            *count -= 1;
+            if *count == 0 {
+                listens.remove(&self.caller);
+            }
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! One process at a time may have a data directory; a second one learns who the first is.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{Read, Seek, Write},
+    path::Path,
+};
+
+use super::Error;
+
+/// Holds the directory until dropped; the operating system lets go even if the process is killed.
+#[derive(Debug)]
+pub(super) struct DirLock {
+    _file: File,
+}
+
+impl DirLock {
+    pub(super) fn take(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join("lock");
+        let failed = |source| Error::File { path: path.display().to_string(), source };
+        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder);
+                let holder = if holder.trim().is_empty() { "another process".to_owned() } else { holder.trim().to_owned() };
+                return Err(Error::Locked { path: dir.display().to_string(), holder });
+            }
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(failed)?;
+        Ok(Self { _file: file })
+    }
+}

@@ -1,0 +1,148 @@
+//! Where tasks are kept. One trait to write, one to read, one test suite for every backend.
+//!
+//! A store knows events, heads and chunks as bytes in order; it must not know the engine, the wire, or an era.
+//! [`Store::commit`] returns only when the batch will survive a crash (invariant I3).
+
+mod lock;
+mod sqlite;
+mod sqlite_read;
+#[cfg(test)]
+mod suite;
+
+use std::sync::Arc;
+
+use taskwire_core::{
+    CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
+    task::{Event, Task},
+};
+
+pub use sqlite::SqliteStore;
+
+/// What happened to one task, to be made durable.
+#[derive(Debug, Clone)]
+pub struct Write {
+    /// The task after the events.
+    pub task: Arc<Task>,
+    /// The version that the first of the events made.
+    pub first: Version,
+    /// When they happened.
+    pub at: Timestamp,
+    /// What happened, in order; at least one.
+    pub events: Vec<Event>,
+    /// The event of a checkpoint that these events replaced.
+    pub stale_checkpoint: Option<Version>,
+}
+
+/// One chunk as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// Its number.
+    pub seq: Seq,
+    /// The version of the task that it made: its place among the other events.
+    pub version: Version,
+    /// The number of its first block.
+    pub first_block: u64,
+    /// A JSON array of its content blocks.
+    pub blocks: Payload,
+}
+
+/// One event as it was stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logged {
+    /// The version of the task that it made.
+    pub version: Version,
+    /// When it happened.
+    pub at: Timestamp,
+    /// What happened.
+    pub event: Event,
+}
+
+/// The world failed: a disk, a file, a format.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process has the store.
+    #[error("the store in {path} is in use by {holder}: stop that process or choose another directory (`--data`)")]
+    Locked {
+        /// The data directory.
+        path: String,
+        /// Who has it, as the lock file says.
+        holder: String,
+    },
+    /// The store was written by a newer release.
+    #[error("the store in {path} has format {found}, this release knows up to {known}: use a newer release")]
+    TooNew {
+        /// The data directory.
+        path: String,
+        /// The format on disk.
+        found: i64,
+        /// The newest format known.
+        known: i64,
+    },
+    /// A file or directory could not be used.
+    #[error("cannot use {path}: {source}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The database failed.
+    #[error("the database failed: {0}")]
+    Database(#[from] rusqlite::Error),
+    /// Stored bytes are not what was written.
+    #[error("stored data of task {task} cannot be read: {source}")]
+    Corrupt {
+        /// Whose.
+        task: String,
+        /// Why.
+        source: serde_json::Error,
+    },
+}
+
+/// The writing side; there is one, and one thread has it.
+pub trait Store: Send + 'static {
+    /// The task as of the last commit, complete.
+    fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error>;
+
+    /// Makes `writes` durable, all or none. After an error the store must be opened anew.
+    fn commit(&mut self, writes: &[Write]) -> Result<(), Error>;
+
+    /// The number of this life: larger than that of any earlier opening.
+    fn epoch(&self) -> Epoch;
+
+    /// A key that only this store knows, the same in every life.
+    fn secret(&self) -> [u8; 32];
+
+    /// The reading side.
+    fn reader(&self) -> Arc<dyn Reader>;
+}
+
+/// The reading side; sees what is committed, never waits for the writer.
+pub trait Reader: Send + Sync + 'static {
+    /// The task, but for what its chunks say: its `output` stays empty, its `version` is that of the last other event.
+    fn task(&self, id: TaskId) -> Result<Option<Task>, Error>;
+
+    /// One event of a task.
+    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error>;
+
+    /// Events after `after`, without chunks, at most `limit`.
+    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error>;
+
+    /// Chunks from `from` on, until `bytes` are reached (but at least one).
+    fn chunks(&self, id: TaskId, from: Seq, bytes: usize) -> Result<Vec<Chunk>, Error>;
+
+    /// The task that `caller` made under this idempotency key.
+    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
+
+    /// Tasks that need a tick at `now`, the longest due first, at most `limit`.
+    fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error>;
+
+    /// When the next tick is needed.
+    fn next_due(&self) -> Result<Option<Timestamp>, Error>;
+
+    /// Tasks that have not ended, in the order of their ids, after `after`, at most `limit`.
+    fn open(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
+
+    /// How many tasks of each caller have not ended.
+    fn open_by_caller(&self) -> Result<Vec<(CallerId, u64)>, Error>;
+}

@@ -1,0 +1,227 @@
+//! The embedded store: SQLite in WAL mode with `synchronous=FULL`, clustered by time-ordered task ids.
+//!
+//! `task` holds each task's head, `log` its events, `chunk` its output; what ended a task is only in `log`, how much it
+//! wrote only in `chunk`. The tables can be read with any SQLite tool.
+
+use std::{path::Path, sync::Arc};
+
+use rusqlite::{Connection, OptionalExtension, params};
+use taskwire_core::{
+    Epoch, TaskId, Version,
+    task::{Event, Output, Task, wants},
+};
+
+use super::{Error, Reader, Store, Write, lock::DirLock, sqlite_read::SqliteReader};
+
+/// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
+const FORMAT: i64 = 1;
+
+const SCHEMA_1: &str = "
+CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE task(
+    id BLOB PRIMARY KEY, caller TEXT NOT NULL, open INTEGER NOT NULL, due INTEGER, head TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX task_open ON task(id, caller) WHERE open = 1;
+CREATE INDEX task_due ON task(due) WHERE due IS NOT NULL;
+CREATE TABLE log(
+    task BLOB NOT NULL, version INTEGER NOT NULL, at INTEGER NOT NULL, event TEXT NOT NULL, PRIMARY KEY(task, version)
+) WITHOUT ROWID;
+CREATE TABLE chunk(
+    task BLOB NOT NULL, seq INTEGER NOT NULL, version INTEGER NOT NULL, at INTEGER NOT NULL,
+    first_block INTEGER NOT NULL, blocks_total INTEGER NOT NULL, bytes_total INTEGER NOT NULL, blocks TEXT NOT NULL,
+    PRIMARY KEY(task, seq)
+) WITHOUT ROWID;
+CREATE TABLE idempotency(caller TEXT NOT NULL, key TEXT NOT NULL, task BLOB NOT NULL, PRIMARY KEY(caller, key)) WITHOUT ROWID;
+";
+
+/// Tasks in a directory, for one process.
+pub struct SqliteStore {
+    // Before the writing connection, so that this one is the last to close and folds the log into the file.
+    reader: Arc<SqliteReader>,
+    connection: Connection,
+    epoch: Epoch,
+    secret: [u8; 32],
+    _lock: DirLock,
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+impl SqliteStore {
+    /// Opens the store in `dir`, making it if there is none.
+    ///
+    /// # Errors
+    /// When another process has it, when it was written by a newer release, or when the disk fails.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        std::fs::create_dir_all(dir).map_err(|source| Error::File { path: dir.display().to_string(), source })?;
+        let lock = DirLock::take(dir)?;
+        let path = dir.join("tasks.db");
+        let mut connection = Connection::open(&path)?;
+        connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
+        connection.pragma_update(None, "synchronous", "full")?;
+        connection.pragma_update(None, "cache_size", -32_768)?;
+        connection.set_prepared_statement_cache_capacity(64);
+        migrate(&mut connection, dir)?;
+        let epoch = next_epoch(&connection)?;
+        let secret = secret(&connection)?;
+        let reader = Arc::new(SqliteReader::new(path));
+        Ok(Self { reader, connection, epoch, secret, _lock: lock })
+    }
+}
+
+fn migrate(connection: &mut Connection, dir: &Path) -> Result<(), Error> {
+    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found > FORMAT {
+        return Err(Error::TooNew { path: dir.display().to_string(), found, known: FORMAT });
+    }
+    let steps = [SCHEMA_1];
+    let transaction = connection.transaction()?;
+    for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
+        transaction.execute_batch(step)?;
+    }
+    transaction.pragma_update(None, "user_version", FORMAT)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+fn next_epoch(connection: &Connection) -> Result<Epoch, Error> {
+    let epoch: i64 = connection.query_row(
+        "INSERT INTO meta(key, value) VALUES('epoch', 1) ON CONFLICT(key) DO UPDATE SET value = value + 1 RETURNING value",
+        [],
+        |row| row.get(0),
+    )?;
+    Ok(Epoch(u64::try_from(epoch).unwrap_or(0)))
+}
+
+fn secret(connection: &Connection) -> Result<[u8; 32], Error> {
+    let mut fresh = [0u8; 32];
+    getrandom::fill(&mut fresh).expect("the operating system gives random bytes");
+    connection.execute("INSERT OR IGNORE INTO meta(key, value) VALUES('secret', ?)", [&fresh[..]])?;
+    Ok(connection.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0))?)
+}
+
+impl Store for SqliteStore {
+    fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
+        let Some(mut task) = self.reader.task(id)? else { return Ok(None) };
+        let mut last = self
+            .connection
+            .prepare_cached("SELECT seq, version, blocks_total, bytes_total FROM chunk WHERE task = ? ORDER BY seq DESC LIMIT 1")?;
+        let tail = last
+            .query_row([&id.as_bytes()[..]], |row| {
+                Ok((row.get::<_, u64>(0)?, row.get::<_, u64>(1)?, row.get::<_, u64>(2)?, row.get::<_, u64>(3)?))
+            })
+            .optional()?;
+        if let Some((seq, version, blocks, bytes)) = tail {
+            task.output = Output { next_seq: taskwire_core::Seq(seq).next(), blocks, bytes };
+            task.version = task.version.max(Version(version));
+        }
+        Ok(Some(task))
+    }
+
+    fn commit(&mut self, writes: &[Write]) -> Result<(), Error> {
+        let transaction = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        for write in writes {
+            put(&transaction, write)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    fn secret(&self) -> [u8; 32] {
+        self.secret
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        self.reader.clone()
+    }
+}
+
+fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
+    let task = &*write.task;
+    let id = &task.id.as_bytes()[..];
+    let corrupt = |source| Error::Corrupt { task: task.id.to_string(), source };
+    let (mut head_changed, mut created, mut written) = (false, false, task.output);
+    // Totals are those after the last chunk of this write; walk back to those after the first.
+    for event in &write.events {
+        if let Event::Appended { blocks, .. } = event {
+            written.bytes -= blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>();
+            written.blocks -= blocks.len() as u64;
+        }
+    }
+    for (version, event) in (write.first.0..).zip(&write.events) {
+        match event {
+            Event::Appended { seq, first_block, blocks } => {
+                written.bytes += blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>();
+                written.blocks += blocks.len() as u64;
+                let json = serde_json::to_string(blocks).map_err(corrupt)?;
+                transaction.prepare_cached("INSERT INTO chunk VALUES(?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
+                    id,
+                    seq.0,
+                    version,
+                    write.at.as_millis(),
+                    first_block,
+                    written.blocks,
+                    written.bytes,
+                    json
+                ])?;
+            }
+            Event::Expired => {
+                transaction.prepare_cached("DELETE FROM log WHERE task = ?")?.execute(params![id])?;
+                transaction.prepare_cached("DELETE FROM chunk WHERE task = ?")?.execute(params![id])?;
+                if let Some(key) = task.spec.idempotency_key.as_deref() {
+                    transaction
+                        .prepare_cached("DELETE FROM idempotency WHERE caller = ? AND key = ?")?
+                        .execute(params![task.spec.caller.as_str(), key])?;
+                }
+                transaction.prepare_cached("DELETE FROM task WHERE id = ?")?.execute(params![id])?;
+                return Ok(());
+            }
+            event => {
+                head_changed = true;
+                let json = serde_json::to_string(event).map_err(corrupt)?;
+                transaction.prepare_cached("INSERT INTO log VALUES(?, ?, ?, ?)")?.execute(params![
+                    id,
+                    version,
+                    write.at.as_millis(),
+                    json
+                ])?;
+                created |= matches!(event, Event::Created { .. });
+            }
+        }
+    }
+    if let Some(stale) = write.stale_checkpoint {
+        transaction.prepare_cached("DELETE FROM log WHERE task = ? AND version = ?")?.execute(params![id, stale.0])?;
+    }
+    if let Some(key) = task.spec.idempotency_key.as_deref().filter(|_| created) {
+        transaction.prepare_cached("INSERT INTO idempotency VALUES(?, ?, ?)")?.execute(params![task.spec.caller.as_str(), key, id])?;
+    }
+    if head_changed {
+        let head = serde_json::to_string(task).map_err(corrupt)?;
+        let due = wants(task).due.map(taskwire_core::Timestamp::as_millis);
+        let open = task.ended.is_none();
+        if created {
+            transaction.prepare_cached("INSERT INTO task VALUES(?, ?, ?, ?, ?)")?.execute(params![
+                id,
+                task.spec.caller.as_str(),
+                open,
+                due,
+                head
+            ])?;
+        } else {
+            let rows = transaction
+                .prepare_cached("UPDATE task SET open = ?2, due = ?3, head = ?4 WHERE id = ?1")?
+                .execute(params![id, open, due, head])?;
+            if rows != 1 {
+                return Err(rusqlite::Error::StatementChangedRows(rows).into());
+            }
+        }
+    }
+    Ok(())
+}

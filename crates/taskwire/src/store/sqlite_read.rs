@@ -1,0 +1,181 @@
+//! Reading the embedded store: a pool of connections, each used by one thread at a time.
+
+use std::{
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use taskwire_core::{
+    CallerId, Payload, Seq, TaskId, Timestamp, Version,
+    task::{Event, Task},
+};
+
+use super::{Chunk, Error, Logged, Reader};
+
+/// Connections kept for the next reader; more are opened when more threads read at once.
+const IDLE_CONNECTIONS_MAX: usize = 8;
+
+pub(super) struct SqliteReader {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl SqliteReader {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, idle: Mutex::new(Vec::new()) }
+    }
+
+    fn with<T>(&self, read: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => {
+                let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+                let connection = Connection::open_with_flags(&self.path, flags)?;
+                connection.pragma_update(None, "cache_size", -4_096)?;
+                connection.pragma_update(None, "mmap_size", 1_i64 << 30)?;
+                connection.set_prepared_statement_cache_capacity(32);
+                connection.busy_timeout(std::time::Duration::from_secs(5))?;
+                connection
+            }
+        };
+        let result = read(&connection);
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if result.is_ok() && idle.len() < IDLE_CONNECTIONS_MAX {
+            idle.push(connection);
+        }
+        result
+    }
+}
+
+fn corrupt(id: TaskId) -> impl Fn(serde_json::Error) -> Error {
+    move |source| Error::Corrupt { task: id.to_string(), source }
+}
+
+fn id_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<TaskId>> {
+    Ok(TaskId::from_bytes(row.get_ref(0)?.as_blob()?))
+}
+
+fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<TaskId>, Error> {
+    let mut statement = connection.prepare_cached(sql)?;
+    let rows = statement.query_map(params, id_of)?;
+    Ok(rows.filter_map(Result::transpose).collect::<Result<_, _>>()?)
+}
+
+fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
+    let mut statement = connection.prepare_cached("SELECT event FROM log WHERE task = ? AND version = ?")?;
+    let mut rows = statement.query(params![&id.as_bytes()[..], version.0])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    serde_json::from_str(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?).map(Some).map_err(corrupt(id))
+}
+
+impl Reader for SqliteReader {
+    fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
+        self.with(|connection| {
+            let head: Option<Task> = {
+                let mut statement = connection.prepare_cached("SELECT head FROM task WHERE id = ?")?;
+                let mut rows = statement.query([&id.as_bytes()[..]])?;
+                match rows.next()? {
+                    None => None,
+                    Some(row) => {
+                        let head = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+                        Some(serde_json::from_str(head).map_err(corrupt(id))?)
+                    }
+                }
+            };
+            let Some(mut task) = head else { return Ok(None) };
+            if let Some((_, version)) = task.ended {
+                // The task may be forgotten between the two reads; then it is not there.
+                match read_event(connection, id, version)? {
+                    Some(event) => task.outcome = event.outcome(),
+                    None => return Ok(None),
+                }
+            }
+            Ok(Some(task))
+        })
+    }
+
+    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
+        self.with(|connection| read_event(connection, id, version))
+    }
+
+    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
+        self.with(|connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT version, at, event FROM log WHERE task = ? AND version > ? ORDER BY version LIMIT ?")?;
+            let mut rows = statement.query(params![&id.as_bytes()[..], after.0, limit])?;
+            let mut events = Vec::new();
+            while let Some(row) = rows.next()? {
+                events.push(Logged {
+                    version: Version(row.get(0)?),
+                    at: Timestamp::from_millis(row.get(1)?),
+                    event: serde_json::from_str(row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?).map_err(corrupt(id))?,
+                });
+            }
+            Ok(events)
+        })
+    }
+
+    fn chunks(&self, id: TaskId, from: Seq, bytes: usize) -> Result<Vec<Chunk>, Error> {
+        self.with(|connection| {
+            let mut statement = connection
+                .prepare_cached("SELECT seq, version, first_block, blocks FROM chunk WHERE task = ? AND seq >= ? ORDER BY seq")?;
+            let mut rows = statement.query(params![&id.as_bytes()[..], from.0])?;
+            let (mut chunks, mut size) = (Vec::new(), 0);
+            while let Some(row) = rows.next()? {
+                let blocks: String = row.get(3)?;
+                size += blocks.len();
+                if size > bytes && !chunks.is_empty() {
+                    break;
+                }
+                chunks.push(Chunk {
+                    seq: Seq(row.get(0)?),
+                    version: Version(row.get(1)?),
+                    first_block: row.get(2)?,
+                    blocks: Payload::parse(blocks).map_err(corrupt(id))?,
+                });
+            }
+            Ok(chunks)
+        })
+    }
+
+    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT task FROM idempotency WHERE caller = ? AND key = ?")?;
+            Ok(statement.query_row(params![caller.as_str(), key], id_of).optional()?.flatten())
+        })
+    }
+
+    fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
+        self.with(|connection| {
+            ids(
+                connection,
+                "SELECT id FROM task WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT ?",
+                params![now.as_millis(), limit],
+            )
+        })
+    }
+
+    fn next_due(&self) -> Result<Option<Timestamp>, Error> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT due FROM task WHERE due IS NOT NULL ORDER BY due LIMIT 1")?;
+            Ok(statement.query_row([], |row| row.get(0)).optional()?.map(Timestamp::from_millis))
+        })
+    }
+
+    fn open(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+        self.with(|connection| {
+            let after = after.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
+            ids(connection, "SELECT id FROM task WHERE open = 1 AND id > ? ORDER BY id LIMIT ?", params![after, limit])
+        })
+    }
+
+    fn open_by_caller(&self) -> Result<Vec<(CallerId, u64)>, Error> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT caller, count(*) FROM task WHERE open = 1 GROUP BY caller")?;
+            let rows = statement.query_map([], |row| Ok((CallerId::new(row.get_ref(0)?.as_str()?), row.get(1)?)))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+    }
+}

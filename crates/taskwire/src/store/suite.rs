@@ -1,0 +1,607 @@
+//! What every store promises, one test each, run against every backend in a directory of its own.
+//!
+//! A [`Driver`] does to a task what the engine would; a [`Lab`] commits it and compares: what is loaded, and what the
+//! stored log alone makes, must be the task in memory. What only SQLite promises stands at the end.
+//! All of it is in this one file, so that a new backend can be held against it as a whole.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    path::{Path, PathBuf},
+    slice,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use taskwire_core::{
+    CallerId, Epoch, InputKey, Limits, Payload, Seq, TaskId, Timestamp, Version,
+    id::ID_RANDOM_BYTES,
+    task::{
+        Accepts, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Output, Progress, RpcError, Spec, Task, create, decide, evolve,
+    },
+};
+
+use super::{Error, Reader, SqliteStore, Store, Write};
+
+/// Makes every promise a test of one backend.
+macro_rules! suite {
+    ($backend:ident, $open:expr) => {
+        suite! { $backend, $open;
+            a_created_task_is_read_back_byte_for_byte
+            every_kind_of_event_survives_a_reopening
+            all_that_was_committed_and_nothing_else_survives_a_crash
+            chunks_are_read_from_any_place_within_a_bound
+            chunks_that_came_before_the_task_are_counted
+            only_the_newest_checkpoint_is_kept
+            tasks_fall_due_in_order_and_once_more_after_their_end
+            open_tasks_are_listed_in_pages_by_id_and_counted_by_caller
+            an_idempotency_key_is_its_callers_until_the_task_is_forgotten
+            a_batch_is_kept_whole_or_not_at_all
+        }
+    };
+    ($backend:ident, $open:expr; $($promise:ident)+) => {
+        mod $backend {
+            use super::*;
+            $(
+                #[test]
+                fn $promise() {
+                    super::$promise(Lab::new($open));
+                }
+            )+
+        }
+    };
+}
+
+suite!(sqlite, SqliteStore::open);
+
+/// A directory that is gone when the test is over.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("taskwire-store-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        // A killed run of a process with the same number may have left one.
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("makes a temporary directory");
+        Self(path)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A task in memory, and the writes that make it.
+#[derive(Clone)]
+struct Driver {
+    id: TaskId,
+    now: i64,
+    /// Absent before its creation and after its end was forgotten.
+    task: Option<Task>,
+    /// Checkpoints that were replaced by later ones.
+    stale: BTreeSet<Version>,
+}
+
+impl Driver {
+    /// Drivers sort by `name`.
+    fn new(name: u8) -> Self {
+        let id = TaskId::new(Timestamp::from_millis(1_000), [name; ID_RANDOM_BYTES]);
+        Self { id, now: 1_000, task: None, stale: BTreeSet::new() }
+    }
+
+    /// What the command leads to, if to anything.
+    fn run(&mut self, command: &Command) -> Option<Write> {
+        let by = match (command, &self.task) {
+            (Command::Answer(_) | Command::Cancel { .. }, Some(task)) => Authority::Caller(task.spec.caller.clone()),
+            (Command::Create(_) | Command::Tick | Command::Recover(_), _) | (_, None) => Authority::Engine,
+            (_, Some(task)) => Authority::Attempt(task.attempt),
+        };
+        let at = Timestamp::from_millis(self.now);
+        let events = decide(self.task.as_ref(), &by, command, at, &Limits::DEFAULT).unwrap_or_default();
+        let last = events.last()?;
+        let first = self.task.as_ref().map_or(Version(1), |task| task.version.next());
+        let before = self.task.as_ref().and_then(|task| task.checkpoint);
+        for event in &events {
+            apply(&mut self.task, self.id, event, at);
+        }
+        let task = self.task.clone().expect("something happened to it");
+        let stale_checkpoint = before.filter(|before| task.checkpoint != Some(*before));
+        self.stale.extend(stale_checkpoint);
+        if *last == Event::Expired {
+            self.task = None;
+        }
+        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint })
+    }
+}
+
+fn apply(task: &mut Option<Task>, id: TaskId, event: &Event, at: Timestamp) {
+    match (event, &mut *task) {
+        (Event::Created { spec, epoch, .. }, None) => *task = Some(create(id, spec, *epoch, at)),
+        (event, Some(task)) => evolve(task, event, at),
+        (event, None) => panic!("{event:?} happened to no task"),
+    }
+}
+
+/// The task that the stored log alone makes. Replaced checkpoints, and only they, are missing from it.
+fn fold(reader: &dyn Reader, driver: &Driver) -> Option<Task> {
+    let mut log = Vec::new();
+    let mut after = Version(0);
+    loop {
+        let page = reader.events(driver.id, after, 8).expect("events are read");
+        let Some(last) = page.last() else { break };
+        assert!(page.len() <= 8 && page[0].version > after, "a page is bounded and goes on after the one before");
+        after = last.version;
+        log.extend(page.into_iter().map(|logged| (logged.version, logged.at, logged.event)));
+    }
+    for chunk in reader.chunks(driver.id, Seq(0), usize::MAX).expect("chunks are read") {
+        let blocks = chunk.blocks.read().expect("a chunk is an array");
+        // When it was written makes no difference to the task.
+        log.push((chunk.version, Timestamp::default(), Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks }));
+    }
+    log.sort_by_key(|(version, ..)| *version);
+    let mut task: Option<Task> = None;
+    for (version, at, event) in &log {
+        assert!(!driver.stale.contains(version), "the replaced checkpoint {version} is still there");
+        while let Some(task) = task.as_mut().filter(|task| task.version.next() < *version) {
+            assert!(driver.stale.contains(&task.version.next()), "event {} is missing", task.version.next());
+            evolve(task, &Event::Saved { checkpoint: json!("replaced").into() }, *at);
+        }
+        apply(&mut task, driver.id, event, *at);
+        assert_eq!(task.as_ref().map(|task| task.version), Some(*version), "each event has a version of its own");
+    }
+    task
+}
+
+/// A store in a directory, to be closed and opened at will.
+struct Lab<S> {
+    store: Option<S>,
+    open: fn(&Path) -> Result<S, Error>,
+    dir: TempDir,
+}
+
+impl<S: Store> Lab<S> {
+    fn new(open: fn(&Path) -> Result<S, Error>) -> Self {
+        let dir = TempDir::new();
+        Self { store: Some(open(&dir.0).expect("a new store opens")), open, dir }
+    }
+
+    fn store(&mut self) -> &mut S {
+        self.store.as_mut().expect("the store is open")
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        self.store.as_ref().expect("the store is open").reader()
+    }
+
+    /// Ends this life of the store and begins the next, in `dir` if the store has moved.
+    fn reopen_in(&mut self, dir: Option<TempDir>) {
+        let (epoch, secret) = (self.store().epoch(), self.store().secret());
+        self.store = None;
+        if let Some(dir) = dir {
+            self.dir = dir;
+        }
+        self.store = Some((self.open)(&self.dir.0).expect("the store opens again"));
+        assert!(self.store().epoch() > epoch, "each opening is a later life");
+        assert_eq!(self.store().secret(), secret, "the secret stays");
+    }
+
+    fn reopen(&mut self) {
+        self.reopen_in(None);
+    }
+
+    /// Goes on with the files as they are at this moment: nothing was closed, nothing tidied up.
+    fn kill(&mut self) {
+        let dir = TempDir::new();
+        for entry in std::fs::read_dir(&self.dir.0).expect("the directory is listed") {
+            let entry = entry.expect("the directory is listed");
+            std::fs::copy(entry.path(), dir.0.join(entry.file_name())).expect("a file is copied");
+        }
+        self.reopen_in(Some(dir));
+    }
+
+    /// Does what a command leads to, which must be something, and checks it.
+    fn run(&mut self, driver: &mut Driver, command: &Command) -> Write {
+        let write = driver.run(command).expect("the command leads to something");
+        self.store().commit(slice::from_ref(&write)).expect("the write is committed");
+        self.check(driver);
+        write
+    }
+
+    /// The task is stored as it is in memory, whichever way it is read.
+    fn check(&mut self, driver: &Driver) {
+        assert_eq!(self.store().load(driver.id).expect("the task is loaded"), driver.task, "the task is loaded as it was committed");
+        let reader = self.reader();
+        assert_eq!(fold(&*reader, driver), driver.task, "the log alone makes the task");
+        let head = reader.task(driver.id).expect("the head is read");
+        // The head does not count the chunks after it.
+        let version = head.as_ref().map_or(Version(0), |head| head.version);
+        let expected = driver.task.clone().map(|task| Task { output: Output::default(), version, ..task });
+        assert_eq!(head, expected, "a reader sees the task without its output");
+    }
+
+    /// These tasks are stored, and no other is open.
+    fn check_all(&mut self, drivers: &[Driver]) {
+        drivers.iter().for_each(|driver| self.check(driver));
+        let tasks = drivers.iter().filter_map(|driver| driver.task.as_ref());
+        let mut open: Vec<TaskId> = tasks.filter(|task| task.ended.is_none()).map(|task| task.id).collect();
+        open.sort();
+        assert_eq!(self.reader().open(None, 1_000).expect("open tasks are listed"), open, "nothing else is there");
+    }
+}
+
+fn spec() -> Spec {
+    Spec {
+        caller: CallerId::new("me"),
+        tool: "tool".into(),
+        on_interrupt: OnInterrupt::Retry,
+        attempts_max: 3,
+        retention_ms: Some(1_000),
+        timeout_ms: None,
+        input_timeout_ms: None,
+        idempotency_key: None,
+        accepts: Accepts::default(),
+    }
+}
+
+fn make(spec: Spec, chunks: Vec<Vec<Payload>>) -> Command {
+    let said = (!chunks.is_empty()).then(|| (Some("early".into()), None));
+    Command::Create(NewTask { spec: Arc::new(spec), request: json!({}).into(), epoch: Epoch(1), carried: None, chunks, said })
+}
+
+fn text(text: &str) -> Payload {
+    json!({ "type": "text", "text": text }).into()
+}
+
+fn append(words: &str) -> Command {
+    Command::Append { blocks: vec![text(words)] }
+}
+
+fn ask(key: &str) -> Command {
+    Command::Ask { key: InputKey::new(key), request: json!({ "question": key }).into() }
+}
+
+fn answer(keys: &[&str]) -> Command {
+    Command::Answer(keys.iter().map(|key| (InputKey::new(key), json!({ "action": "accept" }).into())).collect())
+}
+
+fn save(checkpoint: Value) -> Command {
+    Command::Save { checkpoint: checkpoint.into() }
+}
+
+fn ends() -> [Command; 3] {
+    [
+        Command::Finish(Outcome::Completed { result: json!({ "content": [] }).into(), is_error: true }),
+        Command::Finish(Outcome::Failed(RpcError { code: -32_603, message: "no".into(), data: Some(json!([1]).into()) })),
+        Command::Cancel { reason: Some("enough".into()) },
+    ]
+}
+
+fn a_created_task_is_read_back_byte_for_byte<S: Store>(mut lab: Lab<S>) {
+    let request = Payload::parse(r#"{ "b":1.0,  "a" : "\u00e9\/é" , "b": 1E2 }"#.to_owned()).expect("it is JSON");
+    let accepts = Accepts { elicit_form: true, ..Accepts::default() };
+    let spec = Arc::new(Spec { timeout_ms: Some(5), input_timeout_ms: Some(6), accepts, ..spec() });
+    let new = NewTask { spec: spec.clone(), request: request.clone(), epoch: Epoch(1), carried: None, chunks: vec![], said: None };
+    let (mut driver, nobody) = (Driver::new(1), Driver::new(2));
+    lab.run(&mut driver, &Command::Create(new));
+    lab.reopen();
+    lab.check_all(&[driver.clone(), nobody.clone()]);
+    let reader = lab.reader();
+    let created = Event::Created { spec, request, epoch: Epoch(1), carried: None };
+    assert_eq!(reader.event(driver.id, Version(1)).expect("the event is read"), Some(created));
+    assert_eq!(reader.event(driver.id, Version(2)).expect("the event is read"), None);
+    assert_eq!(reader.event(nobody.id, Version(1)).expect("the event is read"), None);
+    assert_eq!(reader.task(driver.id).expect("the head is read"), driver.task, "before any chunk, the head is all");
+}
+
+fn every_kind_of_event_survives_a_reopening<S: Store>(mut lab: Lab<S>) {
+    let mut kinds = HashSet::new();
+    for (name, end) in (1..).zip(ends()) {
+        let mut driver = Driver::new(name);
+        let half = Progress { done: 0.5, total: Some(1.0) };
+        let life = [
+            make(Spec { retention_ms: Some(100), timeout_ms: Some(9_000), input_timeout_ms: Some(9_000), ..spec() }, vec![]),
+            append("x"),
+            Command::Say { message: Some("half".into()), progress: Some(half) },
+            ask("a"),
+            ask("b"),
+            answer(&["b", "a"]),
+            save(json!({ "at": 1 })),
+            save(json!({ "at": 2 })),
+            Command::Recover(Epoch(2)),
+            append("y"),
+            end,
+            Command::Tick,
+        ];
+        for command in &life {
+            driver.now += 100;
+            let write = lab.run(&mut driver, command);
+            kinds.extend(write.events.iter().map(std::mem::discriminant));
+            lab.reopen();
+            lab.check(&driver);
+        }
+        assert_eq!(driver.task, None, "it was forgotten in the end");
+    }
+    assert_eq!(kinds.len(), 11, "every kind of event was there");
+}
+
+/// Numbers that look random and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % sides
+    }
+
+    fn command(&mut self) -> Command {
+        let words = "é".repeat(self.roll(30));
+        let key = ["a", "b", "c"][self.roll(3)];
+        match self.roll(16) {
+            0..=4 => Command::Append { blocks: vec![text(&words); 1 + self.roll(3)] },
+            5 | 6 => {
+                Command::Say { message: Some(words.into()), progress: Some(Progress { done: self.roll(9) as f64 / 4.0, total: None }) }
+            }
+            7 | 8 => ask(key),
+            9 | 10 => answer(&[key, "c"]),
+            11 | 12 => save(json!(words)),
+            13 => Command::Recover(Epoch(self.roll(6) as u64)),
+            14 => ends()[self.roll(3)].clone(),
+            _ => Command::Tick,
+        }
+    }
+
+    fn birth(&mut self, name: u8) -> Command {
+        let on_interrupt = if self.roll(2) == 0 { OnInterrupt::Fail } else { OnInterrupt::Retry };
+        let (timeout_ms, input_timeout_ms) = (Some(60 + self.roll(200) as u64), Some(60));
+        let idempotency_key = Some(name.to_string().into());
+        let spec = Spec { on_interrupt, retention_ms: Some(30), timeout_ms, input_timeout_ms, idempotency_key, ..spec() };
+        make(spec, vec![vec![text("early"), text("words")]; self.roll(3)])
+    }
+}
+
+fn all_that_was_committed_and_nothing_else_survives_a_crash<S: Store>(lab: Lab<S>) {
+    for seed in 0..200 {
+        println!("seed {seed}");
+        let (mut lab, mut dice) = (Lab::new(lab.open), Dice(seed));
+        let mut tasks = [1, 2, 3].map(Driver::new);
+        let (mut kept, mut batch, mut names) = (tasks.clone(), Vec::new(), 3);
+        for now in (1_000..).step_by(7).take(40) {
+            let driver = &mut tasks[dice.roll(3)];
+            let command = if driver.task.is_some() {
+                dice.command()
+            } else {
+                names += 1;
+                *driver = Driver::new(names);
+                dice.birth(names)
+            };
+            driver.now = now;
+            batch.extend(driver.run(&command));
+            match dice.roll(16) {
+                0 => {
+                    batch.clear();
+                    tasks = kept.clone();
+                    lab.kill();
+                    lab.check_all(&kept);
+                }
+                1 => {
+                    lab.reopen();
+                    lab.check_all(&kept);
+                }
+                2..=9 => {
+                    lab.store().commit(&batch).expect("the batch is committed");
+                    batch.clear();
+                    kept = tasks.clone();
+                    lab.check_all(&kept);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn chunks_are_read_from_any_place_within_a_bound<S: Store>(mut lab: Lab<S>) {
+    let mut driver = Driver::new(1);
+    lab.run(&mut driver, &make(spec(), vec![]));
+    let written: Vec<Vec<Payload>> = (0..12).map(|n| vec![text(&"x".repeat(n * 5)); 1 + n % 3]).collect();
+    for blocks in &written {
+        lab.run(&mut driver, &Command::Append { blocks: blocks.clone() });
+    }
+    let reader = lab.reader();
+    let all = reader.chunks(driver.id, Seq(0), usize::MAX).expect("chunks are read");
+    assert_eq!(all.len(), written.len());
+    let mut first_block = 1;
+    for (seq, (chunk, blocks)) in (0..).zip(all.iter().zip(&written)) {
+        assert_eq!((chunk.seq, chunk.first_block), (Seq(seq), first_block), "numbers are dense");
+        assert_eq!(chunk.blocks, Payload::of(blocks).expect("blocks are JSON"));
+        first_block += blocks.len() as u64;
+    }
+    let sizes: Vec<usize> = all.iter().map(|chunk| chunk.blocks.as_str().len()).collect();
+    for bound in [0, 1, sizes[0], sizes[0] + sizes[1], 300, 700, usize::MAX] {
+        for from in 0..all.len() {
+            let page = reader.chunks(driver.id, Seq(from as u64), bound).expect("chunks are read");
+            let end = from + page.len();
+            assert!(!page.is_empty(), "at least one");
+            assert_eq!(page[..], all[from..end], "in order, without a gap");
+            assert!(page.len() == 1 || sizes[from..end].iter().sum::<usize>() <= bound, "no more than asked for");
+            assert!(end == all.len() || sizes[from..=end].iter().sum::<usize>() > bound, "no less than fits");
+        }
+        assert!(reader.chunks(driver.id, Seq(12), bound).expect("chunks are read").is_empty(), "none after the last");
+    }
+}
+
+fn chunks_that_came_before_the_task_are_counted<S: Store>(mut lab: Lab<S>) {
+    let chunks = vec![vec![text("a"), text("bb")], vec![text("ccc")], vec![text("d"); 3]];
+    let bytes = chunks.iter().flatten().map(|block| block.as_str().len() as u64).sum();
+    let mut driver = Driver::new(1);
+    assert_eq!(lab.run(&mut driver, &make(spec(), chunks)).events.len(), 5, "created, three chunks, said");
+    let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
+    assert_eq!(loaded.output, Output { next_seq: Seq(3), blocks: 6, bytes });
+    lab.run(&mut driver, &append("e"));
+    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX).expect("chunks are read");
+    assert_eq!(chunks.iter().map(|chunk| chunk.first_block).collect::<Vec<_>>(), [1, 3, 4, 7]);
+    assert_eq!(chunks.iter().map(|chunk| chunk.version.0).collect::<Vec<_>>(), [2, 3, 4, 6]);
+}
+
+fn only_the_newest_checkpoint_is_kept<S: Store>(mut lab: Lab<S>) {
+    let mut driver = Driver::new(1);
+    lab.run(&mut driver, &make(spec(), vec![]));
+    for n in 0..3 {
+        lab.run(&mut driver, &save(json!(n)));
+        lab.run(&mut driver, &append("between"));
+    }
+    lab.run(&mut driver, &Command::Recover(Epoch(2)));
+    assert_eq!(driver.stale, BTreeSet::from([Version(2), Version(4)]));
+    let event = |version| lab.reader().event(driver.id, Version(version)).expect("the event is read");
+    assert_eq!((event(2), event(4)), (None, None));
+    assert_eq!(event(6), Some(Event::Saved { checkpoint: json!(2).into() }));
+}
+
+fn tasks_fall_due_in_order_and_once_more_after_their_end<S: Store>(mut lab: Lab<S>) {
+    let due = |lab: &Lab<S>, now, limit| lab.reader().due(Timestamp::from_millis(now), limit).expect("due tasks are listed");
+    let next = |lab: &Lab<S>| lab.reader().next_due().expect("the next moment is read").map(Timestamp::as_millis);
+    let [mut a, mut b, mut c] = [1, 2, 3].map(Driver::new);
+    lab.run(&mut c, &make(spec(), vec![]));
+    assert_eq!((next(&lab), due(&lab, i64::MAX, 9)), (None, vec![]), "without a limit nothing is due");
+    lab.run(&mut a, &make(Spec { timeout_ms: Some(300), ..spec() }, vec![]));
+    lab.run(&mut b, &make(Spec { timeout_ms: Some(100), input_timeout_ms: Some(1_000), ..spec() }, vec![]));
+    assert_eq!((next(&lab), due(&lab, 1_099, 9), due(&lab, 1_100, 9)), (Some(1_100), vec![], vec![b.id]));
+    assert_eq!((due(&lab, 9_999, 9), due(&lab, 9_999, 1)), (vec![b.id, a.id], vec![b.id]));
+    b.now = 1_010;
+    lab.run(&mut b, &ask("a"));
+    assert_eq!((next(&lab), due(&lab, 9_999, 9)), (Some(1_300), vec![a.id, b.id]), "a question has another time");
+    c.now = 1_020;
+    lab.run(&mut c, &ends()[0]);
+    a.now = 1_300;
+    lab.run(&mut a, &Command::Tick);
+    lab.reopen();
+    assert_eq!((next(&lab), due(&lab, 9_999, 9)), (Some(2_010), vec![b.id, c.id, a.id]), "ended tasks are due by retention");
+    c.now = 2_020;
+    lab.run(&mut c, &Command::Tick);
+    assert_eq!(due(&lab, 9_999, 9), [b.id, a.id], "what is forgotten is not due");
+}
+
+fn open_tasks_are_listed_in_pages_by_id_and_counted_by_caller<S: Store>(mut lab: Lab<S>) {
+    let mut drivers = [4, 1, 5, 3, 2].map(Driver::new);
+    for (driver, caller) in drivers.iter_mut().zip(["me", "you", "me", "they", "me"]) {
+        lab.run(driver, &make(Spec { caller: CallerId::new(caller), ..spec() }, vec![]));
+    }
+    lab.run(&mut drivers[3], &ends()[0]);
+    lab.reopen();
+    lab.check_all(&drivers);
+    let [four, one, five, _, two] = drivers.map(|driver| driver.id);
+    let page = |after| lab.reader().open(after, 2).expect("open tasks are listed");
+    assert_eq!([page(None), page(Some(two)), page(Some(five))], [vec![one, two], vec![four, five], vec![]]);
+    let mut counts = lab.reader().open_by_caller().expect("open tasks are counted");
+    counts.sort();
+    assert_eq!(counts, [(CallerId::new("me"), 3), (CallerId::new("you"), 1)]);
+}
+
+fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut lab: Lab<S>) {
+    let keyed = |caller| make(Spec { caller: CallerId::new(caller), idempotency_key: Some("k".into()), ..spec() }, vec![]);
+    let find = |lab: &Lab<S>, caller, key| lab.reader().by_idempotency_key(&CallerId::new(caller), key).expect("the key is read");
+    let [mut mine, mut yours, mut again] = [1, 2, 3].map(Driver::new);
+    lab.run(&mut mine, &keyed("me"));
+    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k"), find(&lab, "me", "j")), (Some(mine.id), None, None));
+    lab.run(&mut yours, &keyed("you"));
+    lab.run(&mut mine, &ends()[0]);
+    lab.reopen();
+    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k")), (Some(mine.id), Some(yours.id)), "an ended task is still found");
+    mine.now += 1_000;
+    lab.run(&mut mine, &Command::Tick);
+    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k")), (None, Some(yours.id)));
+    lab.run(&mut again, &keyed("me"));
+    assert_eq!(find(&lab, "me", "k"), Some(again.id), "a key that was let go can be used again");
+}
+
+fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
+    let (mut old, mut new) = (Driver::new(1), Driver::new(2));
+    lab.run(&mut old, &make(spec(), vec![]));
+    let before = old.clone();
+    let chunk = old.run(&append("lost")).expect("it is open");
+    let birth = new.run(&make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![vec![text("lost")]])).expect("it is new");
+    lab.store().commit(&[chunk, birth.clone(), birth]).expect_err("a task is created once");
+    lab.reopen();
+    lab.check_all(&[before, Driver::new(2)]);
+    assert_eq!(lab.reader().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
+}
+
+/// Another connection to the database, as any SQLite tool would make it.
+fn tool(lab: &Lab<SqliteStore>) -> Connection {
+    Connection::open(lab.dir.0.join("tasks.db")).expect("the database opens")
+}
+
+#[test]
+fn an_expired_task_leaves_no_row() {
+    let mut lab = Lab::new(SqliteStore::open);
+    let mut driver = Driver::new(1);
+    lab.run(&mut driver, &make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![vec![text("x")]]));
+    for command in [save(json!(1)), ask("a"), append("y"), ends()[0].clone()] {
+        lab.run(&mut driver, &command);
+    }
+    let tool = tool(&lab);
+    let rows = || {
+        ["task", "log", "chunk", "idempotency"].map(|table| {
+            tool.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get::<_, i64>(0)).expect("rows are counted")
+        })
+    };
+    assert_eq!(rows(), [1, 5, 2, 1], "created, said, saved, asked, completed are events");
+    driver.now += 1_000;
+    lab.run(&mut driver, &Command::Tick);
+    assert_eq!(rows(), [0; 4]);
+}
+
+#[test]
+fn a_second_process_learns_who_has_the_directory() {
+    let mut lab = Lab::new(SqliteStore::open);
+    let Err(Error::Locked { path, holder }) = SqliteStore::open(&lab.dir.0) else { panic!("the directory is taken") };
+    assert_eq!((path, holder), (lab.dir.0.display().to_string(), format!("process {}", std::process::id())));
+    lab.reopen();
+}
+
+#[test]
+fn a_store_of_a_newer_release_is_refused() {
+    let mut lab = Lab::new(SqliteStore::open);
+    lab.store = None;
+    tool(&lab).pragma_update(None, "user_version", 99).expect("the format is set");
+    let refused = SqliteStore::open(&lab.dir.0);
+    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 1, .. })), "{refused:?}");
+}
+
+#[test]
+fn damaged_data_is_an_error_that_names_its_task() {
+    let mut lab = Lab::new(SqliteStore::open);
+    let (mut driver, mut other) = (Driver::new(1), Driver::new(2));
+    lab.run(&mut driver, &make(spec(), vec![]));
+    lab.run(&mut other, &make(spec(), vec![]));
+    let id = &driver.id.as_bytes()[..];
+    tool(&lab).execute("UPDATE task SET head = '{\"id\":' WHERE id = ?", [id]).expect("the head is damaged");
+    tool(&lab).execute("UPDATE log SET event = 'x' WHERE task = ?", [id]).expect("the event is damaged");
+    let errors = [
+        lab.store().load(driver.id).expect_err("no task"),
+        lab.reader().task(driver.id).expect_err("no head"),
+        lab.reader().event(driver.id, Version(1)).expect_err("no event"),
+    ];
+    for error in errors {
+        assert!(matches!(&error, Error::Corrupt { task, .. } if *task == driver.id.to_string()), "{error}");
+    }
+    lab.check(&other);
+}
+
+#[test]
+fn a_reader_neither_waits_for_an_open_transaction_nor_sees_it() {
+    let mut lab = Lab::new(SqliteStore::open);
+    let mut driver = Driver::new(1);
+    lab.run(&mut driver, &make(spec(), vec![]));
+    let writer = tool(&lab);
+    writer.execute_batch("BEGIN IMMEDIATE; UPDATE task SET head = '{}'; DELETE FROM log;").expect("a transaction is open");
+    lab.check(&driver);
+    writer.execute_batch("ROLLBACK").expect("the transaction ends");
+    lab.run(&mut driver, &append("x"));
+}

@@ -1,0 +1,141 @@
+//! What a tool is given: the way to write, to say, to ask, to save, and to learn that it must stop.
+
+use std::{sync::Arc, time::Duration};
+
+use serde::{Serialize, de::DeserializeOwned};
+use taskwire_core::{
+    InputKey, Payload,
+    task::{Accepts, Progress},
+};
+
+use super::{
+    ToolError,
+    content::Content,
+    error::from_engine,
+    question::{Answer, Question},
+};
+use crate::engine::{Note, Resumed, Run};
+
+/// The context of one run of a tool; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Ctx(Arc<Run>);
+
+impl Ctx {
+    pub(crate) fn new(run: Arc<Run>) -> Self {
+        Self(run)
+    }
+
+    /// Writes text to the task's output; it is durable when this returns. Waiting is the backpressure.
+    ///
+    /// # Errors
+    /// When the tool must stop or a limit is reached.
+    pub async fn text(&self, text: impl AsRef<str>) -> Result<(), ToolError> {
+        self.block(Content::text(text)).await
+    }
+
+    /// Writes a content block to the task's output; it is durable when this returns.
+    ///
+    /// # Errors
+    /// When the tool must stop or a limit is reached.
+    pub async fn block(&self, block: Content) -> Result<(), ToolError> {
+        self.0.append(vec![block.into_payload()]).await.map_err(from_engine)
+    }
+
+    /// Says in words how it is getting on.
+    ///
+    /// # Errors
+    /// When the tool must stop or a limit is reached.
+    pub async fn status(&self, message: impl AsRef<str>) -> Result<(), ToolError> {
+        self.0.say(Some(message.as_ref().into()), None).await.map_err(from_engine)
+    }
+
+    /// Says in numbers, and perhaps in words, how far it is. `done` must grow.
+    ///
+    /// # Errors
+    /// When the tool must stop or a limit is reached.
+    pub async fn progress(&self, done: f64, total: Option<f64>, message: Option<&str>) -> Result<(), ToolError> {
+        self.0.say(message.map(Into::into), Some(Progress { done, total })).await.map_err(from_engine)
+    }
+
+    /// Asks the caller and waits for the answer, however long that takes. The key names the question for ever: asked
+    /// again after an interruption, the same question has the same answer.
+    ///
+    /// # Errors
+    /// When the caller cannot be asked this, the key was used for another question, or the tool must stop.
+    pub async fn ask(&self, key: &str, question: Question) -> Result<Answer, ToolError> {
+        if let Some(lacking) = question.lacks(self.accepts()) {
+            return Err(ToolError::missing_capability(lacking));
+        }
+        let answer = self.0.ask(&InputKey::new(key), question.into_payload()).await.map_err(from_engine)?;
+        answer.read().map_err(|error| ToolError::new(format!("the answer to `{key}` has the wrong shape: {error}")))
+    }
+
+    /// Saves where the work is; after an interruption the next attempt finds it with [`saved`](Self::saved).
+    ///
+    /// # Errors
+    /// When the tool must stop or a limit is reached.
+    pub async fn checkpoint(&self, value: &impl Serialize) -> Result<(), ToolError> {
+        self.0.save(Payload::of(value)?).await.map_err(from_engine)
+    }
+
+    /// What an earlier attempt saved last.
+    ///
+    /// # Errors
+    /// When it has another shape.
+    pub fn saved<T: DeserializeOwned>(&self) -> Result<Option<T>, ToolError> {
+        Ok(self.0.checkpoint().map(Payload::read).transpose()?)
+    }
+
+    /// Which run of the work this is, from 1.
+    #[must_use]
+    pub fn attempt(&self) -> u64 {
+        self.0.attempt().0
+    }
+
+    /// Sends a log line to the caller, if it listens to this level on an open call.
+    pub fn log(&self, level: &'static str, data: impl Serialize) {
+        if let Ok(data) = Payload::of(&data) {
+            self.0.note(Note::Log { level, logger: None, data });
+        }
+    }
+
+    /// Waits until the tool must stop. Race it against long waits.
+    pub async fn cancelled(&self) {
+        self.0.stopped().await;
+    }
+
+    /// Whether the tool must stop.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.is_stopped()
+    }
+
+    /// Waits for `span`, on the engine's clock.
+    ///
+    /// # Errors
+    /// At once when the tool must stop.
+    pub async fn sleep(&self, span: Duration) -> Result<(), ToolError> {
+        tokio::select! {
+            () = self.0.engine().clock().sleep(span) => Ok(()),
+            () = self.cancelled() => Err(ToolError::stopped()),
+        }
+    }
+
+    /// What the caller can be asked.
+    #[must_use]
+    pub fn accepts(&self) -> Accepts {
+        self.0.spec().accepts
+    }
+
+    /// What the caller brought along when it was asked to call again.
+    #[must_use]
+    pub fn resumed(&self) -> &Resumed {
+        self.0.resumed()
+    }
+
+    /// The arguments, as they came.
+    #[must_use]
+    pub fn arguments(&self) -> &Payload {
+        self.0.request()
+    }
+}

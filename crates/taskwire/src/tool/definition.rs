@@ -1,0 +1,235 @@
+//! One tool: how it is described, when its calls become tasks, and what it does.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use taskwire_core::{Payload, task::OnInterrupt};
+
+use super::{
+    Ctx, ToolError,
+    content::{CallResult, IntoResult},
+    schema::{HeaderParam, InvalidSchema, Schema, header_params},
+};
+
+/// When a call becomes a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TaskMode {
+    /// Never: every caller waits for the result.
+    Never,
+    /// When it takes longer than `promote_after` and the caller can handle tasks.
+    #[default]
+    Auto,
+    /// At once, for every caller that can handle tasks.
+    Always,
+    /// At once; a caller that cannot handle tasks is refused.
+    Required,
+}
+
+/// How calls of a tool are treated.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Policy {
+    /// When a call becomes a task.
+    pub task: TaskMode,
+    /// How long a caller waits before its call becomes a task; the server's default if absent.
+    pub promote_after: Option<Duration>,
+    /// How long an attempt may work; for ever if absent.
+    pub timeout: Option<Duration>,
+    /// What a crash of the server does to a task.
+    pub on_interrupt: OnInterrupt,
+    /// How long a task is kept after its end; the server's default if absent.
+    pub retention: Option<Duration>,
+}
+
+type Body = Arc<dyn Fn(Ctx) -> BoxFuture<'static, Result<CallResult, ToolError>> + Send + Sync>;
+
+/// A tool.
+#[derive(Clone)]
+pub struct Tool {
+    name: Arc<str>,
+    wire: Map<String, Value>,
+    policy: Policy,
+    body: Body,
+}
+
+impl fmt::Debug for Tool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tool").field("name", &self.name).field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+impl Tool {
+    /// A tool whose arguments are a Rust type.
+    pub fn new<A, R, F, Fut>(name: &str, description: &str, body: F) -> Self
+    where
+        A: DeserializeOwned + JsonSchema + Send,
+        R: IntoResult,
+        F: Fn(A, Ctx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, ToolError>> + Send + 'static,
+    {
+        let mut schema = schemars::generate::SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<A>();
+        schema.remove("title");
+        schema.remove("$schema");
+        schema.insert("type".to_owned(), "object".into());
+        let body = Arc::new(body);
+        Self::raw(name, description, schema.to_value(), move |ctx: Ctx| {
+            let body = body.clone();
+            async move {
+                let args = ctx.arguments().read().map_err(|error| ToolError::new(format!("the arguments do not fit: {error}")))?;
+                body(args, ctx).await
+            }
+        })
+    }
+
+    /// A tool whose arguments are described by a JSON Schema; it reads them from [`Ctx::arguments`].
+    pub fn raw<R, F, Fut>(name: &str, description: &str, input_schema: Value, body: F) -> Self
+    where
+        R: IntoResult,
+        F: Fn(Ctx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, ToolError>> + Send + 'static,
+    {
+        let mut wire = Map::new();
+        wire.insert("name".to_owned(), name.into());
+        wire.insert("description".to_owned(), description.into());
+        wire.insert("inputSchema".to_owned(), input_schema);
+        Self {
+            name: name.into(),
+            wire,
+            policy: Policy::default(),
+            body: Arc::new(move |ctx| {
+                let result = body(ctx);
+                Box::pin(async move { result.await.map(IntoResult::into_result) })
+            }),
+        }
+    }
+
+    /// A title for people.
+    #[must_use]
+    pub fn title(self, title: &str) -> Self {
+        self.with("title", title.into())
+    }
+
+    /// The schema of the structured result.
+    #[must_use]
+    pub fn output_schema(self, schema: Value) -> Self {
+        self.with("outputSchema", schema)
+    }
+
+    /// Hints such as `{"readOnlyHint": true}`.
+    #[must_use]
+    pub fn annotations(self, annotations: Value) -> Self {
+        self.with("annotations", annotations)
+    }
+
+    /// When a call becomes a task.
+    #[must_use]
+    pub fn task(mut self, mode: TaskMode) -> Self {
+        self.policy.task = mode;
+        self
+    }
+
+    /// How long a caller waits before its call becomes a task.
+    #[must_use]
+    pub fn promote_after(mut self, span: Duration) -> Self {
+        self.policy.promote_after = Some(span);
+        self
+    }
+
+    /// How long an attempt may work.
+    #[must_use]
+    pub fn timeout(mut self, span: Duration) -> Self {
+        self.policy.timeout = Some(span);
+        self
+    }
+
+    /// How long a task is kept after its end.
+    #[must_use]
+    pub fn retention(mut self, span: Duration) -> Self {
+        self.policy.retention = Some(span);
+        self
+    }
+
+    /// Lets the tool be run again after a crash of the server, from its last checkpoint if it saves any.
+    #[must_use]
+    pub fn retry_on_interrupt(mut self) -> Self {
+        self.policy.on_interrupt = OnInterrupt::Retry;
+        self
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn with(mut self, key: &str, value: Value) -> Self {
+        self.wire.insert(key.to_owned(), value);
+        self
+    }
+}
+
+/// A tool that has been checked and is ready to be listed and called.
+pub(crate) struct Ready {
+    pub(crate) name: Arc<str>,
+    /// The definition as lists show it.
+    pub(crate) wire: Payload,
+    pub(crate) policy: Policy,
+    pub(crate) headers: Vec<HeaderParam>,
+    input: Schema,
+    output: Option<Schema>,
+    body: Body,
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ready").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Ready {
+    pub(crate) fn check(tool: Tool) -> Result<Self, InvalidSchema> {
+        let invalid = |what, why| InvalidSchema { tool: tool.name.to_string(), what, why };
+        let fits = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        if tool.name.is_empty() || tool.name.len() > 128 || !tool.name.chars().all(fits) {
+            return Err(invalid("the name", "it needs 1 to 128 of A-Z a-z 0-9 _ . -".to_owned()));
+        }
+        let schema = &tool.wire["inputSchema"];
+        if schema.get("type") != Some(&json!("object")) {
+            return Err(invalid("the input schema", "its `type` must be \"object\"".to_owned()));
+        }
+        let input = Schema::compile(schema).map_err(|why| invalid("the input schema", why))?;
+        let headers = header_params(schema).map_err(|why| invalid("the input schema", why))?;
+        let output = match tool.wire.get("outputSchema") {
+            None => None,
+            Some(schema) => Some(Schema::compile(schema).map_err(|why| invalid("the output schema", why))?),
+        };
+        let wire = Value::Object(tool.wire).into();
+        Ok(Self { name: tool.name, wire, policy: tool.policy, headers, input, output, body: tool.body })
+    }
+
+    /// What is wrong with `arguments`, one line each.
+    pub(crate) fn problems(&self, arguments: &Value) -> Vec<String> {
+        self.input.problems(arguments)
+    }
+
+    /// Runs the tool, and checks that its result is what its output schema promises.
+    pub(crate) async fn run(&self, ctx: Ctx) -> Result<CallResult, ToolError> {
+        let result = (self.body)(ctx).await?;
+        if let Some(schema) = self.output.as_ref().filter(|_| !result.is_error) {
+            let value = match &result.structured_content {
+                Some(value) => value.read::<Value>()?,
+                None => return Err(ToolError::protocol(taskwire_core::wire::code::INTERNAL_ERROR, self.broken("it is missing"))),
+            };
+            if let Some(problem) = schema.problems(&value).first() {
+                return Err(ToolError::protocol(taskwire_core::wire::code::INTERNAL_ERROR, self.broken(problem)));
+            }
+        }
+        Ok(result)
+    }
+
+    fn broken(&self, why: &str) -> String {
+        format!("the structured result of tool `{}` does not conform to its output schema: {why}", self.name)
+    }
+}

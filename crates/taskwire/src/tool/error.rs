@@ -1,0 +1,123 @@
+//! How a tool can fail, and how it can ask to be called again.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::Serialize;
+use serde_json::Value;
+use taskwire_core::{
+    Payload,
+    task::{Outcome, Reject, RpcError},
+    wire::code,
+};
+
+use super::{content::CallResult, question::Question};
+use crate::engine::{self, End};
+
+/// What a tool wants to know before it can go on, and what it wants to be given back with the answers.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Round {
+    /// Questions by key.
+    pub questions: BTreeMap<String, Payload>,
+    /// Given back with the answers, protected against change on the way.
+    pub state: Option<Value>,
+}
+
+impl Round {
+    /// A round that asks one thing.
+    #[must_use]
+    pub fn ask(key: &str, question: Question) -> Self {
+        Self::default().and(key, question)
+    }
+
+    /// Asks one thing more.
+    #[must_use]
+    pub fn and(mut self, key: &str, question: Question) -> Self {
+        self.questions.insert(key.to_owned(), question.into_payload());
+        self
+    }
+
+    /// Gives the state that comes back with the answers.
+    #[must_use]
+    pub fn with_state(mut self, state: Value) -> Self {
+        self.state = Some(state);
+        self
+    }
+}
+
+/// Why a tool did not return a result.
+///
+/// Anything that is an error in Rust becomes one by `?`: its text goes to the caller as a result with `isError`, so that
+/// a model can act on it.
+#[derive(Debug)]
+pub struct ToolError(Kind);
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Said(String),
+    Protocol(RpcError),
+    Round(Round),
+    Stopped,
+}
+
+impl ToolError {
+    /// The tool failed: the caller gets this text, marked as an error.
+    #[must_use]
+    pub fn new(text: impl fmt::Display) -> Self {
+        Self(Kind::Said(text.to_string()))
+    }
+
+    /// The call failed as a request: the caller gets a JSON-RPC error, a task ends as `failed`.
+    #[must_use]
+    pub fn protocol(code: i64, message: impl Into<String>) -> Self {
+        Self(Kind::Protocol(RpcError { code, message: message.into(), data: None }))
+    }
+
+    /// The call needs a capability that the client did not declare, given as `ClientCapabilities`.
+    #[must_use]
+    pub fn missing_capability(required: Value) -> Self {
+        let message = format!("this call needs client capabilities that were not declared: {required}");
+        let data = serde_json::json!({ "requiredCapabilities": required });
+        Self(Kind::Protocol(RpcError { code: code::MISSING_CAPABILITY, message, data: Some(data.into()) }))
+    }
+
+    /// The caller must call again with answers. Only before the call has become a task; later, use
+    /// [`Ctx::ask`](super::Ctx::ask).
+    #[must_use]
+    pub fn round(round: Round) -> Self {
+        Self(Kind::Round(round))
+    }
+
+    /// The call was stopped.
+    #[must_use]
+    pub fn stopped() -> Self {
+        Self(Kind::Stopped)
+    }
+
+    pub(crate) fn into_kind(self) -> Kind {
+        self.0
+    }
+
+    pub(crate) fn into_end(self) -> End {
+        match self.0 {
+            Kind::Said(text) => End::Outcome(CallResult::error(text).into_outcome()),
+            Kind::Protocol(error) => End::Outcome(Outcome::Failed(error)),
+            Kind::Stopped => End::Outcome(Outcome::Cancelled { reason: None }),
+            Kind::Round(round) => End::Suspended(Payload::of(&round).expect("a round consists of JSON already")),
+        }
+    }
+}
+
+impl<E: std::error::Error> From<E> for ToolError {
+    fn from(error: E) -> Self {
+        Self::new(error)
+    }
+}
+
+/// What went wrong while a tool used its context.
+pub(crate) fn from_engine(error: engine::Error) -> ToolError {
+    match error {
+        engine::Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound) => ToolError::stopped(),
+        engine::Error::Rejected(reject) => ToolError::new(reject),
+        engine::Error::Unavailable(reason) => ToolError::protocol(code::UNAVAILABLE, reason.to_string()),
+    }
+}

@@ -1,0 +1,23 @@
+//! Writing tools: what a tool is, what it is given, what it may return. Start with [`Tool`] and [`Ctx`].
+//!
+//! Knows the shapes of MCP that all eras share (content blocks, tool definitions), but no wire and no era.
+
+mod content;
+mod ctx;
+mod definition;
+mod error;
+mod provider;
+mod question;
+mod registry;
+mod schema;
+
+pub use content::{CallResult, Content, IntoResult, Json};
+pub use ctx::Ctx;
+pub use definition::{Policy, TaskMode, Tool};
+pub(crate) use error::Kind;
+pub use error::{Round, ToolError};
+pub use provider::{Changes, Completion, CompletionRequest, Prompt, PromptCall, Provider, ReadyTool, Resource, ResourceCall, Template};
+pub(crate) use question::payload_lacks;
+pub use question::{Answer, Question};
+pub use registry::Registry;
+pub use schema::InvalidSchema;

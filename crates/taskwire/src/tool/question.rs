@@ -1,0 +1,118 @@
+//! What a tool may ask its caller, and what comes back.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
+use taskwire_core::{Payload, task::Accepts};
+
+/// Something that only the caller knows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Question {
+    method: &'static str,
+    params: Value,
+}
+
+impl Question {
+    /// A form for a person: `schema` describes a flat object of texts, numbers, booleans and choices.
+    #[must_use]
+    pub fn form(message: &str, schema: Value) -> Self {
+        Self { method: "elicitation/create", params: json!({"mode": "form", "message": message, "requestedSchema": schema}) }
+    }
+
+    /// A form for a person, described by a Rust type.
+    #[must_use]
+    pub fn form_for<T: JsonSchema>(message: &str) -> Self {
+        let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+        let mut schema = settings.into_generator().into_root_schema_for::<T>();
+        schema.remove("title");
+        schema.remove("$schema");
+        Self::form(message, schema.to_value())
+    }
+
+    /// A page that a person should open.
+    #[must_use]
+    pub fn url(message: &str, url: &str) -> Self {
+        Self { method: "elicitation/create", params: json!({"mode": "url", "message": message, "url": url}) }
+    }
+
+    /// A completion by the caller's language model; `params` as in `sampling/createMessage`.
+    #[must_use]
+    pub fn sampling(params: Value) -> Self {
+        Self { method: "sampling/createMessage", params }
+    }
+
+    /// The caller's root folders.
+    #[must_use]
+    pub fn roots() -> Self {
+        Self { method: "roots/list", params: json!({}) }
+    }
+
+    /// The method that carries it.
+    #[must_use]
+    pub fn method(&self) -> &'static str {
+        self.method
+    }
+
+    /// What a caller with these capabilities lacks to be asked this, as `ClientCapabilities`.
+    #[must_use]
+    pub fn lacks(&self, accepts: Accepts) -> Option<Value> {
+        lacks(self.method, self.params["mode"] == "url", accepts)
+    }
+
+    /// The question in its wire shape.
+    #[must_use]
+    pub fn into_payload(self) -> Payload {
+        json!({"method": self.method, "params": self.params}).into()
+    }
+}
+
+/// As [`Question::lacks`], for a question in its wire shape.
+pub(crate) fn payload_lacks(question: &Payload, accepts: Accepts) -> Option<Value> {
+    let question: Value = question.read().ok()?;
+    lacks(question["method"].as_str()?, question["params"]["mode"] == "url", accepts)
+}
+
+fn lacks(method: &str, url: bool, accepts: Accepts) -> Option<Value> {
+    let (accepted, needed) = match method {
+        "sampling/createMessage" => (accepts.sampling, json!({"sampling": {}})),
+        "roots/list" => (accepts.roots, json!({"roots": {}})),
+        _ if url => (accepts.elicit_url, json!({"elicitation": {"url": {}}})),
+        _ => (accepts.elicit_form, json!({"elicitation": {}})),
+    };
+    (!accepted).then_some(needed)
+}
+
+/// What came back.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Answer {
+    /// `accept`, `decline` or `cancel`, for a form or a page.
+    #[serde(default)]
+    pub action: Option<String>,
+    /// The filled-in form.
+    #[serde(default)]
+    pub content: Option<Value>,
+    /// Everything else that came, for kinds that are no form.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+impl Answer {
+    /// Whether the person agreed.
+    #[must_use]
+    pub fn is_accepted(&self) -> bool {
+        self.action.as_deref() == Some("accept")
+    }
+
+    /// The filled-in form, if the person agreed and it fits.
+    ///
+    /// # Errors
+    /// When the person said no, or the content has another shape.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, super::ToolError> {
+        if !self.is_accepted() {
+            let action = self.action.as_deref().unwrap_or("no action");
+            return Err(super::ToolError::new(format!("the question was not accepted ({action})")));
+        }
+        serde_json::from_value(self.content.clone().unwrap_or(Value::Null))
+            .map_err(|error| super::ToolError::new(format!("the answer does not fit the question: {error}")))
+    }
+}

@@ -1,0 +1,159 @@
+//! Tools, prompts and resources written in Rust.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+
+use super::{
+    definition::{Ready, Tool},
+    provider::{Changes, Completion, CompletionRequest, Prompt, Provider, ReadyTool, Resource, Template},
+    schema::InvalidSchema,
+};
+
+type Completer = Arc<dyn Fn(CompletionRequest) -> BoxFuture<'static, Option<Completion>> + Send + Sync>;
+
+#[derive(Default)]
+struct Lists {
+    tools: Vec<Arc<ReadyTool>>,
+    prompts: Vec<Prompt>,
+    resources: Vec<Resource>,
+    templates: Vec<Template>,
+    completer: Option<Completer>,
+}
+
+/// A provider that is filled by code; it may change while it is served, and listeners are told.
+#[derive(Clone, Default)]
+pub struct Registry {
+    lists: Arc<RwLock<Lists>>,
+    changes: Arc<watch::Sender<Changes>>,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registry").field("tools", &self.read().tools.len()).finish_non_exhaustive()
+    }
+}
+
+impl Registry {
+    /// An empty registry.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Lists> {
+        self.lists.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Lists> {
+        self.lists.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a tool, or replaces the one of the same name.
+    ///
+    /// # Errors
+    /// When its name or one of its schemas cannot be used.
+    pub fn tool(&self, tool: Tool) -> Result<&Self, InvalidSchema> {
+        let ready = Arc::new(ReadyTool(Ready::check(tool)?));
+        {
+            let mut lists = self.write();
+            match lists.tools.iter_mut().find(|known| known.0.name == ready.0.name) {
+                Some(known) => *known = ready,
+                None => lists.tools.push(ready),
+            }
+        }
+        self.changes.send_modify(|changes| changes.tools += 1);
+        Ok(self)
+    }
+
+    /// Takes a tool away. Tasks that it runs go on.
+    pub fn remove_tool(&self, name: &str) -> &Self {
+        self.write().tools.retain(|tool| &*tool.0.name != name);
+        self.changes.send_modify(|changes| changes.tools += 1);
+        self
+    }
+
+    /// Adds a prompt, or replaces the one of the same name.
+    pub fn prompt(&self, prompt: Prompt) -> &Self {
+        {
+            let mut lists = self.write();
+            lists.prompts.retain(|known| known.name != prompt.name);
+            lists.prompts.push(prompt);
+        }
+        self.changes.send_modify(|changes| changes.prompts += 1);
+        self
+    }
+
+    /// Takes a prompt away.
+    pub fn remove_prompt(&self, name: &str) -> &Self {
+        self.write().prompts.retain(|prompt| &*prompt.name != name);
+        self.changes.send_modify(|changes| changes.prompts += 1);
+        self
+    }
+
+    /// Adds a resource, or replaces the one of the same URI.
+    pub fn resource(&self, resource: Resource) -> &Self {
+        {
+            let mut lists = self.write();
+            lists.resources.retain(|known| known.uri != resource.uri);
+            lists.resources.push(resource);
+        }
+        self.changes.send_modify(|changes| changes.resources += 1);
+        self
+    }
+
+    /// Adds a family of resources.
+    pub fn template(&self, template: Template) -> &Self {
+        self.write().templates.push(template);
+        self.changes.send_modify(|changes| changes.resources += 1);
+        self
+    }
+
+    /// Tells listeners that a resource has other contents now.
+    pub fn resource_updated(&self, uri: &str) -> &Self {
+        self.changes.send_modify(|changes| *changes.updated.entry(uri.to_owned()).or_default() += 1);
+        self
+    }
+
+    /// Answers requests for completions.
+    pub fn completions<F, Fut>(&self, complete: F) -> &Self
+    where
+        F: Fn(CompletionRequest) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Option<Completion>> + Send + 'static,
+    {
+        self.write().completer = Some(Arc::new(move |request| Box::pin(complete(request))));
+        self
+    }
+}
+
+impl Provider for Registry {
+    fn tools(&self) -> Vec<Arc<ReadyTool>> {
+        self.read().tools.clone()
+    }
+
+    fn tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
+        self.read().tools.iter().find(|tool| &*tool.0.name == name).cloned()
+    }
+
+    fn prompts(&self) -> Vec<Prompt> {
+        self.read().prompts.clone()
+    }
+
+    fn resources(&self) -> Vec<Resource> {
+        self.read().resources.clone()
+    }
+
+    fn templates(&self) -> Vec<Template> {
+        self.read().templates.clone()
+    }
+
+    fn complete(&self, request: CompletionRequest) -> BoxFuture<'_, Option<Completion>> {
+        let completer = self.read().completer.clone();
+        Box::pin(async move { completer?(request).await })
+    }
+
+    fn changes(&self) -> watch::Receiver<Changes> {
+        self.changes.subscribe()
+    }
+}

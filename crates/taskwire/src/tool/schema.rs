@@ -1,0 +1,121 @@
+//! JSON Schema 2020-12: checking arguments and results, with errors that a model can act on.
+
+use jsonschema::Validator;
+use serde_json::Value;
+
+/// A schema that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} of tool `{tool}` cannot be used: {why}")]
+pub struct InvalidSchema {
+    /// Whose.
+    pub tool: String,
+    /// Which.
+    pub what: &'static str,
+    /// Why.
+    pub why: String,
+}
+
+/// A compiled schema.
+#[derive(Debug)]
+pub(crate) struct Schema(Validator);
+
+/// Problems that one answer lists; a caller that sends hundreds of wrong values learns enough from these.
+const PROBLEMS_MAX: usize = 10;
+
+impl Schema {
+    pub(crate) fn compile(schema: &Value) -> Result<Self, String> {
+        jsonschema::draft202012::options().build(schema).map(Self).map_err(|error| error.to_string())
+    }
+
+    /// What is wrong with `value`, one line each; empty if nothing is.
+    pub(crate) fn problems(&self, value: &Value) -> Vec<String> {
+        if self.0.is_valid(value) {
+            return Vec::new();
+        }
+        let line = |error: jsonschema::ValidationError<'_>| {
+            let path = error.instance_path().to_string();
+            if path.is_empty() { error.to_string() } else { format!("`{}`: {error}", path.trim_start_matches('/')) }
+        };
+        self.0.iter_errors(value).take(PROBLEMS_MAX).map(line).collect()
+    }
+}
+
+/// An argument that clients also send as a header `Mcp-Param-{header}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeaderParam {
+    /// Where the argument is, as a path of property names.
+    pub(crate) path: Vec<String>,
+    /// The header, lower-case, with its prefix.
+    pub(crate) header: String,
+}
+
+/// Finds the arguments annotated with `x-mcp-header`, and checks the rules for them.
+pub(crate) fn header_params(schema: &Value) -> Result<Vec<HeaderParam>, String> {
+    let mut found = Vec::new();
+    collect(schema, &mut Vec::new(), &mut found)?;
+    for (i, param) in found.iter().enumerate() {
+        if found[..i].iter().any(|earlier| earlier.header == param.header) {
+            return Err(format!("two arguments have the same `x-mcp-header` ({})", param.header));
+        }
+    }
+    Ok(found)
+}
+
+fn collect(schema: &Value, path: &mut Vec<String>, found: &mut Vec<HeaderParam>) -> Result<(), String> {
+    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return Ok(()) };
+    for (name, property) in properties {
+        path.push(name.clone());
+        if let Some(header) = property.get("x-mcp-header") {
+            let token = header.as_str().filter(|text| !text.is_empty() && text.bytes().all(is_token));
+            let token = token.ok_or_else(|| format!("`x-mcp-header` of `{}` is not a header name", path.join(".")))?;
+            if !matches!(property.get("type").and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
+                return Err(format!("`x-mcp-header` of `{}` needs the type string, integer or boolean", path.join(".")));
+            }
+            found.push(HeaderParam { path: path.clone(), header: format!("mcp-param-{}", token.to_ascii_lowercase()) });
+        }
+        collect(property, path, found)?;
+        path.pop();
+    }
+    Ok(())
+}
+
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn problems_name_the_field() {
+        let schema =
+            json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}, "s": {"type": "string"}}, "required": ["s"]});
+        let schema = Schema::compile(&schema).expect("a schema");
+        assert_eq!(schema.problems(&json!({"s": "x", "n": 2})), Vec::<String>::new());
+        let problems = schema.problems(&json!({"n": 0}));
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems.iter().any(|line| line.starts_with("`n`: 0 is less than")), "{problems:?}");
+        assert!(problems.iter().any(|line| line.contains("\"s\" is a required property")), "{problems:?}");
+    }
+
+    #[test]
+    fn header_params_are_found_and_checked() {
+        let good = json!({"properties": {"a": {"type": "string", "x-mcp-header": "Region"}, "o": {"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}}});
+        let found = header_params(&good).expect("good");
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0], HeaderParam { path: vec!["a".into()], header: "mcp-param-region".into() });
+        assert_eq!(found[1].path, ["o", "n"]);
+        for bad in [
+            json!({"properties": {"a": {"type": "number", "x-mcp-header": "A"}}}),
+            json!({"properties": {"a": {"type": "string", "x-mcp-header": ""}}}),
+            json!({"properties": {"a": {"type": "string", "x-mcp-header": "a b"}}}),
+            json!({"properties": {"a": {"type": "string", "x-mcp-header": 3}}}),
+            json!({"properties": {"a": {"type": "string", "x-mcp-header": "X"}, "b": {"type": "string", "x-mcp-header": "x"}}}),
+        ] {
+            assert!(header_params(&bad).is_err(), "{bad}");
+        }
+    }
+}

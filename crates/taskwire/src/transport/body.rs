@@ -1,0 +1,130 @@
+//! What goes back over HTTP: one JSON message, or a stream of server-sent events.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::sync::mpsc;
+
+use crate::{
+    clock::{Clock, Sleep},
+    dialect::{Orphan, Reply},
+};
+
+/// A response that is still being made, and the way its notifications come.
+pub(crate) struct Stream {
+    pub(crate) answer: Pin<Box<dyn Future<Output = Reply> + Send>>,
+    pub(crate) messages: mpsc::Receiver<Bytes>,
+    pub(crate) first: Option<Bytes>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) keep_alive: Duration,
+    pub(crate) sleep: Sleep,
+    pub(crate) done: bool,
+}
+
+/// The body of a response.
+pub(crate) enum ReplyBody {
+    /// One message.
+    Whole(Option<Bytes>, Option<Orphan>),
+    /// Notifications, then the response. It is driven by the reader: one that does not read makes it wait.
+    Events(Box<Stream>),
+}
+
+impl ReplyBody {
+    pub(crate) fn text(text: &'static str) -> Self {
+        Self::Whole(Some(Bytes::from_static(text.as_bytes())), None)
+    }
+}
+
+fn event(message: &[u8]) -> Bytes {
+    let mut event = BytesMut::with_capacity(message.len() + 8);
+    event.put_slice(b"data: ");
+    event.put_slice(message);
+    event.put_slice(b"\n\n");
+    event.freeze()
+}
+
+impl Stream {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let frame = self.poll_message(context);
+        if frame.is_pending() {
+            // A comment now and then keeps proxies from closing a quiet stream.
+            if self.sleep.as_mut().poll(context).is_ready() {
+                self.rest();
+                let _ = self.sleep.as_mut().poll(context);
+                return Poll::Ready(Some(Bytes::from_static(b": keep-alive\n\n")));
+            }
+            return Poll::Pending;
+        }
+        self.rest();
+        frame
+    }
+
+    fn rest(&mut self) {
+        self.sleep = self.clock.sleep(self.keep_alive);
+    }
+
+    fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(event(&first)));
+        }
+        if let Poll::Ready(Some(message)) = self.messages.poll_recv(context) {
+            return Poll::Ready(Some(event(&message)));
+        }
+        if self.done {
+            return Poll::Ready(None);
+        }
+        let Poll::Ready(reply) = self.answer.as_mut().poll(context) else {
+            // The answer may have sent something while it was polled.
+            return match self.messages.poll_recv(context) {
+                Poll::Ready(Some(message)) => Poll::Ready(Some(event(&message))),
+                _ => Poll::Pending,
+            };
+        };
+        self.done = true;
+        // What was sent before the response goes out before it.
+        let mut last = BytesMut::new();
+        while let Ok(message) = self.messages.try_recv() {
+            last.put_slice(&event(&message));
+        }
+        last.put_slice(&event(&reply.body));
+        if let Some(orphan) = reply.orphan {
+            orphan.delivered();
+        }
+        Poll::Ready(Some(last.freeze()))
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Whole(bytes, orphan) => {
+                if let Some(orphan) = orphan.take() {
+                    orphan.delivered();
+                }
+                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+            }
+            Self::Events(stream) => stream.poll(context).map(|frame| frame.map(|bytes| Ok(Frame::data(bytes)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None, _))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes, _) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Events(_) => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Streamable HTTP: one endpoint that takes a message and answers with JSON, or with events if there is more to say
+//! than the response.
+
+use std::{convert::Infallible, pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::Incoming as HttpBody,
+    header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use taskwire_core::{
+    CallerId,
+    wire::{Incoming, code},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, mpsc},
+};
+
+use super::{
+    body::{ReplyBody, Stream},
+    guard,
+};
+use crate::{
+    dialect::{Fault, Outbox, Reply, modern},
+    server::{Server, Shared},
+};
+
+/// Messages that wait for a stream's reader; then whoever sends waits.
+const OUTBOX_LEN: usize = 16;
+/// How long to wait after a failed accept (usually: too many open files).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections for ever.
+pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible {
+    let slots = Arc::new(Semaphore::new(server.0.config.http.connections));
+    loop {
+        let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let shared = server.0.clone();
+                tokio::spawn(async move {
+                    connection(shared, stream).await;
+                    drop(slot);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(shared: Arc<Shared>, stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let read_timeout = shared.config.http.read_timeout;
+    let service = {
+        let shared = shared.clone();
+        service_fn(move |request| {
+            let shared = shared.clone();
+            async move { Ok::<_, Infallible>(route(shared, request).await) }
+        })
+    };
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(read_timeout)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = shared.drained() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection ended");
+    }
+}
+
+fn json(status: u16, body: ReplyBody) -> Response<ReplyBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn whole(reply: Reply) -> Response<ReplyBody> {
+    if reply.body.is_empty() {
+        let mut response = Response::new(ReplyBody::Whole(None, None));
+        *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::ACCEPTED);
+        return response;
+    }
+    let unavailable = reply.status == 503;
+    let mut response = json(reply.status, ReplyBody::Whole(Some(reply.body), reply.orphan));
+    if unavailable {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+fn refuse(status: u16, code: i64, message: impl Into<String>) -> Response<ReplyBody> {
+    whole(Reply::fault(None, &Fault::new(status, code, message)))
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::text(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+async fn route(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<ReplyBody> {
+    if let Err(forbidden) = guard::check(request.headers(), &shared.config.http) {
+        return refuse(403, code::INVALID_REQUEST, forbidden.0);
+    }
+    match (request.uri().path(), request.method()) {
+        ("/mcp", &Method::POST) => post(shared, request).await,
+        ("/mcp", _) => {
+            let mut response = refuse(405, code::INVALID_REQUEST, "use POST");
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+            response
+        }
+        ("/healthz", &Method::GET) => plain(StatusCode::OK, "ok\n"),
+        ("/readyz", &Method::GET) if *shared.draining.borrow() => plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
+        ("/readyz", &Method::GET) => plain(StatusCode::OK, "ready\n"),
+        _ => plain(StatusCode::NOT_FOUND, "nothing here: the MCP endpoint is /mcp\n"),
+    }
+}
+
+async fn post(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<ReplyBody> {
+    let caller = match shared.config.auth.caller(request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes)) {
+        Ok(caller) => caller,
+        Err(denied) => {
+            let mut response = refuse(401, code::INVALID_REQUEST, denied.to_string());
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            return response;
+        }
+    };
+    let is_json = request
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|value| value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")));
+    if !is_json {
+        return refuse(415, code::INVALID_REQUEST, "the body must be `Content-Type: application/json`");
+    }
+    let (parts, body) = request.into_parts();
+    let max = shared.config.body_bytes;
+    let announced = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > max as u64) {
+        return too_large(max);
+    }
+    let collected = tokio::time::timeout(shared.config.http.read_timeout, Limited::new(body, max).collect()).await;
+    let bytes = match collected {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return too_large(max),
+        Ok(Err(error)) => return refuse(400, code::PARSE_ERROR, format!("the body could not be read: {error}")),
+        Err(_) => return refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
+    };
+    respond(shared, caller, parts.headers, bytes).await
+}
+
+fn too_large(max: usize) -> Response<ReplyBody> {
+    refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
+}
+
+async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
+    let clock = shared.engine.clock().clone();
+    let keep_alive = shared.config.http.keep_alive;
+    let (sender, mut messages) = mpsc::channel(OUTBOX_LEN);
+    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
+        match Incoming::parse(&bytes) {
+            Ok(message) => modern::answer(&shared, &caller, &message, Some(&headers), &Outbox::new(sender)).await,
+            Err(malformed) => Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error }),
+        }
+    });
+    let first = tokio::select! {
+        biased;
+        reply = &mut answer => {
+            // Notes that were sent in the same breath as the response still go first.
+            match messages.try_recv() {
+                Err(_) => return whole(reply),
+                Ok(first) => {
+                    answer = Box::pin(std::future::ready(reply));
+                    first
+                }
+            }
+        }
+        Some(first) = messages.recv() => first,
+    };
+    let sleep = clock.sleep(keep_alive);
+    let stream = Stream { answer, messages, first: Some(first), clock, keep_alive, sleep, done: false };
+    let mut response = Response::new(ReplyBody::Events(Box::new(stream)));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}

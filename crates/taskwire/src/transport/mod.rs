@@ -1,0 +1,6 @@
+//! Bytes to messages and back: Streamable HTTP and byte streams. Knows no method and no task.
+
+pub(crate) mod body;
+pub(crate) mod guard;
+pub(crate) mod http;
+pub(crate) mod stdio;

@@ -1,0 +1,212 @@
+//! A byte stream: one message a line, both ways. Fit for standard input and output, and for sockets.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use serde::Deserialize;
+use taskwire_core::wire::{Incoming, RequestId, code};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader},
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+};
+
+use crate::{
+    dialect::{Fault, Orphan, Outbox, Reply, modern},
+    server::Server,
+};
+
+/// Lines that wait to be written; then whoever sends waits.
+const OUTBOX_LEN: usize = 64;
+
+/// A line to write, and the task that its reader learns of by it.
+type Line = (Bytes, Option<Orphan>);
+
+#[derive(Default)]
+struct InFlight(Mutex<HashMap<RequestId, AbortHandle>>);
+
+impl InFlight {
+    fn with<T>(&self, act: impl FnOnce(&mut HashMap<RequestId, AbortHandle>) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Serves one client until its input ends, `shutdown` is ready, or it stops reading.
+pub(crate) async fn run(
+    server: Server,
+    input: impl AsyncRead + Send + Unpin,
+    output: impl AsyncWrite + Send + Unpin + 'static,
+    shutdown: impl Future<Output = ()>,
+) -> std::io::Result<()> {
+    let (lines, queue) = mpsc::channel::<Line>(OUTBOX_LEN);
+    let mut writer = tokio::spawn(write(output, queue));
+    let mut client = Client { server: server.clone(), lines, in_flight: Arc::default(), requests: JoinSet::new() };
+    let mut input = BufReader::new(input);
+    let mut line = Vec::new();
+    tokio::pin!(shutdown);
+    loop {
+        tokio::select! {
+            read = next_line(&mut input, &mut line, server.0.config.body_bytes) => match read? {
+                Read::End => break,
+                Read::TooLong => client.refuse_long_line().await,
+                Read::Line => client.take(std::mem::take(&mut line)).await,
+            },
+            Some(_) = client.requests.join_next() => {}
+            () = &mut shutdown => break,
+            _ = &mut writer => return Ok(()),
+        }
+        line.clear();
+    }
+    // Listeners are told; calls that are under way get their answer.
+    server.0.draining.send_replace(true);
+    let patience = server.0.engine.clock().sleep(server.0.config.drain);
+    let Client { lines, mut requests, .. } = client;
+    tokio::select! {
+        () = async { while requests.join_next().await.is_some() {} } => {}
+        () = patience => {}
+    }
+    requests.shutdown().await;
+    drop(lines);
+    writer.await.map_err(std::io::Error::other)?
+}
+
+enum Read {
+    Line,
+    TooLong,
+    End,
+}
+
+/// Reads one line into `line`. One that is too long is skipped to its end without being kept.
+async fn next_line(input: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>, max: usize) -> std::io::Result<Read> {
+    let mut too_long = false;
+    loop {
+        let available = input.fill_buf().await?;
+        if available.is_empty() {
+            return Ok(if line.is_empty() { Read::End } else { Read::Line });
+        }
+        let (part, ended) = match available.iter().position(|byte| *byte == b'\n') {
+            Some(end) => (&available[..end], true),
+            None => (available, false),
+        };
+        if line.len() + part.len() > max {
+            too_long = true;
+            line.clear();
+        }
+        if !too_long {
+            line.extend_from_slice(part);
+        }
+        let used = part.len() + usize::from(ended);
+        input.consume(used);
+        if ended && too_long {
+            return Ok(Read::TooLong);
+        }
+        if ended && !line.trim_ascii().is_empty() {
+            return Ok(Read::Line);
+        }
+    }
+}
+
+async fn write(mut output: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Line>) -> std::io::Result<()> {
+    while let Some((line, orphan)) = queue.recv().await {
+        output.write_all(&line).await?;
+        output.write_all(b"\n").await?;
+        if queue.is_empty() {
+            output.flush().await?;
+        }
+        if let Some(orphan) = orphan {
+            orphan.delivered();
+        }
+    }
+    output.flush().await
+}
+
+struct Client {
+    server: Server,
+    lines: mpsc::Sender<Line>,
+    in_flight: Arc<InFlight>,
+    requests: JoinSet<()>,
+}
+
+#[derive(Deserialize)]
+struct Cancelled {
+    #[serde(rename = "requestId")]
+    request_id: RequestId,
+}
+
+impl Client {
+    async fn refuse_long_line(&self) {
+        let max = self.server.0.config.body_bytes;
+        let message = format!("the message has more than {max} bytes (configuration key `body_bytes`)");
+        self.send(Reply::fault(None, &Fault::new(400, code::INVALID_REQUEST, message))).await;
+    }
+
+    async fn send(&self, reply: Reply) {
+        if !reply.body.is_empty() {
+            let _ = self.lines.send((reply.body, reply.orphan)).await;
+        }
+    }
+
+    async fn take(&mut self, line: Vec<u8>) {
+        let id = match Incoming::parse(&line) {
+            Err(malformed) => {
+                self.send(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })).await;
+                return;
+            }
+            Ok(message) => match (message.id, message.method.as_deref()) {
+                (Some(id), Some(_)) => id,
+                (None, Some("notifications/cancelled")) => {
+                    let cancelled = message.params.and_then(|params| serde_json::from_str::<Cancelled>(params.get()).ok());
+                    if let Some(handle) = cancelled.and_then(|cancelled| self.in_flight.with(|map| map.remove(&cancelled.request_id))) {
+                        handle.abort();
+                    }
+                    return;
+                }
+                // A notification that means nothing here, or a response to a question that was never asked.
+                _ => return,
+            },
+        };
+        let max = self.server.0.config.requests_per_stream;
+        let (known, count) = self.in_flight.with(|map| (map.contains_key(&id), map.len()));
+        if known {
+            let fault = Fault::new(400, code::INVALID_REQUEST, format!("the id `{id}` is in use by a request that is not answered yet"));
+            return self.send(Reply::fault(Some(&id), &fault)).await;
+        }
+        if count >= max {
+            let fault = Fault::limit(format!("{max} requests are waiting for an answer already (configuration key `requests_per_stream`)"));
+            return self.send(Reply::fault(Some(&id), &fault)).await;
+        }
+        self.begin(id, line);
+    }
+
+    fn begin(&mut self, id: RequestId, line: Vec<u8>) {
+        let (server, lines, in_flight) = (self.server.clone(), self.lines.clone(), self.in_flight.clone());
+        let (go, mut ready) = watch::channel(false);
+        let key = id.clone();
+        let handle = self.requests.spawn(async move {
+            // Not before the request is in the table: else a quick answer could leave its entry behind.
+            let _ = ready.wait_for(|go| *go).await;
+            let (sender, mut messages) = mpsc::channel(OUTBOX_LEN);
+            let forward = lines.clone();
+            let relay = async move {
+                while let Some(message) = messages.recv().await {
+                    if forward.send((message, None)).await.is_err() {
+                        break;
+                    }
+                }
+            };
+            let respond = async move {
+                let caller = server.0.config.auth.owner();
+                let Ok(message) = Incoming::parse(&line) else { return Reply::accepted() };
+                modern::answer(&server.0, &caller, &message, None, &Outbox::new(sender)).await
+            };
+            let ((), reply) = futures_util::future::join(relay, respond).await;
+            in_flight.with(|map| map.remove(&key));
+            let _ = lines.send((reply.body, reply.orphan)).await;
+        });
+        self.in_flight.with(|map| map.insert(id, handle));
+        go.send_replace(true);
+    }
+}
