@@ -2,8 +2,7 @@
 # conform.sh [--url URL]: runs the official conformance suite, revision 2026-07-28 and the Tasks extension, and fails
 # unless every check passes without a warning.
 #
-# Without --url it serves the fixtures itself, from target/${PROFILE:-debug}/examples/conformance
-# (cargo build -p taskwire --example conformance). Everything it writes is in target/conformance.
+# Without --url it serves the fixtures itself. Everything it writes is in target/conformance.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,48 +14,9 @@ tasks_scenarios=(
   tasks-request-headers tasks-dispatch-and-envelope tasks-status-notifications tasks-required-task-error tasks-mrtr-composition
 )
 out=target/conformance
-binary=target/${PROFILE:-debug}/examples/conformance
 suite=interop/node_modules/@modelcontextprotocol/conformance/dist/index.js
 url=
-server=
-data=
-
-die() {
-  echo "conform.sh: $*" >&2
-  exit 2
-}
-
-stop_server() {
-  if [[ -n $server ]]; then
-    kill "$server" 2>/dev/null || true
-    wait "$server" 2>/dev/null || true
-  fi
-  [[ -z $data ]] || rm -rf "$data"
-}
-
-free_port() {
-  "$node" -e 'const s = require("net").createServer().listen(0, "127.0.0.1", () => { console.log(s.address().port); s.close(); })'
-}
-
-# Serves the fixtures on a free port and sets `url`.
-start_server() {
-  [[ -x $binary ]] || die "$binary is missing: cargo build -p taskwire --example conformance"
-  local port
-  port=$(free_port)
-  data=$(mktemp -d)
-  "$binary" --listen "127.0.0.1:$port" --data "$data" >"$out/server.log" 2>&1 &
-  server=$!
-  for ((i = 0; i < 100; i++)); do
-    if curl -fsS -o /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null; then
-      url=http://127.0.0.1:$port/mcp
-      return
-    fi
-    kill -0 "$server" 2>/dev/null || break
-    sleep 0.1
-  done
-  cat "$out/server.log" >&2
-  die "the server did not get ready"
-}
+. scripts/fixtures.sh
 
 # run GROUP ARGUMENT...: runs scenarios; their checks go to $out/GROUP, what is printed to $out/GROUP.log.
 # Whether they passed is decided by `report`: the suite's exit code does not know of warnings.
@@ -107,15 +67,11 @@ while (($# > 0)); do
   esac
 done
 
-sh interop/setup.sh
-node=interop/node_modules/node/bin/node
-"$node" --version >/dev/null 2>&1 || node=node
-
 # The suite never overwrites old results, and `report` would count them.
 rm -rf "$out"
 mkdir -p "$out"
 trap stop_server EXIT
-[[ -n $url ]] || start_server
+[[ -n $url ]] || start_server "$out/server.log"
 
 run core --suite all --spec-version "$revision"
 for scenario in "${tasks_scenarios[@]}"; do

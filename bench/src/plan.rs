@@ -76,7 +76,7 @@ impl Options {
             connections: self.connections.max(1),
             requests: amount(self.requests, 40_000, 4_000),
             creates: amount(None, 5_000, 1_000),
-            cycles: amount(None, 4_000, 500),
+            cycles: amount(None, 2_000, 500),
             few: 100,
             tasks: amount(self.tasks, 100_000, 5_000),
             rmcp_tasks: amount(self.rmcp_tasks, 10_000, 1_000),

@@ -59,6 +59,8 @@ pub async fn run(server: &Server, listeners: usize, ends: usize) -> Result<Pushe
         readers.spawn(read(stream, tasks.clone(), arrived.clone()));
     }
     drop(arrived);
+    // Streams may begin with the state that each task is in; let that be read first.
+    sleep(SETTLE).await;
 
     // A connection of its own, fresh: the one above may have been idle for too long.
     let mut conn = Conn::open(addr).await?;

@@ -4,12 +4,7 @@ mod bare_server;
 mod rmcp_server;
 mod taskwire_server;
 
-use std::{
-    error::Error,
-    io::Read as _,
-    net::SocketAddr,
-    path::PathBuf,
-};
+use std::{error::Error, io::Read as _, net::SocketAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;

@@ -23,8 +23,7 @@ const TTL_MS: u64 = 3_600_000;
 
 pub(super) async fn run(listener: TcpListener) -> Result<()> {
     let handler = Handler { tasks: TaskManager::new() };
-    let config =
-        StreamableHttpServerConfig::default().with_legacy_session_mode(false).with_json_response(true).with_sse_keep_alive(None);
+    let config = StreamableHttpServerConfig::default().with_legacy_session_mode(false).with_json_response(true).with_sse_keep_alive(None);
     let sessions = Arc::new(NeverSessionManager::default());
     let service = Arc::new(StreamableHttpService::new(move || Ok(handler.clone()), sessions, config));
     let answer = move |request: Request<Incoming>| {
@@ -51,11 +50,7 @@ impl ServerHandler for Handler {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().enable_tasks().build())
     }
 
-    async fn call_tool(
-        &self,
-        request: CallToolRequestParams,
-        _context: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+    async fn call_tool(&self, request: CallToolRequestParams, _context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
         match &*request.name {
             "echo" => {
                 let text = request.arguments.as_ref().and_then(|arguments| arguments.get("text")).and_then(Value::as_str);
@@ -65,7 +60,7 @@ impl ServerHandler for Handler {
             "park" => Ok(self.spawn(|task| {
                 Box::pin(async move {
                     task.cancelled().await;
-                    Err(TaskExit::Cancelled)
+                    Err::<CallToolResult, _>(TaskExit::Cancelled)
                 })
             })),
             "quick" => Ok(self.spawn(|_| Box::pin(async { Ok(CallToolResult::success(vec![ContentBlock::text("done")])) }))),

@@ -1,3 +1,10 @@
 //! The library from outside: real sockets, raw messages in and out. One file per promise.
 
+mod bad_input;
+mod kit;
+mod push;
 mod schema;
+mod stdio;
+mod tasks;
+mod wire;
+mod work;

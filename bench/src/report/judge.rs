@@ -1,0 +1,110 @@
+//! Compares: with the peers, and with the targets of the design (its section 9).
+
+use serde::Serialize;
+
+use super::{Held, Measure, Report, median};
+use crate::serve::Kind;
+
+/// Processor time of an `echo`, in microseconds.
+const ECHO_US_MAX: f64 = 30.0;
+/// Processor time of a `tasks/get`, in microseconds.
+const GET_US_MAX: f64 = 35.0;
+/// How much more a `tasks/get` may cost with many tasks.
+const GET_GROWTH_MAX: f64 = 1.10;
+/// Processor time of a durable create, in microseconds.
+const CREATE_US_MAX: f64 = 80.0;
+/// How much longer a push may take than on the bare server.
+const PUSH_RATIO_MAX: f64 = 1.5;
+/// Memory of an idle listen stream, in bytes.
+const STREAM_BYTES_MAX: f64 = 16.0 * 1024.0;
+/// Memory that a stored task may add once caches are full, in bytes. The target is "bounded", this is the noise.
+const STORED_BYTES_MAX: f64 = 64.0;
+/// From start to first answer, in seconds.
+const START_SECONDS_MAX: f64 = 1.0;
+
+/// Taskwire's processor time and throughput over a peer's.
+#[derive(Debug, Serialize)]
+pub struct Ratio {
+    /// What was compared.
+    pub measure: Measure,
+    /// With whom.
+    pub to: Kind,
+    /// Taskwire's processor time for one, over the peer's: below 1 is better than the peer.
+    pub cpu: f64,
+    /// Taskwire's throughput over the peer's: above 1 is better than the peer.
+    pub per_second: f64,
+}
+
+/// A target and what became of it.
+#[derive(Debug, Serialize)]
+pub struct Verdict {
+    /// What is asked for.
+    pub target: String,
+    /// How much.
+    pub goal: String,
+    /// What was measured.
+    pub measured: String,
+    /// Whether it was reached; absent if it could not be measured.
+    pub pass: Option<bool>,
+}
+
+pub(super) fn ratios(report: &Report) -> Vec<Ratio> {
+    let mut ratios = Vec::new();
+    for measure in [Measure::Echo, Measure::Get, Measure::Create, Measure::Cycle] {
+        for to in [Kind::Bare, Kind::Rmcp] {
+            if let (Some(own), Some(peer)) = (report.series(measure, Kind::Taskwire, None), report.series(measure, to, None)) {
+                ratios.push(Ratio { measure, to, cpu: own.cpu_us / peer.cpu_us, per_second: own.per_second / peer.per_second });
+            }
+        }
+    }
+    ratios
+}
+
+pub(super) fn targets(report: &Report) -> Vec<Verdict> {
+    let plan = &report.plan;
+    let cpu = |measure: Measure, tasks: Option<usize>| report.series(measure, Kind::Taskwire, tasks).map(|series| series.cpu_us);
+    let few = cpu(Measure::GetAmongMany, Some(plan.few));
+    let many = cpu(Measure::GetAmongMany, Some(plan.tasks));
+    let growth = few.zip(many).map(|(few, many)| many / few);
+    let push = |server: Kind| report.push_series(server, plan.listeners);
+    let pushes = push(Kind::Taskwire).zip(push(Kind::Bare));
+    let stored = report.held(Kind::Taskwire, Held::Ended);
+    let started = |held: Held| report.starts.iter().find(|start| start.held == held).map(|start| median(start.seconds.clone()));
+
+    vec![
+        at_most("`tools/call` echo, CPU".to_owned(), cpu(Measure::Echo, None), ECHO_US_MAX, "µs"),
+        at_most(format!("`tasks/get` with {} tasks, CPU", plan.few), cpu(Measure::Get, None), GET_US_MAX, "µs"),
+        at_most(format!("`tasks/get` with {} live tasks over {}, CPU", plan.tasks, plan.few), growth, GET_GROWTH_MAX, "×"),
+        at_most("task create, durable, CPU".to_owned(), cpu(Measure::Create, None), CREATE_US_MAX, "µs"),
+        at_most(
+            format!("task create, durable, the last tenth of {} live tasks, CPU", plan.tasks),
+            cpu(Measure::CreateAmongMany, None),
+            CREATE_US_MAX,
+            "µs",
+        ),
+        at_most(
+            format!("push to {} listeners, last one, over bare hyper", plan.listeners),
+            pushes.map(|(own, bare)| own.last_ms_p50 / bare.last_ms_p50),
+            PUSH_RATIO_MAX,
+            "×",
+        ),
+        at_most("memory per idle open stream".to_owned(), pushes.map(|(own, _)| own.bytes_per_stream), STREAM_BYTES_MAX, "B"),
+        at_most(
+            format!("memory per stored task, second half of {}", plan.tasks),
+            stored.map(|memory| memory.bytes_per_task_late),
+            STORED_BYTES_MAX,
+            "B",
+        ),
+        at_most(format!("start to first answer, {} ended tasks stored", plan.tasks), started(Held::Ended), START_SECONDS_MAX, "s"),
+        at_most(format!("start to first answer, {} tasks interrupted", plan.tasks), started(Held::Working), START_SECONDS_MAX, "s"),
+    ]
+}
+
+fn at_most(target: String, measured: Option<f64>, max: f64, unit: &str) -> Verdict {
+    Verdict {
+        target,
+        goal: format!("≤ {max} {unit}"),
+        measured: measured.map_or_else(|| "not measured".to_owned(), |value| format!("{value:.2} {unit}")),
+        pass: measured.map(|value| value <= max),
+    }
+}

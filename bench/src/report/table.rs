@@ -1,0 +1,126 @@
+//! The report as text for people.
+
+use std::fmt::{self, Write as _};
+
+use super::{Held, Report, median};
+
+const KIB: f64 = 1024.0;
+
+pub(super) fn render(report: &Report) -> String {
+    let mut text = String::new();
+    write(&mut text, report).expect("writing to memory cannot fail");
+    text
+}
+
+fn write(text: &mut String, report: &Report) -> fmt::Result {
+    let machine = &report.machine;
+    writeln!(text)?;
+    writeln!(text, "{} × {}, Linux {}, disk makes 4 KiB durable in {:.0} µs", machine.cpus, machine.cpu, machine.kernel, machine.sync_us)?;
+    writeln!(text, "{} rounds, {} connections; medians of the rounds", report.plan.rounds, report.plan.connections)?;
+    if report.plan.quick {
+        writeln!(text, "A QUICK RUN: it shows that everything works, and little else")?;
+    }
+    loads(text, report)?;
+    pushes(text, report)?;
+    storage(text, report)?;
+    comparison(text, report)?;
+    for note in &report.notes {
+        writeln!(text, "\nnote: {note}")?;
+    }
+    for failure in &report.failures {
+        writeln!(text, "\nFAILED: {failure}")?;
+    }
+    Ok(())
+}
+
+fn loads(text: &mut String, report: &Report) -> fmt::Result {
+    writeln!(text, "\n{:<20} {:>9} {:>8} {:>10} {:>9} {:>9} {:>9}", "load", "server", "tasks", "per second", "CPU µs", "p50 µs", "p99 µs")?;
+    for series in &report.loads {
+        let failed = if series.failed { "  FAILED" } else { "" };
+        writeln!(
+            text,
+            "{:<20} {:>9} {:>8} {:>10.0} {:>9.1} {:>9.0} {:>9.0}{failed}",
+            series.measure.label(),
+            series.server.name(),
+            series.tasks,
+            series.per_second,
+            series.cpu_us,
+            series.p50_us,
+            series.p99_us,
+        )?;
+    }
+    Ok(())
+}
+
+fn pushes(text: &mut String, report: &Report) -> fmt::Result {
+    writeln!(
+        text,
+        "\n{:<20} {:>9} {:>8} {:>10} {:>9} {:>9} {:>9}",
+        "push of a task's end", "server", "streams", "last ms", "p95 ms", "spread ms", "KiB each"
+    )?;
+    for series in &report.pushes {
+        writeln!(
+            text,
+            "{:<20} {:>9} {:>8} {:>10.2} {:>9.2} {:>9.2} {:>9.1}",
+            "",
+            series.server.name(),
+            series.listeners,
+            series.last_ms_p50,
+            series.last_ms_p95,
+            series.spread_ms_p50,
+            series.bytes_per_stream / KIB,
+        )?;
+    }
+    Ok(())
+}
+
+fn storage(text: &mut String, report: &Report) -> fmt::Result {
+    writeln!(
+        text,
+        "\n{:<20} {:>9} {:>8} {:>10} {:>14} {:>9}",
+        "memory of tasks", "server", "tasks", "B per task", "2nd half B/t", "RSS MiB"
+    )?;
+    for memory in &report.memory {
+        writeln!(
+            text,
+            "{:<20} {:>9} {:>8} {:>10.0} {:>14.0} {:>9.1}",
+            shown(memory.held),
+            memory.server.name(),
+            memory.tasks,
+            memory.bytes_per_task,
+            memory.bytes_per_task_late,
+            memory.rss_bytes / KIB / KIB,
+        )?;
+    }
+    writeln!(text, "\n{:<20} {:>9} {:>8} {:>10}", "start to answer", "server", "tasks", "ms")?;
+    for start in &report.starts {
+        let ms = median(start.seconds.clone()) * 1e3;
+        writeln!(text, "{:<20} {:>9} {:>8} {ms:>10.1}", shown(start.held), "taskwire", start.tasks)?;
+    }
+    Ok(())
+}
+
+fn comparison(text: &mut String, report: &Report) -> fmt::Result {
+    writeln!(text, "\n{:<20} {:>9} {:>8} {:>10}", "taskwire over", "peer", "CPU", "per second")?;
+    for ratio in &report.ratios {
+        let (cpu, rate) = (format!("{:.2} ×", ratio.cpu), format!("{:.2} ×", ratio.per_second));
+        writeln!(text, "{:<20} {:>9} {cpu:>8} {rate:>10}", ratio.measure.label(), ratio.to.name())?;
+    }
+    writeln!(text, "\n{:<64} {:>12} {:>14}", "target", "goal", "measured")?;
+    for verdict in &report.targets {
+        let pass = match verdict.pass {
+            Some(true) => "pass",
+            Some(false) => "MISS",
+            None => "-",
+        };
+        writeln!(text, "{:<64} {:>12} {:>14}  {pass}", verdict.target, verdict.goal, verdict.measured)?;
+    }
+    Ok(())
+}
+
+fn shown(held: Held) -> &'static str {
+    match held {
+        Held::Working => "working",
+        Held::Ended => "ended",
+    }
+}

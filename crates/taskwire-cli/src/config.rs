@@ -1,0 +1,293 @@
+//! The configuration file: every key with its default, and errors that say where and what instead.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use serde::{Deserialize, Deserializer, de};
+use taskwire::server::{self, Auth};
+use taskwire_core::Limits;
+
+/// A time span such as `"1s"` or `"10m"`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span(Duration);
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_duration(&text)
+            .map(Self)
+            .map_err(|error| de::Error::custom(format!("`{text}` is not a time span such as \"1s\" or \"10m\": {error}")))
+    }
+}
+
+/// A time span, or `"forever"`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keep(Option<Duration>);
+
+impl<'de> Deserialize<'de> for Keep {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text == "forever" {
+            return Ok(Self(None));
+        }
+        humantime::parse_duration(&text)
+            .map(|span| Self(Some(span)))
+            .map_err(|error| de::Error::custom(format!("`{text}` is not a time span such as \"1h\", nor \"forever\": {error}")))
+    }
+}
+
+/// The file.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    pub(crate) listen: String,
+    pub(crate) data: PathBuf,
+    pub(crate) demo: bool,
+    instructions: Option<String>,
+    promote_after: Option<Span>,
+    poll_interval: Option<Span>,
+    retention: Option<Keep>,
+    input_timeout: Option<Keep>,
+    attempts_max: Option<u64>,
+    grace: Option<Span>,
+    drain: Option<Span>,
+    page_len: Option<usize>,
+    list_ttl: Option<Span>,
+    listens_per_caller: Option<usize>,
+    tasks_per_listen: Option<usize>,
+    requests_per_stream: Option<usize>,
+    queue_len: Option<usize>,
+    body_bytes: Option<usize>,
+    limits: LimitsTable,
+    http: HttpTable,
+    pub(crate) auth: AuthTable,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8787".to_owned(),
+            data: ".taskwire".into(),
+            demo: false,
+            instructions: None,
+            promote_after: None,
+            poll_interval: None,
+            retention: None,
+            input_timeout: None,
+            attempts_max: None,
+            grace: None,
+            drain: None,
+            page_len: None,
+            list_ttl: None,
+            listens_per_caller: None,
+            tasks_per_listen: None,
+            requests_per_stream: None,
+            queue_len: None,
+            body_bytes: None,
+            limits: LimitsTable::default(),
+            http: HttpTable::default(),
+            auth: AuthTable::default(),
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LimitsTable {
+    chunk_bytes: Option<u64>,
+    task_output_bytes: Option<u64>,
+    inputs_per_task: Option<u64>,
+    events_per_task: Option<u64>,
+    message_bytes: Option<u64>,
+    value_bytes: Option<u64>,
+    result_bytes: Option<u64>,
+    tasks_per_caller: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct HttpTable {
+    allowed_hosts: Vec<String>,
+    allowed_origins: Vec<String>,
+    strict_headers: bool,
+    connections: Option<usize>,
+    keep_alive: Option<Span>,
+    read_timeout: Option<Span>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct AuthTable {
+    pub(crate) tokens: Vec<Token>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Token {
+    token: String,
+    caller: String,
+}
+
+/// A token is not for logs.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({})", self.caller)
+    }
+}
+
+impl Config {
+    /// What holds where there is no file.
+    pub(crate) fn demo() -> Self {
+        Self { demo: true, ..Self::default() }
+    }
+
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("{} cannot be used", path.display()))
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        toml::from_str(text).map_err(|error| {
+            let hint = nearest(error.message()).map(|key| format!("\ndid you mean `{key}`?")).unwrap_or_default();
+            anyhow!("{}{hint}", error.to_string().trim_end())
+        })
+    }
+
+    /// What the library needs.
+    pub(crate) fn server(&self) -> anyhow::Result<server::Config> {
+        let mut config = server::Config { instructions: self.instructions.clone(), ..server::Config::default() };
+        set(&mut config.promote_after, self.promote_after.map(|span| span.0));
+        set(&mut config.poll_interval, self.poll_interval.map(|span| span.0));
+        set(&mut config.retention, self.retention.map(|keep| keep.0));
+        set(&mut config.input_timeout, self.input_timeout.map(|keep| keep.0));
+        set(&mut config.attempts_max, self.attempts_max);
+        set(&mut config.engine.grace, self.grace.map(|span| span.0));
+        set(&mut config.engine.queue_len, self.queue_len);
+        set(&mut config.drain, self.drain.map(|span| span.0));
+        set(&mut config.page_len, self.page_len);
+        set(&mut config.list_ttl, self.list_ttl.map(|span| span.0));
+        set(&mut config.listens_per_caller, self.listens_per_caller);
+        set(&mut config.tasks_per_listen, self.tasks_per_listen);
+        set(&mut config.requests_per_stream, self.requests_per_stream);
+        set(&mut config.body_bytes, self.body_bytes);
+        self.limits.apply(&mut config.engine.limits);
+        config.http.allowed_hosts.clone_from(&self.http.allowed_hosts);
+        config.http.allowed_origins.clone_from(&self.http.allowed_origins);
+        config.http.strict_headers = self.http.strict_headers;
+        set(&mut config.http.connections, self.http.connections);
+        set(&mut config.http.keep_alive, self.http.keep_alive.map(|span| span.0));
+        set(&mut config.http.read_timeout, self.http.read_timeout.map(|span| span.0));
+        config.auth = self.auth.resolve(|name| std::env::var(name).ok())?;
+        for (key, value) in [("queue_len", config.engine.queue_len), ("http.connections", config.http.connections)] {
+            if value == 0 {
+                bail!("`{key}` must be at least 1");
+            }
+        }
+        Ok(config)
+    }
+}
+
+fn set<T>(target: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *target = value;
+    }
+}
+
+impl LimitsTable {
+    fn apply(&self, limits: &mut Limits) {
+        set(&mut limits.chunk_bytes, self.chunk_bytes);
+        set(&mut limits.task_output_bytes, self.task_output_bytes);
+        set(&mut limits.inputs_per_task, self.inputs_per_task);
+        set(&mut limits.events_per_task, self.events_per_task);
+        set(&mut limits.message_bytes, self.message_bytes);
+        set(&mut limits.value_bytes, self.value_bytes);
+        set(&mut limits.result_bytes, self.result_bytes);
+        set(&mut limits.tasks_per_caller, self.tasks_per_caller);
+    }
+}
+
+impl AuthTable {
+    /// Tokens with their values; `env:NAME` stands for an environment variable.
+    fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<Auth> {
+        let mut auth = Auth::default();
+        for entry in &self.tokens {
+            let token = match entry.token.strip_prefix("env:") {
+                None => entry.token.clone(),
+                Some(name) => {
+                    env(name).with_context(|| format!("the token of `{}` is to come from ${name}, which is not set", entry.caller))?
+                }
+            };
+            if token.trim().is_empty() || entry.caller.is_empty() {
+                bail!("each of `auth.tokens` needs a `token` and a `caller` that are not empty");
+            }
+            auth = auth.with_token(&token, &entry.caller);
+        }
+        Ok(auth)
+    }
+}
+
+/// The key that an unknown one was probably meant to be, from the words in which serde complains about it.
+fn nearest(message: &str) -> Option<String> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    let distance = |known: &str| strsim::damerau_levenshtein(unknown, known);
+    quoted.min_by_key(|known| distance(known)).filter(|known| distance(known) <= known.len().max(unknown.len()) / 2).map(ToOwned::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(text: &str) -> String {
+        format!("{:#}", Config::parse(text).expect_err(text))
+    }
+
+    #[test]
+    fn every_key_of_the_readme_is_known_and_has_the_default_that_it_says() {
+        let readme = include_str!("../../../README.md");
+        let (_, rest) = readme.split_once("```toml\n").expect("the README shows a configuration");
+        let (toml, _) = rest.split_once("```").expect("the block ends");
+        let shown = Config::parse(toml).expect("the README's configuration is valid");
+        let mut shown = shown.server().expect("usable");
+        let defaults = server::Config::default();
+        shown.auth = defaults.auth.clone();
+        assert_eq!(format!("{shown:#?}"), format!("{defaults:#?}"), "the README shows the defaults");
+        for key in toml::from_str::<toml::Table>(toml).expect("a table").keys() {
+            assert!(readme.contains(key.as_str()));
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_the_nearest() {
+        let text = complaint("lisen = \"127.0.0.1:1\"");
+        assert!(text.contains("line 1") && text.contains("did you mean `listen`?"), "{text}");
+        assert!(complaint("[limits]\nchunk_byte = 1").contains("did you mean `chunk_bytes`?"));
+        assert!(!complaint("zzzzzzzzzzzz = 1").contains("did you mean"));
+    }
+
+    #[test]
+    fn values_are_checked() {
+        assert!(complaint("promote_after = \"soon\"").contains("not a time span"));
+        assert!(complaint("retention = \"never\"").contains("forever"));
+        assert!(complaint("body_bytes = -1").contains("line 1"));
+        assert_eq!(Config::parse("retention = \"forever\"").expect("valid").server().expect("usable").retention, None);
+        let zero = Config::parse("queue_len = 0").expect("valid").server().expect_err("of no use");
+        assert!(zero.to_string().contains("queue_len"));
+    }
+
+    #[test]
+    fn tokens_come_from_the_file_or_the_environment() {
+        let table = "[auth]\ntokens = [{ token = \"env:T\", caller = \"ci\" }, { token = \"plain\", caller = \"me\" }]";
+        let config = Config::parse(table).expect("valid");
+        let auth = config.auth.resolve(|name| (name == "T").then(|| "secret".to_owned())).expect("resolved");
+        assert_eq!(auth.caller(Some(b"Bearer secret")).expect("known").as_str(), "ci");
+        assert_eq!(auth.caller(Some(b"Bearer plain")).expect("known").as_str(), "me");
+        let missing = config.auth.resolve(|_| None).expect_err("not set");
+        assert!(missing.to_string().contains("$T"), "{missing}");
+        assert!(!format!("{config:?}").contains("plain"), "tokens are not for logs");
+    }
+}

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Everything that must hold, from a fresh clone on: formats, lints, tests, conformance, real clients, crashes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s (%ss)\n' "$1" "$SECONDS"; }
+
+step "clients and the conformance suite"
+bash interop/setup.sh
+
+step "format"
+cargo fmt --all --check
+
+step "lints"
+cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+step "unit and integration tests"
+if ! cargo nextest --version >/dev/null 2>&1; then cargo install --quiet --locked cargo-nextest; fi
+cargo nextest run --workspace --all-targets --cargo-quiet
+cargo test --workspace --doc --quiet
+
+step "conformance"
+bash scripts/conform.sh
+
+step "real clients"
+bash scripts/clients.sh
+
+step "done"
