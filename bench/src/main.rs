@@ -35,6 +35,10 @@ enum Command {
     Serve(Serve),
 }
 
+/// The allocator of the `taskwire` program; the peers get it too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();

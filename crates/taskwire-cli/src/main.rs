@@ -24,6 +24,10 @@ const EXAMPLES: &str = "Examples:
   taskwire serve taskwire.toml      serve what the file says
   taskwire serve --stdio            speak MCP on standard input and output";
 
+/// Half the cost of the system's allocator for the many small messages that a server handles.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(cmd::serve::Serve),

@@ -5,7 +5,8 @@ use std::{fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Well-formed JSON text, cheap to clone. Its bytes stay as they came.
+/// Well-formed JSON text on one line, cheap to clone. Its bytes stay as they came, but for line breaks between them:
+/// those would end a message on the wire.
 #[derive(Clone)]
 pub struct Payload(Arc<RawValue>);
 
@@ -15,7 +16,7 @@ impl Payload {
     /// # Errors
     /// When it is not JSON.
     pub fn parse(text: String) -> Result<Self, serde_json::Error> {
-        RawValue::from_string(text).map(|raw| Self(raw.into()))
+        RawValue::from_string(text).map(Self::from)
     }
 
     /// Writes `value` as JSON.
@@ -23,7 +24,7 @@ impl Payload {
     /// # Errors
     /// When `value` cannot be written as JSON (a map with keys that are not text, for one).
     pub fn of<T: Serialize + ?Sized>(value: &T) -> Result<Self, serde_json::Error> {
-        serde_json::value::to_raw_value(value).map(|raw| Self(raw.into()))
+        serde_json::value::to_raw_value(value).map(Self::from)
     }
 
     /// The JSON text.
@@ -43,13 +44,18 @@ impl Payload {
 
 impl From<Box<RawValue>> for Payload {
     fn from(raw: Box<RawValue>) -> Self {
-        Self(raw.into())
+        if !raw.get().contains(['\n', '\r']) {
+            return Self(raw.into());
+        }
+        // Within a string a line break is always escaped, so these stand between tokens, where a blank does as well.
+        let line = raw.get().replace(['\n', '\r'], " ");
+        Self(RawValue::from_string(line).expect("blanks for blanks leave JSON as it is").into())
     }
 }
 
 impl From<&RawValue> for Payload {
     fn from(raw: &RawValue) -> Self {
-        Self(raw.to_owned().into())
+        raw.to_owned().into()
     }
 }
 
@@ -83,5 +89,20 @@ impl Serialize for Payload {
 impl<'de> Deserialize<'de> for Payload {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Box::<RawValue>::deserialize(deserializer).map(Self::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_always_one_line() {
+        let text = "{\r\n \"a\": \"x\\ny\",\n\"b\":[1,\n2]\n}";
+        let payload = Payload::parse(text.to_owned()).expect("JSON");
+        assert!(!payload.as_str().contains(['\n', '\r']));
+        assert_eq!(payload.read::<serde_json::Value>().expect("JSON"), serde_json::from_str::<serde_json::Value>(text).expect("JSON"));
+        let raw: Payload = serde_json::from_str(" [1,\n2] ").expect("JSON");
+        assert_eq!(raw.as_str(), "[1, 2]");
     }
 }

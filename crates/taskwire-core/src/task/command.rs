@@ -33,6 +33,8 @@ pub struct NewTask {
     pub epoch: Epoch,
     /// What the caller brought along when it was asked to call again.
     pub carried: Option<Payload>,
+    /// How long its work has been running already.
+    pub spent_ms: u64,
     /// Chunks written before the task was made.
     pub chunks: Vec<Vec<Payload>>,
     /// What was last said before the task was made.

@@ -57,8 +57,13 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
 }
 
 fn make(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
-    let mut events =
-        vec![Event::Created { spec: new.spec.clone(), request: new.request.clone(), epoch: new.epoch, carried: new.carried.clone() }];
+    let mut events = vec![Event::Created {
+        spec: new.spec.clone(),
+        request: new.request.clone(),
+        epoch: new.epoch,
+        carried: new.carried.clone(),
+        spent_ms: new.spent_ms,
+    }];
     let (mut first_block, mut size) = (1, 0);
     for (seq, blocks) in (0..).zip(&new.chunks) {
         size += chunk(blocks, limits)?;

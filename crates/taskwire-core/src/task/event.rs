@@ -53,6 +53,11 @@ pub enum Outcome {
     },
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -68,6 +73,9 @@ pub enum Event {
         /// What the caller brought along when it was asked to call again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         carried: Option<Payload>,
+        /// How long its first attempt had been running already.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        spent_ms: u64,
     },
     /// Another attempt was begun.
     Started {

@@ -11,9 +11,9 @@ use crate::{
     time::Timestamp,
 };
 
-/// The task that a `Created` event makes.
+/// The task that a `Created` event makes. `spent_ms` is how long its first attempt had been running already.
 #[must_use]
-pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, at: Timestamp) -> Task {
+pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, spent_ms: u64, at: Timestamp) -> Task {
     let mut task = Task {
         id,
         spec: spec.clone(),
@@ -33,7 +33,7 @@ pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, at: Timestamp) -> Task
         outcome: None,
         output: Output::default(),
     };
-    begin(&mut task, Attempt(1), epoch, at);
+    begin(&mut task, Attempt(1), epoch, spent_ms, at);
     task
 }
 
@@ -41,11 +41,12 @@ pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, at: Timestamp) -> Task
 pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
     task.version = task.version.next();
     if event.is_visible() {
-        task.updated_at = at;
+        // The machine's clock may be set back; what callers see does not go back with it.
+        task.updated_at = task.updated_at.max(at);
     }
     match event {
         Event::Created { .. } => unreachable!("a task is created once, by `create`"),
-        Event::Started { attempt, epoch } => begin(task, *attempt, *epoch, at),
+        Event::Started { attempt, epoch } => begin(task, *attempt, *epoch, 0, at),
         Event::Appended { seq, first_block, blocks } => {
             task.output = Output {
                 next_seq: seq.next(),
@@ -86,10 +87,10 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
 }
 
 /// Starts the clock of an attempt; it stands still at once if questions are open from an earlier one.
-fn begin(task: &mut Task, attempt: Attempt, epoch: Epoch, at: Timestamp) {
+fn begin(task: &mut Task, attempt: Attempt, epoch: Epoch, spent_ms: u64, at: Timestamp) {
     task.attempt = attempt;
     task.epoch = epoch;
-    task.deadline = task.spec.timeout_ms.map(|ms| at.after(Duration::from_millis(ms)));
+    task.deadline = task.spec.timeout_ms.map(|ms| at.after(Duration::from_millis(ms.saturating_sub(spent_ms))));
     if task.asked_at.is_some() {
         pause(task, at);
     }

@@ -48,7 +48,15 @@ struct World {
 impl World {
     fn new(spec: Spec) -> Self {
         let mut world = Self { now: 1_000, task: None, log: Vec::new() };
-        let new = NewTask { spec: Arc::new(spec), request: json!({}).into(), epoch: Epoch(1), carried: None, chunks: vec![], said: None };
+        let new = NewTask {
+            spec: Arc::new(spec),
+            request: json!({}).into(),
+            epoch: Epoch(1),
+            carried: None,
+            spent_ms: 0,
+            chunks: vec![],
+            said: None,
+        };
         world.run(&Authority::Engine, &Command::Create(new)).expect("a new task");
         world
     }
@@ -86,7 +94,7 @@ impl World {
 
 fn apply(task: &mut Option<Task>, event: &Event, at: Timestamp) {
     match (event, &mut *task) {
-        (Event::Created { spec, epoch, .. }, None) => *task = Some(create(TaskId::new(at, [9; 14]), spec, *epoch, at)),
+        (Event::Created { spec, epoch, spent_ms, .. }, None) => *task = Some(create(TaskId::new(at, [9; 14]), spec, *epoch, *spent_ms, at)),
         (event, Some(task)) => evolve(task, event, at),
         (event, None) => panic!("{event:?} happened to no task"),
     }
@@ -276,6 +284,7 @@ fn every_limit_is_reached_and_named() {
         request: json!({}).into(),
         epoch: Epoch(1),
         carried: None,
+        spent_ms: 0,
         chunks: vec![vec![text("xxxxx")]; 4],
         said: None,
     };
@@ -295,8 +304,14 @@ fn stored_shapes_stay_as_they_are() {
     };
     let events = [
         (
-            Event::Created { spec: Arc::new(full), request: json!({"a": 1}).into(), epoch: Epoch(1), carried: Some(json!(0).into()) },
-            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false}},"request":{"a":1},"epoch":1,"carried":0}}"#,
+            Event::Created {
+                spec: Arc::new(full),
+                request: json!({"a": 1}).into(),
+                epoch: Epoch(1),
+                carried: Some(json!(0).into()),
+                spent_ms: 7,
+            },
+            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false}},"request":{"a":1},"epoch":1,"carried":0,"spent_ms":7}}"#,
         ),
         (Event::Started { attempt: Attempt(2), epoch: Epoch(3) }, r#"{"started":{"attempt":2,"epoch":3}}"#),
         (

@@ -1,6 +1,6 @@
 //! One JSON-RPC message: read once, written by hand where it is hot.
 
-use std::{borrow::Cow, fmt};
+use std::{fmt, ops::Range};
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -55,13 +55,13 @@ impl<'de> Deserialize<'de> for RequestId {
 
 /// A message as it came: a request (`id` and `method`), a notification (`method` alone) or a response (neither).
 #[derive(Debug, Clone)]
-pub struct Incoming<'a> {
+pub struct Incoming {
     /// The request's name; absent in a notification.
     pub id: Option<RequestId>,
     /// What is asked; absent in a response.
-    pub method: Option<Cow<'a, str>>,
-    /// With what; an object if present.
-    pub params: Option<&'a RawValue>,
+    pub method: Option<Box<str>>,
+    /// Where in the bytes the parameters are; an object if present.
+    params: Option<Range<usize>>,
 }
 
 /// Why bytes are no message, with the id if it could still be read.
@@ -94,19 +94,19 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de Raw
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
-impl<'a> Incoming<'a> {
+impl Incoming {
     /// Reads one message.
     ///
     /// # Errors
     /// With the JSON-RPC error that the sender should get.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let fail = |id, code, message: String| Malformed { id, error: RpcError { code, message, data: None } };
         let text = std::str::from_utf8(bytes)
             .map_err(|error| fail(None, code::PARSE_ERROR, format!("the message is not UTF-8 (at byte {})", error.valid_up_to())))?;
         if text.trim_start().starts_with('[') {
             return Err(fail(None, code::INVALID_REQUEST, "batches are not part of this protocol: send one message at a time".to_owned()));
         }
-        let envelope: Envelope<'a> = serde_json::from_str(text).map_err(|error| {
+        let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|error| {
             if error.is_data() {
                 fail(None, code::INVALID_REQUEST, format!("not a JSON-RPC message: {error}"))
             } else {
@@ -125,7 +125,7 @@ impl<'a> Incoming<'a> {
             return Err(invalid("`jsonrpc` must be \"2.0\""));
         }
         let method = match envelope.method {
-            Some(raw) => Some(serde_json::from_str::<Text<'a>>(raw.get()).map_err(|_| invalid("`method` must be a string"))?.0),
+            Some(raw) => Some(serde_json::from_str::<Box<str>>(raw.get()).map_err(|_| invalid("`method` must be a string"))?),
             None if envelope.result.is_some() || envelope.error.is_some() => None,
             None => return Err(invalid("`method` is missing")),
         };
@@ -135,13 +135,19 @@ impl<'a> Incoming<'a> {
                 ..invalid("")
             });
         }
-        Ok(Self { id, method, params: envelope.params })
+        let params = envelope.params.map(|params| {
+            let start = params.get().as_ptr().addr() - text.as_ptr().addr();
+            start..start + params.get().len()
+        });
+        Ok(Self { id, method, params })
+    }
+
+    /// The parameters, given the bytes that the message was read from.
+    #[must_use]
+    pub fn params<'a>(&self, bytes: &'a [u8]) -> Option<&'a str> {
+        std::str::from_utf8(bytes.get(self.params.clone()?)?).ok()
     }
 }
-
-/// Text that borrows where it has no escapes.
-#[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Writes a response.
 pub fn write_result<T: Serialize + ?Sized>(out: &mut Vec<u8>, id: &RequestId, result: &T) -> Result<(), serde_json::Error> {
@@ -188,9 +194,10 @@ mod tests {
 
     #[test]
     fn tells_requests_notifications_and_responses_apart() {
-        let request = Incoming::parse(br#"{"jsonrpc":"2.0","id":"1","method":"m","params":{"a":1}}"#).expect("a request");
-        assert_eq!((request.id, request.method.as_deref()), (Some(RequestId::Text("1".into())), Some("m")));
-        assert_eq!(request.params.map(RawValue::get), Some(r#"{"a":1}"#));
+        let bytes = br#"{"jsonrpc":"2.0","id":"1","method":"m","params":{"a":1}}"#;
+        let request = Incoming::parse(bytes).expect("a request");
+        assert_eq!((&request.id, request.method.as_deref()), (&Some(RequestId::Text("1".into())), Some("m")));
+        assert_eq!(request.params(bytes), Some(r#"{"a":1}"#));
         let notification = Incoming::parse(br#"{"jsonrpc":"2.0","method":"m\u0041"}"#).expect("a notification");
         assert_eq!((notification.id, notification.method.as_deref()), (None, Some("mA")));
         let response = Incoming::parse(br#"{"jsonrpc":"2.0","id":1,"result":{}}"#).expect("a response");

@@ -3,11 +3,15 @@
 use bytes::Bytes;
 use serde::Serialize;
 use taskwire_core::wire::write_notification;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// The way back to one client, bounded: a client that does not read makes the sender wait.
 #[derive(Debug, Clone)]
-pub(crate) struct Outbox(mpsc::Sender<Bytes>);
+pub(crate) struct Outbox {
+    sender: Option<mpsc::Sender<Bytes>>,
+    /// Set when the stream that leads to the client is about to end.
+    ending: Option<watch::Receiver<bool>>,
+}
 
 /// The client is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,12 +19,33 @@ pub(crate) struct Gone;
 
 impl Outbox {
     pub(crate) fn new(sender: mpsc::Sender<Bytes>) -> Self {
-        Self(sender)
+        Self { sender: Some(sender), ending: None }
+    }
+
+    /// On a stream that says when it is about to end.
+    pub(crate) fn until(mut self, ending: watch::Receiver<bool>) -> Self {
+        self.ending = Some(ending);
+        self
+    }
+
+    /// For messages to which nothing but the response is sent.
+    pub(crate) fn closed() -> Self {
+        Self { sender: None, ending: None }
+    }
+
+    /// Waits until the stream is about to end.
+    pub(crate) async fn ending(&self) {
+        match self.ending.clone() {
+            Some(mut ending) => {
+                let _ = ending.wait_for(|ending| *ending).await;
+            }
+            None => std::future::pending().await,
+        }
     }
 
     /// Sends one message.
     pub(crate) async fn send(&self, message: Bytes) -> Result<(), Gone> {
-        self.0.send(message).await.map_err(|_| Gone)
+        self.sender.as_ref().ok_or(Gone)?.send(message).await.map_err(|_| Gone)
     }
 
     /// Sends a notification.

@@ -6,6 +6,7 @@
 mod recovery;
 mod run;
 mod runs;
+mod switch;
 mod timers;
 mod writer;
 
@@ -199,7 +200,7 @@ impl Engine {
     /// When a limit is reached, the idempotency key was used for another call, or nothing can be stored any more.
     pub async fn create(&self, spec: Arc<Spec>, request: Payload) -> Result<Receipt, Error> {
         let id = new_task_id(self.0.clock.now());
-        let new = NewTask { spec, request, epoch: self.0.epoch, carried: None, chunks: Vec::new(), said: None };
+        let new = NewTask { spec, request, epoch: self.0.epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None };
         self.submit(id, Authority::Engine, Command::Create(new)).await
     }
 
@@ -247,6 +248,7 @@ impl Engine {
         self.0.runtime.spawn(async move {
             if let Err(error) = run::attempt(&engine, id, attempt).await {
                 tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
+                engine.0.runs.disown(id);
             }
         });
     }

@@ -4,18 +4,24 @@
 //! a checkpoint, it has written a lot) it becomes a task without being restarted: what it wrote so far goes into the
 //! task's first commit.
 
-use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::Pin, sync::Arc, task::Poll};
+use std::{
+    collections::BTreeMap,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    sync::{Arc, PoisonError},
+    task::Poll,
+};
 
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
 use taskwire_core::{
-    Attempt, InputKey, Payload, TaskId, Version,
+    Attempt, InputKey, Payload, TaskId, Timestamp, Version,
     task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec},
     wire::code,
 };
-use tokio::sync::{Mutex, mpsc, watch};
+use tokio::sync::{Mutex, mpsc};
 
-use super::{Engine, Error, Receipt};
+use super::{Engine, Error, Receipt, switch::Switch};
 use crate::clock::new_task_id;
 
 /// How work ended.
@@ -90,9 +96,12 @@ pub struct Run {
     resumed: Resumed,
     checkpoint: Option<Payload>,
     attempt: Attempt,
+    began: Timestamp,
     place: Mutex<Place>,
-    phase: watch::Sender<Phase>,
-    stop: watch::Sender<bool>,
+    phase: std::sync::Mutex<Phase>,
+    /// On when the run is no longer loose.
+    settled: Switch,
+    stop: Arc<Switch>,
     notes: Option<mpsc::Sender<Note>>,
 }
 
@@ -105,6 +114,7 @@ impl std::fmt::Debug for Run {
 impl Run {
     pub(super) fn loose(engine: Engine, spec: Arc<Spec>, request: Payload, resumed: Resumed, notes: Option<mpsc::Sender<Note>>) -> Self {
         Self {
+            began: engine.0.clock.now(),
             engine,
             spec,
             request,
@@ -112,8 +122,9 @@ impl Run {
             checkpoint: None,
             attempt: Attempt(1),
             place: Mutex::new(Place::Loose { chunks: Vec::new(), bytes: 0, said: None }),
-            phase: watch::Sender::new(Phase::Loose),
-            stop: watch::Sender::new(false),
+            phase: std::sync::Mutex::new(Phase::Loose),
+            settled: Switch::default(),
+            stop: Arc::default(),
             notes,
         }
     }
@@ -157,17 +168,17 @@ impl Run {
     /// Whether the work must stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        *self.stop.borrow()
+        self.stop.is_on()
     }
 
     /// Waits until the work must stop.
     pub async fn stopped(&self) {
-        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+        self.stop.wait().await;
     }
 
     /// Tells the work to stop.
     pub(super) fn stop(&self) {
-        self.stop.send_replace(true);
+        self.stop.turn_on();
     }
 
     /// Writes a chunk.
@@ -177,6 +188,7 @@ impl Run {
     pub async fn append(self: &Arc<Self>, blocks: Vec<Payload>) -> Result<(), Error> {
         let size = blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>();
         let limit = self.engine.limits().chunk_bytes;
+        self.go_on()?;
         {
             let mut place = self.place.lock().await;
             if let Place::Loose { chunks, bytes, .. } = &mut *place
@@ -200,6 +212,7 @@ impl Run {
         if let Some(progress) = progress {
             self.note(Note::Progress { progress, message: message.clone() });
         }
+        self.go_on()?;
         {
             let mut place = self.place.lock().await;
             if let Place::Loose { said, .. } = &mut *place {
@@ -255,11 +268,19 @@ impl Run {
 
     /// Waits until it, once started, has ended or become a task.
     pub async fn settled(&self) -> Phase {
-        let mut phase = self.phase.subscribe();
-        match phase.wait_for(|phase| !matches!(phase, Phase::Loose)).await {
-            Ok(phase) => phase.clone(),
-            Err(_) => Phase::Loose,
-        }
+        self.settled.wait().await;
+        self.phase()
+    }
+
+    /// Where the run is.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn settle(&self, phase: Phase) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        self.settled.turn_on();
     }
 
     /// Makes the work a task, if it is not one yet. What ended meanwhile stays ended.
@@ -267,39 +288,47 @@ impl Run {
     /// # Errors
     /// When a limit is reached or nothing can be stored.
     pub async fn promote(self: &Arc<Self>) -> Result<Phase, Error> {
-        if matches!(*self.phase.borrow(), Phase::Loose) {
+        let phase = self.phase();
+        if matches!(phase, Phase::Loose) {
             // On its own, so that a caller that goes away cannot leave a task behind that no run belongs to.
             let run = self.clone();
             return tokio::spawn(async move { run.become_task().await }).await.map_err(|_| self.engine.gone())?;
         }
-        Ok(self.phase.borrow().clone())
+        Ok(phase)
     }
 
     async fn become_task(&self) -> Result<Phase, Error> {
         let mut place = self.place.lock().await;
-        let Place::Loose { chunks, said, .. } = &mut *place else { return Ok(self.phase.borrow().clone()) };
+        let Place::Loose { chunks, said, .. } = &*place else { return Ok(self.phase()) };
+        let now = self.engine.0.clock.now();
         let new = NewTask {
             spec: self.spec.clone(),
             request: self.request.clone(),
             epoch: self.engine.0.epoch,
             carried: self.resumed.to_payload(),
-            chunks: std::mem::take(chunks),
-            said: said.take(),
+            spent_ms: u64::try_from(now.since(self.began).as_millis()).unwrap_or(u64::MAX),
+            chunks: chunks.clone(),
+            said: said.clone(),
         };
-        let id = new_task_id(self.engine.0.clock.now());
+        let id = new_task_id(now);
         self.engine.0.runs.adopt(id, self.attempt, self.stop.clone());
         if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
             self.engine.0.runs.disown(id);
             return Err(error);
         }
         *place = Place::Task(id);
-        let phase = Phase::Task(id);
-        self.phase.send_replace(phase.clone());
-        Ok(phase)
+        self.settle(Phase::Task(id));
+        Ok(Phase::Task(id))
+    }
+
+    /// Refuses work that must stop; a stopped call must not become a task that nobody knows of.
+    fn go_on(&self) -> Result<(), Error> {
+        if self.is_stopped() { Err(Reject::Ended.into()) } else { Ok(()) }
     }
 
     /// Sends a command of the work, making it a task first.
     async fn command(self: &Arc<Self>, command: Command) -> Result<Receipt, Error> {
+        self.go_on()?;
         match self.promote().await? {
             Phase::Task(id) => self.engine.submit(id, Authority::Attempt(self.attempt), command).await,
             Phase::Loose | Phase::Done(_) => Err(Reject::Ended.into()),
@@ -313,7 +342,7 @@ impl Run {
                 Place::Task(id) => *id,
                 Place::Loose { .. } | Place::Done => {
                     *place = Place::Done;
-                    self.phase.send_replace(Phase::Done(end));
+                    self.settle(Phase::Done(end));
                     return;
                 }
             }
@@ -369,8 +398,8 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
     let Some(stop) = engine.0.runs.switch(id, attempt) else { return Ok(()) };
     let reader = engine.reader();
-    let Some(task) = reader.task(id)? else { return Ok(()) };
-    let Some(Event::Created { request, carried, .. }) = reader.event(id, Version(1))? else { return Ok(()) };
+    let task = reader.task(id)?.ok_or(Reject::NotFound)?;
+    let Some(Event::Created { request, carried, .. }) = reader.event(id, Version(1))? else { return Err(Reject::NotFound.into()) };
     let resumed = carried.and_then(|carried| carried.read().ok()).unwrap_or_default();
     let checkpoint = match task.checkpoint {
         None => None,
@@ -386,8 +415,10 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         resumed,
         checkpoint,
         attempt,
+        began: engine.0.clock.now(),
         place: Mutex::new(Place::Task(id)),
-        phase: watch::Sender::new(Phase::Task(id)),
+        phase: std::sync::Mutex::new(Phase::Task(id)),
+        settled: Switch::default(),
         stop,
         notes: None,
     };
@@ -428,13 +459,13 @@ impl Held {
                 tokio::spawn(future);
             }
         }
-        self.run.phase.borrow().clone()
+        self.run.phase()
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if matches!(*self.run.phase.borrow(), Phase::Loose) {
+        if matches!(self.run.phase(), Phase::Loose) {
             self.run.stop();
         }
     }

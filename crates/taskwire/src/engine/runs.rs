@@ -11,13 +11,13 @@ use taskwire_core::{
 };
 use tokio::sync::watch;
 
-use super::Engine;
+use super::{Engine, switch::Switch};
 
 /// One attempt that runs or is about to.
 #[derive(Debug)]
 struct Running {
     attempt: Attempt,
-    stop: watch::Sender<bool>,
+    stop: Arc<Switch>,
 }
 
 #[derive(Debug, Default)]
@@ -40,13 +40,13 @@ impl Runs {
     }
 
     /// Notes a run that began before its task was made, so that it is not started again.
-    pub(super) fn adopt(&self, id: TaskId, attempt: Attempt, stop: watch::Sender<bool>) {
+    pub(super) fn adopt(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>) {
         let mut map = self.lock();
         map.insert(id, Running { attempt, stop });
         self.count.send_replace(map.len());
     }
 
-    /// Forgets a run whose task was not made after all.
+    /// Forgets a run that did not come about.
     pub(super) fn disown(&self, id: TaskId) {
         let mut map = self.lock();
         map.remove(&id);
@@ -54,23 +54,24 @@ impl Runs {
     }
 
     /// The switch that stops this attempt, if it is still wanted.
-    pub(super) fn switch(&self, id: TaskId, attempt: Attempt) -> Option<watch::Sender<bool>> {
+    pub(super) fn switch(&self, id: TaskId, attempt: Attempt) -> Option<Arc<Switch>> {
         self.lock().get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
     }
 
-    /// Starts what `task` wants and is not there, stops what is there and not wanted.
+    /// Starts what `task` wants and is not there, stops what is there and not wanted. An attempt of an earlier life is
+    /// not this node's to run: recovery decides what becomes of it.
     pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>) {
-        let wanted = wants(task).run;
+        let wanted = wants(task).run.filter(|_| task.epoch == engine.0.epoch);
         let mut map = self.lock();
         let running = map.get(&task.id).map(|running| running.attempt);
         if running == wanted {
             return;
         }
         if let Some(old) = map.remove(&task.id) {
-            old.stop.send_replace(true);
+            old.stop.turn_on();
         }
         if let Some(attempt) = wanted {
-            map.insert(task.id, Running { attempt, stop: watch::Sender::new(false) });
+            map.insert(task.id, Running { attempt, stop: Arc::default() });
             engine.spawn_attempt(task.id, attempt);
         }
         self.count.send_replace(map.len());

@@ -116,6 +116,9 @@ impl<S: Store> Writer<S> {
         let task = Arc::new(apply(*id, before.as_deref(), &events, now));
         self.count(before.as_deref(), &task);
         self.cache.insert(*id, task.clone());
+        if let (Command::Create(new), Some(key)) = (command, &task.spec.idempotency_key) {
+            batch.keys.insert((task.spec.caller.clone(), key.clone()), (*id, new.request.clone()));
+        }
         batch.writes.push(Write {
             task: task.clone(),
             first: before.as_ref().map_or(Version(1), |before| before.version.next()),
@@ -194,7 +197,7 @@ impl<S: Store> Writer<S> {
 fn apply(id: TaskId, before: Option<&Task>, events: &[Event], now: Timestamp) -> Task {
     let (mut task, rest) = match (before, events) {
         (Some(before), events) => (before.clone(), events),
-        (None, [Event::Created { spec, epoch, .. }, rest @ ..]) => (create(id, spec, *epoch, now), rest),
+        (None, [Event::Created { spec, epoch, spent_ms, .. }, rest @ ..]) => (create(id, spec, *epoch, *spent_ms, now), rest),
         (None, _) => unreachable!("a task begins with `Created`"),
     };
     for event in rest {

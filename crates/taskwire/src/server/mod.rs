@@ -9,8 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use serde_json::json;
-use taskwire_core::{CallerId, Payload};
+use taskwire_core::CallerId;
 use tokio::{net::TcpListener, sync::watch};
 
 pub use auth::{Auth, Denied};
@@ -18,6 +17,7 @@ pub use config::{Config, HttpConfig};
 
 use crate::{
     clock::{Clock, SystemClock},
+    dialect::modern,
     engine::Engine,
     store::{self, Store},
     tool::Provider,
@@ -29,8 +29,8 @@ pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) provider: Arc<dyn Provider>,
     pub(crate) config: Config,
-    /// Name and version of this server, as results carry them.
-    pub(crate) info: Payload,
+    /// Name and version of this server, as results of the modern era carry them.
+    pub(crate) modern_meta: String,
     /// Open listen streams of each caller.
     listens: Mutex<HashMap<CallerId, usize>>,
     /// Set once, when the server begins to shut down.
@@ -70,8 +70,8 @@ impl Server {
         let engine = Engine::start(store, clock, config.engine.clone())?;
         let provider: Arc<dyn Provider> = Arc::new(provider);
         engine.begin(Arc::new(work::ToolWork::new(provider.clone())));
-        let info = json!({"name": config.name, "version": config.version}).into();
-        Ok(Self(Arc::new(Shared { engine, provider, config, info, listens: Mutex::default(), draining: watch::Sender::new(false) })))
+        let modern_meta = modern::server_meta(&config.name, &config.version);
+        Ok(Self(Arc::new(Shared { engine, provider, config, modern_meta, listens: Mutex::default(), draining: watch::Sender::new(false) })))
     }
 
     /// The engine behind it.
@@ -87,13 +87,16 @@ impl Server {
     /// When the store has failed: nothing can be promised any more, and only a restart helps.
     pub async fn serve(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
         let accept = transport::http::accept(self.clone(), listener);
-        let result = tokio::select! {
+        tokio::pin!(accept);
+        tokio::select! {
+            never = &mut accept => match never {},
+            () = shutdown => {}
+            reason = self.0.engine.failed() => return Err(std::io::Error::other(format!("the store failed: {reason}"))),
+        }
+        tokio::select! {
             never = accept => match never {},
-            () = shutdown => Ok(()),
-            reason = self.0.engine.failed() => Err(std::io::Error::other(format!("the store failed: {reason}"))),
-        };
-        self.drain().await;
-        result
+            () = self.drain() => Ok(()),
+        }
     }
 
     /// Serves one client on this process's standard input and output, until the input ends or `shutdown` is ready.

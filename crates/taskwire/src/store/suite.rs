@@ -123,7 +123,7 @@ impl Driver {
 
 fn apply(task: &mut Option<Task>, id: TaskId, event: &Event, at: Timestamp) {
     match (event, &mut *task) {
-        (Event::Created { spec, epoch, .. }, None) => *task = Some(create(id, spec, *epoch, at)),
+        (Event::Created { spec, epoch, spent_ms, .. }, None) => *task = Some(create(id, spec, *epoch, *spent_ms, at)),
         (event, Some(task)) => evolve(task, event, at),
         (event, None) => panic!("{event:?} happened to no task"),
     }
@@ -252,7 +252,7 @@ fn spec() -> Spec {
 
 fn make(spec: Spec, chunks: Vec<Vec<Payload>>) -> Command {
     let said = (!chunks.is_empty()).then(|| (Some("early".into()), None));
-    Command::Create(NewTask { spec: Arc::new(spec), request: json!({}).into(), epoch: Epoch(1), carried: None, chunks, said })
+    Command::Create(NewTask { spec: Arc::new(spec), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0, chunks, said })
 }
 
 fn text(text: &str) -> Payload {
@@ -287,13 +287,14 @@ fn a_created_task_is_read_back_byte_for_byte<S: Store>(mut lab: Lab<S>) {
     let request = Payload::parse(r#"{ "b":1.0,  "a" : "\u00e9\/é" , "b": 1E2 }"#.to_owned()).expect("it is JSON");
     let accepts = Accepts { elicit_form: true, ..Accepts::default() };
     let spec = Arc::new(Spec { timeout_ms: Some(5), input_timeout_ms: Some(6), accepts, ..spec() });
-    let new = NewTask { spec: spec.clone(), request: request.clone(), epoch: Epoch(1), carried: None, chunks: vec![], said: None };
+    let new =
+        NewTask { spec: spec.clone(), request: request.clone(), epoch: Epoch(1), carried: None, spent_ms: 0, chunks: vec![], said: None };
     let (mut driver, nobody) = (Driver::new(1), Driver::new(2));
     lab.run(&mut driver, &Command::Create(new));
     lab.reopen();
     lab.check_all(&[driver.clone(), nobody.clone()]);
     let reader = lab.reader();
-    let created = Event::Created { spec, request, epoch: Epoch(1), carried: None };
+    let created = Event::Created { spec, request, epoch: Epoch(1), carried: None, spent_ms: 0 };
     assert_eq!(reader.event(driver.id, Version(1)).expect("the event is read"), Some(created));
     assert_eq!(reader.event(driver.id, Version(2)).expect("the event is read"), None);
     assert_eq!(reader.event(nobody.id, Version(1)).expect("the event is read"), None);

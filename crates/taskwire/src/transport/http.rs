@@ -59,6 +59,8 @@ pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible 
 async fn connection(shared: Arc<Shared>, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let read_timeout = shared.config.http.read_timeout;
+    // Who comes while the server shuts down is answered once: tasks can still be read, and `/readyz` says how it is.
+    let late = *shared.draining.borrow();
     let service = {
         let shared = shared.clone();
         service_fn(move |request| {
@@ -69,11 +71,12 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream) {
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(read_timeout)
+        .keep_alive(!late)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,
-        () = shared.drained() => {
+        () = shared.drained(), if !late => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -171,15 +174,18 @@ fn too_large(max: usize) -> Response<ReplyBody> {
 }
 
 async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
+    let message = match Incoming::parse(&bytes) {
+        Ok(message) => message,
+        Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
+    };
+    if !modern::may_notify(&message, &bytes) {
+        return whole(modern::answer(&shared, &caller, &message, &bytes, Some(&headers), &Outbox::closed()).await);
+    }
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
     let (sender, mut messages) = mpsc::channel(OUTBOX_LEN);
-    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
-        match Incoming::parse(&bytes) {
-            Ok(message) => modern::answer(&shared, &caller, &message, Some(&headers), &Outbox::new(sender)).await,
-            Err(malformed) => Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error }),
-        }
-    });
+    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> =
+        Box::pin(async move { modern::answer(&shared, &caller, &message, &bytes, Some(&headers), &Outbox::new(sender)).await });
     let first = tokio::select! {
         biased;
         reply = &mut answer => {

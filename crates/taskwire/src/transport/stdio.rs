@@ -43,25 +43,25 @@ pub(crate) async fn run(
 ) -> std::io::Result<()> {
     let (lines, queue) = mpsc::channel::<Line>(OUTBOX_LEN);
     let mut writer = tokio::spawn(write(output, queue));
-    let mut client = Client { server: server.clone(), lines, in_flight: Arc::default(), requests: JoinSet::new() };
-    let mut input = BufReader::new(input);
-    let mut line = Vec::new();
+    let ending = watch::Sender::new(false);
+    let mut client =
+        Client { server: server.clone(), lines, in_flight: Arc::default(), requests: JoinSet::new(), ending: ending.subscribe() };
+    let mut input = Lines { input: BufReader::new(input), line: Vec::new(), too_long: false, max: server.0.config.body_bytes };
     tokio::pin!(shutdown);
     loop {
         tokio::select! {
-            read = next_line(&mut input, &mut line, server.0.config.body_bytes) => match read? {
+            read = input.next() => match read? {
                 Read::End => break,
                 Read::TooLong => client.refuse_long_line().await,
-                Read::Line => client.take(std::mem::take(&mut line)).await,
+                Read::Line(line) => client.take(line).await,
             },
             Some(_) = client.requests.join_next() => {}
             () = &mut shutdown => break,
             _ = &mut writer => return Ok(()),
         }
-        line.clear();
     }
     // Listeners are told; calls that are under way get their answer.
-    server.0.draining.send_replace(true);
+    ending.send_replace(true);
     let patience = server.0.engine.clock().sleep(server.0.config.drain);
     let Client { lines, mut requests, .. } = client;
     tokio::select! {
@@ -74,37 +74,49 @@ pub(crate) async fn run(
 }
 
 enum Read {
-    Line,
+    Line(Vec<u8>),
     TooLong,
     End,
 }
 
-/// Reads one line into `line`. One that is too long is skipped to its end without being kept.
-async fn next_line(input: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>, max: usize) -> std::io::Result<Read> {
-    let mut too_long = false;
-    loop {
-        let available = input.fill_buf().await?;
-        if available.is_empty() {
-            return Ok(if line.is_empty() { Read::End } else { Read::Line });
-        }
-        let (part, ended) = match available.iter().position(|byte| *byte == b'\n') {
-            Some(end) => (&available[..end], true),
-            None => (available, false),
-        };
-        if line.len() + part.len() > max {
-            too_long = true;
-            line.clear();
-        }
-        if !too_long {
-            line.extend_from_slice(part);
-        }
-        let used = part.len() + usize::from(ended);
-        input.consume(used);
-        if ended && too_long {
-            return Ok(Read::TooLong);
-        }
-        if ended && !line.trim_ascii().is_empty() {
-            return Ok(Read::Line);
+/// Reads line by line. What was read of a line stays here when a read is given up halfway.
+struct Lines<R> {
+    input: BufReader<R>,
+    line: Vec<u8>,
+    too_long: bool,
+    max: usize,
+}
+
+impl<R: AsyncRead + Unpin> Lines<R> {
+    /// The next line that is not blank. One that is too long is skipped to its end without being kept.
+    async fn next(&mut self) -> std::io::Result<Read> {
+        loop {
+            let available = self.input.fill_buf().await?;
+            let at_end = available.is_empty();
+            let (part, ended) = match available.iter().position(|byte| *byte == b'\n') {
+                Some(end) => (&available[..end], true),
+                None => (available, at_end),
+            };
+            self.too_long |= self.line.len() + part.len() > self.max;
+            if self.too_long {
+                self.line.clear();
+            } else {
+                self.line.extend_from_slice(part);
+            }
+            let used = part.len() + usize::from(ended && !at_end);
+            self.input.consume(used);
+            if ended {
+                if std::mem::take(&mut self.too_long) {
+                    return Ok(Read::TooLong);
+                }
+                let line = std::mem::take(&mut self.line);
+                if !line.trim_ascii().is_empty() {
+                    return Ok(Read::Line(line));
+                }
+                if at_end {
+                    return Ok(Read::End);
+                }
+            }
         }
     }
 }
@@ -128,6 +140,7 @@ struct Client {
     lines: mpsc::Sender<Line>,
     in_flight: Arc<InFlight>,
     requests: JoinSet<()>,
+    ending: watch::Receiver<bool>,
 }
 
 #[derive(Deserialize)]
@@ -150,15 +163,15 @@ impl Client {
     }
 
     async fn take(&mut self, line: Vec<u8>) {
-        let id = match Incoming::parse(&line) {
+        let (id, message) = match Incoming::parse(&line) {
             Err(malformed) => {
                 self.send(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })).await;
                 return;
             }
-            Ok(message) => match (message.id, message.method.as_deref()) {
-                (Some(id), Some(_)) => id,
+            Ok(message) => match (&message.id, message.method.as_deref()) {
+                (Some(id), Some(_)) => (id.clone(), message),
                 (None, Some("notifications/cancelled")) => {
-                    let cancelled = message.params.and_then(|params| serde_json::from_str::<Cancelled>(params.get()).ok());
+                    let cancelled = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
                     if let Some(handle) = cancelled.and_then(|cancelled| self.in_flight.with(|map| map.remove(&cancelled.request_id))) {
                         handle.abort();
                     }
@@ -178,11 +191,12 @@ impl Client {
             let fault = Fault::limit(format!("{max} requests are waiting for an answer already (configuration key `requests_per_stream`)"));
             return self.send(Reply::fault(Some(&id), &fault)).await;
         }
-        self.begin(id, line);
+        self.begin(id, message, line);
     }
 
-    fn begin(&mut self, id: RequestId, line: Vec<u8>) {
+    fn begin(&mut self, id: RequestId, message: Incoming, line: Vec<u8>) {
         let (server, lines, in_flight) = (self.server.clone(), self.lines.clone(), self.in_flight.clone());
+        let ending = self.ending.clone();
         let (go, mut ready) = watch::channel(false);
         let key = id.clone();
         let handle = self.requests.spawn(async move {
@@ -199,8 +213,7 @@ impl Client {
             };
             let respond = async move {
                 let caller = server.0.config.auth.owner();
-                let Ok(message) = Incoming::parse(&line) else { return Reply::accepted() };
-                modern::answer(&server.0, &caller, &message, None, &Outbox::new(sender)).await
+                modern::answer(&server.0, &caller, &message, &line, None, &Outbox::new(sender).until(ending)).await
             };
             let ((), reply) = futures_util::future::join(relay, respond).await;
             in_flight.with(|map| map.remove(&key));

@@ -348,10 +348,8 @@ async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, Vec<(S
             let headers = lines.filter_map(|line| line.split_once(": ")).map(|(key, value)| (key.to_ascii_lowercase(), value.to_owned()));
             return (status, headers.collect());
         }
-        let mut part = [0; 8192];
-        let n = stream.read(&mut part).await.expect("readable");
+        let n = stream.read_buf(buffer).await.expect("readable");
         assert!(n > 0, "the connection ended before a response: {}", String::from_utf8_lossy(buffer));
-        buffer.extend_from_slice(&part[..n]);
     }
 }
 
@@ -368,10 +366,8 @@ async fn read_response(mut stream: TcpStream) -> Response {
     } else {
         let length: usize = header("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
         while buffer.len() < length {
-            let mut part = [0; 65536];
-            let n = stream.read(&mut part).await.expect("readable");
+            let n = stream.read_buf(&mut buffer).await.expect("readable");
             assert!(n > 0, "the body ended early");
-            buffer.extend_from_slice(&part[..n]);
         }
         buffer.truncate(length);
         buffer
@@ -393,10 +389,8 @@ async fn next_chunk(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Vec<
                 return Some(chunk);
             }
         }
-        let mut part = [0; 65536];
-        match stream.read(&mut part).await {
-            Ok(0) | Err(_) => return None,
-            Ok(n) => buffer.extend_from_slice(&part[..n]),
+        if matches!(stream.read_buf(buffer).await, Ok(0) | Err(_)) {
+            return None;
         }
     }
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod kit;
 mod push;
+mod rmcp;
 mod schema;
 mod stdio;
 mod tasks;

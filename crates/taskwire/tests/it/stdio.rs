@@ -1,1 +1,527 @@
-//! x
+//! A byte stream: one message a line. Every line that the server writes is checked against the schemas.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use taskwire::{
+    clock::{Clock, SystemClock},
+    server::{Config, Server},
+    store::SqliteStore,
+    tool::{Ctx, Registry, TaskMode, Tool},
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
+    sync::Barrier,
+    task::JoinHandle,
+};
+
+use crate::{
+    kit::{Client, TASKS, TempDir, manual_clock, soon},
+    schema,
+    tasks::{Gate, accept, name_form, name_in, quick, registry, tool},
+};
+
+/// Bytes that wait in each direction.
+const PIPE: usize = 64 * 1024;
+
+/// The other end of a server's stream.
+struct Peer {
+    /// Until the input is ended.
+    input: Option<DuplexStream>,
+    output: Lines<BufReader<DuplexStream>>,
+    serving: JoinHandle<std::io::Result<()>>,
+    /// Writes our messages; it never connects.
+    client: Client,
+    /// The method of each request, by its id.
+    asked: BTreeMap<String, String>,
+    /// Where the server keeps its tasks, if that is to go away with this.
+    dir: Option<TempDir>,
+}
+
+fn server(dir: &TempDir, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Server {
+    let store = SqliteStore::open(dir.path()).expect("a store");
+    Server::start_with_clock(tools, store, config, clock).expect("a server")
+}
+
+impl Peer {
+    /// A server with these tools, and a stream to it.
+    fn start(tools: Registry) -> Self {
+        Self::start_with(tools, Config::default())
+    }
+
+    fn start_with(tools: Registry, config: Config) -> Self {
+        let dir = TempDir::new();
+        let peer = Self::on(&server(&dir, tools, config, Arc::new(SystemClock)));
+        Self { dir: Some(dir), ..peer }
+    }
+
+    /// A stream to this server.
+    fn on(server: &Server) -> Self {
+        let (input, server_input) = tokio::io::duplex(PIPE);
+        let (server_output, output) = tokio::io::duplex(PIPE);
+        let server = server.clone();
+        let serving = tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });
+        let client = Client::new(0).declaring(json!({"elicitation": {}, "extensions": {TASKS: {}}}));
+        Self { input: Some(input), output: BufReader::new(output).lines(), serving, client, asked: BTreeMap::new(), dir: None }
+    }
+
+    async fn write(&mut self, text: &str) {
+        let input = self.input.as_mut().expect("the input is open");
+        soon("room in the pipe", input.write_all(text.as_bytes())).await.expect("writable");
+    }
+
+    async fn line(&mut self, text: &str) {
+        self.write(&format!("{text}\n")).await;
+    }
+
+    async fn send(&mut self, message: &Value) {
+        if let (Some(id), Some(method)) = (message.get("id"), message["method"].as_str()) {
+            self.asked.insert(id.to_string(), method.to_owned());
+        }
+        self.line(&message.to_string()).await;
+    }
+
+    async fn request(&mut self, id: impl Into<Value>, method: &str, params: Value) {
+        let mut message = self.client.message(0, method, params);
+        message["id"] = id.into();
+        self.send(&message).await;
+    }
+
+    async fn call(&mut self, id: impl Into<Value>, tool: &str) {
+        self.request(id, "tools/call", json!({"name": tool, "arguments": {}})).await;
+    }
+
+    /// Calls off a request.
+    async fn cancel(&mut self, id: impl Into<Value>) {
+        let params = json!({"requestId": id.into(), "reason": "not needed any more"});
+        self.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})).await;
+    }
+
+    /// The next line, if there is one.
+    async fn next(&mut self) -> Option<Value> {
+        let line = soon("the next line", self.output.next_line()).await.expect("readable")?;
+        let message: Value = serde_json::from_str(&line).expect("JSON");
+        match (message.get("method"), message.get("id")) {
+            (Some(_), _) => schema::check_notification(&message),
+            (None, Some(id)) => schema::check_response(self.asked.get(&id.to_string()).expect("an id that was asked"), &message),
+            (None, None) => schema::check_error(&message),
+        }
+        Some(message)
+    }
+
+    async fn message(&mut self) -> Value {
+        self.next().await.expect("the stream goes on")
+    }
+
+    /// The next line, which must be the result for this request.
+    async fn result(&mut self, id: impl Into<Value>) -> Value {
+        let (id, message): (Value, Value) = (id.into(), self.message().await);
+        assert_eq!(message["id"], id, "{message}");
+        assert!(message.get("error").is_none(), "{message}");
+        message["result"].clone()
+    }
+
+    /// The next line, which must be the error for this request.
+    async fn error(&mut self, id: impl Into<Value>) -> Value {
+        let (id, message): (Value, Value) = (id.into(), self.message().await);
+        assert_eq!(message["id"], id, "{message}");
+        message["error"].clone()
+    }
+
+    /// The next line, which must be an error for no request in particular.
+    async fn stray_error(&mut self) -> Value {
+        let message = self.message().await;
+        assert_eq!(message.get("id"), None, "{message}");
+        message["error"].clone()
+    }
+
+    /// Shows that the stream lives, and that all lines before this have been taken.
+    async fn ping(&mut self) {
+        self.request("ping", "server/discover", json!({})).await;
+        self.result("ping").await;
+    }
+
+    /// Ends the input.
+    fn end(&mut self) {
+        self.input = None;
+    }
+
+    /// Waits for the server's end; it must have nothing more to say.
+    async fn ended(mut self) {
+        self.end();
+        assert_eq!(self.next().await, None);
+        soon("the end of the server", self.serving).await.expect("no panic").expect("a clean end");
+        drop(self.dir);
+    }
+}
+
+#[tokio::test]
+async fn the_server_describes_itself_and_its_tools() {
+    let mut peer = Peer::start(registry([quick("quick")]));
+    peer.request(1, "server/discover", json!({})).await;
+    assert_eq!(peer.result(1).await["supportedVersions"], json!(["2026-07-28"]));
+    peer.request(2, "tools/list", json!({})).await;
+    assert_eq!(peer.result(2).await["tools"][0]["name"], "quick");
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_call_is_answered() {
+    let mut peer = Peer::start(registry([quick("quick")]));
+    peer.call(1, "quick").await;
+    let result = peer.result(1).await;
+    assert_eq!((&result["resultType"], &result["content"][0]["text"]), (&json!("complete"), &json!("done")));
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_task_lives_its_whole_life_on_one_stream() {
+    let asks = tool("asks", &(), |(), ctx| async move { Ok(name_in(&ctx.ask("name", name_form("Name?")).await?)) });
+    let mut peer = Peer::start(registry([asks.task(TaskMode::Always)]));
+    peer.call(1, "asks").await;
+    let created = peer.result(1).await;
+    assert_eq!(created["resultType"], "task");
+    let task = &created["taskId"];
+    peer.request("l", "subscriptions/listen", json!({"notifications": {"taskIds": [task]}})).await;
+    assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
+    while peer.message().await["params"]["status"] != "input_required" {}
+    peer.request(2, "tasks/update", json!({"taskId": task, "inputResponses": {"name": accept("Ada")}})).await;
+    let mut seen = BTreeSet::new();
+    while seen.len() < 3 {
+        let message = peer.message().await;
+        let what = if message["id"] == 2 { "acknowledged" } else { message["params"]["status"].as_str().expect("a status") };
+        seen.insert(what.to_owned());
+    }
+    assert_eq!(seen, BTreeSet::from(["acknowledged", "working", "completed"].map(str::to_owned)));
+    peer.request(3, "tasks/get", json!({"taskId": task})).await;
+    assert_eq!(peer.result(3).await["result"]["content"][0]["text"], "Ada");
+    peer.request(4, "tasks/cancel", json!({"taskId": task})).await;
+    assert_eq!(peer.result(4).await, json!({"resultType": "complete"}));
+}
+
+#[tokio::test]
+async fn a_listener_that_calls_off_hears_nothing_more() {
+    let tools = registry([quick("quick")]);
+    let mut peer = Peer::start(tools.clone());
+    peer.request("l", "subscriptions/listen", json!({"notifications": {"toolsListChanged": true}})).await;
+    assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
+    tools.remove_tool("quick");
+    let told = peer.message().await;
+    assert_eq!(told["method"], "notifications/tools/list_changed");
+    assert_eq!(told["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], "l");
+    peer.cancel("l").await;
+    peer.ping().await;
+    tools.tool(quick("quick")).expect("a tool");
+    peer.ping().await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never), quick("quick")]));
+    peer.call(1, "slow").await;
+    soon("the start", gate.started.wait()).await;
+    peer.cancel(1).await;
+    soon("the stop", gate.stopped.wait()).await;
+    peer.call(1, "quick").await;
+    assert_eq!(peer.result(1).await["content"][0]["text"], "done", "the id is free again");
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn calling_off_what_is_not_under_way_does_nothing() {
+    let mut peer = Peer::start(registry([quick("quick")]));
+    peer.cancel(99).await;
+    peer.call(1, "quick").await;
+    peer.result(1).await;
+    peer.cancel(1).await;
+    peer.line(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{}}"#).await;
+    peer.line(r#"{"jsonrpc":"2.0","method":"notifications/unheard_of"}"#).await;
+    peer.ping().await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn an_id_that_is_in_use_is_refused() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never), quick("quick")]));
+    peer.call("a", "slow").await;
+    peer.call("a", "quick").await;
+    assert_eq!(peer.error("a").await["code"], -32600);
+    gate.go.send();
+    assert_eq!(peer.result("a").await["content"][0]["text"], "done", "the first is answered all the same");
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn ids_come_back_as_they_were_sent() {
+    let mut peer = Peer::start(registry([quick("quick")]));
+    for id in [json!(0), json!(-1), json!(i64::MAX), json!(i64::MIN), json!("1"), json!(""), json!("é\"\n")] {
+        peer.call(id.clone(), "quick").await;
+        peer.result(id).await;
+    }
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn the_same_text_and_number_are_different_ids() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never), quick("quick")]));
+    peer.call(1, "slow").await;
+    peer.call("1", "quick").await;
+    peer.result("1").await;
+    gate.go.send();
+    peer.result(1).await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_line_that_is_no_message_is_refused_and_the_stream_lives_on() {
+    let mut peer = Peer::start(registry([]));
+    for (line, code) in [
+        ("{", -32700),
+        ("hello", -32700),
+        (r#"{"jsonrpc":"2.0","id":null,"method":"tools/list"}"#, -32600),
+        (r#"{"jsonrpc":"2.0","id":1.5,"method":"tools/list"}"#, -32600),
+        ("[]", -32600),
+        (r#"[{"jsonrpc":"2.0","id":1,"method":"tools/list"}]"#, -32600),
+        ("3", -32600),
+    ] {
+        peer.line(line).await;
+        assert_eq!(peer.stray_error().await["code"], code, "{line}");
+    }
+    peer.send(&json!({"jsonrpc": "1.0", "id": 5, "method": "tools/list"})).await;
+    assert_eq!(peer.error(5).await["code"], -32600);
+    peer.ping().await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_are_refused_and_the_stream_lives_on() {
+    let mut peer = Peer::start(registry([]));
+    peer.input.as_mut().expect("open").write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}\n").await.expect("writable");
+    assert_eq!(peer.stray_error().await["code"], -32700);
+    peer.ping().await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_line_that_is_too_long_is_refused_and_the_next_one_is_read() {
+    let mut peer = Peer::start_with(registry([]), Config { body_bytes: 1_000, ..Config::default() });
+    for length in [1_001, 30_000] {
+        peer.line(&"x".repeat(length)).await;
+        let error = peer.stray_error().await;
+        assert_eq!(error["code"], -32600);
+        assert!(error["message"].as_str().expect("a text").contains("`body_bytes`"), "{error}");
+        peer.ping().await;
+    }
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_line_as_long_as_allowed_is_read() {
+    let mut peer = Peer::start_with(registry([]), Config { body_bytes: 20_000, ..Config::default() });
+    let mut text = peer.client.message(1, "server/discover", json!({})).to_string();
+    text.push_str(&" ".repeat(20_000 - text.len()));
+    peer.asked.insert("1".to_owned(), "server/discover".to_owned());
+    peer.line(&text).await;
+    peer.result(1).await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn blank_lines_are_ignored() {
+    let mut peer = Peer::start(registry([]));
+    peer.write("\n\n  \n\r\n\t\n").await;
+    peer.ping().await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn responses_are_ignored() {
+    let mut peer = Peer::start(registry([]));
+    peer.line(r#"{"jsonrpc":"2.0","id":1,"result":{}}"#).await;
+    peer.line(r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"no"}}"#).await;
+    peer.ping().await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_line_that_comes_in_parts_is_read_whole_while_other_calls_end() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never)]));
+    peer.call(1, "slow").await;
+    soon("the start", gate.started.wait()).await;
+    let text = peer.client.message(2, "server/discover", json!({})).to_string();
+    peer.asked.insert("2".to_owned(), "server/discover".to_owned());
+    let (left, right) = text.split_at(text.len() / 2);
+    peer.write(left).await;
+    gate.go.send();
+    peer.result(1).await;
+    // Lets the server see that the call has ended, before the rest of the line is there.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    peer.line(right).await;
+    peer.result(2).await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn many_calls_go_on_at_one_time() {
+    let together = tool("together", &Arc::new(Barrier::new(200)), |barrier, _ctx| async move {
+        barrier.wait().await;
+        Ok("done")
+    });
+    let mut peer = Peer::start(registry([together.task(TaskMode::Never)]));
+    for id in 0..200 {
+        peer.call(id, "together").await;
+    }
+    let mut answered = BTreeSet::new();
+    for _ in 0..200 {
+        let message = peer.message().await;
+        assert_eq!(message["result"]["content"][0]["text"], "done", "{message}");
+        answered.insert(message["id"].as_u64().expect("a number"));
+    }
+    assert!(answered.into_iter().eq(0..200u64));
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn so_many_requests_may_be_under_way_and_again_one_when_one_is_answered() {
+    let gate = Gate::new();
+    let config = Config { requests_per_stream: 2, ..Config::default() };
+    let mut peer = Peer::start_with(registry([gate.tool("slow").task(TaskMode::Never)]), config);
+    peer.call(1, "slow").await;
+    peer.call(2, "slow").await;
+    peer.request(3, "tools/list", json!({})).await;
+    let error = peer.error(3).await;
+    assert_eq!(error["code"], -31001);
+    assert!(error["message"].as_str().expect("a text").contains("`requests_per_stream`"), "{error}");
+    gate.go.send();
+    assert!(peer.message().await.get("result").is_some());
+    peer.request(3, "tools/list", json!({})).await;
+    peer.result(3).await;
+}
+
+#[tokio::test]
+async fn a_call_under_way_is_answered_after_the_end_of_the_input() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never)]));
+    peer.call(1, "slow").await;
+    soon("the start", gate.started.wait()).await;
+    peer.end();
+    gate.go.send();
+    assert_eq!(peer.result(1).await["content"][0]["text"], "done");
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_call_right_before_the_end_of_the_input_is_answered() {
+    let mut peer = Peer::start(registry([quick("quick"), quick("task").task(TaskMode::Always)]));
+    peer.call(1, "quick").await;
+    peer.call(2, "task").await;
+    peer.end();
+    let mut kinds = BTreeMap::new();
+    for _ in 0..2 {
+        let message = peer.message().await;
+        kinds.insert(message["id"].to_string(), message["result"]["resultType"].clone());
+    }
+    assert_eq!(json!(kinds), json!({"1": "complete", "2": "task"}));
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_last_line_without_its_end_is_read() {
+    let mut peer = Peer::start(registry([]));
+    let text = peer.client.message(1, "server/discover", json!({})).to_string();
+    peer.asked.insert("1".to_owned(), "server/discover".to_owned());
+    peer.write(&text).await;
+    peer.end();
+    peer.result(1).await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn listeners_get_their_response_at_the_end_of_the_input() {
+    let mut peer = Peer::start(registry([]));
+    for id in ["a", "b"] {
+        peer.request(id, "subscriptions/listen", json!({"notifications": {}})).await;
+        assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
+    }
+    peer.end();
+    let mut ended = BTreeSet::new();
+    for _ in 0..2 {
+        let message = peer.message().await;
+        assert_eq!(message["result"]["resultType"], "complete", "{message}");
+        ended.insert(message["id"].as_str().expect("a text").to_owned());
+    }
+    assert_eq!(ended, BTreeSet::from(["a", "b"].map(str::to_owned)));
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_call_that_does_not_end_holds_the_end_up_only_so_long() {
+    let (gate, clock, dir) = (Gate::new(), manual_clock(), TempDir::new());
+    let config = Config { drain: Duration::from_secs(10), ..Config::default() };
+    let server = server(&dir, registry([gate.tool("slow").task(TaskMode::Never)]), config, Arc::new(clock.clone()));
+    let mut peer = Peer::on(&server);
+    peer.call(1, "slow").await;
+    soon("the start", gate.started.wait()).await;
+    peer.request("l", "subscriptions/listen", json!({"notifications": {}})).await;
+    peer.message().await;
+    peer.end();
+    peer.result("l").await;
+    clock.advance(Duration::from_secs(10));
+    soon("the stop", gate.stopped.wait()).await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn the_end_of_one_stream_leaves_another_alone() {
+    let dir = TempDir::new();
+    let server = server(&dir, registry([quick("quick")]), Config::default(), Arc::new(SystemClock));
+    let (first, mut second) = (Peer::on(&server), Peer::on(&server));
+    second.request("l", "subscriptions/listen", json!({"notifications": {}})).await;
+    assert_eq!(second.message().await["method"], "notifications/subscriptions/acknowledged");
+    first.ended().await;
+    second.call(1, "quick").await;
+    assert_eq!(second.result(1).await["content"][0]["text"], "done");
+}
+
+#[tokio::test]
+async fn the_handshake_of_the_legacy_era_is_answered_with_the_versions_spoken_here() {
+    let mut peer = Peer::start(registry([]));
+    let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
+    peer.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})).await;
+    let error = peer.error(1).await;
+    assert_eq!(error["code"], -32022);
+    assert_eq!(error["data"], json!({"supported": ["2026-07-28"], "requested": "2025-11-25"}));
+    peer.ping().await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_request_without_metadata_is_told_what_is_missing() {
+    let mut peer = Peer::start(registry([]));
+    peer.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})).await;
+    let error = peer.error(1).await;
+    assert_eq!(error["code"], -32602);
+    let message = error["message"].as_str().expect("a text");
+    assert!(message.contains("io.modelcontextprotocol/protocolVersion") && message.contains("2026-07-28"), "{message}");
+}
+
+#[tokio::test]
+async fn arguments_that_http_wants_as_headers_need_none_here() {
+    let schema = json!({"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}});
+    let routed = Tool::raw("routed", "For a test", schema, |ctx: Ctx| async move { Ok(ctx.arguments().as_str().to_owned()) });
+    let mut peer = Peer::start(registry([routed]));
+    peer.request(1, "tools/call", json!({"name": "routed", "arguments": {"region": "north"}})).await;
+    assert_eq!(peer.result(1).await["content"][0]["text"], r#"{"region":"north"}"#);
+    peer.ended().await;
+}

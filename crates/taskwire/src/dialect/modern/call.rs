@@ -4,7 +4,7 @@
 //! that cannot are held until the result is there. A call that carries an idempotency key is durable before it runs, so
 //! that a repeated call finds it.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
@@ -18,9 +18,9 @@ use tokio::sync::mpsc;
 use super::{
     Cx, Done, headers,
     json::{Object, complete, with_info},
-    meta::level_of,
+    meta::{level_of, text},
     sealed::{Binding, Carried},
-    tasks::answer,
+    tasks::answers,
     view,
 };
 use crate::{
@@ -36,22 +36,14 @@ const NOTES_MAX: usize = 256;
 /// Bytes of an idempotency key.
 const KEY_BYTES_MAX: usize = 256;
 
-#[derive(Deserialize)]
-struct CallTool<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow, default)]
-    arguments: Option<&'a RawValue>,
-}
-
 pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
-    let params: CallTool<'_> = cx.params()?;
-    let name = &*params.name;
+    let name = text(cx.params.name, "name")?;
+    let name = &*name;
     let tool = cx.shared.provider.tool(name).ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))?;
     if tool.0.policy.task == TaskMode::Required {
         cx.needs_tasks()?;
     }
-    let raw = params.arguments.map_or("{}", RawValue::get);
+    let raw = cx.params.arguments.map_or("{}", RawValue::get);
     let arguments = parse_strict(raw).map_err(|error| Fault::params(format!("invalid `arguments`: {error}")))?;
     if !arguments.is_object() {
         return Err(Fault::params("`arguments` must be an object"));
@@ -59,8 +51,8 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     if let Some(headers) = cx.headers {
         headers::check_arguments(headers, &tool, &arguments)?;
     }
-    let binding = Binding { secret: cx.shared.engine.secret(), caller: cx.caller, method: "tools/call", name, arguments: raw };
-    let (resumed, continued) = Carry::read(cx)?.open(&binding, cx)?;
+    let binding = Binding { secret: cx.shared.engine.secret(), caller: cx.caller, method: "tools/call", name, arguments: &arguments };
+    let (resumed, continued) = carried(cx, &binding)?;
     if let Some(id) = continued {
         return go_on(cx, &binding, id, resumed).await;
     }
@@ -69,7 +61,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         let text = format!("The arguments of `{name}` are not valid. Correct them and call again.\n- {}", problems.join("\n- "));
         return Ok(finished(cx, &CallResult::error(text).into_outcome())?.into());
     }
-    let request = Payload::parse(raw.to_owned())?;
+    let request = cx.params.arguments.map_or_else(|| json!({}).into(), Payload::from);
     let spec = Arc::new(spec(cx, &tool)?);
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
     let patience = match mode {
@@ -126,6 +118,7 @@ async fn hold(
     let listens = cx.meta.progress_token.is_some() || cx.meta.log_level.is_some();
     let (sender, mut notes) = if listens { mpsc::channel(NOTES_MAX) } else { mpsc::channel(1) };
     let mut held = engine.launch(spec, request, resumed, listens.then_some(sender));
+    let mut teller = Teller { cx, done: f64::NEG_INFINITY };
     let mut phase = held.start().await;
     if matches!(phase, Phase::Loose) {
         let wait = |span: Option<Duration>| async move {
@@ -137,12 +130,18 @@ async fn hold(
         let promote = wait(patience);
         let timeout = wait(tool.0.policy.timeout);
         tokio::pin!(promote, timeout);
+        let mut full = false;
         phase = loop {
             tokio::select! {
                 biased;
                 phase = held.run().settled() => break phase,
-                Some(note) = notes.recv() => tell(cx, note).await,
-                () = &mut promote => break held.run().promote().await?,
+                Some(note) = notes.recv() => teller.tell(note).await,
+                () = &mut promote, if !full => match held.run().promote().await {
+                    Ok(phase) => break phase,
+                    // No room for another task: the caller waits on, which costs it nothing but time.
+                    Err(engine::Error::Rejected(Reject::Limit { .. })) => full = true,
+                    Err(error) => return Err(error.into()),
+                },
                 () = &mut timeout => {
                     let span = tool.0.policy.timeout.unwrap_or_default();
                     return Err(Fault::internal(format!("the tool `{}` did not finish within its timeout of {span:?}", tool.0.name)));
@@ -151,7 +150,7 @@ async fn hold(
         };
     }
     while let Ok(note) = notes.try_recv() {
-        tell(cx, note).await;
+        teller.tell(note).await;
     }
     match phase {
         Phase::Done(End::Outcome(outcome)) => Ok(finished(cx, &outcome)?.into()),
@@ -165,7 +164,7 @@ async fn hold(
             let orphan = Orphan::new(engine.clone(), cx.caller.clone(), id);
             let forward = async {
                 while let Some(note) = notes.recv().await {
-                    tell(cx, note).await;
+                    teller.tell(note).await;
                 }
                 std::future::pending().await
             };
@@ -194,11 +193,11 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option
     let mut waited = patience == Some(Duration::ZERO);
     loop {
         let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+        if let Some(outcome) = task.outcome.as_ref().filter(|_| patience != Some(Duration::ZERO)) {
+            return Ok(finished(cx, outcome)?.into());
+        }
         if waited || (cx.meta.tasks && task.asked_at.is_some()) {
             return Ok(handle(cx, &task, false));
-        }
-        if let Some(outcome) = &task.outcome {
-            return Ok(finished(cx, outcome)?.into());
         }
         if task.asked_at.is_some() {
             let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
@@ -220,7 +219,7 @@ async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed)
 
 /// The handle of a task. A new one is cancelled if the handle does not reach its caller.
 fn handle(cx: &Cx<'_>, task: &Task, new: bool) -> Done {
-    let object = with_info(Object::result("task"), &cx.shared.info);
+    let object = with_info(Object::result("task"), cx.shared);
     let now = cx.shared.engine.clock().now();
     let result = view::task(object, task, now, cx.shared.config.poll_interval).end();
     let orphan = new.then(|| Orphan::new(cx.shared.engine.clone(), cx.caller.clone(), task.id));
@@ -229,7 +228,7 @@ fn handle(cx: &Cx<'_>, task: &Task, new: bool) -> Done {
 
 fn finished(cx: &Cx<'_>, outcome: &Outcome) -> Result<Object, Fault> {
     match outcome {
-        Outcome::Completed { result, .. } => Ok(complete(result, Some(&cx.shared.info))),
+        Outcome::Completed { result, .. } => Ok(complete(result, cx.shared)),
         Outcome::Failed(error) => Err(error.clone().into()),
         Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
     }
@@ -267,7 +266,7 @@ fn input_required<'a>(
     questions: impl Iterator<Item = (&'a str, &'a Payload)>,
     carried: Option<Carried>,
 ) -> Object {
-    let object = with_info(Object::result("input_required"), &cx.shared.info).raw("inputRequests", &view::requests(questions));
+    let object = with_info(Object::result("input_required"), cx.shared).raw("inputRequests", &view::requests(questions));
     match carried {
         None => object,
         Some(carried) => {
@@ -277,74 +276,60 @@ fn input_required<'a>(
     }
 }
 
-/// What a caller brings along when it was asked to call again.
-#[derive(Deserialize)]
-pub(super) struct Carry<'a> {
-    #[serde(borrow, default, rename = "inputResponses", deserialize_with = "present")]
-    responses: Option<&'a RawValue>,
-    #[serde(borrow, default, rename = "requestState")]
-    state: Option<Cow<'a, str>>,
-}
-
-fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
-    <&RawValue>::deserialize(deserializer).map(Some)
-}
-
-impl<'a> Carry<'a> {
-    pub(super) fn read(cx: &'a Cx<'_>) -> Result<Self, Fault> {
-        cx.params()
+/// What the caller brings along because it was asked to call again: answers and state, and the task that they are for
+/// if there is one.
+pub(super) fn carried(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(Resumed, Option<TaskId>), Fault> {
+    let (mut resumed, mut task) = (Resumed::default(), None);
+    if let Some(raw) = cx.params.input_responses {
+        resumed.responses = answers(raw)?;
     }
-
-    /// The answers and the state, and the task that they are for if there is one.
-    pub(super) fn open(&self, binding: &Binding<'_>, cx: &Cx<'_>) -> Result<(Resumed, Option<TaskId>), Fault> {
-        let mut resumed = Resumed::default();
-        if let Some(raw) = self.responses {
-            let responses: BTreeMap<String, &RawValue> =
-                serde_json::from_str(raw.get()).map_err(|error| Fault::params(format!("invalid `inputResponses`: {error}")))?;
-            for (key, response) in responses {
-                let response = answer(&key, response)?;
-                resumed.responses.insert(key, response);
-            }
+    if cx.params.request_state.is_some() {
+        match binding.open(&text(cx.params.request_state, "requestState")?, cx.shared.engine.clock().now())? {
+            Carried::State(state) => resumed.state = Some(state.into()),
+            Carried::Task(id) => task = Some(id),
         }
-        let mut task = None;
-        if let Some(state) = &self.state {
-            match binding.open(state, cx.shared.engine.clock().now())? {
-                Carried::State(state) => resumed.state = Some(state.into()),
-                Carried::Task(id) => task = Some(id),
-            }
-        }
-        Ok((resumed, task))
     }
+    Ok((resumed, task))
 }
 
-/// Passes a note on to the caller of an open call. A caller that is gone ends the call by itself.
-async fn tell(cx: &Cx<'_>, note: Note) {
-    let sent = match note {
-        Note::Progress { progress, message } => {
-            let Some(token) = &cx.meta.progress_token else { return };
-            let mut params = json!({"progressToken": token, "progress": progress.done});
-            if let Some(total) = progress.total {
-                params["total"] = total.into();
+/// Passes notes on to the caller of an open call. A caller that is gone ends the call by itself.
+struct Teller<'a, 'c> {
+    cx: &'a Cx<'c>,
+    /// The progress last told: it must grow.
+    done: f64,
+}
+
+impl Teller<'_, '_> {
+    async fn tell(&mut self, note: Note) {
+        let meta = &self.cx.meta;
+        let sent = match note {
+            Note::Progress { progress, message } => {
+                let Some(token) = meta.progress_token.as_ref().filter(|_| progress.done > self.done) else { return };
+                self.done = progress.done;
+                let mut params = json!({"progressToken": token, "progress": progress.done});
+                if let Some(total) = progress.total {
+                    params["total"] = total.into();
+                }
+                if let Some(message) = message {
+                    params["message"] = (*message).into();
+                }
+                self.cx.out.notify("notifications/progress", &params).await
             }
-            if let Some(message) = message {
-                params["message"] = (*message).into();
+            Note::Log { level, logger, data } => {
+                if meta.log_level.is_none_or(|least| level_of(level).is_none_or(|level| level < least)) {
+                    return;
+                }
+                let mut params = Object::open().put("level", level);
+                if let Some(logger) = logger {
+                    params = params.put("logger", &logger);
+                }
+                let params = params.raw("data", data.as_str()).into_text();
+                let message = Object::open().put("jsonrpc", "2.0").put("method", "notifications/message").raw("params", &params).end();
+                self.cx.out.send(message.into()).await
             }
-            cx.out.notify("notifications/progress", &params).await
+        };
+        if sent.is_err() {
+            tracing::debug!("a note found nobody to read it");
         }
-        Note::Log { level, logger, data } => {
-            if cx.meta.log_level.is_none_or(|least| level_of(level).is_none_or(|level| level < least)) {
-                return;
-            }
-            let mut params = Object::open().put("level", level);
-            if let Some(logger) = logger {
-                params = params.put("logger", &logger);
-            }
-            let params = params.raw("data", data.as_str()).into_text();
-            let message = Object::open().put("jsonrpc", "2.0").put("method", "notifications/message").raw("params", &params).end();
-            cx.out.send(message.into()).await
-        }
-    };
-    if sent.is_err() {
-        tracing::debug!("a note found nobody to read it");
     }
 }

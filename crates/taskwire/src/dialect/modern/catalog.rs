@@ -4,13 +4,14 @@ use std::{borrow::Cow, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
-use serde_json::{Map, Value, json, value::RawValue};
-use taskwire_core::Payload;
+use serde_json::{Value, json, value::RawValue};
+use taskwire_core::{Payload, wire::parse_strict};
 
 use super::{
     Cx, TASKS, VERSIONS,
-    call::{Carry, ask_again},
+    call::{ask_again, carried},
     json::{Object, complete as complete_result, text, with_info},
+    meta::{Members, text as member},
     sealed::Binding,
 };
 use crate::{
@@ -28,7 +29,7 @@ fn cached(cx: &Cx<'_>, object: Object) -> Object {
 }
 
 fn result(cx: &Cx<'_>) -> Object {
-    with_info(Object::result("complete"), &cx.shared.info)
+    with_info(Object::result("complete"), cx.shared)
 }
 
 pub(super) fn discover(cx: &Cx<'_>) -> Object {
@@ -55,7 +56,7 @@ struct Page<'a> {
 
 /// One page of `all`. A cursor is the number of entries before it.
 fn page<T>(cx: &Cx<'_>, key: &str, all: &[T], wire: impl Fn(&T) -> String) -> Result<Object, Fault> {
-    let from = match cx.params::<Page<'_>>()?.cursor {
+    let from = match cx.read::<Page<'_>>()?.cursor {
         None => 0,
         Some(cursor) => decode(&cursor).filter(|from| *from <= all.len()).ok_or_else(|| Fault::params("the cursor is not one of ours"))?,
     };
@@ -89,60 +90,44 @@ pub(super) fn templates(cx: &Cx<'_>) -> Result<Object, Fault> {
     page(cx, "resourceTemplates", &cx.shared.provider.templates(), |template| text(&template.wire))
 }
 
-#[derive(Deserialize)]
-struct GetPrompt<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow, default)]
-    arguments: Option<&'a RawValue>,
-}
-
 pub(super) async fn prompt(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let get: GetPrompt<'_> = cx.params()?;
-    let raw = get.arguments.map_or("{}", RawValue::get);
-    let carry = Carry::read(cx)?;
+    let name = member(cx.params.name, "name")?;
+    let raw = cx.params.arguments.map_or("{}", RawValue::get);
     let prompts = cx.shared.provider.prompts();
-    let prompt = prompts.iter().find(|prompt| *prompt.name == *get.name);
-    let prompt = prompt.ok_or_else(|| Fault::params(format!("there is no prompt `{}`", get.name)))?;
-    let arguments: Map<String, Value> =
-        serde_json::from_str(raw).map_err(|error| Fault::params(format!("invalid `arguments`: {error}")))?;
+    let prompt = prompts.iter().find(|prompt| *prompt.name == *name);
+    let prompt = prompt.ok_or_else(|| Fault::params(format!("there is no prompt `{name}`")))?;
+    let given = parse_strict(raw).map_err(|error| Fault::params(format!("invalid `arguments`: {error}")))?;
+    let arguments = given.as_object().ok_or_else(|| Fault::params("`arguments` must be an object"))?.clone();
     let wanted = prompt.wire["arguments"].as_array().into_iter().flatten().filter(|argument| argument["required"] == true);
     for name in wanted.filter_map(|argument| argument["name"].as_str()) {
         if !arguments.contains_key(name) {
             return Err(Fault::params(format!("the argument `{name}` is missing")));
         }
     }
-    let binding = binding(cx, "prompts/get", &get.name, raw);
-    let (resumed, _) = carry.open(&binding, cx)?;
+    let binding = binding(cx, "prompts/get", &name, &given);
+    let (resumed, _) = carried(cx, &binding)?;
     let call = PromptCall { arguments, resumed, accepts: cx.meta.accepts };
     finish(cx, &binding, (prompt.get)(call).await, false)
 }
 
-#[derive(Deserialize)]
-struct ReadResource<'a> {
-    #[serde(borrow)]
-    uri: Cow<'a, str>,
-}
-
 pub(super) async fn read(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let read: ReadResource<'_> = cx.params()?;
-    let carry = Carry::read(cx)?;
+    let uri = member(cx.params.uri, "uri")?;
     let provider = &cx.shared.provider;
     let handler = provider
         .resources()
         .into_iter()
-        .find(|resource: &Resource| *resource.uri == *read.uri)
+        .find(|resource: &Resource| *resource.uri == *uri)
         .map(|resource| resource.read)
-        .or_else(|| provider.templates().into_iter().find(|template| template.matches(&read.uri)).map(|template| template.read));
-    let not_found = || Fault::params(format!("there is no resource `{}`", read.uri)).with_data(json!({"uri": read.uri}));
+        .or_else(|| provider.templates().into_iter().find(|template| template.matches(&uri)).map(|template| template.read));
+    let not_found = || Fault::params(format!("there is no resource `{uri}`")).with_data(json!({"uri": uri}));
     let handler = handler.ok_or_else(not_found)?;
-    let binding = binding(cx, "resources/read", &read.uri, "");
-    let (resumed, _) = carry.open(&binding, cx)?;
-    let call = ResourceCall { uri: read.uri.to_string(), resumed, accepts: cx.meta.accepts };
+    let binding = binding(cx, "resources/read", &uri, &Value::Null);
+    let (resumed, _) = carried(cx, &binding)?;
+    let call = ResourceCall { uri: uri.to_string(), resumed, accepts: cx.meta.accepts };
     finish(cx, &binding, handler(call).await, true)
 }
 
-fn binding<'a>(cx: &'a Cx<'_>, method: &'a str, name: &'a str, arguments: &'a str) -> Binding<'a> {
+fn binding<'a>(cx: &'a Cx<'_>, method: &'a str, name: &'a str, arguments: &'a Value) -> Binding<'a> {
     Binding { secret: cx.shared.engine.secret(), caller: cx.caller, method, name, arguments }
 }
 
@@ -150,7 +135,7 @@ fn finish(cx: &Cx<'_>, binding: &Binding<'_>, outcome: Result<Value, ToolError>,
     use crate::tool::Kind;
     match outcome.map_err(ToolError::into_kind) {
         Ok(value) => {
-            let object = complete_result(&Payload::from(value), Some(&cx.shared.info));
+            let object = complete_result(&Payload::from(value), cx.shared);
             Ok(if cache { cached(cx, object) } else { object })
         }
         Err(Kind::Round(round)) => ask_again(cx, binding, &round.questions, round.state),
@@ -163,8 +148,8 @@ fn finish(cx: &Cx<'_>, binding: &Binding<'_>, outcome: Result<Value, ToolError>,
 #[derive(Deserialize)]
 struct Complete {
     #[serde(rename = "ref")]
-    of: Reference,
-    argument: Argument,
+    of: Members<Reference>,
+    argument: Members<Argument>,
 }
 
 #[derive(Deserialize)]
@@ -183,7 +168,7 @@ struct Argument {
 }
 
 pub(super) async fn complete(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let Complete { of, argument } = cx.params()?;
+    let Complete { of: Members(of), argument: Members(argument) } = cx.read()?;
     let of = match (of.r#type.as_str(), of.name, of.uri) {
         ("ref/prompt", Some(name), _) => name,
         ("ref/resource", _, Some(uri)) => uri,

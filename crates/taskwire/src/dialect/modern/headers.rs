@@ -2,47 +2,30 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hyper::HeaderMap;
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 
+use super::meta::{Params, text};
 use crate::{dialect::Fault, tool::ReadyTool};
 
 /// Which parameter `Mcp-Name` repeats.
-fn named_by(method: &str) -> Option<&'static str> {
+fn named_by<'a>(method: &str, params: &Params<'a>) -> Option<(&'static str, Option<&'a RawValue>)> {
     match method {
-        "tools/call" | "prompts/get" => Some("name"),
-        "resources/read" => Some("uri"),
-        "tasks/get" | "tasks/update" | "tasks/cancel" => Some("taskId"),
+        "tools/call" | "prompts/get" => Some(("name", params.name)),
+        "resources/read" => Some(("uri", params.uri)),
+        "tasks/get" | "tasks/update" | "tasks/cancel" => Some(("taskId", params.task_id)),
         _ => None,
     }
 }
 
-#[derive(Deserialize)]
-struct Named {
-    #[serde(default)]
-    name: Option<Value>,
-    #[serde(default)]
-    uri: Option<Value>,
-    #[serde(default, rename = "taskId")]
-    task_id: Option<Value>,
-}
-
 /// Checks version, method and name. `strict` refuses task requests without a name, which some clients send.
-pub(super) fn check(headers: &HeaderMap, method: &str, params: &str, version: &str, strict: bool) -> Result<(), Fault> {
-    expect(headers, "MCP-Protocol-Version", version, false)?;
-    expect(headers, "Mcp-Method", method, false)?;
-    let Some(parameter) = named_by(method) else { return Ok(()) };
-    if parameter == "taskId" && !strict && !headers.contains_key("mcp-name") {
+pub(super) fn check(headers: &HeaderMap, method: &str, params: &Params<'_>, version: &str, strict: bool) -> Result<(), Fault> {
+    expect(headers, "mcp-protocol-version", version, false)?;
+    expect(headers, "mcp-method", method, false)?;
+    let Some((key, raw)) = named_by(method, params) else { return Ok(()) };
+    if key == "taskId" && !strict && !headers.contains_key("mcp-name") {
         return Ok(());
     }
-    let named: Named = serde_json::from_str(params).map_err(|error| Fault::params(format!("invalid params: {error}")))?;
-    let value = match parameter {
-        "name" => named.name,
-        "uri" => named.uri,
-        _ => named.task_id,
-    };
-    let Some(Value::String(value)) = value else { return Err(Fault::params(format!("`{parameter}` must be a string"))) };
-    expect(headers, "Mcp-Name", &value, true)
+    expect(headers, "mcp-name", &text(raw, key)?, true)
 }
 
 /// Checks the arguments that the tool wants repeated as headers.
@@ -59,12 +42,9 @@ pub(super) fn check_arguments(headers: &HeaderMap, tool: &ReadyTool, arguments: 
             Some(Value::Bool(flag)) => expect(headers, &param.header, if *flag { "true" } else { "false" }, true)?,
             Some(value) => {
                 let given = one(headers, &param.header)?;
-                let same = match (value.as_i64(), given.parse::<i64>()) {
-                    (Some(number), Ok(given)) => number == given,
-                    _ => false,
-                };
-                if !same {
-                    return Err(mismatch(&param.header, &given, &value.to_string()));
+                // Numbers are compared as numbers: 42 and 42.0 are the same.
+                if value.as_f64().is_none_or(|number| given.parse() != Ok(number)) {
+                    return Err(mismatch(&param.header, given, &value.to_string()));
                 }
             }
         }
@@ -74,25 +54,22 @@ pub(super) fn check_arguments(headers: &HeaderMap, tool: &ReadyTool, arguments: 
 
 fn expect(headers: &HeaderMap, name: &str, expected: &str, encoded: bool) -> Result<(), Fault> {
     let given = one(headers, name)?;
-    let given = match given.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")).filter(|_| encoded) {
-        None => given,
-        Some(payload) => {
-            let bytes = STANDARD.decode(payload).map_err(|_| Fault::header(format!("the header `{name}` is not valid base64")))?;
-            String::from_utf8(bytes).map_err(|_| Fault::header(format!("the header `{name}` is not UTF-8")))?
-        }
-    };
-    if given == expected { Ok(()) } else { Err(mismatch(name, &given, expected)) }
+    if encoded && let Some(payload) = given.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
+        let bytes = STANDARD.decode(payload).map_err(|_| Fault::header(format!("the header `{name}` is not valid base64")))?;
+        return if bytes == expected.as_bytes() { Ok(()) } else { Err(mismatch(name, &String::from_utf8_lossy(&bytes), expected)) };
+    }
+    if given == expected { Ok(()) } else { Err(mismatch(name, given, expected)) }
 }
 
 /// The one value of a header, without blanks around it.
-fn one(headers: &HeaderMap, name: &str) -> Result<String, Fault> {
+fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<&'a str, Fault> {
     let mut values = headers.get_all(name).iter();
     let value = values.next().ok_or_else(|| Fault::header(format!("the header `{name}` is missing")))?;
     if values.next().is_some() {
         return Err(Fault::header(format!("the header `{name}` comes more than once")));
     }
     let text = value.to_str().map_err(|_| Fault::header(format!("the header `{name}` has characters that are not allowed")))?;
-    Ok(text.trim_matches([' ', '\t']).to_owned())
+    Ok(text.trim_matches([' ', '\t']))
 }
 
 fn mismatch(name: &str, given: &str, expected: &str) -> Fault {

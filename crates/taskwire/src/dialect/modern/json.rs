@@ -3,6 +3,8 @@
 use serde::Serialize;
 use taskwire_core::Payload;
 
+use crate::server::Shared;
+
 /// An object being written.
 pub(super) struct Object(Vec<u8>);
 
@@ -22,7 +24,7 @@ impl Object {
     /// Adds a member.
     pub(super) fn put<T: Serialize + ?Sized>(mut self, key: &str, value: &T) -> Self {
         self.key(key);
-        self.0.extend_from_slice(text(value).as_bytes());
+        write(&mut self.0, value);
         self
     }
 
@@ -61,9 +63,14 @@ impl Object {
         if self.0.last() != Some(&b'{') {
             self.0.push(b',');
         }
-        self.0.extend_from_slice(text(key).as_bytes());
+        write(&mut self.0, key);
         self.0.push(b':');
     }
+}
+
+/// Writes a value.
+pub(super) fn write<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
+    serde_json::to_writer(out, value).expect("identifiers, texts and JSON values can always be written");
 }
 
 /// A value as JSON text.
@@ -72,18 +79,20 @@ pub(super) fn text<T: Serialize + ?Sized>(value: &T) -> String {
 }
 
 /// A result of the protocol, from one that the tool gave: with the members that this era adds.
-pub(super) fn complete(result: &Payload, server_info: Option<&Payload>) -> Object {
+pub(super) fn complete(result: &Payload, shared: &Shared) -> Object {
     let object = Object::result("complete");
-    match server_info {
-        // A tool's own `_meta` stays as it is; a result may carry only one.
-        Some(info) if !result.as_str().contains("\"_meta\"") => with_info(object, info).splice(result.as_str()),
-        _ => object.splice(result.as_str()),
-    }
+    // A tool's own `_meta` stays as it is; a result may carry only one.
+    if result.as_str().contains("\"_meta\"") { object.splice(result.as_str()) } else { with_info(object, shared).splice(result.as_str()) }
 }
 
 /// Adds the name and version of this server.
-pub(super) fn with_info(object: Object, info: &Payload) -> Object {
-    object.raw("_meta", &Object::open().raw(super::SERVER_INFO, info.as_str()).into_text())
+pub(super) fn with_info(object: Object, shared: &Shared) -> Object {
+    object.raw("_meta", &shared.modern_meta)
+}
+
+/// What [`with_info`] adds.
+pub(crate) fn server_meta(name: &str, version: &str) -> String {
+    text(&serde_json::json!({super::SERVER_INFO: {"name": name, "version": version}}))
 }
 
 #[cfg(test)]

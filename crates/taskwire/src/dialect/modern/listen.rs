@@ -13,7 +13,7 @@ use taskwire_core::{
 };
 use tokio::sync::watch;
 
-use super::{Cx, Done, SUBSCRIPTION_ID, json::Object, view};
+use super::{Cx, Done, SUBSCRIPTION_ID, json::Object, meta::Members, view};
 use crate::{dialect::Fault, engine, tool::Changes};
 
 /// Events read at once.
@@ -21,7 +21,7 @@ const PAGE: usize = 64;
 
 #[derive(Deserialize)]
 struct Listen {
-    notifications: Filter,
+    notifications: Members<Filter>,
 }
 
 #[derive(Deserialize, Default)]
@@ -35,7 +35,7 @@ struct Filter {
 }
 
 pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
-    let Listen { notifications: mut filter } = cx.params()?;
+    let Listen { notifications: Members(mut filter) } = cx.read()?;
     if filter.task_ids.is_some() {
         cx.needs_tasks()?;
     }
@@ -121,6 +121,7 @@ impl Stream<'_, '_> {
                     seen = now;
                 }
                 () = self.cx.shared.drained() => return Ok(()),
+                () = self.cx.out.ending() => return Ok(()),
             }
         }
     }
@@ -202,7 +203,7 @@ impl Stream<'_, '_> {
 
     /// The response that ends the stream in good order.
     fn end(&self) -> Object {
-        let meta = Object::open().raw(SUBSCRIPTION_ID, &self.subscription).raw(super::SERVER_INFO, self.cx.shared.info.as_str());
+        let meta = Object::open().raw(SUBSCRIPTION_ID, &self.subscription).splice(&self.cx.shared.modern_meta);
         Object::result("complete").raw("_meta", &meta.into_text())
     }
 }

@@ -1,46 +1,89 @@
-//! What every request says about itself, in `params._meta`.
+//! The parameters of a request, read once: what it says about itself (`_meta`), and the members that several methods
+//! share.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
-use serde::{Deserialize, de::IgnoredAny};
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, value::MapAccessDeserializer},
+};
 use serde_json::value::RawValue;
 use taskwire_core::{task::Accepts, wire::RequestId};
 
-use super::{TASKS, unsupported};
+use super::unsupported;
 use crate::dialect::Fault;
 
 /// Log levels, from least to most severe.
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
-/// What a request says about itself.
-#[derive(Debug, Clone)]
-pub(super) struct Meta {
-    pub(super) version: String,
-    /// Whether it declares the Tasks extension.
-    pub(super) tasks: bool,
-    /// What its sender can be asked.
-    pub(super) accepts: Accepts,
-    pub(super) progress_token: Option<RequestId>,
-    /// The least severe log line that the sender wants.
-    pub(super) log_level: Option<usize>,
-    pub(super) idempotency_key: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Params<'a> {
-    #[serde(borrow, default, rename = "_meta")]
-    meta: Option<&'a RawValue>,
+/// The members of `params` that more than one method has, unopened.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(super) struct Params<'a> {
+    #[serde(borrow, rename = "_meta")]
+    meta: Option<Members<RawMeta<'a>>>,
+    #[serde(borrow, deserialize_with = "present")]
+    pub(super) name: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    pub(super) uri: Option<&'a RawValue>,
+    #[serde(borrow, rename = "taskId", deserialize_with = "present")]
+    pub(super) task_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) arguments: Option<&'a RawValue>,
+    #[serde(borrow, rename = "inputResponses", deserialize_with = "present")]
+    pub(super) input_responses: Option<&'a RawValue>,
+    #[serde(borrow, rename = "requestState", deserialize_with = "present")]
+    pub(super) request_state: Option<&'a RawValue>,
     /// Only to tell an old `initialize` apart.
-    #[serde(borrow, default, rename = "protocolVersion")]
-    protocol_version: Option<Cow<'a, str>>,
+    #[serde(borrow, rename = "protocolVersion", deserialize_with = "present")]
+    protocol_version: Option<&'a RawValue>,
 }
 
+/// A member that is there counts as there, also when it is `null`.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// A member that must be text.
+pub(super) fn text<'a>(raw: Option<&'a RawValue>, key: &str) -> Result<Cow<'a, str>, Fault> {
+    #[derive(Deserialize)]
+    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+    let raw = raw.ok_or_else(|| Fault::params(format!("`{key}` is missing")))?;
+    serde_json::from_str(raw.get()).map(|Text(text)| text).map_err(|_| Fault::params(format!("`{key}` must be a string")))
+}
+
+/// The members of an object. Unlike serde's own reading of a struct, a list is not taken for one.
+#[derive(Default)]
+pub(super) struct Members<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> serde::de::Visitor<'de> for Visitor<T> {
+            type Value = Members<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Members<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Members)
+            }
+        }
+        deserializer.deserialize_map(Visitor(PhantomData))
+    }
+}
+
+/// An object of which only its presence counts.
 #[derive(Deserialize)]
-struct Raw<'a> {
+struct Anything {}
+
+#[derive(Deserialize)]
+struct RawMeta<'a> {
     #[serde(borrow, default, rename = "io.modelcontextprotocol/protocolVersion")]
-    version: Option<&'a RawValue>,
-    #[serde(borrow, default, rename = "io.modelcontextprotocol/clientCapabilities")]
-    capabilities: Option<&'a RawValue>,
+    version: Option<Cow<'a, str>>,
+    #[serde(default, rename = "io.modelcontextprotocol/clientCapabilities")]
+    capabilities: Option<Members<Capabilities>>,
     #[serde(borrow, default, rename = "io.modelcontextprotocol/logLevel")]
     log_level: Option<Cow<'a, str>>,
     #[serde(default, rename = "progressToken")]
@@ -51,57 +94,83 @@ struct Raw<'a> {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Capabilities<'a> {
-    #[serde(borrow)]
-    extensions: HashMap<Cow<'a, str>, IgnoredAny>,
-    elicitation: Option<Elicitation>,
-    sampling: Option<IgnoredAny>,
-    roots: Option<IgnoredAny>,
+struct Capabilities {
+    extensions: Option<Members<Extensions>>,
+    elicitation: Option<Members<Elicitation>>,
+    sampling: Option<Members<Anything>>,
+    roots: Option<Members<Anything>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Extensions {
+    #[serde(rename = "io.modelcontextprotocol/tasks")]
+    tasks: Option<Members<Anything>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Elicitation {
-    form: Option<IgnoredAny>,
-    url: Option<IgnoredAny>,
+    form: Option<Members<Anything>>,
+    url: Option<Members<Anything>>,
 }
 
-impl Meta {
-    pub(super) fn read(method: &str, params: &str) -> Result<Self, Fault> {
-        let outer: Params<'_> = serde_json::from_str(params).map_err(|error| Fault::meta(format!("invalid params: {error}")))?;
-        let raw: Raw<'_> = match outer.meta {
-            Some(meta) => serde_json::from_str(meta.get()).map_err(|error| Fault::meta(format!("invalid `_meta`: {error}")))?,
-            None if method == "initialize" => return Err(unsupported(outer.protocol_version.as_deref().unwrap_or("unknown"))),
-            None => return Err(missing("_meta")),
+/// What a request says about itself.
+#[derive(Debug, Clone)]
+pub(super) struct Meta<'a> {
+    pub(super) version: Cow<'a, str>,
+    /// Whether it declares the Tasks extension.
+    pub(super) tasks: bool,
+    /// What its sender can be asked.
+    pub(super) accepts: Accepts,
+    pub(super) progress_token: Option<RequestId>,
+    /// The least severe log line that the sender wants.
+    pub(super) log_level: Option<usize>,
+    pub(super) idempotency_key: Option<String>,
+}
+
+impl<'a> Params<'a> {
+    pub(super) fn read(params: &'a str) -> Result<Self, Fault> {
+        serde_json::from_str(params).map_err(|error| Fault::meta(format!("invalid params: {error}")))
+    }
+
+    /// What the request says about itself, if that is complete.
+    pub(super) fn meta(&mut self, method: &str) -> Result<Meta<'a>, Fault> {
+        let Some(Members(meta)) = self.meta.take() else {
+            return Err(self.undeclared(method, "_meta"));
         };
-        let version = raw.version.ok_or_else(|| missing("io.modelcontextprotocol/protocolVersion"))?;
-        let version: String =
-            serde_json::from_str(version.get()).map_err(|_| Fault::meta("`io.modelcontextprotocol/protocolVersion` must be a string"))?;
-        let capabilities = raw.capabilities.ok_or_else(|| missing("io.modelcontextprotocol/clientCapabilities"))?;
-        let capabilities: Capabilities<'_> = serde_json::from_str(capabilities.get())
-            .map_err(|error| Fault::meta(format!("`io.modelcontextprotocol/clientCapabilities` is invalid: {error}")))?;
-        let log_level = match raw.log_level {
+        let version = meta.version.ok_or_else(|| self.undeclared(method, "io.modelcontextprotocol/protocolVersion"))?;
+        let Members(capabilities) = meta.capabilities.ok_or_else(|| missing("io.modelcontextprotocol/clientCapabilities"))?;
+        let log_level = match meta.log_level {
             None => None,
             Some(level) => Some(level_of(&level).ok_or_else(|| Fault::meta(format!("`{level}` is no log level")))?),
         };
-        Ok(Self {
+        Ok(Meta {
             version,
-            tasks: capabilities.extensions.contains_key(TASKS),
+            tasks: capabilities.extensions.as_ref().is_some_and(|Members(extensions)| extensions.tasks.is_some()),
             accepts: capabilities.accepts(),
-            progress_token: raw.progress_token,
+            progress_token: meta.progress_token,
             log_level,
-            idempotency_key: raw.idempotency_key,
+            idempotency_key: meta.idempotency_key,
         })
+    }
+
+    /// A request that does not say its version: an old client that begins with `initialize` learns which ones there are.
+    fn undeclared(&self, method: &str, key: &str) -> Fault {
+        if method == "initialize" {
+            return unsupported(&text(self.protocol_version, "protocolVersion").unwrap_or("unknown".into()));
+        }
+        missing(key)
     }
 }
 
-impl Capabilities<'_> {
+impl Capabilities {
     fn accepts(&self) -> Accepts {
         let (form, url) = match &self.elicitation {
             None => (false, false),
             // An empty object means forms, as it did before there was anything else.
-            Some(Elicitation { form: None, url: None }) => (true, false),
-            Some(Elicitation { form, url }) => (form.is_some(), url.is_some()),
+            Some(Members(Elicitation { form: None, url: None })) => (true, false),
+            Some(Members(Elicitation { form, url })) => (form.is_some(), url.is_some()),
         };
         Accepts { elicit_form: form, elicit_url: url, sampling: self.sampling.is_some(), roots: self.roots.is_some() }
     }

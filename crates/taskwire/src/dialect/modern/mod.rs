@@ -17,13 +17,17 @@ use std::sync::Arc;
 
 use hyper::HeaderMap;
 use serde::Deserialize;
-use serde_json::{json, value::RawValue};
+use serde_json::json;
 use taskwire_core::{
     CallerId,
     wire::{Incoming, RequestId, code},
 };
 
-use self::{json::Object, meta::Meta};
+pub(crate) use self::json::server_meta;
+use self::{
+    json::Object,
+    meta::{Meta, Params},
+};
 use super::{Fault, Orphan, Outbox, Reply};
 use crate::server::Shared;
 
@@ -39,17 +43,19 @@ struct Cx<'a> {
     shared: &'a Arc<Shared>,
     caller: &'a CallerId,
     id: &'a RequestId,
-    meta: Meta,
-    params: &'a str,
+    meta: Meta<'a>,
+    params: Params<'a>,
+    /// The parameters as they came.
+    text: &'a str,
     /// Absent where the transport has none.
     headers: Option<&'a HeaderMap>,
     out: &'a Outbox,
 }
 
 impl Cx<'_> {
-    /// Reads the parameters of this method.
-    fn params<'p, T: Deserialize<'p>>(&'p self) -> Result<T, Fault> {
-        serde_json::from_str(self.params).map_err(|error| Fault::params(format!("invalid params: {error}")))
+    /// Reads parameters that only this method has.
+    fn read<'p, T: Deserialize<'p>>(&'p self) -> Result<T, Fault> {
+        serde_json::from_str(self.text).map_err(|error| Fault::params(format!("invalid params: {error}")))
     }
 
     /// Refuses callers that did not declare the Tasks extension on this very request.
@@ -70,21 +76,36 @@ impl From<Object> for Done {
     }
 }
 
-/// Answers one message that came with `headers` if it came by HTTP.
+/// Whether the answer to this message may be more than a response.
+pub(crate) fn may_notify(message: &Incoming, bytes: &[u8]) -> bool {
+    let asks = |key: &str| message.params(bytes).is_some_and(|params| params.contains(key));
+    match message.method.as_deref() {
+        Some("tools/call") => asks("\"progressToken\"") || asks("/logLevel\""),
+        Some("subscriptions/listen") => true,
+        _ => false,
+    }
+}
+
+/// Answers one message, read from `bytes`, that came with `headers` if it came by HTTP.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     caller: &CallerId,
-    message: &Incoming<'_>,
+    message: &Incoming,
+    bytes: &[u8],
     headers: Option<&HeaderMap>,
     out: &Outbox,
 ) -> Reply {
+    let Some(method) = message.method.as_deref() else {
+        let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
+        return Reply::fault(message.id.as_ref(), &fault);
+    };
     let Some(id) = &message.id else { return Reply::accepted() };
-    match respond(shared, caller, message, id, headers, out).await {
+    match respond(shared, caller, method, id, message.params(bytes).unwrap_or("{}"), headers, out).await {
         Err(fault) => Reply::fault(Some(id), &fault),
         Ok(done) => {
             let mut body = Vec::with_capacity(done.result.len() + 64);
             body.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":");
-            body.extend_from_slice(json::text(id).as_bytes());
+            json::write(&mut body, id);
             body.extend_from_slice(b",\"result\":");
             body.extend_from_slice(&done.result);
             body.push(b'}');
@@ -96,23 +117,21 @@ pub(crate) async fn answer(
 async fn respond(
     shared: &Arc<Shared>,
     caller: &CallerId,
-    message: &Incoming<'_>,
+    method: &str,
     id: &RequestId,
+    text: &str,
     headers: Option<&HeaderMap>,
     out: &Outbox,
 ) -> Result<Done, Fault> {
-    let Some(method) = message.method.as_deref() else {
-        return Err(Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses"));
-    };
-    let params = message.params.map_or("{}", RawValue::get);
-    let meta = Meta::read(method, params)?;
+    let mut params = Params::read(text)?;
+    let meta = params.meta(method)?;
     if let Some(headers) = headers {
-        headers::check(headers, method, params, &meta.version, shared.config.http.strict_headers)?;
+        headers::check(headers, method, &params, &meta.version, shared.config.http.strict_headers)?;
     }
     if !VERSIONS.contains(&&*meta.version) {
         return Err(unsupported(&meta.version));
     }
-    let cx = Cx { shared, caller, id, meta, params, headers, out };
+    let cx = Cx { shared, caller, id, meta, params, text, headers, out };
     match method {
         "tools/call" => call::call(&cx).await,
         "tasks/get" => tasks::get(&cx),

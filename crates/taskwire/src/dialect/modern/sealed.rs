@@ -27,7 +27,7 @@ pub(super) struct Binding<'a> {
     pub(super) caller: &'a CallerId,
     pub(super) method: &'a str,
     pub(super) name: &'a str,
-    pub(super) arguments: &'a str,
+    pub(super) arguments: &'a Value,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -40,7 +40,7 @@ struct Sealed {
 impl Binding<'_> {
     fn digest(&self) -> String {
         let mut hash = Sha256::new();
-        for part in [self.caller.as_str(), self.method, self.name, self.arguments] {
+        for part in [self.caller.as_str(), self.method, self.name, &self.arguments.to_string()] {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         }
@@ -87,7 +87,7 @@ mod tests {
     fn only_the_same_call_by_the_same_caller_in_time_opens_it() {
         let me = CallerId::new("me");
         let other = CallerId::new("other");
-        let call = Binding { secret: &[1; 32], caller: &me, method: "tools/call", name: "t", arguments: "{}" };
+        let call = Binding { secret: &[1; 32], caller: &me, method: "tools/call", name: "t", arguments: &json!({"a": 1, "b": 2}) };
         let at = Timestamp::from_millis;
         let text = call.seal(Carried::State(json!({"step": 1})), at(10));
         assert_eq!(call.open(&text, at(10)), Ok(Carried::State(json!({"step": 1}))));
@@ -100,7 +100,7 @@ mod tests {
             Binding { caller: &other, ..call.clone() },
             Binding { method: "prompts/get", ..call.clone() },
             Binding { name: "u", ..call.clone() },
-            Binding { arguments: "{ }", ..call.clone() },
+            Binding { arguments: &json!({"a": 1}), ..call.clone() },
         ] {
             assert!(wrong.open(&text, at(1)).is_err(), "{wrong:?}");
         }

@@ -7,7 +7,7 @@ use taskwire_core::{
     task::{Outcome, Status, Task},
 };
 
-use super::json::{Object, complete, text};
+use super::json::{Object, text};
 
 /// How much longer clients should wait between two looks at a long task.
 const POLL_GROWTH_MAX: u32 = 5;
@@ -66,7 +66,7 @@ pub(super) fn task(object: Object, task: &Task, now: Timestamp, poll: Duration) 
 pub(super) fn detailed(object: Object, shown: &Task, now: Timestamp, poll: Duration) -> Object {
     let object = task(object, shown, now, poll);
     match &shown.outcome {
-        Some(Outcome::Completed { result, .. }) => object.raw("result", &complete(result, None).into_text()),
+        Some(Outcome::Completed { result, .. }) => object.raw("result", &Object::result("complete").splice(result.as_str()).into_text()),
         Some(Outcome::Failed(error)) => object.put("error", error),
         Some(Outcome::Cancelled { .. }) => object,
         None if shown.asked_at.is_some() => {

@@ -1,0 +1,171 @@
+//! Tools made to be interrupted: `crash_tools --listen ADDR --data DIR --journal FILE`.
+//!
+//! The crash test (`tests/crash`) kills this server again and again, at any moment. Each tool makes one promise
+//! visible: that nothing acknowledged is lost, that work goes on where it was, or that nothing is done twice.
+
+use std::{
+    error::Error,
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use taskwire::{
+    engine,
+    server::{Config, Server},
+    store::SqliteStore,
+    tool::{Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, ToolError},
+};
+use taskwire_core::Limits;
+use tokio::net::TcpListener;
+
+const USAGE: &str = "usage: crash_tools --listen ADDR --data DIR --journal FILE";
+/// How many steps `steps` takes.
+const STEPS: u64 = 20;
+/// No bound that the crash test could reach: it counts lives, not patience.
+const PLENTY: u64 = 1_000_000;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("crash_tools: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    let journal = Arc::new(OpenOptions::new().create(true).append(true).open(&options.journal)?);
+    let server = Server::start(tools(&journal)?, SqliteStore::open(&options.data)?, config())?;
+    let listener = TcpListener::bind(&options.listen).await?;
+    println!("crash_tools: at http://{}/mcp", listener.local_addr()?);
+    server.serve(listener, std::future::pending()).await?;
+    Ok(())
+}
+
+fn config() -> Config {
+    let limits = Limits { tasks_per_caller: PLENTY, ..Limits::DEFAULT };
+    Config {
+        name: "taskwire-crash".to_owned(),
+        engine: engine::Config { limits, ..engine::Config::default() },
+        attempts_max: PLENTY,
+        retention: Some(Duration::from_secs(30 * 24 * 3600)),
+        ..Config::default()
+    }
+}
+
+fn tools(journal: &Arc<File>) -> Result<Registry, InvalidSchema> {
+    let registry = Registry::new();
+    let (once_journal, sign_journal) = (journal.clone(), journal.clone());
+    let once = move |args: Numbered, ctx: Ctx| once(once_journal.clone(), args, ctx);
+    let sign = move |args: Numbered, ctx: Ctx| sign(sign_journal.clone(), args, ctx);
+    registry
+        .tool(Tool::new("quick", "Returns at once", quick).task(TaskMode::Always))?
+        .tool(Tool::new("wait", "Waits until it is cancelled", wait).task(TaskMode::Always))?
+        .tool(Tool::new("steps", "Goes on where it was", steps).task(TaskMode::Always).retry_on_interrupt())?
+        .tool(Tool::new("ask", "Asks for a name, once", ask).task(TaskMode::Always).retry_on_interrupt())?
+        .tool(Tool::new("once", "Does something that must not be done twice", once).task(TaskMode::Always))?
+        .tool(Tool::new("sign", "As `once`, then asks for a name", sign).task(TaskMode::Always))?
+        .tool(Tool::new("direct", "Is never a task", direct).task(TaskMode::Never))?;
+    Ok(registry)
+}
+
+/// What every tool is told: the number of the call.
+#[derive(Deserialize, JsonSchema)]
+struct Numbered {
+    /// Tells this call from all others.
+    n: u64,
+}
+
+async fn quick(args: Numbered, _ctx: Ctx) -> Result<String, ToolError> {
+    Ok(format!("quick-{}", args.n))
+}
+
+async fn direct(args: Numbered, _ctx: Ctx) -> Result<String, ToolError> {
+    Ok(format!("direct-{}", args.n))
+}
+
+async fn wait(_args: Numbered, ctx: Ctx) -> Result<(), ToolError> {
+    ctx.cancelled().await;
+    Err(ToolError::stopped())
+}
+
+/// A step is written before it is saved: cut off in between it is written again, but never left out.
+async fn steps(args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
+    let done: u64 = ctx.saved()?.unwrap_or(0);
+    for step in done + 1..=STEPS {
+        ctx.text(format!("step {step}\n")).await?;
+        ctx.checkpoint(&step).await?;
+        ctx.sleep(Duration::from_millis(5)).await?;
+    }
+    Ok(format!("steps-{}", args.n))
+}
+
+async fn ask(args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
+    let name = name(&ctx).await?;
+    Ok(format!("hello {name}-{}", args.n))
+}
+
+async fn once(journal: Arc<File>, args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
+    note(&journal, args.n)?;
+    ctx.sleep(Duration::from_millis(20)).await?;
+    Ok(format!("once-{}", args.n))
+}
+
+async fn sign(journal: Arc<File>, args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
+    note(&journal, args.n)?;
+    let name = name(&ctx).await?;
+    Ok(format!("signed {name}-{}", args.n))
+}
+
+/// What comes back from the question for a name.
+#[derive(Deserialize)]
+struct Name {
+    name: String,
+}
+
+async fn name(ctx: &Ctx) -> Result<String, ToolError> {
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+    let answer = ctx.ask("name", Question::form("What is your name?", schema)).await?;
+    Ok(answer.read::<Name>()?.name)
+}
+
+/// Appends one line in one write: it is there whole or not at all.
+fn note(mut journal: &File, n: u64) -> io::Result<()> {
+    journal.write_all(format!("{n}\n").as_bytes())
+}
+
+/// The command line.
+struct Options {
+    listen: String,
+    data: PathBuf,
+    journal: PathBuf,
+}
+
+impl Options {
+    fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let (mut listen, mut data, mut journal) = (None, None, None);
+        while let Some(flag) = args.next() {
+            let value = match flag.as_str() {
+                "--listen" => &mut listen,
+                "--data" => &mut data,
+                "--journal" => &mut journal,
+                _ => return Err(format!("unknown argument `{flag}`; {USAGE}")),
+            };
+            *value = Some(args.next().ok_or_else(|| format!("`{flag}` needs a value; {USAGE}"))?);
+        }
+        match (listen, data, journal) {
+            (Some(listen), Some(data), Some(journal)) => Ok(Self { listen, data: data.into(), journal: journal.into() }),
+            _ => Err(USAGE.to_owned()),
+        }
+    }
+}

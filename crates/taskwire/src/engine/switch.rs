@@ -1,0 +1,58 @@
+//! A switch that is turned on once and stays on: lighter than a channel, since every run has some.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+pub(super) struct Switch {
+    on: AtomicBool,
+    turned: Notify,
+}
+
+impl Switch {
+    pub(super) fn turn_on(&self) {
+        self.on.store(true, Ordering::Release);
+        self.turned.notify_waiters();
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
+    /// Waits until it is on.
+    pub(super) async fn wait(&self) {
+        while !self.is_on() {
+            let turned = self.turned.notified();
+            // A `Notified` counts from its creation: turned on from here on, it is ready.
+            if !self.is_on() {
+                turned.await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn everybody_who_waits_and_whoever_comes_late_sees_it_on() {
+        let switch = Arc::new(Switch::default());
+        let waiting: Vec<_> = (0..10)
+            .map(|_| {
+                let switch = switch.clone();
+                tokio::spawn(async move { switch.wait().await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        assert!(!switch.is_on());
+        switch.turn_on();
+        for waiter in waiting {
+            waiter.await.expect("no panic");
+        }
+        switch.wait().await;
+    }
+}

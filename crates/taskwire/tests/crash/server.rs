@@ -1,0 +1,122 @@
+//! The real server as a process of its own, started and killed at will, always in the same place.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+use crate::dice::Dice;
+
+/// Where a server lives: its port and its files, which go away with this unless a test has failed.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) port: u16,
+    dir: PathBuf,
+}
+
+impl Place {
+    pub(crate) fn new(dice: &mut Dice) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("taskwire-crash-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(name);
+        // A killed run of a process with the same number may have left one.
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).expect("a temporary directory");
+        Self { port: free_port(dice), dir }
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.dir.join("journal")
+    }
+
+    /// Starts the server; it does not accept connections yet.
+    pub(crate) fn start(&self) -> Server {
+        let mut command = Command::new(binary());
+        command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
+        command.arg("--data").arg(self.data()).arg("--journal").arg(self.journal());
+        Server { child: command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts") }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("crash: what the server left is in {}", self.dir.display());
+        } else {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// A port below those that the system gives to outgoing connections: a client that knocks while the server is down
+/// must not be given the very port it knocks at, for it would then be connected to itself.
+fn free_port(dice: &mut Dice) -> u16 {
+    loop {
+        let port = 20_000 + u16::try_from(dice.below(12_000)).expect("a small number");
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// The example beside this test: `…/target/<profile>/deps/crash-…` → `…/target/<profile>/examples/crash_tools`.
+fn binary() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let profile = test.parent().and_then(Path::parent).expect("a test lies in `target/<profile>/deps`");
+    let path = profile.join("examples").join(format!("crash_tools{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        path.is_file(),
+        "{} is not there: `cargo build -p taskwire --example crash_tools`, in the profile of this test, makes it",
+        path.display()
+    );
+    path
+}
+
+/// A running server. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+}
+
+impl Server {
+    /// Waits until it accepts connections.
+    pub(crate) async fn accepts(&mut self, port: u16) {
+        let accepted = async {
+            while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+                self.is_alive();
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), accepted).await.expect("the server accepts connections within half a minute");
+    }
+
+    /// Kills it as a power cut would, for this process alone. It must have been alive: it never ends by itself.
+    pub(crate) fn kill(mut self) {
+        self.is_alive();
+        self.child.kill().expect("the server can be killed");
+        self.child.wait().expect("the server is gone");
+    }
+
+    fn is_alive(&mut self) {
+        let ended = self.child.try_wait().expect("the server can be looked at");
+        assert!(ended.is_none(), "the server ended by itself ({ended:?}): its own words are above");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
