@@ -61,6 +61,7 @@ pub(crate) struct Config {
     tasks_per_listen: Option<usize>,
     requests_per_stream: Option<usize>,
     queue_len: Option<usize>,
+    cache_bytes: Option<usize>,
     body_bytes: Option<usize>,
     limits: LimitsTable,
     http: HttpTable,
@@ -87,6 +88,7 @@ impl Default for Config {
             tasks_per_listen: None,
             requests_per_stream: None,
             queue_len: None,
+            cache_bytes: None,
             body_bytes: None,
             limits: LimitsTable::default(),
             http: HttpTable::default(),
@@ -167,6 +169,7 @@ impl Config {
         set(&mut config.attempts_max, self.attempts_max);
         set(&mut config.engine.grace, self.grace.map(|span| span.0));
         set(&mut config.engine.queue_len, self.queue_len);
+        set(&mut config.engine.cache_bytes, self.cache_bytes);
         set(&mut config.drain, self.drain.map(|span| span.0));
         set(&mut config.page_len, self.page_len);
         set(&mut config.list_ttl, self.list_ttl.map(|span| span.0));

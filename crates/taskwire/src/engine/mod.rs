@@ -3,6 +3,7 @@
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
 
+mod recent;
 mod recovery;
 mod run;
 mod runs;
@@ -20,7 +21,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
-    Attempt, CallerId, Epoch, Limits, Payload, TaskId,
+    Attempt, CallerId, Epoch, Limits, Payload, TaskId, Version,
     task::{Authority, Command, NewTask, Reject, Spec, Task},
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -30,7 +31,7 @@ pub use run::{End, Held, Note, Phase, Resumed, Run};
 use crate::{
     clock::{Clock, new_task_id},
     feed::{Feed, Watch},
-    store::{self, Reader, Store},
+    store::{self, Logged, Reader, Store},
 };
 
 /// What the engine runs: given a run, does its work and says how it ended.
@@ -48,11 +49,13 @@ pub struct Config {
     pub grace: Duration,
     /// Commands that may wait for the writer.
     pub queue_len: usize,
+    /// Bytes of recently changed tasks to keep in memory.
+    pub cache_bytes: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { limits: Limits::DEFAULT, grace: Duration::from_secs(5), queue_len: 4_096 }
+        Self { limits: Limits::DEFAULT, grace: Duration::from_secs(5), queue_len: 4_096, cache_bytes: 128 * 1024 * 1024 }
     }
 }
 
@@ -92,6 +95,7 @@ struct Envelope {
 struct Inner {
     queue: mpsc::Sender<Envelope>,
     reader: Arc<dyn Reader>,
+    recent: recent::Recent,
     feed: Arc<Feed>,
     clock: Arc<dyn Clock>,
     config: Config,
@@ -124,6 +128,7 @@ impl Engine {
         let inner = Arc::new(Inner {
             queue,
             reader: store.reader(),
+            recent: recent::Recent::new(config.cache_bytes),
             feed: Arc::default(),
             clock,
             config,
@@ -187,9 +192,24 @@ impl Engine {
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn task(&self, caller: &CallerId, id: TaskId) -> Result<Option<Task>, Error> {
-        let task = self.0.reader.task(id)?;
-        Ok(task.filter(|task| task.spec.caller == *caller))
+    pub fn task(&self, caller: &CallerId, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
+        Ok(self.any_task(id)?.filter(|task| task.spec.caller == *caller))
+    }
+
+    /// The task, whoever owns it.
+    fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
+        match self.0.recent.task(id) {
+            Some(task) => Ok(Some(task)),
+            None => Ok(self.0.reader.task(id)?.map(Arc::new)),
+        }
+    }
+
+    /// What happened to a task after `after`, without its chunks, at most `limit` events.
+    pub(crate) fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
+        match self.0.recent.events(id, after) {
+            Some(events) => Ok(events),
+            None => Ok(self.0.reader.events(id, after, limit)?),
+        }
     }
 
     /// Makes a task that is durable before its work begins.

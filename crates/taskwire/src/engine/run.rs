@@ -245,7 +245,7 @@ impl Run {
         let receipt = self.command(Command::Ask { key: key.clone(), request }).await?;
         let watch = self.engine.watch(vec![receipt.task.id]);
         loop {
-            let task = self.engine.reader().task(receipt.task.id)?.ok_or(Reject::NotFound)?;
+            let task = self.engine.any_task(receipt.task.id)?.ok_or(Reject::NotFound)?;
             if let Some(answer) = task.inputs.get(key).and_then(|input| input.answer.clone()) {
                 return Ok(answer);
             }
@@ -398,8 +398,12 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
     let Some(stop) = engine.0.runs.switch(id, attempt) else { return Ok(()) };
     let reader = engine.reader();
-    let task = reader.task(id)?.ok_or(Reject::NotFound)?;
-    let Some(Event::Created { request, carried, .. }) = reader.event(id, Version(1))? else { return Err(Reject::NotFound.into()) };
+    let task = engine.any_task(id)?.ok_or(Reject::NotFound)?;
+    let created = match engine.0.recent.created(id) {
+        Some(created) => Some(created),
+        None => reader.event(id, Version(1))?,
+    };
+    let Some(Event::Created { request, carried, .. }) = created else { return Err(Reject::NotFound.into()) };
     let resumed = carried.and_then(|carried| carried.read().ok()).unwrap_or_default();
     let checkpoint = match task.checkpoint {
         None => None,

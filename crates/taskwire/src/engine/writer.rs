@@ -80,17 +80,21 @@ impl<S: Store> Writer<S> {
             self.store.commit(&batch.writes)?;
         }
         // Durable now; not a line of this may move up.
+        let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
+        for write in batch.writes {
+            engine.0.recent.put(write);
+        }
         for (receipt, result) in batch.receipts {
             let _ = receipt.send(result);
         }
-        engine.0.feed.wake(batch.writes.iter().map(|write| write.task.id));
-        for write in &batch.writes {
-            engine.0.runs.reconcile(engine, &write.task);
-            if let Some(due) = wants(&write.task).due {
+        engine.0.feed.wake(changed.iter().map(|task| task.id));
+        for task in &changed {
+            engine.0.runs.reconcile(engine, task);
+            if let Some(due) = wants(task).due {
                 engine.0.timers.hint(due);
             }
         }
-        self.trim(&batch.writes);
+        self.trim(&changed);
         Ok(())
     }
 
@@ -180,9 +184,9 @@ impl<S: Store> Writer<S> {
     }
 
     /// Forgets tasks that ended, and some others if there are too many: any can be loaded again.
-    fn trim(&mut self, writes: &[Write]) {
-        for write in writes.iter().filter(|write| write.task.ended.is_some()) {
-            self.cache.remove(&write.task.id);
+    fn trim(&mut self, changed: &[Arc<Task>]) {
+        for task in changed.iter().filter(|task| task.ended.is_some()) {
+            self.cache.remove(&task.id);
         }
         if self.cache.len() > CACHE_MAX {
             let mut keep = 0;

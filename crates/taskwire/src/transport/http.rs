@@ -178,14 +178,18 @@ async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMa
         Ok(message) => message,
         Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
     };
-    if !modern::may_notify(&message, &bytes) {
-        return whole(modern::answer(&shared, &caller, &message, &bytes, Some(&headers), &Outbox::closed()).await);
-    }
+    let (outbox, messages) = if modern::may_notify(&message, &bytes) {
+        let (sender, messages) = mpsc::channel(OUTBOX_LEN);
+        (Outbox::new(sender), Some(messages))
+    } else {
+        (Outbox::closed(), None)
+    };
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
-    let (sender, mut messages) = mpsc::channel(OUTBOX_LEN);
+    // On the heap, so that a connection that waits for its next request takes little room.
     let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> =
-        Box::pin(async move { modern::answer(&shared, &caller, &message, &bytes, Some(&headers), &Outbox::new(sender)).await });
+        Box::pin(async move { modern::answer(&shared, &caller, &message, &bytes, Some(headers), &outbox).await });
+    let Some(mut messages) = messages else { return whole(answer.await) };
     let first = tokio::select! {
         biased;
         reply = &mut answer => {

@@ -48,7 +48,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     if !arguments.is_object() {
         return Err(Fault::params("`arguments` must be an object"));
     }
-    if let Some(headers) = cx.headers {
+    if let Some(headers) = &cx.headers {
         headers::check_arguments(headers, &tool, &arguments)?;
     }
     let binding = Binding { secret: cx.shared.engine.secret(), caller: cx.caller, method: "tools/call", name, arguments: &arguments };

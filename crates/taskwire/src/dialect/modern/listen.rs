@@ -3,7 +3,10 @@
 //! For each task the stream keeps a cursor into its log. A wake-up makes it read on; what it reads it folds into the
 //! task and shows. A slow reader lags and misses nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -95,7 +98,7 @@ struct Stream<'a, 'c> {
 impl Stream<'_, '_> {
     async fn run(
         &self,
-        mut tasks: BTreeMap<TaskId, Task>,
+        mut tasks: BTreeMap<TaskId, Arc<Task>>,
         watch: &crate::feed::Watch,
         mut changes: watch::Receiver<Changes>,
         mut seen: Changes,
@@ -127,12 +130,13 @@ impl Stream<'_, '_> {
     }
 
     /// Shows what happened to a task since the last time. After its end there is nothing more to show.
-    async fn read_on(&self, tasks: &mut BTreeMap<TaskId, Task>, id: TaskId) -> Result<(), Ended> {
+    async fn read_on(&self, tasks: &mut BTreeMap<TaskId, Arc<Task>>, id: TaskId) -> Result<(), Ended> {
         let Some(task) = tasks.get_mut(&id) else { return Ok(()) };
         loop {
-            let events = self.cx.shared.engine.reader().events(id, task.version, PAGE).map_err(engine::Error::from)?;
+            let events = self.cx.shared.engine.events(id, task.version, PAGE)?;
             let more = events.len() == PAGE;
             for logged in events {
+                let task = Arc::make_mut(task);
                 // Chunks are not read here, so the version is the logged one, not the next.
                 task.version = Version(logged.version.0 - 1);
                 evolve(task, &logged.event, logged.at);

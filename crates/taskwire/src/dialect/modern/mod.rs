@@ -47,8 +47,8 @@ struct Cx<'a> {
     params: Params<'a>,
     /// The parameters as they came.
     text: &'a str,
-    /// Absent where the transport has none.
-    headers: Option<&'a HeaderMap>,
+    /// Kept for tool calls, whose arguments they may repeat; absent where the transport has none.
+    headers: Option<HeaderMap>,
     out: &'a Outbox,
 }
 
@@ -92,7 +92,7 @@ pub(crate) async fn answer(
     caller: &CallerId,
     message: &Incoming,
     bytes: &[u8],
-    headers: Option<&HeaderMap>,
+    headers: Option<HeaderMap>,
     out: &Outbox,
 ) -> Reply {
     let Some(method) = message.method.as_deref() else {
@@ -120,17 +120,18 @@ async fn respond(
     method: &str,
     id: &RequestId,
     text: &str,
-    headers: Option<&HeaderMap>,
+    headers: Option<HeaderMap>,
     out: &Outbox,
 ) -> Result<Done, Fault> {
     let mut params = Params::read(text)?;
     let meta = params.meta(method)?;
-    if let Some(headers) = headers {
+    if let Some(headers) = &headers {
         headers::check(headers, method, &params, &meta.version, shared.config.http.strict_headers)?;
     }
     if !VERSIONS.contains(&&*meta.version) {
         return Err(unsupported(&meta.version));
     }
+    let headers = headers.filter(|_| method == "tools/call");
     let cx = Cx { shared, caller, id, meta, params, text, headers, out };
     match method {
         "tools/call" => call::call(&cx).await,
