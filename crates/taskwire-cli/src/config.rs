@@ -103,6 +103,7 @@ struct LimitsTable {
     chunk_bytes: Option<u64>,
     task_output_bytes: Option<u64>,
     inputs_per_task: Option<u64>,
+    input_bytes_per_task: Option<u64>,
     events_per_task: Option<u64>,
     message_bytes: Option<u64>,
     value_bytes: Option<u64>,
@@ -185,13 +186,40 @@ impl Config {
         set(&mut config.http.keep_alive, self.http.keep_alive.map(|span| span.0));
         set(&mut config.http.read_timeout, self.http.read_timeout.map(|span| span.0));
         config.auth = self.auth.resolve(|name| std::env::var(name).ok())?;
-        for (key, value) in [("queue_len", config.engine.queue_len), ("http.connections", config.http.connections)] {
-            if value == 0 {
-                bail!("`{key}` must be at least 1");
-            }
-        }
+        check(&config)?;
         Ok(config)
     }
+}
+
+/// Refuses values with which nothing would work.
+fn check(config: &server::Config) -> anyhow::Result<()> {
+    let counts = [
+        ("queue_len", config.engine.queue_len),
+        ("http.connections", config.http.connections),
+        ("page_len", config.page_len),
+        ("requests_per_stream", config.requests_per_stream),
+    ];
+    for (key, value) in counts {
+        if !(1..=1_000_000).contains(&value) {
+            bail!("`{key}` must be between 1 and 1000000, not {value}");
+        }
+    }
+    if config.body_bytes < 1024 {
+        bail!("`body_bytes` must be at least 1024, not {}", config.body_bytes);
+    }
+    let spans = [
+        ("poll_interval", config.poll_interval, Duration::from_millis(10)),
+        ("retention", config.retention.unwrap_or(Duration::MAX), Duration::from_secs(1)),
+        ("input_timeout", config.input_timeout.unwrap_or(Duration::MAX), Duration::from_secs(1)),
+        ("http.keep_alive", config.http.keep_alive, Duration::from_secs(1)),
+        ("http.read_timeout", config.http.read_timeout, Duration::from_secs(1)),
+    ];
+    for (key, value, least) in spans {
+        if value < least {
+            bail!("`{key}` must be at least {}, not {}", humantime::format_duration(least), humantime::format_duration(value));
+        }
+    }
+    Ok(())
 }
 
 fn set<T>(target: &mut T, value: Option<T>) {
@@ -205,6 +233,7 @@ impl LimitsTable {
         set(&mut limits.chunk_bytes, self.chunk_bytes);
         set(&mut limits.task_output_bytes, self.task_output_bytes);
         set(&mut limits.inputs_per_task, self.inputs_per_task);
+        set(&mut limits.input_bytes_per_task, self.input_bytes_per_task);
         set(&mut limits.events_per_task, self.events_per_task);
         set(&mut limits.message_bytes, self.message_bytes);
         set(&mut limits.value_bytes, self.value_bytes);
@@ -227,7 +256,7 @@ impl AuthTable {
             if token.trim().is_empty() || entry.caller.is_empty() {
                 bail!("each of `auth.tokens` needs a `token` and a `caller` that are not empty");
             }
-            auth = auth.with_token(&token, &entry.caller);
+            auth = auth.with_token(token.trim(), &entry.caller);
         }
         Ok(auth)
     }
@@ -278,15 +307,24 @@ mod tests {
         assert!(complaint("retention = \"never\"").contains("forever"));
         assert!(complaint("body_bytes = -1").contains("line 1"));
         assert_eq!(Config::parse("retention = \"forever\"").expect("valid").server().expect("usable").retention, None);
-        let zero = Config::parse("queue_len = 0").expect("valid").server().expect_err("of no use");
-        assert!(zero.to_string().contains("queue_len"));
+        for (text, key) in [
+            ("queue_len = 0", "queue_len"),
+            ("page_len = 0", "page_len"),
+            ("body_bytes = 1", "body_bytes"),
+            ("retention = \"0s\"", "retention"),
+            ("http.keep_alive = \"0s\"", "http.keep_alive"),
+            ("http.connections = 99999999", "http.connections"),
+        ] {
+            let error = Config::parse(text).expect("valid").server().expect_err("of no use");
+            assert!(error.to_string().contains(key), "{error}");
+        }
     }
 
     #[test]
     fn tokens_come_from_the_file_or_the_environment() {
         let table = "[auth]\ntokens = [{ token = \"env:T\", caller = \"ci\" }, { token = \"plain\", caller = \"me\" }]";
         let config = Config::parse(table).expect("valid");
-        let auth = config.auth.resolve(|name| (name == "T").then(|| "secret".to_owned())).expect("resolved");
+        let auth = config.auth.resolve(|name| (name == "T").then(|| "secret\n".to_owned())).expect("resolved");
         assert_eq!(auth.caller(Some(b"Bearer secret")).expect("known").as_str(), "ci");
         assert_eq!(auth.caller(Some(b"Bearer plain")).expect("known").as_str(), "me");
         let missing = config.auth.resolve(|_| None).expect_err("not set");

@@ -10,6 +10,8 @@ pub struct Limits {
     pub task_output_bytes: u64,
     /// Questions that one task may ask in its life.
     pub inputs_per_task: u64,
+    /// Bytes of all questions and answers of one task.
+    pub input_bytes_per_task: u64,
     /// Events that one task may have besides its chunks; the ends of a task are always allowed.
     pub events_per_task: u64,
     /// Bytes of one status message.
@@ -28,6 +30,7 @@ impl Limits {
         chunk_bytes: 256 * 1024,
         task_output_bytes: 64 * 1024 * 1024,
         inputs_per_task: 1_000,
+        input_bytes_per_task: 4 * 1024 * 1024,
         events_per_task: 100_000,
         message_bytes: 4 * 1024,
         value_bytes: 1024 * 1024,
@@ -44,4 +47,5 @@ impl Default for Limits {
 
 const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.task_output_bytes);
 const _: () = assert!(Limits::DEFAULT.message_bytes <= Limits::DEFAULT.value_bytes);
+const _: () = assert!(Limits::DEFAULT.value_bytes <= Limits::DEFAULT.input_bytes_per_task);
 const _: () = assert!(Limits::DEFAULT.inputs_per_task * 2 <= Limits::DEFAULT.events_per_task);

@@ -40,3 +40,8 @@ pub mod tool;
 mod transport;
 
 pub use taskwire_core as core;
+
+/// The README's example must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -54,7 +54,15 @@ impl Serve {
         };
         config.listen = self.listen.unwrap_or(config.listen);
         config.data = self.data.unwrap_or(config.data);
-        tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(config, self.stdio))
+        // Each connection is a file; the usual soft limit of 1024 is soon reached.
+        if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+            tracing::debug!(%error, "the limit of open files stays as it is");
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let result = runtime.block_on(serve(config, self.stdio));
+        // Not by dropping it: that would wait for threads that read a silent input, or work for ever.
+        runtime.shutdown_background();
+        result
     }
 }
 

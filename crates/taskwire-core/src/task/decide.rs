@@ -48,7 +48,7 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
             room(task, limits)?;
             Ok(vec![Event::Saved { checkpoint: checkpoint.clone() }])
         }
-        Command::Finish(outcome) => Ok(vec![finish(outcome, limits)]),
+        Command::Finish(outcome) => Ok(vec![bounded(outcome.clone(), limits).into()]),
         Command::Answer(answers) => answer(task, answers, limits),
         Command::Cancel { reason } => Ok(if task.ended.is_some() { Vec::new() } else { vec![Event::Cancelled { reason: reason.clone() }] }),
         Command::Tick => Ok(tick(task, now)),
@@ -98,6 +98,8 @@ fn ask(task: &Task, key: &InputKey, request: &Payload, limits: &Limits) -> Resul
         return if known.request == *request { Ok(Vec::new()) } else { Err(Reject::KeyReused(key.as_str().to_owned())) };
     }
     bound("the question is too large", request.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+    let bytes = task.input_bytes() + request.as_str().len() as u64;
+    bound("the task's questions and answers are too large together", bytes, limits.input_bytes_per_task, "input_bytes_per_task")?;
     bound("the task has asked too many questions", task.inputs.len() as u64 + 1, limits.inputs_per_task, "inputs_per_task")?;
     room(task, limits)?;
     Ok(vec![Event::Asked { key: key.clone(), request: request.clone() }])
@@ -105,26 +107,32 @@ fn ask(task: &Task, key: &InputKey, request: &Payload, limits: &Limits) -> Resul
 
 fn answer(task: &Task, answers: &[(InputKey, Payload)], limits: &Limits) -> Result<Vec<Event>, Reject> {
     let mut events: Vec<Event> = Vec::new();
+    let mut bytes = task.input_bytes();
     for (key, answer) in answers {
-        bound("the answer is too large", answer.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
-        let open = task.open_inputs().any(|(open, _)| open == key);
+        let size = answer.as_str().len() as u64;
+        bound("the answer is too large", size, limits.value_bytes, "value_bytes")?;
+        let open = task.outcome.is_none() && task.inputs.get(key).is_some_and(|input| input.answer.is_none());
+        // No more events than there are open questions, so this is short.
         let again = events.iter().any(|event| matches!(event, Event::Answered { key: earlier, .. } if earlier == key));
         if open && !again {
+            bytes += size;
+            bound("the task's questions and answers are too large together", bytes, limits.input_bytes_per_task, "input_bytes_per_task")?;
             events.push(Event::Answered { key: key.clone(), answer: answer.clone() });
         }
     }
     Ok(events)
 }
 
-/// A result that is too large to keep is an error that says so: a task always ends.
-fn finish(outcome: &Outcome, limits: &Limits) -> Event {
+/// The outcome as it can be kept: a result that is too large is an error that says so, since work always ends.
+#[must_use]
+pub fn bounded(outcome: Outcome, limits: &Limits) -> Outcome {
     match outcome {
-        Outcome::Completed { result, .. } if result.as_str().len() as u64 > limits.result_bytes => Event::Failed(internal(format!(
+        Outcome::Completed { result, .. } if result.as_str().len() as u64 > limits.result_bytes => Outcome::Failed(internal(format!(
             "the result has {} bytes: the limit is {} (configuration key `limits.result_bytes`)",
             result.as_str().len(),
             limits.result_bytes
         ))),
-        outcome => outcome.clone().into(),
+        outcome => outcome,
     }
 }
 
@@ -144,11 +152,15 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
     if task.ended.is_some() || task.epoch >= epoch {
         return Vec::new();
     }
-    let again = task.spec.on_interrupt == OnInterrupt::Retry && task.attempt.0 < task.spec.attempts_max;
+    // A caller that waited for a result lost its call with the server, and will make it again: this one is nobody's,
+    // unless it can still be found by its key or by the state that came with a question.
+    let lost = task.spec.hidden && task.spec.idempotency_key.is_none() && task.inputs.is_empty();
+    let again = !lost && task.spec.on_interrupt == OnInterrupt::Retry && task.attempt.0 < task.spec.attempts_max;
     vec![if again {
         Event::Started { attempt: task.attempt.next(), epoch }
     } else {
         let why = match task.spec.on_interrupt {
+            _ if lost => "its caller was waiting for the result and has lost the call".to_owned(),
             OnInterrupt::Fail => "the tool is not marked as safe to run again (`on_interrupt`)".to_owned(),
             OnInterrupt::Retry => format!("it was already started {} times", task.attempt),
         };

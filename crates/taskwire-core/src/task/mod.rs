@@ -15,7 +15,7 @@ mod wants;
 mod tests;
 
 pub use command::{Authority, Command, NewTask, Reject};
-pub use decide::decide;
+pub use decide::{bounded, decide};
 pub use event::{Event, Outcome, Progress, RpcError};
 pub use evolve::{create, evolve};
 pub use state::{Accepts, Input, OnInterrupt, Output, Spec, Status, Task};

@@ -63,6 +63,9 @@ pub struct Spec {
     /// What the caller can be asked.
     #[serde(default)]
     pub accepts: Accepts,
+    /// Whether the caller waits for a result and knows of no task.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hidden: bool,
 }
 
 /// One question and, once given, its answer.
@@ -178,6 +181,13 @@ impl Task {
     pub fn open_inputs(&self) -> impl Iterator<Item = (&InputKey, &Payload)> {
         let open = self.outcome.is_none();
         self.inputs.iter().filter(move |(_, input)| open && input.answer.is_none()).map(|(key, input)| (key, &input.request))
+    }
+
+    /// Bytes of all questions and answers.
+    #[must_use]
+    pub fn input_bytes(&self) -> u64 {
+        let bytes = |input: &Input| input.request.as_str().len() + input.answer.as_ref().map_or(0, |answer| answer.as_str().len());
+        self.inputs.iter().map(|(key, input)| (key.as_str().len() + bytes(input)) as u64).sum()
     }
 
     /// How long the task is kept, counted from its creation; `None` is for ever.

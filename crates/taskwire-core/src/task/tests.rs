@@ -12,6 +12,7 @@ const LIMITS: Limits = Limits {
     chunk_bytes: 40,
     task_output_bytes: 100,
     inputs_per_task: 4,
+    input_bytes_per_task: 150,
     events_per_task: 20,
     message_bytes: 10,
     value_bytes: 60,
@@ -30,6 +31,7 @@ fn spec() -> Spec {
         input_timeout_ms: None,
         idempotency_key: None,
         accepts: Accepts::default(),
+        hidden: false,
     }
 }
 
@@ -182,6 +184,18 @@ fn an_interrupted_task_fails_unless_it_may_be_run_again() {
     world.engine(&Command::Recover(Epoch(2)));
     assert_eq!(world.status(), Status::Failed);
 
+    let hidden = Spec { on_interrupt: OnInterrupt::Retry, hidden: true, ..spec() };
+    let mut world = World::new(hidden.clone());
+    world.engine(&Command::Recover(Epoch(2)));
+    assert_eq!(world.status(), Status::Failed, "a caller that lost its call makes it again");
+    let mut world = World::new(Spec { idempotency_key: Some("k".into()), ..hidden.clone() });
+    world.engine(&Command::Recover(Epoch(2)));
+    assert_eq!(world.status(), Status::Working, "unless it can find this one");
+    let mut world = World::new(hidden);
+    world.work(1, &ask("a", "A")).expect("asked");
+    world.engine(&Command::Recover(Epoch(2)));
+    assert_eq!(world.status(), Status::InputRequired);
+
     let mut world = World::new(Spec { on_interrupt: OnInterrupt::Retry, ..spec() });
     world.work(1, &Command::Save { checkpoint: json!(41).into() }).expect("saved");
     world.work(1, &ask("a", "A")).expect("asked");
@@ -274,6 +288,11 @@ fn every_limit_is_reached_and_named() {
         world.work(1, &ask(&n.to_string(), "?")).expect("fits");
     }
     assert_eq!(key(world.work(1, &ask("4", "?"))), "inputs_per_task");
+    let half = |k: &str| Command::Answer(vec![(InputKey::new(k), json!("x".repeat(50)).into())]);
+    world.call(&half("0")).expect("fits");
+    world.call(&half("1")).expect("fits");
+    assert_eq!(key(world.call(&half("2"))), "input_bytes_per_task");
+    assert_eq!(key(World::clone(&world).work(1, &ask("0123456789", &"x".repeat(40)))), "input_bytes_per_task");
     let full = std::iter::repeat_with(|| world.work(1, &Command::Save { checkpoint: json!(1).into() })).find(Result::is_err);
     assert_eq!(key(full.expect("there is an end")), "events_per_task");
     assert_eq!(world.work(1, &done(&"x".repeat(60))), Ok(1), "a task always ends");
@@ -300,6 +319,7 @@ fn stored_shapes_stay_as_they_are() {
         timeout_ms: Some(5),
         input_timeout_ms: Some(6),
         idempotency_key: Some("i".into()),
+        hidden: true,
         ..spec()
     };
     let events = [
@@ -311,7 +331,7 @@ fn stored_shapes_stay_as_they_are() {
                 carried: Some(json!(0).into()),
                 spent_ms: 7,
             },
-            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false}},"request":{"a":1},"epoch":1,"carried":0,"spent_ms":7}}"#,
+            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false},"hidden":true},"request":{"a":1},"epoch":1,"carried":0,"spent_ms":7}}"#,
         ),
         (Event::Started { attempt: Attempt(2), epoch: Epoch(3) }, r#"{"started":{"attempt":2,"epoch":3}}"#),
         (

@@ -48,6 +48,13 @@ impl Outbox {
         self.sender.as_ref().ok_or(Gone)?.send(message).await.map_err(|_| Gone)
     }
 
+    /// Sends one message if there is room for it now.
+    pub(crate) fn try_send(&self, message: Bytes) {
+        if let Some(sender) = &self.sender {
+            let _ = sender.try_send(message);
+        }
+    }
+
     /// Sends a notification.
     pub(crate) async fn notify<T: Serialize + ?Sized>(&self, method: &str, params: &T) -> Result<(), Gone> {
         let mut message = Vec::with_capacity(256);

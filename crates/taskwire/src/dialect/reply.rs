@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use taskwire_core::{
     CallerId, TaskId,
-    task::{Authority, Command, Reject, RpcError},
+    task::{Reject, RpcError},
     wire::{RequestId, code, write_error},
 };
 
@@ -26,6 +26,11 @@ impl Reply {
             tracing::error!(%error, "an error could not be written");
         }
         Self { status: fault.status, body: body.into(), orphan: None }
+    }
+
+    /// A handler panicked; the panic has been printed.
+    pub(crate) fn panicked(id: Option<&RequestId>) -> Self {
+        Self::fault(id, &Fault::internal("the request could not be answered: a handler panicked"))
     }
 
     /// Nothing to say: a notification was taken.
@@ -52,12 +57,7 @@ impl Orphan {
 impl Drop for Orphan {
     fn drop(&mut self) {
         if let Some((engine, caller, id)) = self.0.take() {
-            let reason = Some("the caller went away before it was told of the task".into());
-            tokio::spawn(async move {
-                if let Err(error) = engine.submit(id, Authority::Caller(caller), Command::Cancel { reason }).await {
-                    tracing::warn!(task = %id, %error, "an orphan could not be cancelled");
-                }
-            });
+            engine.abandon(caller, id);
         }
     }
 }

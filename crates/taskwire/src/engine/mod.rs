@@ -15,14 +15,19 @@ mod writer;
 mod tests;
 
 use std::{
-    sync::{Arc, OnceLock},
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
     Attempt, CallerId, Epoch, Limits, Payload, TaskId, Version,
-    task::{Authority, Command, NewTask, Reject, Spec, Task},
+    task::{Authority, Command, NewTask, Outcome, Reject, RpcError, Spec, Task},
+    wire::code,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -102,7 +107,10 @@ struct Inner {
     epoch: Epoch,
     secret: [u8; 32],
     runs: runs::Runs,
-    timers: timers::Timers,
+    timers: Arc<timers::Timers>,
+    begun: AtomicBool,
+    /// Whom to tell how a run is getting on, until it has begun.
+    listeners: Mutex<HashMap<TaskId, mpsc::Sender<Note>>>,
     work: OnceLock<Arc<dyn Work>>,
     failed: watch::Sender<Option<Arc<str>>>,
     runtime: tokio::runtime::Handle,
@@ -135,7 +143,9 @@ impl Engine {
             epoch: store.epoch(),
             secret: store.secret(),
             runs: runs::Runs::default(),
-            timers: timers::Timers::default(),
+            timers: Arc::default(),
+            begun: AtomicBool::new(false),
+            listeners: Mutex::default(),
             work: OnceLock::new(),
             failed: watch::Sender::new(None),
             runtime: tokio::runtime::Handle::current(),
@@ -144,12 +154,24 @@ impl Engine {
         Ok(Self(inner))
     }
 
-    /// Gives the engine its work, takes over what an earlier life left, and starts the timers.
-    pub fn begin(&self, work: Arc<dyn Work>) {
-        if self.0.work.set(work).is_ok() {
-            tokio::spawn(recovery::recover(self.clone()));
-            tokio::spawn(timers::run(Arc::downgrade(&self.0)));
+    /// Gives the engine its work. Calls can be made from now on.
+    pub fn set_work(&self, work: Arc<dyn Work>) {
+        let _ = self.0.work.set(work);
+    }
+
+    /// Takes over what an earlier life left, then starts the timers. Once; call it when all work can be done.
+    pub fn begin(&self) {
+        if self.0.begun.swap(true, Ordering::AcqRel) {
+            return;
         }
+        let engine = self.clone();
+        tokio::spawn(async move {
+            // Timers later: a task that was interrupted must not be failed for the time that nobody worked on it.
+            recovery::recover(&engine).await;
+            let inner = Arc::downgrade(&engine.0);
+            drop(engine);
+            timers::run(inner).await;
+        });
     }
 
     /// The moment it is, for this engine.
@@ -212,22 +234,52 @@ impl Engine {
         }
     }
 
+    /// A name for a task to be made with [`create`](Self::create).
+    #[must_use]
+    pub fn new_id(&self) -> TaskId {
+        new_task_id(self.0.clock.now())
+    }
+
     /// Makes a task that is durable before its work begins.
     ///
     /// If the caller already used the idempotency key for the same call, that task is returned unchanged.
     ///
     /// # Errors
     /// When a limit is reached, the idempotency key was used for another call, or nothing can be stored any more.
-    pub async fn create(&self, spec: Arc<Spec>, request: Payload) -> Result<Receipt, Error> {
-        let id = new_task_id(self.0.clock.now());
-        let new = NewTask { spec, request, epoch: self.0.epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None };
-        self.submit(id, Authority::Engine, Command::Create(new)).await
+    pub async fn create(
+        &self,
+        id: TaskId,
+        spec: Arc<Spec>,
+        request: Payload,
+        resumed: &Resumed,
+        notes: Option<mpsc::Sender<Note>>,
+    ) -> Result<Receipt, Error> {
+        let new =
+            NewTask { spec, request, epoch: self.0.epoch, carried: resumed.to_payload(), spent_ms: 0, chunks: Vec::new(), said: None };
+        let listens = notes.map(|notes| Listener::new(self, id, notes));
+        let receipt = self.submit(id, Authority::Engine, Command::Create(new)).await?;
+        if let Some(listener) = listens.filter(|_| receipt.task.id == id) {
+            listener.stay();
+        }
+        Ok(receipt)
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, HashMap<TaskId, mpsc::Sender<Note>>> {
+        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts work that is not a task yet. It lives in memory until it becomes one or ends.
     #[must_use]
     pub fn launch(&self, spec: Arc<Spec>, request: Payload, resumed: Resumed, notes: Option<mpsc::Sender<Note>>) -> Held {
         Held::new(Arc::new(Run::loose(self.clone(), spec, request, resumed, notes)))
+    }
+
+    /// Who owns a task.
+    pub(crate) fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
+        match self.0.recent.task(id) {
+            Some(task) => Ok(Some(task.spec.caller.clone())),
+            None => Ok(self.0.reader.owner(id)?),
+        }
     }
 
     /// Watches tasks for changes. Read the store after this, never before: else a change could be missed.
@@ -255,6 +307,25 @@ impl Engine {
         self.0.runs.idle().await;
     }
 
+    /// Cancels a task whose caller went away before it was told of it.
+    pub(crate) fn abandon(&self, caller: CallerId, id: TaskId) {
+        let engine = self.clone();
+        self.0.runtime.spawn(async move {
+            let reason = Some("the caller went away before it was told of the task".into());
+            match engine.submit(id, Authority::Caller(caller), Command::Cancel { reason }).await {
+                // It was never made, or is gone: all the better.
+                Ok(_) | Err(Error::Rejected(Reject::NotFound)) => {}
+                Err(error) => tracing::warn!(task = %id, %error, "an abandoned task could not be cancelled"),
+            }
+        });
+    }
+
+    /// Whether nothing can be stored any more.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.0.failed.borrow().is_some()
+    }
+
     fn gone(&self) -> Error {
         Error::Unavailable(self.0.failed.borrow().clone().unwrap_or_else(|| "it is shutting down".into()))
     }
@@ -268,8 +339,38 @@ impl Engine {
         self.0.runtime.spawn(async move {
             if let Err(error) = run::attempt(&engine, id, attempt).await {
                 tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
-                engine.0.runs.disown(id);
+                let message = format!("the task could not be run: {error}");
+                let failed = Outcome::Failed(RpcError { code: code::INTERNAL_ERROR, message, data: None });
+                if engine.submit(id, Authority::Attempt(attempt), Command::Finish(failed)).await.is_err() {
+                    engine.0.runs.disown(id);
+                }
             }
         });
+    }
+}
+
+/// Somebody who wants to hear of a run that has not begun.
+struct Listener<'a> {
+    engine: &'a Engine,
+    id: Option<TaskId>,
+}
+
+impl<'a> Listener<'a> {
+    fn new(engine: &'a Engine, id: TaskId, notes: mpsc::Sender<Note>) -> Self {
+        engine.listeners().insert(id, notes);
+        Self { engine, id: Some(id) }
+    }
+
+    /// The run will begin, and take it over.
+    fn stay(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.engine.listeners().remove(&id);
+        }
     }
 }

@@ -1,33 +1,48 @@
 //! Takes over what an earlier life of this node left open: run again, or failed with a clear error.
 
-use taskwire_core::task::{Authority, Command};
+use taskwire_core::{
+    TaskId,
+    task::{Authority, Command},
+};
 
-use super::{Engine, Error};
+use super::{Engine, Error, timers::PAUSE};
 
 /// Tasks that are taken over together.
 const PAGE: usize = 256;
 
-pub(super) async fn recover(engine: Engine) {
-    match take_over(&engine).await {
-        Ok(0) => {}
-        Ok(count) => tracing::info!(count, "took over tasks that were interrupted"),
-        Err(error) => tracing::error!(%error, "cannot take over interrupted tasks"),
-    }
-}
-
-async fn take_over(engine: &Engine) -> Result<usize, Error> {
+/// Takes over everything. What cannot be read is tried again until it can.
+pub(super) async fn recover(engine: &Engine) {
     let (mut after, mut count) = (None, 0);
     loop {
-        let page = engine.0.reader.open(after, PAGE)?;
-        let Some(last) = page.last().copied() else { return Ok(count) };
-        after = Some(last);
-        let commands = page.into_iter().map(|id| engine.submit(id, Authority::Engine, Command::Recover(engine.0.epoch)));
-        for receipt in futures_util::future::join_all(commands).await {
-            match receipt {
-                Ok(receipt) => count += usize::from(receipt.changed),
-                Err(Error::Rejected(reject)) => tracing::warn!(%reject, "an open task could not be taken over"),
-                Err(unavailable) => return Err(unavailable),
+        match page(engine, &mut after).await {
+            Ok(Some(changed)) => count += changed,
+            Ok(None) => break,
+            Err(error) if engine.has_failed() => return tracing::error!(%error, "cannot take over interrupted tasks"),
+            Err(error) => {
+                tracing::error!(%error, "interrupted tasks could not be read: trying again");
+                engine.0.clock.sleep(PAUSE).await;
             }
         }
     }
+    if count > 0 {
+        tracing::info!(count, "took over tasks that were interrupted");
+    }
+}
+
+/// Takes over one page, and says how many tasks that changed; none at the end.
+async fn page(engine: &Engine, after: &mut Option<TaskId>) -> Result<Option<usize>, Error> {
+    let page = engine.0.reader.open(*after, PAGE)?;
+    let Some(last) = page.last().copied() else { return Ok(None) };
+    let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::Recover(engine.0.epoch))));
+    let (ids, commands): (Vec<TaskId>, Vec<_>) = commands.unzip();
+    let mut changed = 0;
+    for (id, receipt) in ids.into_iter().zip(futures_util::future::join_all(commands).await) {
+        match receipt {
+            Ok(receipt) => changed += usize::from(receipt.changed),
+            // One task that cannot be read must not keep the others waiting.
+            Err(error) => tracing::error!(task = %id, %error, "an open task could not be taken over"),
+        }
+    }
+    *after = Some(last);
+    Ok(Some(changed))
 }

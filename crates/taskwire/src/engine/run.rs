@@ -10,13 +10,14 @@ use std::{
     pin::Pin,
     sync::{Arc, PoisonError},
     task::Poll,
+    time::Duration,
 };
 
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
 use taskwire_core::{
     Attempt, InputKey, Payload, TaskId, Timestamp, Version,
-    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec},
+    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded},
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc};
@@ -44,7 +45,7 @@ pub struct Resumed {
 
 impl Resumed {
     /// As a task keeps it, so that a later attempt has it too.
-    fn to_payload(&self) -> Option<Payload> {
+    pub(super) fn to_payload(&self) -> Option<Payload> {
         let brought = !self.responses.is_empty() || self.state.is_some();
         brought.then(|| Payload::of(self).expect("it consists of JSON already"))
     }
@@ -93,7 +94,7 @@ pub struct Run {
     engine: Engine,
     spec: Arc<Spec>,
     request: Payload,
-    resumed: Resumed,
+    resumed: std::sync::Mutex<Resumed>,
     checkpoint: Option<Payload>,
     attempt: Attempt,
     began: Timestamp,
@@ -118,7 +119,7 @@ impl Run {
             engine,
             spec,
             request,
-            resumed,
+            resumed: std::sync::Mutex::new(resumed),
             checkpoint: None,
             attempt: Attempt(1),
             place: Mutex::new(Place::Loose { chunks: Vec::new(), bytes: 0, said: None }),
@@ -143,8 +144,13 @@ impl Run {
 
     /// What the caller brought along.
     #[must_use]
-    pub fn resumed(&self) -> &Resumed {
-        &self.resumed
+    pub fn resumed(&self) -> Resumed {
+        self.resumed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces what the caller brought along: its answers to a further round.
+    pub fn resume_with(&self, resumed: Resumed) {
+        *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
     }
 
     /// What the last attempt saved.
@@ -209,18 +215,21 @@ impl Run {
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
     pub async fn say(self: &Arc<Self>, message: Option<Arc<str>>, progress: Option<Progress>) -> Result<(), Error> {
+        self.go_on()?;
+        let limit = self.engine.limits().message_bytes;
+        if message.as_ref().is_some_and(|message| message.len() as u64 > limit) {
+            return Err(Reject::Limit { what: "the status message is too long", max: limit, key: "message_bytes" }.into());
+        }
         if let Some(progress) = progress {
+            if !progress.done.is_finite() || progress.total.is_some_and(|total| !total.is_finite()) {
+                return Err(Reject::NotANumber.into());
+            }
             self.note(Note::Progress { progress, message: message.clone() });
         }
-        self.go_on()?;
         {
             let mut place = self.place.lock().await;
             if let Place::Loose { said, .. } = &mut *place {
                 let (old_message, old_progress) = said.take().unwrap_or_default();
-                let limit = self.engine.limits().message_bytes;
-                if message.as_ref().is_some_and(|message| message.len() as u64 > limit) {
-                    return Err(Reject::Limit { what: "the status message is too long", max: limit, key: "message_bytes" }.into());
-                }
                 *said = Some((message.or(old_message), progress.or(old_progress)));
                 return Ok(());
             }
@@ -305,7 +314,7 @@ impl Run {
             spec: self.spec.clone(),
             request: self.request.clone(),
             epoch: self.engine.0.epoch,
-            carried: self.resumed.to_payload(),
+            carried: self.resumed().to_payload(),
             spent_ms: u64::try_from(now.since(self.began).as_millis()).unwrap_or(u64::MAX),
             chunks: chunks.clone(),
             said: said.clone(),
@@ -335,6 +344,19 @@ impl Run {
         }
     }
 
+    /// Waits until a run that is still loose has had its time. A task has its deadline in the store instead.
+    async fn out_of_time(&self) -> RpcError {
+        let Some(ms) = self.spec.timeout_ms.filter(|_| matches!(self.phase(), Phase::Loose)) else {
+            return std::future::pending().await;
+        };
+        self.engine.0.clock.sleep(Duration::from_millis(ms)).await;
+        if !matches!(self.phase(), Phase::Loose) {
+            return std::future::pending().await;
+        }
+        let span = Duration::from_millis(ms);
+        internal(format!("the tool `{}` did not finish within its timeout of {span:?}", self.spec.tool))
+    }
+
     async fn finish(self: &Arc<Self>, end: End) {
         let id = {
             let mut place = self.place.lock().await;
@@ -342,6 +364,10 @@ impl Run {
                 Place::Task(id) => *id,
                 Place::Loose { .. } | Place::Done => {
                     *place = Place::Done;
+                    let end = match end {
+                        End::Outcome(outcome) => End::Outcome(bounded(outcome, self.engine.limits())),
+                        suspended @ End::Suspended(_) => suspended,
+                    };
                     self.settle(Phase::Done(end));
                     return;
                 }
@@ -371,18 +397,30 @@ fn internal(message: String) -> RpcError {
 async fn execute(run: Arc<Run>) {
     let Some(work) = run.engine.work().cloned() else { return };
     let ended = AssertUnwindSafe(async { work.run(run.clone()).await }).catch_unwind();
-    let too_long = async {
+    tokio::pin!(ended);
+    let grace = || run.engine.0.clock.sleep(run.engine.0.config.grace);
+    let stopped = async {
         run.stopped().await;
-        run.engine.0.clock.sleep(run.engine.0.config.grace).await;
+        grace().await;
     };
     let end = tokio::select! {
         biased;
-        ended = ended => ended.unwrap_or_else(|panic| {
+        ended = &mut ended => ended.unwrap_or_else(|panic| {
             let message = format!("the tool `{}` panicked: {}", run.spec.tool, panic_text(&*panic));
             tracing::error!("{message}");
             End::Outcome(Outcome::Failed(internal(message)))
         }),
-        () = too_long => {
+        error = run.out_of_time() => {
+            // The caller learns it now; the tool is stopped like any other.
+            run.finish(End::Outcome(Outcome::Failed(error))).await;
+            run.stop();
+            tokio::select! {
+                _ = ended => {}
+                () = grace() => {}
+            }
+            return;
+        }
+        () = stopped => {
             tracing::warn!(tool = %run.spec.tool, "the tool did not stop in time and was dropped");
             End::Outcome(Outcome::Cancelled { reason: None })
         }
@@ -416,7 +454,7 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         engine: engine.clone(),
         spec: task.spec.clone(),
         request,
-        resumed,
+        resumed: std::sync::Mutex::new(resumed),
         checkpoint,
         attempt,
         began: engine.0.clock.now(),
@@ -424,16 +462,18 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         phase: std::sync::Mutex::new(Phase::Task(id)),
         settled: Switch::default(),
         stop,
-        notes: None,
+        notes: engine.listeners().remove(&id),
     };
     execute(Arc::new(run)).await;
     Ok(())
 }
 
-/// A loose run in the hands of the call that started it. Dropping it stops the work, unless it has become a task.
+/// A run in the hands of the call that started it. Dropping it stops the work, or cancels the task that it became:
+/// nobody would know of either. [`release`](Held::release) it when somebody does.
 pub struct Held {
     run: Arc<Run>,
     future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    released: bool,
 }
 
 impl std::fmt::Debug for Held {
@@ -445,7 +485,7 @@ impl std::fmt::Debug for Held {
 impl Held {
     pub(super) fn new(run: Arc<Run>) -> Self {
         let future = Box::pin(execute(run.clone()));
-        Self { run, future: Some(future) }
+        Self { run, future: Some(future), released: false }
     }
 
     /// The run.
@@ -467,10 +507,21 @@ impl Held {
     }
 }
 
+impl Held {
+    /// Lets the run go on by itself.
+    pub fn release(mut self) {
+        self.released = true;
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
-        if matches!(self.run.phase(), Phase::Loose) {
-            self.run.stop();
+        match self.run.phase() {
+            _ if self.released => {}
+            // On its way to a task, it will find that it is stopped.
+            Phase::Loose => self.run.stop(),
+            Phase::Task(id) => self.run.engine.abandon(self.run.spec.caller.clone(), id),
+            Phase::Done(_) => {}
         }
     }
 }

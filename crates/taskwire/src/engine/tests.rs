@@ -1,1 +1,1 @@
-
+//! The engine without a wire: what no client could provoke.

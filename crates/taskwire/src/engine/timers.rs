@@ -1,8 +1,11 @@
 //! Gives each task its tick when it is due. What is due stands in the store; here is only the wait for the next.
 
-use std::sync::{
-    Weak,
-    atomic::{AtomicI64, Ordering},
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
 };
 
 use taskwire_core::{
@@ -15,6 +18,8 @@ use super::{Engine, Error, Inner};
 
 /// Tasks that get their tick together.
 const PAGE: usize = 256;
+/// How long to wait after the store could not be read.
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Timers {
@@ -38,39 +43,50 @@ impl Timers {
     }
 }
 
+/// Runs until the engine is gone. It holds the engine only while it works, never while it waits.
 pub(super) async fn run(inner: Weak<Inner>) {
     loop {
         let Some(engine) = inner.upgrade().map(Engine) else { return };
-        match turn(&engine).await {
-            Ok(()) => {}
-            Err(Error::Unavailable(reason)) => {
-                tracing::error!(%reason, "timers stop");
-                return;
+        let (timers, clock) = (engine.0.timers.clone(), engine.0.clock.clone());
+        let next = match turn(&engine).await {
+            Ok(next) => next,
+            Err(error) => {
+                if engine.has_failed() {
+                    return;
+                }
+                tracing::error!(%error, "timers could not be read: trying again");
+                clock.now().after(PAUSE)
             }
-            Err(Error::Rejected(reject)) => tracing::warn!(%reject, "a tick was refused"),
-        }
+        };
+        drop(engine);
+        wait(&timers, async { clock.sleep_until(next).await }, next).await;
     }
 }
 
-async fn turn(engine: &Engine) -> Result<(), Error> {
+async fn wait(timers: &Arc<Timers>, sleep: impl Future<Output = ()>, next: Timestamp) {
+    let sleep = async {
+        if next.as_millis() == i64::MAX {
+            std::future::pending::<()>().await;
+        }
+        sleep.await;
+    };
+    tokio::select! {
+        () = sleep => {}
+        () = timers.earlier.notified() => {}
+    }
+}
+
+/// Gives ticks to what is due, and says when to look again.
+async fn turn(engine: &Engine) -> Result<Timestamp, Error> {
     let timers = &engine.0.timers;
     // Armed for everything while we look, so that a hint given meanwhile is not lost.
     timers.armed.store(i64::MAX, Ordering::Release);
-    let due = engine.0.reader.due(engine.0.clock.now(), PAGE)?;
+    let now = engine.0.clock.now();
+    let due = engine.0.reader.due(now, PAGE)?;
     if due.is_empty() {
         let next = engine.0.reader.next_due()?.unwrap_or(Timestamp::from_millis(i64::MAX));
         timers.armed.store(next.as_millis(), Ordering::Release);
-        let sleep = async {
-            if next.as_millis() == i64::MAX {
-                std::future::pending::<()>().await;
-            }
-            engine.0.clock.sleep_until(next).await;
-        };
-        tokio::select! {
-            () = sleep => {}
-            () = timers.earlier.notified() => {}
-        }
-        return Ok(());
+        return Ok(next);
     }
     let ticks = due.into_iter().map(|id| engine.submit(id, Authority::Engine, Command::Tick));
     for tick in futures_util::future::join_all(ticks).await {
@@ -80,5 +96,5 @@ async fn turn(engine: &Engine) -> Result<(), Error> {
             Err(unavailable) => return Err(unavailable),
         }
     }
-    Ok(())
+    Ok(now)
 }

@@ -4,7 +4,7 @@
 //! work — in that order (invariant I3). A failed commit ends it: nothing may be acknowledged that might not be there.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{Arc, Weak},
 };
 
@@ -14,7 +14,10 @@ use taskwire_core::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Engine, Envelope, Error, Inner, Receipt};
+use super::{
+    Engine, Envelope, Error, Inner, Receipt,
+    recent::{ENTRY_BYTES_MAX, task_weight},
+};
 use crate::store::{self, Store, Write};
 
 /// Commands that share one commit at most.
@@ -41,6 +44,21 @@ struct Writer<S> {
     open: HashMap<CallerId, u64>,
 }
 
+/// Says that the engine has failed when the writer ends for any reason, a panic included.
+struct Alarm(Weak<Inner>);
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.failed.send_if_modified(|failed| {
+                let news = failed.is_none();
+                failed.get_or_insert_with(|| "the writer has ended".into());
+                news
+            });
+        }
+    }
+}
+
 /// What came of one command.
 type Decision = Result<Receipt, Error>;
 
@@ -51,10 +69,13 @@ struct Batch {
     receipts: Vec<(oneshot::Sender<Decision>, Decision)>,
     /// Idempotency keys that this batch uses for the first time.
     keys: HashMap<(CallerId, Arc<str>), (TaskId, Payload)>,
+    /// Tasks that this batch forgets.
+    expired: HashSet<TaskId>,
 }
 
 impl<S: Store> Writer<S> {
     fn run(mut self, mut commands: mpsc::Receiver<Envelope>) {
+        let _alarm = Alarm(self.engine.clone());
         while let Some(first) = commands.blocking_recv() {
             let Some(inner) = self.engine.upgrade() else { return };
             let engine = Engine(inner);
@@ -72,7 +93,11 @@ impl<S: Store> Writer<S> {
         let mut batch = Batch::default();
         let mut next = Some(first);
         while let Some(envelope) = next {
-            let result = self.decide(engine, &envelope, now, &mut batch)?;
+            // What cannot be read concerns this command alone; only what cannot be written ends the writer.
+            let result = self.decide(engine, &envelope, now, &mut batch).unwrap_or_else(|error| {
+                tracing::error!(task = %envelope.id, %error, "a task could not be read");
+                Err(error.into())
+            });
             batch.receipts.push((envelope.receipt, result));
             next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
         }
@@ -101,14 +126,24 @@ impl<S: Store> Writer<S> {
     fn decide(&mut self, engine: &Engine, envelope: &Envelope, now: Timestamp, batch: &mut Batch) -> Result<Decision, store::Error> {
         let Envelope { id, by, command, .. } = envelope;
         if let Command::Create(new) = command {
-            if let Some(earlier) = self.earlier(engine, new, batch)? {
+            if let Some(earlier) = self.earlier(new, batch)? {
                 return Ok(earlier);
             }
             if let Err(reject) = self.room(engine, new) {
                 return Ok(Err(reject.into()));
             }
         }
-        let before = if matches!(command, Command::Create(_)) { None } else { self.load(*id)? };
+        let before = match command {
+            Command::Create(_) => None,
+            _ => match self.cache.get(id) {
+                Some(task) => Some(task.clone()),
+                // One that is not kept may have changed in this very batch.
+                None => match batch.writes.iter().rev().find(|write| write.task.id == *id) {
+                    Some(write) => Some(write.task.clone()),
+                    None => self.load(*id)?,
+                },
+            },
+        };
         let events = match decide(before.as_deref(), by, command, now, engine.limits()) {
             Ok(events) => events,
             Err(reject) => return Ok(Err(reject.into())),
@@ -119,7 +154,10 @@ impl<S: Store> Writer<S> {
         }
         let task = Arc::new(apply(*id, before.as_deref(), &events, now));
         self.count(before.as_deref(), &task);
-        self.cache.insert(*id, task.clone());
+        self.keep(&task);
+        if matches!(events.last(), Some(Event::Expired)) {
+            batch.expired.insert(*id);
+        }
         if let (Command::Create(new), Some(key)) = (command, &task.spec.idempotency_key) {
             batch.keys.insert((task.spec.caller.clone(), key.clone()), (*id, new.request.clone()));
         }
@@ -134,28 +172,43 @@ impl<S: Store> Writer<S> {
     }
 
     fn load(&mut self, id: TaskId) -> Result<Option<Arc<Task>>, store::Error> {
-        Ok(match self.cache.entry(id) {
-            Entry::Occupied(entry) => Some(entry.get().clone()),
-            Entry::Vacant(entry) => self.store.load(id)?.map(|task| entry.insert(Arc::new(task)).clone()),
-        })
+        if let Some(task) = self.cache.get(&id) {
+            return Ok(Some(task.clone()));
+        }
+        let task = self.store.load(id)?.map(Arc::new);
+        if let Some(task) = task.as_ref().filter(|task| task.ended.is_none()) {
+            self.keep(task);
+        }
+        Ok(task)
+    }
+
+    /// Keeps a task for the next command, unless it is so large that memory is better spent otherwise.
+    fn keep(&mut self, task: &Arc<Task>) {
+        if task_weight(task) <= ENTRY_BYTES_MAX {
+            self.cache.insert(task.id, task.clone());
+        } else {
+            self.cache.remove(&task.id);
+        }
     }
 
     /// The task that an earlier call made under the same idempotency key, if there was one.
-    fn earlier(&mut self, engine: &Engine, new: &NewTask, batch: &mut Batch) -> Result<Option<Decision>, store::Error> {
+    fn earlier(&mut self, new: &NewTask, batch: &Batch) -> Result<Option<Decision>, store::Error> {
         let Some(key) = new.spec.idempotency_key.clone() else { return Ok(None) };
         let known = match batch.keys.get(&(new.spec.caller.clone(), key.clone())) {
             Some(known) => Some(known.clone()),
-            None => match engine.0.reader.by_idempotency_key(&new.spec.caller, &key)? {
-                None => None,
-                Some(id) => match engine.0.reader.event(id, Version(1))? {
-                    Some(Event::Created { request, .. }) => Some((id, request)),
-                    _ => None,
-                },
+            None => match self.store.by_idempotency_key(&new.spec.caller, &key)? {
+                Some(id) if !batch.expired.contains(&id) => self.store.request(id)?.map(|request| (id, request)),
+                _ => None,
             },
         };
         let Some((id, request)) = known else { return Ok(None) };
-        let Some(task) = self.load(id)? else { return Ok(None) };
-        let same = task.spec.tool == new.spec.tool && request == new.request;
+        // A task of this very batch is not stored yet.
+        let task = match batch.writes.iter().rev().find(|write| write.task.id == id) {
+            Some(write) => Some(write.task.clone()),
+            None => self.load(id)?,
+        };
+        let Some(task) = task else { return Ok(None) };
+        let same = task.spec.tool == new.spec.tool && same_json(&request, &new.request);
         Ok(Some(if same { Ok(Receipt { task, changed: false }) } else { Err(Reject::IdempotencyKeyReused(key.to_string()).into()) }))
     }
 
@@ -196,6 +249,11 @@ impl<S: Store> Writer<S> {
             });
         }
     }
+}
+
+/// Whether two texts say the same, whatever the order of their keys and the blanks between.
+fn same_json(a: &Payload, b: &Payload) -> bool {
+    a == b || matches!((a.read::<serde_json::Value>(), b.read::<serde_json::Value>()), (Ok(a), Ok(b)) if a == b)
 }
 
 fn apply(id: TaskId, before: Option<&Task>, events: &[Event], now: Timestamp) -> Task {

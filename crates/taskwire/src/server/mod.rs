@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) modern_meta: String,
     /// Open listen streams of each caller.
     listens: Mutex<HashMap<CallerId, usize>>,
+    /// Open HTTP connections.
+    pub(crate) connections: watch::Sender<usize>,
     /// Set once, when the server begins to shut down.
     pub(crate) draining: watch::Sender<bool>,
 }
@@ -48,8 +50,8 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts a server on `store`, taking over the tasks in it. Give it a wire with [`serve`](Self::serve) or
-    /// [`serve_stdio`](Self::serve_stdio).
+    /// Starts a server on `store`. Give it a wire with [`serve`](Self::serve) or [`serve_stdio`](Self::serve_stdio); then
+    /// it takes over the tasks that an earlier life left, so have all tools ready by then.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -69,9 +71,17 @@ impl Server {
     ) -> Result<Self, store::Error> {
         let engine = Engine::start(store, clock, config.engine.clone())?;
         let provider: Arc<dyn Provider> = Arc::new(provider);
-        engine.begin(Arc::new(work::ToolWork::new(provider.clone())));
+        engine.set_work(Arc::new(work::ToolWork::new(provider.clone())));
         let modern_meta = modern::server_meta(&config.name, &config.version);
-        Ok(Self(Arc::new(Shared { engine, provider, config, modern_meta, listens: Mutex::default(), draining: watch::Sender::new(false) })))
+        Ok(Self(Arc::new(Shared {
+            engine,
+            provider,
+            config,
+            modern_meta,
+            listens: Mutex::default(),
+            connections: watch::Sender::new(0),
+            draining: watch::Sender::new(false),
+        })))
     }
 
     /// The engine behind it.
@@ -86,6 +96,7 @@ impl Server {
     /// # Errors
     /// When the store has failed: nothing can be promised any more, and only a restart helps.
     pub async fn serve(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
+        self.0.engine.begin();
         let accept = transport::http::accept(self.clone(), listener);
         tokio::pin!(accept);
         tokio::select! {
@@ -117,18 +128,22 @@ impl Server {
         output: impl tokio::io::AsyncWrite + Send + Unpin + 'static,
         shutdown: impl Future<Output = ()>,
     ) -> std::io::Result<()> {
+        self.0.engine.begin();
         tokio::select! {
             result = transport::stdio::run(self.clone(), input, output, shutdown) => result,
             reason = self.0.engine.failed() => Err(std::io::Error::other(format!("the store failed: {reason}"))),
         }
     }
 
-    /// Begins to shut down and waits for running work, at most as long as configured.
-    pub(crate) async fn drain(&self) {
+    /// Begins to shut down and waits for running work and open connections, at most as long as configured.
+    async fn drain(&self) {
         self.0.draining.send_replace(true);
         let patience = self.0.engine.clock().sleep(self.0.config.drain);
+        let connections = async {
+            let _ = self.0.connections.subscribe().wait_for(|open| *open == 0).await;
+        };
         tokio::select! {
-            () = self.0.engine.idle() => {}
+            _ = futures_util::future::join(self.0.engine.idle(), connections) => {}
             () = patience => tracing::warn!(running = self.0.engine.running(), "still running: taken over by the next start"),
         }
     }

@@ -9,8 +9,8 @@ use taskwire_core::{
 };
 
 use crate::{
-    engine::{End, Run, Work},
-    tool::{Ctx, Provider},
+    engine::{End, Phase, Resumed, Run, Work},
+    tool::{Ctx, Kind, Provider, Round, ToolError},
 };
 
 pub(super) struct ToolWork {
@@ -31,10 +31,32 @@ impl Work for ToolWork {
             return Box::pin(async { End::Outcome(Outcome::Failed(error)) });
         };
         Box::pin(async move {
-            match tool.0.run(Ctx::new(run)).await {
-                Ok(result) => End::Outcome(result.into_outcome()),
-                Err(error) => error.into_end(),
+            loop {
+                let error = match tool.0.run(Ctx::new(run.clone())).await {
+                    Ok(result) => return End::Outcome(result.into_outcome()),
+                    Err(error) => error,
+                };
+                let round = match error.into_kind() {
+                    Kind::Round(round) if matches!(run.phase(), Phase::Task(_)) => round,
+                    kind => return ToolError::from_kind(kind).into_end(),
+                };
+                if let Err(error) = ask_all(&run, round).await {
+                    return error.into_end();
+                }
             }
         })
     }
+}
+
+/// A tool that wants to be called again with answers, but is a task already: its questions become the task's, and then
+/// it is called again.
+async fn ask_all(run: &Arc<Run>, round: Round) -> Result<(), ToolError> {
+    let ctx = Ctx::new(run.clone());
+    let asked = round.questions.into_iter().map(|(key, question)| {
+        let ctx = ctx.clone();
+        async move { ctx.ask_raw(&key, question).await.map(|answer| (key, answer)) }
+    });
+    let responses = futures_util::future::try_join_all(asked).await?.into_iter().collect();
+    run.resume_with(Resumed { responses, state: round.state.map(Into::into) });
+    Ok(())
 }

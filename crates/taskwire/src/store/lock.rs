@@ -3,6 +3,7 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
@@ -18,7 +19,7 @@ impl DirLock {
     pub(super) fn take(dir: &Path) -> Result<Self, Error> {
         let path = dir.join("lock");
         let failed = |source| Error::File { path: path.display().to_string(), source };
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

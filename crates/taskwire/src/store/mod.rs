@@ -104,6 +104,12 @@ pub trait Store: Send + 'static {
     /// The task as of the last commit, complete.
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error>;
 
+    /// The arguments of the call that made a task.
+    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, Error>;
+
+    /// The task that `caller` made under this idempotency key.
+    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
+
     /// Makes `writes` durable, all or none. After an error the store must be opened anew.
     fn commit(&mut self, writes: &[Write]) -> Result<(), Error>;
 
@@ -131,8 +137,8 @@ pub trait Reader: Send + Sync + 'static {
     /// Chunks from `from` on, until `bytes` are reached (but at least one).
     fn chunks(&self, id: TaskId, from: Seq, bytes: usize) -> Result<Vec<Chunk>, Error>;
 
-    /// The task that `caller` made under this idempotency key.
-    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
+    /// Who owns a task.
+    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error>;
 
     /// Tasks that need a tick at `now`, the longest due first, at most `limit`.
     fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error>;

@@ -3,15 +3,23 @@
 //! `task` holds each task's head, `log` its events, `chunk` its output; what ended a task is only in `log`, how much it
 //! wrote only in `chunk`. The tables can be read with any SQLite tool.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::Path,
+    sync::Arc,
+};
 
 use rusqlite::{Connection, OptionalExtension, params};
 use taskwire_core::{
-    Epoch, TaskId, Version,
+    CallerId, Epoch, Payload, TaskId, Version,
     task::{Event, Output, Task, wants},
 };
 
-use super::{Error, Reader, Store, Write, lock::DirLock, sqlite_read::SqliteReader};
+use super::{
+    Error, Reader, Store, Write,
+    lock::DirLock,
+    sqlite_read::{SqliteReader, read_event, read_key, read_task},
+};
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
 const FORMAT: i64 = 1;
@@ -56,9 +64,12 @@ impl SqliteStore {
     /// # Errors
     /// When another process has it, when it was written by a newer release, or when the disk fails.
     pub fn open(dir: &Path) -> Result<Self, Error> {
-        std::fs::create_dir_all(dir).map_err(|source| Error::File { path: dir.display().to_string(), source })?;
+        let failed = |source| Error::File { path: dir.display().to_string(), source };
+        // For this user alone: what callers send and get is in here, and the key that signs what they carry.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
         let lock = DirLock::take(dir)?;
         let path = dir.join("tasks.db");
+        std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
         let mut connection = Connection::open(&path)?;
         connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
         connection.pragma_update(None, "synchronous", "full")?;
@@ -67,7 +78,7 @@ impl SqliteStore {
         migrate(&mut connection, dir)?;
         let epoch = next_epoch(&connection)?;
         let secret = secret(&connection)?;
-        let reader = Arc::new(SqliteReader::new(path));
+        let reader = Arc::new(SqliteReader::open(path)?);
         Ok(Self { reader, connection, epoch, secret, _lock: lock })
     }
 }
@@ -105,7 +116,7 @@ fn secret(connection: &Connection) -> Result<[u8; 32], Error> {
 
 impl Store for SqliteStore {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
-        let Some(mut task) = self.reader.task(id)? else { return Ok(None) };
+        let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
         let mut last = self
             .connection
             .prepare_cached("SELECT seq, version, blocks_total, bytes_total FROM chunk WHERE task = ? ORDER BY seq DESC LIMIT 1")?;
@@ -119,6 +130,17 @@ impl Store for SqliteStore {
             task.version = task.version.max(Version(version));
         }
         Ok(Some(task))
+    }
+
+    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, Error> {
+        Ok(match read_event(&self.connection, id, Version(1))? {
+            Some(Event::Created { request, .. }) => Some(request),
+            _ => None,
+        })
+    }
+
+    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
+        read_key(&self.connection, caller, key)
     }
 
     fn commit(&mut self, writes: &[Write]) -> Result<(), Error> {

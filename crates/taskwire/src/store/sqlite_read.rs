@@ -22,23 +22,29 @@ pub(super) struct SqliteReader {
 }
 
 impl SqliteReader {
-    pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, idle: Mutex::new(Vec::new()) }
+    /// Opens some connections ahead: a process that runs out of file handles can still read.
+    pub(super) fn open(path: PathBuf) -> Result<Self, Error> {
+        let reader = Self { path, idle: Mutex::new(Vec::new()) };
+        let ahead: Vec<Connection> = (0..IDLE_CONNECTIONS_MAX / 2).map(|_| reader.connect()).collect::<Result<_, _>>()?;
+        reader.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(ahead);
+        Ok(reader)
+    }
+
+    fn connect(&self) -> Result<Connection, Error> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(&self.path, flags)?;
+        connection.pragma_update(None, "cache_size", -4_096)?;
+        connection.pragma_update(None, "mmap_size", 1_i64 << 30)?;
+        connection.set_prepared_statement_cache_capacity(32);
+        connection.busy_timeout(std::time::Duration::from_secs(5))?;
+        Ok(connection)
     }
 
     fn with<T>(&self, read: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = match idle {
             Some(connection) => connection,
-            None => {
-                let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-                let connection = Connection::open_with_flags(&self.path, flags)?;
-                connection.pragma_update(None, "cache_size", -4_096)?;
-                connection.pragma_update(None, "mmap_size", 1_i64 << 30)?;
-                connection.set_prepared_statement_cache_capacity(32);
-                connection.busy_timeout(std::time::Duration::from_secs(5))?;
-                connection
-            }
+            None => self.connect()?,
         };
         let result = read(&connection);
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,37 +69,44 @@ fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Res
     Ok(rows.filter_map(Result::transpose).collect::<Result<_, _>>()?)
 }
 
-fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
+pub(super) fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
     let mut statement = connection.prepare_cached("SELECT event FROM log WHERE task = ? AND version = ?")?;
     let mut rows = statement.query(params![&id.as_bytes()[..], version.0])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     serde_json::from_str(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?).map(Some).map_err(corrupt(id))
 }
 
+pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
+    let head: Option<Task> = {
+        let mut statement = connection.prepare_cached("SELECT head FROM task WHERE id = ?")?;
+        let mut rows = statement.query([&id.as_bytes()[..]])?;
+        match rows.next()? {
+            None => None,
+            Some(row) => {
+                let head = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+                Some(serde_json::from_str(head).map_err(corrupt(id))?)
+            }
+        }
+    };
+    let Some(mut task) = head else { return Ok(None) };
+    if let Some((_, version)) = task.ended {
+        // The task may be forgotten between the two reads; then it is not there.
+        match read_event(connection, id, version)? {
+            Some(event) => task.outcome = event.outcome(),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(task))
+}
+
+pub(super) fn read_key(connection: &Connection, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
+    let mut statement = connection.prepare_cached("SELECT task FROM idempotency WHERE caller = ? AND key = ?")?;
+    Ok(statement.query_row(params![caller.as_str(), key], id_of).optional()?.flatten())
+}
+
 impl Reader for SqliteReader {
     fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.with(|connection| {
-            let head: Option<Task> = {
-                let mut statement = connection.prepare_cached("SELECT head FROM task WHERE id = ?")?;
-                let mut rows = statement.query([&id.as_bytes()[..]])?;
-                match rows.next()? {
-                    None => None,
-                    Some(row) => {
-                        let head = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
-                        Some(serde_json::from_str(head).map_err(corrupt(id))?)
-                    }
-                }
-            };
-            let Some(mut task) = head else { return Ok(None) };
-            if let Some((_, version)) = task.ended {
-                // The task may be forgotten between the two reads; then it is not there.
-                match read_event(connection, id, version)? {
-                    Some(event) => task.outcome = event.outcome(),
-                    None => return Ok(None),
-                }
-            }
-            Ok(Some(task))
-        })
+        self.with(|connection| read_task(connection, id))
     }
 
     fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
@@ -140,10 +153,11 @@ impl Reader for SqliteReader {
         })
     }
 
-    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
+    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
         self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT task FROM idempotency WHERE caller = ? AND key = ?")?;
-            Ok(statement.query_row(params![caller.as_str(), key], id_of).optional()?.flatten())
+            let mut statement = connection.prepare_cached("SELECT caller FROM task WHERE id = ?")?;
+            let owner = statement.query_row([&id.as_bytes()[..]], |row| Ok(CallerId::new(row.get_ref(0)?.as_str()?)));
+            Ok(owner.optional()?)
         })
     }
 

@@ -247,6 +247,7 @@ fn spec() -> Spec {
         input_timeout_ms: None,
         idempotency_key: None,
         accepts: Accepts::default(),
+        hidden: false,
     }
 }
 
@@ -506,19 +507,22 @@ fn open_tasks_are_listed_in_pages_by_id_and_counted_by_caller<S: Store>(mut lab:
 
 fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut lab: Lab<S>) {
     let keyed = |caller| make(Spec { caller: CallerId::new(caller), idempotency_key: Some("k".into()), ..spec() }, vec![]);
-    let find = |lab: &Lab<S>, caller, key| lab.reader().by_idempotency_key(&CallerId::new(caller), key).expect("the key is read");
+    let find = |lab: &mut Lab<S>, caller, key| lab.store().by_idempotency_key(&CallerId::new(caller), key).expect("the key is read");
     let [mut mine, mut yours, mut again] = [1, 2, 3].map(Driver::new);
     lab.run(&mut mine, &keyed("me"));
-    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k"), find(&lab, "me", "j")), (Some(mine.id), None, None));
+    assert_eq!(lab.reader().owner(mine.id).expect("the owner is read"), Some(CallerId::new("me")));
+    assert_eq!(lab.reader().owner(yours.id).expect("the owner is read"), None);
+    assert_eq!(lab.store().request(mine.id).expect("the request is read"), Some(json!({}).into()));
+    assert_eq!((find(&mut lab, "me", "k"), find(&mut lab, "you", "k"), find(&mut lab, "me", "j")), (Some(mine.id), None, None));
     lab.run(&mut yours, &keyed("you"));
     lab.run(&mut mine, &ends()[0]);
     lab.reopen();
-    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k")), (Some(mine.id), Some(yours.id)), "an ended task is still found");
+    assert_eq!((find(&mut lab, "me", "k"), find(&mut lab, "you", "k")), (Some(mine.id), Some(yours.id)), "an ended task is still found");
     mine.now += 1_000;
     lab.run(&mut mine, &Command::Tick);
-    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k")), (None, Some(yours.id)));
+    assert_eq!((find(&mut lab, "me", "k"), find(&mut lab, "you", "k")), (None, Some(yours.id)));
     lab.run(&mut again, &keyed("me"));
-    assert_eq!(find(&lab, "me", "k"), Some(again.id), "a key that was let go can be used again");
+    assert_eq!(find(&mut lab, "me", "k"), Some(again.id), "a key that was let go can be used again");
 }
 
 fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
@@ -530,7 +534,7 @@ fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
     lab.store().commit(&[chunk, birth.clone(), birth]).expect_err("a task is created once");
     lab.reopen();
     lab.check_all(&[before, Driver::new(2)]);
-    assert_eq!(lab.reader().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
+    assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
 }
 
 /// Another connection to the database, as any SQLite tool would make it.

@@ -12,7 +12,7 @@ use super::{
     ToolError,
     content::Content,
     error::from_engine,
-    question::{Answer, Question},
+    question::{Answer, Question, payload_lacks},
 };
 use crate::engine::{Note, Resumed, Run};
 
@@ -25,7 +25,8 @@ impl Ctx {
         Self(run)
     }
 
-    /// Writes text to the task's output; it is durable when this returns. Waiting is the backpressure.
+    /// Writes text to the task's output. Once the call is a task, it is durable when this returns; what was written before
+    /// is durable with the task. Waiting is the backpressure.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -33,7 +34,7 @@ impl Ctx {
         self.block(Content::text(text)).await
     }
 
-    /// Writes a content block to the task's output; it is durable when this returns.
+    /// Writes a content block to the task's output, as [`text`](Self::text) does.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -63,11 +64,16 @@ impl Ctx {
     /// # Errors
     /// When the caller cannot be asked this, the key was used for another question, or the tool must stop.
     pub async fn ask(&self, key: &str, question: Question) -> Result<Answer, ToolError> {
-        if let Some(lacking) = question.lacks(self.accepts()) {
+        let answer = self.ask_raw(key, question.into_payload()).await?;
+        answer.read().map_err(|error| ToolError::new(format!("the answer to `{key}` has the wrong shape: {error}")))
+    }
+
+    /// As [`ask`](Self::ask), in the shapes of the wire.
+    pub(crate) async fn ask_raw(&self, key: &str, question: Payload) -> Result<Payload, ToolError> {
+        if let Some(lacking) = payload_lacks(&question, self.accepts()) {
             return Err(ToolError::missing_capability(lacking));
         }
-        let answer = self.0.ask(&InputKey::new(key), question.into_payload()).await.map_err(from_engine)?;
-        answer.read().map_err(|error| ToolError::new(format!("the answer to `{key}` has the wrong shape: {error}")))
+        self.0.ask(&InputKey::new(key), question).await.map_err(from_engine)
     }
 
     /// Saves where the work is; after an interruption the next attempt finds it with [`saved`](Self::saved).
@@ -129,7 +135,7 @@ impl Ctx {
 
     /// What the caller brought along when it was asked to call again.
     #[must_use]
-    pub fn resumed(&self) -> &Resumed {
+    pub fn resumed(&self) -> Resumed {
         self.0.resumed()
     }
 

@@ -80,8 +80,8 @@ impl ToolError {
         Self(Kind::Protocol(RpcError { code: code::MISSING_CAPABILITY, message, data: Some(data.into()) }))
     }
 
-    /// The caller must call again with answers. Only before the call has become a task; later, use
-    /// [`Ctx::ask`](super::Ctx::ask).
+    /// The tool must be called again with answers: by its caller, or, if the call has become a task, by the server once
+    /// the task's questions are answered. Keys must differ from round to round.
     #[must_use]
     pub fn round(round: Round) -> Self {
         Self(Kind::Round(round))
@@ -104,6 +104,12 @@ impl ToolError {
             Kind::Stopped => End::Outcome(Outcome::Cancelled { reason: None }),
             Kind::Round(round) => End::Suspended(Payload::of(&round).expect("a round consists of JSON already")),
         }
+    }
+}
+
+impl ToolError {
+    pub(crate) fn from_kind(kind: Kind) -> Self {
+        Self(kind)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use hyper::{
     HeaderMap,
-    header::{HOST, ORIGIN},
+    header::{ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST, HeaderValue, ORIGIN, VARY},
 };
 
 use crate::server::HttpConfig;
@@ -28,6 +28,17 @@ pub(crate) fn check(headers: &HeaderMap, config: &HttpConfig) -> Result<(), Forb
         }
     }
     Ok(())
+}
+
+/// Tells a browser that a page from this origin, which has been checked, may use the endpoint.
+pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST"));
+    headers.insert(
+        ACCESS_CONTROL_ALLOW_HEADERS,
+        HeaderValue::from_static("authorization, content-type, accept, mcp-protocol-version, mcp-method, mcp-name"),
+    );
+    headers.insert(VARY, HeaderValue::from_static("origin"));
 }
 
 fn allowed(list: &[String], value: &str) -> bool {

@@ -1,14 +1,15 @@
 //! Streamable HTTP: one endpoint that takes a message and answers with JSON, or with events if there is more to say
 //! than the response.
 
-use std::{convert::Infallible, pin::Pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming as HttpBody,
-    header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE},
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -43,7 +44,9 @@ pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible 
         match listener.accept().await {
             Ok((stream, _)) => {
                 let shared = server.0.clone();
+                shared.connections.send_modify(|open| *open += 1);
                 tokio::spawn(async move {
+                    let _closed = Closed(shared.clone());
                     connection(shared, stream).await;
                     drop(slot);
                 });
@@ -53,6 +56,15 @@ pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible 
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// Counts a connection out when it ends, however it ends.
+struct Closed(Arc<Shared>);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.0.connections.send_modify(|open| *open -= 1);
     }
 }
 
@@ -119,19 +131,35 @@ fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
 }
 
 async fn route(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<ReplyBody> {
+    // Probes come by whatever name the machine has.
+    if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
+        let leaving = path == "/readyz" && (*shared.draining.borrow() || shared.engine.has_failed());
+        return if leaving { plain(StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") } else { plain(StatusCode::OK, "ok\n") };
+    }
+    let origin = request.headers().get(ORIGIN).cloned();
+    let mut response = answer(shared, request).await;
+    if let Some(origin) = origin.filter(|_| response.status() != StatusCode::FORBIDDEN) {
+        guard::allow(response.headers_mut(), origin);
+    }
+    response
+}
+
+async fn answer(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<ReplyBody> {
     if let Err(forbidden) = guard::check(request.headers(), &shared.config.http) {
         return refuse(403, code::INVALID_REQUEST, forbidden.0);
     }
     match (request.uri().path(), request.method()) {
         ("/mcp", &Method::POST) => post(shared, request).await,
+        ("/mcp", &Method::OPTIONS) if request.headers().contains_key(ORIGIN) => {
+            let mut response = Response::new(ReplyBody::Whole(None, None));
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            response
+        }
         ("/mcp", _) => {
             let mut response = refuse(405, code::INVALID_REQUEST, "use POST");
             response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
             response
         }
-        ("/healthz", &Method::GET) => plain(StatusCode::OK, "ok\n"),
-        ("/readyz", &Method::GET) if *shared.draining.borrow() => plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
-        ("/readyz", &Method::GET) => plain(StatusCode::OK, "ready\n"),
         _ => plain(StatusCode::NOT_FOUND, "nothing here: the MCP endpoint is /mcp\n"),
     }
 }
@@ -187,8 +215,10 @@ async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMa
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
     // On the heap, so that a connection that waits for its next request takes little room.
-    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> =
-        Box::pin(async move { modern::answer(&shared, &caller, &message, &bytes, Some(headers), &outbox).await });
+    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
+        let answer = modern::answer(&shared, &caller, &message, &bytes, Some(headers), &outbox);
+        AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
+    });
     let Some(mut messages) = messages else { return whole(answer.await) };
     let first = tokio::select! {
         biased;

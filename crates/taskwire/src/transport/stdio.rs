@@ -2,10 +2,12 @@
 
 use std::{
     collections::HashMap,
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use serde::Deserialize;
 use taskwire_core::wire::{Incoming, RequestId, code};
 use tokio::{
@@ -47,30 +49,32 @@ pub(crate) async fn run(
     let mut client =
         Client { server: server.clone(), lines, in_flight: Arc::default(), requests: JoinSet::new(), ending: ending.subscribe() };
     let mut input = Lines { input: BufReader::new(input), line: Vec::new(), too_long: false, max: server.0.config.body_bytes };
-    tokio::pin!(shutdown);
-    loop {
-        tokio::select! {
-            read = input.next() => match read? {
-                Read::End => break,
-                Read::TooLong => client.refuse_long_line().await,
-                Read::Line(line) => client.take(line).await,
-            },
-            Some(_) = client.requests.join_next() => {}
-            () = &mut shutdown => break,
-            _ = &mut writer => return Ok(()),
+    let stopped = tokio::select! {
+        read = client.read(&mut input) => {
+            read?;
+            false
         }
-    }
-    // Listeners are told; calls that are under way get their answer.
+        () = shutdown => true,
+        _ = &mut writer => return Ok(()),
+    };
+    // Listeners are told; calls that are under way get their answer, and after a signal tasks get their time too.
     ending.send_replace(true);
     let patience = server.0.engine.clock().sleep(server.0.config.drain);
-    let Client { lines, mut requests, .. } = client;
+    let finish = async {
+        let Client { lines, mut requests, .. } = client;
+        while requests.join_next().await.is_some() {}
+        drop(lines);
+        if stopped {
+            server.0.engine.idle().await;
+        }
+        (&mut writer).await.map_err(std::io::Error::other)?
+    };
     tokio::select! {
-        () = async { while requests.join_next().await.is_some() {} } => {}
-        () = patience => {}
+        result = finish => return result,
+        () = patience => tracing::warn!("the client did not take all answers in time"),
     }
-    requests.shutdown().await;
-    drop(lines);
-    writer.await.map_err(std::io::Error::other)?
+    writer.abort();
+    Ok(())
 }
 
 enum Read {
@@ -150,6 +154,18 @@ struct Cancelled {
 }
 
 impl Client {
+    /// Takes lines until there are no more.
+    async fn read(&mut self, input: &mut Lines<impl AsyncRead + Unpin>) -> std::io::Result<()> {
+        loop {
+            match input.next().await? {
+                Read::End => return Ok(()),
+                Read::TooLong => self.refuse_long_line().await,
+                Read::Line(line) => self.take(line).await,
+            }
+            while self.requests.try_join_next().is_some() {}
+        }
+    }
+
     async fn refuse_long_line(&self) {
         let max = self.server.0.config.body_bytes;
         let message = format!("the message has more than {max} bytes (configuration key `body_bytes`)");
@@ -213,7 +229,9 @@ impl Client {
             };
             let respond = async move {
                 let caller = server.0.config.auth.owner();
-                modern::answer(&server.0, &caller, &message, &line, None, &Outbox::new(sender).until(ending)).await
+                let outbox = Outbox::new(sender).until(ending);
+                let answer = modern::answer(&server.0, &caller, &message, &line, None, &outbox);
+                AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };
             let ((), reply) = futures_util::future::join(relay, respond).await;
             in_flight.with(|map| map.remove(&key));

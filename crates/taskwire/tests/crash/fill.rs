@@ -89,6 +89,7 @@ fn spec(kind: Kind) -> Arc<Spec> {
         input_timeout_ms: Some(WEEK_MS),
         idempotency_key: None,
         accepts: Accepts { elicit_form: true, ..Accepts::default() },
+        hidden: false,
     })
 }
 

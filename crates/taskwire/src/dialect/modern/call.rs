@@ -1,6 +1,6 @@
 //! `tools/call`: the result at once, a question first, or a task.
 //!
-//! A call is run in memory. It becomes a task when its caller has waited `promote_after` and can handle tasks; callers
+//! A call is run in memory, and stops when its caller goes away. It becomes a task when its caller has waited `promote_after` and can handle tasks; callers
 //! that cannot are held until the result is there. A call that carries an idempotency key is durable before it runs, so
 //! that a repeated call finds it.
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     dialect::{Fault, Orphan},
-    engine::{self, End, Note, Phase, Resumed},
+    engine::{self, End, Note, Phase, Resumed, Run},
     tool::{CallResult, ReadyTool, TaskMode, payload_lacks},
 };
 
@@ -62,8 +62,8 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         return Ok(finished(cx, &CallResult::error(text).into_outcome())?.into());
     }
     let request = cx.params.arguments.map_or_else(|| json!({}).into(), Payload::from);
-    let spec = Arc::new(spec(cx, &tool)?);
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
+    let spec = Arc::new(spec(cx, &tool, mode)?);
     let patience = match mode {
         TaskMode::Never => None,
         TaskMode::Auto => Some(tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after)),
@@ -72,25 +72,38 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     if *cx.shared.draining.borrow() {
         return Err(engine::Error::Unavailable("it is shutting down".into()).into());
     }
+    let engine = &cx.shared.engine;
     if spec.idempotency_key.is_some() {
-        let task = cx.shared.engine.create(spec, request).await?.task;
+        let mut teller = Teller::new(cx);
+        let task = engine.create(engine.new_id(), spec, request, &resumed, teller.notes()).await?.task;
         // The caller will ask again if it does not get this answer, so the task must live on.
-        return follow(cx, &binding, task.id, patience).await;
+        return teller.while_telling(follow(cx, &binding, task.id, patience)).await;
     }
-    if patience == Some(Duration::ZERO) && resumed.responses.is_empty() && resumed.state.is_none() {
-        let task = cx.shared.engine.create(spec, request).await?.task;
-        return Ok(handle(cx, &task, true));
+    if patience == Some(Duration::ZERO) {
+        let id = engine.new_id();
+        let orphan = Orphan::new(engine.clone(), cx.caller.clone(), id);
+        return match engine.create(id, spec, request, &resumed, None).await {
+            Ok(receipt) => Ok(handle(cx, &receipt.task, Some(orphan))),
+            Err(error) => {
+                orphan.delivered();
+                Err(error.into())
+            }
+        };
     }
-    hold(cx, &binding, &tool, spec, request, resumed, patience).await
+    hold(cx, &binding, spec, request, resumed, patience).await
 }
 
-fn spec(cx: &Cx<'_>, tool: &ReadyTool) -> Result<Spec, Fault> {
+fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Result<Spec, Fault> {
     let config = &cx.shared.config;
     let policy = &tool.0.policy;
     let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     if cx.meta.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
         return Err(Fault::params(format!("`dev.taskwire/idempotencyKey` needs 1 to {KEY_BYTES_MAX} bytes")));
     }
+    let hidden = mode == TaskMode::Never;
+    // Nobody can answer a hidden task once the state that names it is no longer good.
+    let input_timeout =
+        if hidden { Some(config.input_timeout.map_or(STATE_GOOD_FOR, |span| span.min(STATE_GOOD_FOR))) } else { config.input_timeout };
     Ok(Spec {
         caller: cx.caller.clone(),
         tool: tool.0.name.clone(),
@@ -98,9 +111,10 @@ fn spec(cx: &Cx<'_>, tool: &ReadyTool) -> Result<Spec, Fault> {
         attempts_max: config.attempts_max,
         retention_ms: policy.retention.or(config.retention).map(ms),
         timeout_ms: policy.timeout.map(ms),
-        input_timeout_ms: config.input_timeout.map(ms),
+        input_timeout_ms: input_timeout.map(ms),
         idempotency_key: cx.meta.idempotency_key.as_deref().map(Into::into),
         accepts: cx.meta.accepts,
+        hidden,
     })
 }
 
@@ -108,75 +122,55 @@ fn spec(cx: &Cx<'_>, tool: &ReadyTool) -> Result<Spec, Fault> {
 async fn hold(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
-    tool: &ReadyTool,
     spec: Arc<Spec>,
     request: Payload,
     resumed: Resumed,
     patience: Option<Duration>,
 ) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
-    let listens = cx.meta.progress_token.is_some() || cx.meta.log_level.is_some();
-    let (sender, mut notes) = if listens { mpsc::channel(NOTES_MAX) } else { mpsc::channel(1) };
-    let mut held = engine.launch(spec, request, resumed, listens.then_some(sender));
-    let mut teller = Teller { cx, done: f64::NEG_INFINITY };
+    let mut teller = Teller::new(cx);
+    let mut held = engine.launch(spec, request, resumed, teller.notes());
     let mut phase = held.start().await;
     if matches!(phase, Phase::Loose) {
-        let wait = |span: Option<Duration>| async move {
-            match span {
-                Some(span) => engine.clock().sleep(span).await,
-                None => std::future::pending().await,
-            }
-        };
-        let promote = wait(patience);
-        let timeout = wait(tool.0.policy.timeout);
-        tokio::pin!(promote, timeout);
-        let mut full = false;
-        phase = loop {
-            tokio::select! {
-                biased;
-                phase = held.run().settled() => break phase,
-                Some(note) = notes.recv() => teller.tell(note).await,
-                () = &mut promote, if !full => match held.run().promote().await {
-                    Ok(phase) => break phase,
-                    // No room for another task: the caller waits on, which costs it nothing but time.
-                    Err(engine::Error::Rejected(Reject::Limit { .. })) => full = true,
-                    Err(error) => return Err(error.into()),
-                },
-                () = &mut timeout => {
-                    let span = tool.0.policy.timeout.unwrap_or_default();
-                    return Err(Fault::internal(format!("the tool `{}` did not finish within its timeout of {span:?}", tool.0.name)));
-                }
-            }
-        };
+        let run = held.run().clone();
+        phase = teller.while_telling(settled(cx, &run, patience)).await?;
     }
-    while let Ok(note) = notes.try_recv() {
-        teller.tell(note).await;
-    }
+    teller.tell_rest();
     match phase {
         Phase::Done(End::Outcome(outcome)) => Ok(finished(cx, &outcome)?.into()),
         Phase::Done(End::Suspended(round)) => Ok(again(cx, binding, &round)?.into()),
-        Phase::Task(id) if cx.meta.tasks => match engine.task(cx.caller, id)? {
-            Some(task) => Ok(handle(cx, &task, true)),
-            None => Err(engine::Error::Rejected(Reject::NotFound).into()),
-        },
+        Phase::Task(id) if patience.is_some() => {
+            let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+            let orphan = Orphan::new(engine.clone(), cx.caller.clone(), id);
+            held.release();
+            Ok(handle(cx, &task, Some(orphan)))
+        }
         Phase::Task(id) => {
             // Held on: the caller knows of no task, so it must not outlive the call.
-            let orphan = Orphan::new(engine.clone(), cx.caller.clone(), id);
-            let forward = async {
-                while let Some(note) = notes.recv().await {
-                    teller.tell(note).await;
-                }
-                std::future::pending().await
-            };
-            let done = tokio::select! {
-                done = follow(cx, binding, id, None) => done,
-                () = forward => unreachable!("it never ends"),
-            };
-            orphan.delivered();
+            let done = teller.while_telling(follow(cx, binding, id, None)).await;
+            held.release();
             done
         }
         Phase::Loose => Err(Fault::internal("the tool went away")),
     }
+}
+
+/// Waits until a run has ended or become a task, and makes it one when its caller has waited long enough.
+async fn settled(cx: &Cx<'_>, run: &Arc<Run>, patience: Option<Duration>) -> Result<Phase, Fault> {
+    if let Some(patience) = patience {
+        tokio::select! {
+            biased;
+            phase = run.settled() => return Ok(phase),
+            () = cx.shared.engine.clock().sleep(patience) => {}
+        }
+        match run.promote().await {
+            Ok(phase) => return Ok(phase),
+            // No room for another task: the caller waits on, which costs it nothing but time.
+            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(run.settled().await)
 }
 
 /// Waits for a task that its caller does not know of, or not yet.
@@ -196,8 +190,8 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option
         if let Some(outcome) = task.outcome.as_ref().filter(|_| patience != Some(Duration::ZERO)) {
             return Ok(finished(cx, outcome)?.into());
         }
-        if waited || (cx.meta.tasks && task.asked_at.is_some()) {
-            return Ok(handle(cx, &task, false));
+        if waited || (patience.is_some() && task.asked_at.is_some()) {
+            return Ok(handle(cx, &task, None));
         }
         if task.asked_at.is_some() {
             let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
@@ -212,17 +206,24 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option
 
 /// The caller came back with answers for a task that it knows only by the state it carried.
 async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed) -> Result<Done, Fault> {
+    let engine = &cx.shared.engine;
     let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
-    cx.shared.engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?;
-    follow(cx, binding, id, None).await
+    let task = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?.task;
+    // As in the first call: what its caller cannot find again ends with the call.
+    let keyed = task.spec.idempotency_key.is_some();
+    let orphan = (!keyed).then(|| Orphan::new(engine.clone(), cx.caller.clone(), id));
+    let done = follow(cx, binding, id, None).await;
+    if let Some(orphan) = orphan {
+        orphan.delivered();
+    }
+    done
 }
 
 /// The handle of a task. A new one is cancelled if the handle does not reach its caller.
-fn handle(cx: &Cx<'_>, task: &Task, new: bool) -> Done {
+fn handle(cx: &Cx<'_>, task: &Task, orphan: Option<Orphan>) -> Done {
     let object = with_info(Object::result("task"), cx.shared);
     let now = cx.shared.engine.clock().now();
     let result = view::task(object, task, now, cx.shared.config.poll_interval).end();
-    let orphan = new.then(|| Orphan::new(cx.shared.engine.clone(), cx.caller.clone(), task.id));
     Done { result, orphan }
 }
 
@@ -292,28 +293,69 @@ pub(super) fn carried(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(Resumed, Op
     Ok((resumed, task))
 }
 
-/// Passes notes on to the caller of an open call. A caller that is gone ends the call by itself.
+/// Passes notes on to the caller of an open call. A note that the caller does not read in time is dropped.
 struct Teller<'a, 'c> {
     cx: &'a Cx<'c>,
+    notes: Option<mpsc::Receiver<Note>>,
     /// The progress last told: it must grow.
     done: f64,
 }
 
-impl Teller<'_, '_> {
-    async fn tell(&mut self, note: Note) {
+impl<'a, 'c> Teller<'a, 'c> {
+    fn new(cx: &'a Cx<'c>) -> Self {
+        Self { cx, notes: None, done: f64::NEG_INFINITY }
+    }
+
+    /// Where notes can be sent, if the caller wants any.
+    fn notes(&mut self) -> Option<mpsc::Sender<Note>> {
+        if self.cx.meta.progress_token.is_none() && self.cx.meta.log_level.is_none() {
+            return None;
+        }
+        let (sender, notes) = mpsc::channel(NOTES_MAX);
+        self.notes = Some(notes);
+        Some(sender)
+    }
+
+    /// Waits for `future`, passing notes on meanwhile.
+    async fn while_telling<T>(&mut self, future: impl Future<Output = T>) -> T {
+        tokio::pin!(future);
+        while let Some(notes) = &mut self.notes {
+            tokio::select! {
+                biased;
+                done = &mut future => {
+                    self.tell_rest();
+                    return done;
+                }
+                note = notes.recv() => match note {
+                    Some(note) => self.tell(note),
+                    None => self.notes = None,
+                },
+            }
+        }
+        future.await
+    }
+
+    /// Passes on what has been sent so far: it goes before the response.
+    fn tell_rest(&mut self) {
+        while let Some(Ok(note)) = self.notes.as_mut().map(mpsc::Receiver::try_recv) {
+            self.tell(note);
+        }
+    }
+
+    fn tell(&mut self, note: Note) {
         let meta = &self.cx.meta;
-        let sent = match note {
+        let (method, params) = match note {
             Note::Progress { progress, message } => {
                 let Some(token) = meta.progress_token.as_ref().filter(|_| progress.done > self.done) else { return };
                 self.done = progress.done;
-                let mut params = json!({"progressToken": token, "progress": progress.done});
+                let mut params = Object::open().put("progressToken", token).put("progress", &progress.done);
                 if let Some(total) = progress.total {
-                    params["total"] = total.into();
+                    params = params.put("total", &total);
                 }
                 if let Some(message) = message {
-                    params["message"] = (*message).into();
+                    params = params.put("message", &*message);
                 }
-                self.cx.out.notify("notifications/progress", &params).await
+                ("notifications/progress", params)
             }
             Note::Log { level, logger, data } => {
                 if meta.log_level.is_none_or(|least| level_of(level).is_none_or(|level| level < least)) {
@@ -323,13 +365,10 @@ impl Teller<'_, '_> {
                 if let Some(logger) = logger {
                     params = params.put("logger", &logger);
                 }
-                let params = params.raw("data", data.as_str()).into_text();
-                let message = Object::open().put("jsonrpc", "2.0").put("method", "notifications/message").raw("params", &params).end();
-                self.cx.out.send(message.into()).await
+                ("notifications/message", params.raw("data", data.as_str()))
             }
         };
-        if sent.is_err() {
-            tracing::debug!("a note found nobody to read it");
-        }
+        let message = Object::open().put("jsonrpc", "2.0").put("method", method).raw("params", &params.into_text()).end();
+        self.cx.out.try_send(message.into());
     }
 }

@@ -134,9 +134,16 @@ fn binding<'a>(cx: &'a Cx<'_>, method: &'a str, name: &'a str, arguments: &'a Va
 fn finish(cx: &Cx<'_>, binding: &Binding<'_>, outcome: Result<Value, ToolError>, cache: bool) -> Result<Object, Fault> {
     use crate::tool::Kind;
     match outcome.map_err(ToolError::into_kind) {
+        Ok(value) if !value.is_object() => Err(Fault::internal("the handler gave a result that is not an object")),
         Ok(value) => {
             let object = complete_result(&Payload::from(value), cx.shared);
-            Ok(if cache { cached(cx, object) } else { object })
+            // What depends on answers is for this call alone.
+            let again = cx.params.input_responses.is_some() || cx.params.request_state.is_some();
+            Ok(match (cache, again) {
+                (true, true) => object.put("ttlMs", &0).put("cacheScope", "private"),
+                (true, false) => cached(cx, object),
+                (false, _) => object,
+            })
         }
         Err(Kind::Round(round)) => ask_again(cx, binding, &round.questions, round.state),
         Err(Kind::Said(text)) => Err(Fault::internal(text)),

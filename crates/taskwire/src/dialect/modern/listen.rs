@@ -55,24 +55,40 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
         .open_listen(cx.caller)
         .ok_or_else(|| Fault::limit(format!("you have {max} listen streams open already (configuration key `listens_per_caller`)")))?;
     let mut changes = cx.shared.provider.changes();
-    let seen = changes.borrow_and_update().clone();
-    let ids: BTreeSet<TaskId> = filter.task_ids.iter().flatten().filter_map(|text| text.parse().ok()).collect();
+    let seen = Seen::of(&changes.borrow_and_update(), &filter);
     // Watch first, then read: no change can fall between.
+    let ids: BTreeSet<TaskId> = filter.task_ids.iter().flatten().filter_map(|text| text.parse().ok()).collect();
     let watch = cx.shared.engine.watch(ids.iter().copied().collect());
-    let mut tasks = BTreeMap::new();
+    let mut owned = Vec::new();
     for id in ids {
         // Somebody else's task, and one that never was, are left out alike.
-        if let Some(task) = cx.shared.engine.task(cx.caller, id)? {
-            tasks.insert(id, task);
+        if cx.shared.engine.owner(id)?.is_some_and(|owner| owner == *cx.caller) {
+            owned.push(id);
         }
     }
     if let Some(asked) = &mut filter.task_ids {
-        asked.retain(|text| text.parse().is_ok_and(|id: TaskId| tasks.contains_key(&id)));
+        asked.retain(|text| text.parse().is_ok_and(|id: TaskId| owned.binary_search(&id).is_ok()));
     }
     let stream = Stream { cx, filter, subscription: view::subscription(cx.id) };
-    match stream.run(tasks, &watch, changes, seen).await {
+    match stream.run(owned, &watch, changes, seen).await {
         Ok(()) | Err(Ended::Gone) => Ok(stream.end().into()),
         Err(Ended::Fault(fault)) => Err(fault),
+    }
+}
+
+/// What a stream has seen of the lists and resources that it asked for.
+#[derive(PartialEq)]
+struct Seen {
+    tools: u64,
+    prompts: u64,
+    resources: u64,
+    updated: Vec<u64>,
+}
+
+impl Seen {
+    fn of(changes: &Changes, filter: &Filter) -> Self {
+        let updated = filter.resource_subscriptions.iter().map(|uri| changes.updated.get(uri).copied().unwrap_or(0));
+        Self { tools: changes.tools, prompts: changes.prompts, resources: changes.resources, updated: updated.collect() }
     }
 }
 
@@ -98,28 +114,36 @@ struct Stream<'a, 'c> {
 impl Stream<'_, '_> {
     async fn run(
         &self,
-        mut tasks: BTreeMap<TaskId, Arc<Task>>,
+        owned: Vec<TaskId>,
         watch: &crate::feed::Watch,
         mut changes: watch::Receiver<Changes>,
-        mut seen: Changes,
+        mut seen: Seen,
     ) -> Result<(), Ended> {
         self.acknowledge().await?;
-        for task in tasks.values() {
-            self.show(task).await?;
+        // One at a time, and only the live ones are kept: results can be large.
+        let mut tasks = BTreeMap::new();
+        for id in owned {
+            if let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? {
+                self.show(&task).await?;
+                if task.ended.is_none() {
+                    tasks.insert(id, task);
+                }
+            }
         }
-        tasks.retain(|_, task| task.ended.is_none());
         loop {
             tokio::select! {
                 changed = watch.changed() => {
                     for id in changed {
-                        self.read_on(&mut tasks, id).await?;
+                        if !self.read_on(&mut tasks, id).await? {
+                            return Ok(());
+                        }
                     }
                 }
                 result = changes.changed() => {
                     if result.is_err() {
                         return Ok(());
                     }
-                    let now = changes.borrow_and_update().clone();
+                    let now = Seen::of(&changes.borrow_and_update(), &self.filter);
                     self.tell_changes(&seen, &now).await?;
                     seen = now;
                 }
@@ -129,9 +153,11 @@ impl Stream<'_, '_> {
         }
     }
 
-    /// Shows what happened to a task since the last time. After its end there is nothing more to show.
-    async fn read_on(&self, tasks: &mut BTreeMap<TaskId, Arc<Task>>, id: TaskId) -> Result<(), Ended> {
-        let Some(task) = tasks.get_mut(&id) else { return Ok(()) };
+    /// Shows what happened to a task since the last time. After its end there is nothing more to show. Says `false` if
+    /// the task was forgotten before its end could be shown: the stream ends, so that its reader asks anew.
+    async fn read_on(&self, tasks: &mut BTreeMap<TaskId, Arc<Task>>, id: TaskId) -> Result<bool, Ended> {
+        let Some(task) = tasks.get_mut(&id) else { return Ok(true) };
+        let before = task.version;
         loop {
             let events = self.cx.shared.engine.events(id, task.version, PAGE)?;
             let more = events.len() == PAGE;
@@ -150,8 +176,9 @@ impl Stream<'_, '_> {
         }
         if task.ended.is_some() {
             tasks.remove(&id);
+            return Ok(true);
         }
-        Ok(())
+        Ok(task.version != before || self.cx.shared.engine.owner(id)?.is_some())
     }
 
     async fn show(&self, task: &Task) -> Result<(), Ended> {
@@ -181,7 +208,7 @@ impl Stream<'_, '_> {
         self.notify("notifications/subscriptions/acknowledged", json!({ "notifications": honoured })).await
     }
 
-    async fn tell_changes(&self, before: &Changes, now: &Changes) -> Result<(), Ended> {
+    async fn tell_changes(&self, before: &Seen, now: &Seen) -> Result<(), Ended> {
         let filter = &self.filter;
         for (wanted, changed, method) in [
             (filter.tools_list_changed, before.tools != now.tools, "notifications/tools/list_changed"),
@@ -192,8 +219,9 @@ impl Stream<'_, '_> {
                 self.notify(method, json!({})).await?;
             }
         }
-        for uri in &filter.resource_subscriptions {
-            if before.updated.get(uri) != now.updated.get(uri) {
+        let counts = before.updated.iter().zip(&now.updated);
+        for (uri, (before, now)) in filter.resource_subscriptions.iter().zip(counts) {
+            if before != now {
                 self.notify("notifications/resources/updated", json!({ "uri": uri })).await?;
             }
         }

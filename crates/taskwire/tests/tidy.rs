@@ -1,0 +1,377 @@
+//! Rules of the house that no compiler checks: what the documents name exists, rooms import only what they may, and
+//! nothing is forgotten.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Lines that a source file may have; tests may have more.
+const LINES_MAX: usize = 600;
+/// Documents that name tests.
+const DOCUMENTS: [&str; 2] = ["ARCHITECTURE.md", "docs/spec.md"];
+/// Fewer tests than this in a document, and the search for them has gone wrong.
+const REFERENCES_MIN: usize = 20;
+
+fn root() -> PathBuf {
+    let library = Path::new(env!("CARGO_MANIFEST_DIR"));
+    library.parent().and_then(Path::parent).expect("the library is in `crates`").to_owned()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+}
+
+/// A file as the documents would call it.
+fn name_of(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(dir).unwrap_or_else(|error| panic!("cannot read {}: {error}", dir.display())) {
+        paths.push(entry.unwrap_or_else(|error| panic!("cannot read {}: {error}", dir.display())).path());
+    }
+    paths.sort();
+    paths
+}
+
+/// Every Rust file in a directory, however deep.
+fn rust_files(dir: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for path in entries(dir) {
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// The sources of every crate, without their tests and examples.
+fn sources() -> Vec<PathBuf> {
+    let crates = entries(&root().join("crates"));
+    crates.iter().filter(|path| path.is_dir()).flat_map(|path| rust_files(&path.join("src"))).collect()
+}
+
+/// A source without the lines that are comments.
+fn code(path: &Path) -> String {
+    let text = read(path);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    lines.join("\n")
+}
+
+/// Fails with everything that was found, not only the first.
+#[track_caller]
+fn assert_none(rule: &str, found: &[String]) {
+    assert!(found.is_empty(), "{rule}:\n  {}", found.join("\n  "));
+}
+
+// What the documents say.
+
+/// The binary and the path of a test, if the text in backticks names one: `it push::name`, `crash name`.
+fn reference(span: &str) -> Option<(&str, &str)> {
+    let (binary, path) = span.split_once(' ')?;
+    let is_path = path.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':');
+    let is_known = match binary {
+        "it" | "taskwire" | "taskwire-cli" | "taskwire-core" => path.contains("::"),
+        "crash" | "tidy" => path.contains('_'),
+        _ => false,
+    };
+    (is_path && is_known).then_some((binary, path))
+}
+
+/// What stands in backticks on a line.
+fn spans(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
+}
+
+/// Where a test of this module can be.
+fn files_of(binary: &str, modules: &[&str]) -> Vec<PathBuf> {
+    let crates = root().join("crates");
+    let tests = crates.join("taskwire/tests");
+    match binary {
+        "it" => vec![tests.join("it").join(modules.join("/")).with_extension("rs")],
+        "crash" => rust_files(&tests.join("crash")),
+        "tidy" => vec![tests.join("tidy.rs")],
+        library => {
+            let src = crates.join(library).join("src");
+            // The longest path that is a file; what follows is a module inside it.
+            let stems = (1..=modules.len()).rev().map(|len| src.join(modules[..len].join("/")));
+            stems.flat_map(|stem| [stem.with_extension("rs"), stem.join("mod.rs")]).find(|file| file.is_file()).into_iter().collect()
+        }
+    }
+}
+
+/// Whether a source has this test: a function that is marked as one, or one in the list of a suite.
+fn has_test(source: &str, name: &str) -> bool {
+    let lines: Vec<&str> = source.lines().map(str::trim).collect();
+    let opening = [format!("fn {name}("), format!("fn {name}<")];
+    let is_listed = lines.contains(&name);
+    lines.iter().enumerate().any(|(at, &line)| {
+        let line = line.strip_prefix("async ").unwrap_or(line);
+        let mut attributes = lines[..at].iter().rev().take_while(|line| line.starts_with("#["));
+        opening.iter().any(|opening| line.starts_with(opening.as_str()))
+            && (is_listed || attributes.any(|line| line.starts_with("#[test") || line.starts_with("#[tokio::test")))
+    })
+}
+
+#[test]
+fn every_test_that_a_document_names_exists() {
+    let mut missing = Vec::new();
+    for document in DOCUMENTS {
+        let text = read(&root().join(document));
+        let mut count = 0;
+        for (number, line) in (1..).zip(text.lines()) {
+            for (binary, path) in spans(line).filter_map(reference) {
+                let parts: Vec<&str> = path.split("::").collect();
+                let (name, modules) = parts.split_last().expect("a split has at least one part");
+                count += 1;
+                if !files_of(binary, modules).iter().any(|file| file.is_file() && has_test(&read(file), name)) {
+                    missing.push(format!("{document}:{number}: `{binary} {path}` in: {line}"));
+                }
+            }
+        }
+        assert!(count >= REFERENCES_MIN, "only {count} tests were found in {document}");
+    }
+    assert_none("documents name tests that do not exist", &missing);
+}
+
+fn is_separator(line: &str) -> bool {
+    line.starts_with('|') && line.chars().all(|c| "|-: ".contains(c))
+}
+
+#[test]
+fn every_rule_of_the_protocol_says_what_holds_it() {
+    let text = read(&root().join("docs/spec.md"));
+    let suite = read(&root().join("scripts/conform.sh"));
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let is_header = lines.get(at + 1).is_some_and(|next| is_separator(next));
+        if !line.starts_with('|') || is_separator(line) || is_header {
+            continue;
+        }
+        let last = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
+        let is_held = spans(last).any(|span| reference(span).is_some() || span.starts_with("conformance: "));
+        if !is_held && !last.contains("not applicable: ") && !last.contains("open: ") {
+            found.push(format!("nothing holds: {line}"));
+        }
+        for scenario in spans(last).filter_map(|span| span.strip_prefix("conformance: ")) {
+            if scenario.starts_with("tasks-") && !suite.split_whitespace().any(|word| word == scenario) {
+                found.push(format!("scripts/conform.sh does not run {scenario}: {line}"));
+            }
+        }
+    }
+    assert_none("rows of docs/spec.md", &found);
+}
+
+/// The keys of a table in the configuration that the README shows.
+fn readme_keys(table: &str) -> Vec<String> {
+    let readme = read(&root().join("README.md"));
+    let (_, rest) = readme.split_once("```toml\n").expect("the README shows a configuration");
+    let (toml, _) = rest.split_once("```").expect("the block ends");
+    let lines = toml.lines().skip_while(|line| line.trim() != table).skip(1).take_while(|line| !line.starts_with('['));
+    lines.filter_map(|line| line.split_once('=')).map(|(key, _)| key.trim().to_owned()).collect()
+}
+
+#[test]
+fn every_limit_in_the_readme_is_reached_by_a_test() {
+    let crates = root().join("crates");
+    let mut tests = rust_files(&crates.join("taskwire/tests/it"));
+    tests.push(crates.join("taskwire-core/src/task/tests.rs"));
+    let texts: Vec<String> = tests.iter().map(|path| read(path)).collect();
+    let keys = readme_keys("[limits]");
+    assert!(!keys.is_empty(), "the README shows limits");
+    let is_named = |key: &str| {
+        let (quoted, full) = (format!("\"{key}\""), format!("limits.{key}"));
+        texts.iter().any(|text| text.contains(&quoted) || text.contains(&full))
+    };
+    let unreached: Vec<String> = keys.into_iter().filter(|key| !is_named(key)).collect();
+    assert_none("no test names these limits", &unreached);
+}
+
+// Who may know whom.
+
+fn first_word(text: &str) -> Option<String> {
+    let text = text.trim_start();
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    (end > 0).then(|| text[..end].to_owned())
+}
+
+/// The text between a brace and its partner, cut at the commas that are in no other brace.
+fn items_of(group: &str) -> Vec<&str> {
+    let (mut items, mut depth, mut start) = (Vec::new(), 0_usize, 0);
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            '}' => {
+                items.push(&group[start..at]);
+                return items;
+            }
+            ',' if depth == 0 => {
+                items.push(&group[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    items
+}
+
+/// The modules named right after `prefix`, alone or in braces.
+fn named_after(code: &str, prefix: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in code.match_indices(prefix) {
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+            continue;
+        }
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => found.extend(items_of(group).into_iter().filter_map(first_word)),
+            None => found.extend(first_word(rest)),
+        }
+    }
+    found
+}
+
+/// The rooms of the same crate that a file names.
+fn rooms_in(path: &Path) -> BTreeSet<String> {
+    let code = code(path);
+    let mut rooms = named_after(&code, "crate::");
+    rooms.extend(named_after(&code, "super::super::"));
+    if path.file_name().is_some_and(|name| name == "mod.rs") {
+        rooms.extend(named_after(&code, "super::"));
+    }
+    rooms
+}
+
+#[test]
+fn imports_are_found_alone_in_braces_and_in_paths() {
+    let code =
+        "use crate::{\n    clock::{Clock, Sleep},\n    store,\n};\nuse crate::feed::Feed;\nfn f() { crate::tool::g(taskwire_crate::x()) }";
+    let found: Vec<String> = named_after(code, "crate::").into_iter().collect();
+    assert_eq!(found, ["clock", "feed", "store", "tool"]);
+}
+
+#[test]
+fn rooms_know_only_what_they_may() {
+    let library = root().join("crates/taskwire/src");
+    let rules: [(&str, &[&str]); 4] = [
+        ("store", &["dialect", "engine", "feed", "server", "tool", "transport"]),
+        ("feed", &["dialect", "engine", "server", "tool", "transport"]),
+        ("engine", &["dialect", "server", "tool", "transport"]),
+        ("tool", &["dialect", "server", "store", "transport"]),
+    ];
+    let mut found = Vec::new();
+    for (room, forbidden) in rules {
+        for path in rust_files(&library.join(room)) {
+            let known = rooms_in(&path);
+            found.extend(
+                forbidden.iter().filter(|other| known.contains(**other)).map(|other| format!("{} knows `{other}`", name_of(&path))),
+            );
+        }
+    }
+    assert_none("imports in the wrong direction", &found);
+}
+
+#[test]
+fn the_state_machine_knows_no_wire_but_its_error_codes() {
+    let mut found = Vec::new();
+    for path in rust_files(&root().join("crates/taskwire-core/src/task")) {
+        let code = code(&path);
+        let wire: Vec<&str> = code.match_indices("wire::").map(|(at, _)| &code[at..]).collect();
+        let is_decide = path.file_name().is_some_and(|name| name == "decide.rs");
+        let allowed =
+            is_decide && !wire.is_empty() && wire.iter().all(|rest| first_word(&rest["wire::".len()..]).as_deref() == Some("code"));
+        if (!wire.is_empty() || rooms_in(&path).contains("wire")) && !allowed {
+            found.push(name_of(&path));
+        }
+    }
+    assert_none("these know more of the wire than `code`", &found);
+}
+
+#[test]
+fn the_core_touches_nothing_outside() {
+    let core = root().join("crates/taskwire-core");
+    let manifest = read(&core.join("Cargo.toml"));
+    let dependencies: BTreeSet<&str> = manifest.lines().filter_map(|line| line.split(['.', ' ', '=']).next()).collect();
+    let mut found: Vec<String> = ["async-std", "getrandom", "hyper", "rand", "rusqlite", "tokio"]
+        .into_iter()
+        .filter(|name| dependencies.contains(name))
+        .map(|name| format!("Cargo.toml depends on {name}"))
+        .collect();
+    let outside = ["std::env", "std::fs", "std::io", "std::net", "std::process", "std::thread", "::now()", "async fn"];
+    for path in rust_files(&core.join("src")) {
+        let code = code(&path);
+        found.extend(outside.into_iter().filter(|word| code.contains(word)).map(|word| format!("{} uses {word}", name_of(&path))));
+    }
+    assert_none("taskwire-core is pure", &found);
+}
+
+// What every file has, and what none has.
+
+#[test]
+fn every_source_file_begins_by_saying_what_it_is_for() {
+    let silent: Vec<String> = sources().iter().filter(|path| !read(path).starts_with("//!")).map(|path| name_of(path)).collect();
+    assert_none("these do not begin with `//!`", &silent);
+}
+
+#[test]
+fn source_files_are_short() {
+    let is_test = |path: &Path| path.file_name().is_some_and(|name| name == "tests.rs" || name == "suite.rs");
+    let mut long = Vec::new();
+    for path in sources().iter().filter(|path| !is_test(path)) {
+        let count = read(path).lines().count();
+        if count > LINES_MAX {
+            long.push(format!("{} has {count} lines", name_of(path)));
+        }
+    }
+    assert_none(&format!("a file has at most {LINES_MAX} lines"), &long);
+}
+
+#[test]
+fn no_test_file_is_forgotten() {
+    let mut forgotten = Vec::new();
+    for binary in ["it", "crash"] {
+        let dir = root().join("crates/taskwire/tests").join(binary);
+        let main = read(&dir.join("main.rs"));
+        let declared: BTreeSet<&str> = main.lines().filter_map(|line| line.trim().strip_prefix("mod ")?.strip_suffix(';')).collect();
+        for path in entries(&dir).iter().filter(|path| path.is_dir() || path.extension().is_some_and(|extension| extension == "rs")) {
+            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            if stem != "main" && !declared.contains(stem) {
+                forgotten.push(name_of(path));
+            }
+        }
+    }
+    assert_none("these are no modules of their `main.rs`", &forgotten);
+}
+
+#[test]
+fn nothing_is_left_undone() {
+    // Written in two parts, so that this file does not find itself.
+    let marks = [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("dbg", "!("), concat!("#[", "ignore")];
+    let mut found = Vec::new();
+    for path in rust_files(&root().join("crates")) {
+        for (number, line) in (1..).zip(read(&path).lines()) {
+            found.extend(marks.iter().filter(|mark| line.contains(**mark)).map(|mark| format!("{}:{number}: {mark}", name_of(&path))));
+        }
+    }
+    assert_none("left undone", &found);
+}
+
+#[test]
+fn integration_tests_never_sleep() {
+    let mut found = Vec::new();
+    for path in rust_files(&root().join("crates/taskwire/tests/it")) {
+        for (number, line) in (1..).zip(read(&path).lines()) {
+            if line.contains("sleep(") && !line.contains("ctx.sleep") {
+                found.push(format!("{}:{number}: {}", name_of(&path), line.trim()));
+            }
+        }
+    }
+    assert_none("wait for what happens, not for time", &found);
+}
