@@ -44,7 +44,7 @@ impl Payload {
 
 impl From<Box<RawValue>> for Payload {
     fn from(raw: Box<RawValue>) -> Self {
-        if !raw.get().contains(['\n', '\r']) {
+        if memchr::memchr2(b'\n', b'\r', raw.get().as_bytes()).is_none() {
             return Self(raw.into());
         }
         // Within a string a line break is always escaped, so these stand between tokens, where a blank does as well.

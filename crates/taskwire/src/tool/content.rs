@@ -13,7 +13,12 @@ impl Content {
     /// Text.
     #[must_use]
     pub fn text(text: impl AsRef<str>) -> Self {
-        Self(json!({"type": "text", "text": text.as_ref()}).into())
+        #[derive(Serialize)]
+        struct Text<'a> {
+            r#type: &'static str,
+            text: &'a str,
+        }
+        Self(Payload::of(&Text { r#type: "text", text: text.as_ref() }).expect("text can always be written"))
     }
 
     /// An image, from its bytes.

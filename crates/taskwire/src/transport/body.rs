@@ -10,6 +10,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
+use taskwire_core::Timestamp;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -25,6 +26,8 @@ pub(crate) struct Stream {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) keep_alive: Duration,
     pub(crate) sleep: Sleep,
+    /// When something was last sent.
+    pub(crate) last: Timestamp,
     pub(crate) done: bool,
 }
 
@@ -53,21 +56,24 @@ fn event(message: &[u8]) -> Bytes {
 impl Stream {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let frame = self.poll_message(context);
-        if frame.is_pending() {
-            // A comment now and then keeps proxies from closing a quiet stream.
-            if self.sleep.as_mut().poll(context).is_ready() {
-                self.rest();
-                let _ = self.sleep.as_mut().poll(context);
+        if frame.is_ready() {
+            self.last = self.clock.now();
+            return frame;
+        }
+        // A comment now and then keeps proxies from closing a quiet stream. The wait is not begun anew with each message:
+        // when it ends, it is seen whether the stream was quiet.
+        while self.sleep.as_mut().poll(context).is_ready() {
+            let now = self.clock.now();
+            let quiet = now.since(self.last) >= self.keep_alive;
+            if quiet {
+                self.last = now;
+            }
+            self.sleep = self.clock.sleep_until(self.last.after(self.keep_alive));
+            if quiet {
                 return Poll::Ready(Some(Bytes::from_static(b": keep-alive\n\n")));
             }
-            return Poll::Pending;
         }
-        self.rest();
-        frame
-    }
-
-    fn rest(&mut self) {
-        self.sleep = self.clock.sleep(self.keep_alive);
+        Poll::Pending
     }
 
     fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {

@@ -206,11 +206,12 @@ async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMa
         Ok(message) => message,
         Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
     };
-    let (outbox, messages) = if modern::may_notify(&message, &bytes) {
+    let (bytes, outbox, messages) = if modern::may_notify(&message, &bytes) {
         let (sender, messages) = mpsc::channel(OUTBOX_LEN);
-        (Outbox::new(sender), Some(messages))
+        // A copy of its own: the bytes as they came would keep the connection's whole read buffer for as long as it takes.
+        (Bytes::copy_from_slice(&bytes), Outbox::new(sender), Some(messages))
     } else {
-        (Outbox::closed(), None)
+        (bytes, Outbox::closed(), None)
     };
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
@@ -234,8 +235,9 @@ async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMa
         }
         Some(first) = messages.recv() => first,
     };
+    let last = clock.now();
     let sleep = clock.sleep(keep_alive);
-    let stream = Stream { answer, messages, first: Some(first), clock, keep_alive, sleep, done: false };
+    let stream = Stream { answer, messages, first: Some(first), clock, keep_alive, sleep, last, done: false };
     let mut response = Response::new(ReplyBody::Events(Box::new(stream)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

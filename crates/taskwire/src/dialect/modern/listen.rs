@@ -130,8 +130,12 @@ impl Stream<'_, '_> {
                 }
             }
         }
+        let drained = self.cx.shared.drained();
+        let ending = self.cx.out.ending();
+        tokio::pin!(drained, ending);
         loop {
             tokio::select! {
+                biased;
                 changed = watch.changed() => {
                     for id in changed {
                         if !self.read_on(&mut tasks, id).await? {
@@ -147,8 +151,8 @@ impl Stream<'_, '_> {
                     self.tell_changes(&seen, &now).await?;
                     seen = now;
                 }
-                () = self.cx.shared.drained() => return Ok(()),
-                () = self.cx.out.ending() => return Ok(()),
+                () = &mut drained => return Ok(()),
+                () = &mut ending => return Ok(()),
             }
         }
     }
