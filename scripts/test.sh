@@ -16,7 +16,8 @@ cargo clippy --workspace --all-targets --quiet -- -D warnings
 
 step "unit and integration tests"
 if ! cargo nextest --version >/dev/null 2>&1; then cargo install --quiet --locked cargo-nextest; fi
-cargo nextest run --workspace --all-targets --cargo-quiet
+cargo build --workspace --examples --quiet
+cargo nextest run --workspace --cargo-quiet
 cargo test --workspace --doc --quiet
 
 step "conformance"

@@ -80,11 +80,13 @@ async fn serve(config: Config, stdio: bool) -> anyhow::Result<()> {
     };
     let store = SqliteStore::open(&config.data)?;
     let server = Server::start(tools, store, config.server()?)?;
+    // Before anybody learns that we are here.
+    let stop = stop_signal()?;
     match listener {
-        None => server.serve_stdio(stop_signal()).await?,
+        None => server.serve_stdio(stop).await?,
         Some(listener) => {
             println!("{}", banner(listener.local_addr()?, &config, count));
-            server.serve(listener, stop_signal()).await?;
+            server.serve(listener, stop).await?;
         }
     }
     Ok(())
@@ -117,21 +119,21 @@ fn banner(address: SocketAddr, config: &Config, tools: usize) -> String {
     text
 }
 
-/// Waits for the first signal to stop; a second one ends the process.
-async fn stop_signal() {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-    }
-    tracing::info!("draining: again to stop at once");
-    tokio::spawn(async move {
+/// Catches signals from now on, and waits for the first; a second one ends the process.
+fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
         }
-        std::process::exit(130);
-    });
+        tracing::info!("draining: again to stop at once");
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            std::process::exit(130);
+        });
+    })
 }

@@ -200,7 +200,7 @@ impl Engine {
 
     /// Asks something of a task and waits until it is durable.
     ///
-    /// Once this has been polled, the command is carried out even if the wait is given up.
+    /// Once the command is in the queue, it is carried out even if the wait is given up.
     ///
     /// # Errors
     /// When the state machine refuses, or nothing can be stored any more.

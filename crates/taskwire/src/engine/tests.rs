@@ -1,1 +1,528 @@
-//! The engine without a wire: what no client could provoke.
+//! The engine without a wire: what no client could provoke. Failing stores, batches, lives that end.
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    pin::{Pin, pin},
+    sync::atomic::AtomicU64,
+    task::Poll,
+};
+
+use futures_util::future::{join, join3};
+use rusqlite::Connection;
+use serde_json::json;
+use taskwire_core::{
+    InputKey, Timestamp,
+    task::{Accepts, OnInterrupt, Status},
+};
+use tokio::{sync::Semaphore, task::yield_now, time::timeout};
+
+use super::*;
+use crate::{
+    clock::ManualClock,
+    store::{SqliteStore, Write},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A directory that goes away with the test.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("taskwire-engine-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        // A killed run of a process with the same number may have left one.
+        let _ = std::fs::remove_dir_all(&path);
+        Self(path)
+    }
+
+    fn database(&self) -> PathBuf {
+        self.0.join("tasks.db")
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Gives `future` ten seconds of real time: a test that hangs should say where.
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(10), future).await.unwrap_or_else(|_| panic!("{what} did not happen within ten seconds"))
+}
+
+/// Whether a future still waits after one more look at it.
+async fn waits<F: Future>(mut future: Pin<&mut F>) -> bool {
+    std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
+}
+
+/// Which calls of a store fail.
+#[derive(Clone, Default)]
+struct Faults {
+    load: Arc<AtomicBool>,
+    commit: Arc<AtomicBool>,
+}
+
+/// The test's hand on a store whose commits wait for it.
+struct Hand {
+    began: mpsc::Receiver<usize>,
+    go: std::sync::mpsc::Sender<()>,
+}
+
+impl Hand {
+    /// Waits until a commit has begun, and says how many writes it has.
+    async fn began(&mut self) -> usize {
+        soon("a commit", self.began.recv()).await.expect("the writer lives")
+    }
+
+    fn go(&self) {
+        self.go.send(()).expect("the writer waits");
+    }
+
+    /// Lets one commit pass, and says how many writes it has.
+    async fn pass(&mut self) -> usize {
+        let writes = self.began().await;
+        self.go();
+        writes
+    }
+
+    /// Lets the one commit pass that `future` needs.
+    async fn passing<T>(&mut self, future: impl Future<Output = T>) -> T {
+        join(future, self.pass()).await.0
+    }
+}
+
+/// SQLite, with faults, and in step with the test if it wants so.
+struct TestStore {
+    store: SqliteStore,
+    faults: Faults,
+    pace: Option<(mpsc::Sender<usize>, std::sync::mpsc::Receiver<()>)>,
+}
+
+impl TestStore {
+    fn new(dir: &TempDir, faults: &Faults) -> Self {
+        Self { store: SqliteStore::open(&dir.0).expect("a store"), faults: faults.clone(), pace: None }
+    }
+
+    fn paced(dir: &TempDir) -> (Self, Hand) {
+        let (tell, began) = mpsc::channel(64);
+        let (go, wait) = std::sync::mpsc::channel();
+        (Self { pace: Some((tell, wait)), ..Self::new(dir, &Faults::default()) }, Hand { began, go })
+    }
+}
+
+fn fails(fault: &AtomicBool) -> Result<(), store::Error> {
+    if fault.load(Ordering::Acquire) {
+        return Err(store::Error::File { path: "the disk".to_owned(), source: std::io::Error::other("it is broken") });
+    }
+    Ok(())
+}
+
+impl Store for TestStore {
+    fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
+        fails(&self.faults.load)?;
+        self.store.load(id)
+    }
+
+    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, store::Error> {
+        self.store.request(id)
+    }
+
+    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, store::Error> {
+        self.store.by_idempotency_key(caller, key)
+    }
+
+    fn commit(&mut self, writes: &[Write]) -> Result<(), store::Error> {
+        fails(&self.faults.commit)?;
+        if let Some((began, go)) = &self.pace {
+            // Errors mean that the test is over.
+            let _ = began.blocking_send(writes.len());
+            let _ = go.recv();
+        }
+        self.store.commit(writes)
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.store.epoch()
+    }
+
+    fn secret(&self) -> [u8; 32] {
+        self.store.secret()
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        self.store.reader()
+    }
+}
+
+/// Work that says which attempt it is, and ends when told to.
+struct Gated {
+    started: mpsc::Sender<Attempt>,
+    go: Arc<Semaphore>,
+}
+
+impl Gated {
+    fn new() -> (Arc<Self>, mpsc::Receiver<Attempt>) {
+        let (started, attempts) = mpsc::channel(64);
+        (Arc::new(Self { started, go: Arc::new(Semaphore::new(0)) }), attempts)
+    }
+}
+
+impl Work for Gated {
+    fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End> {
+        let (started, go) = (self.started.clone(), self.go.clone());
+        Box::pin(async move {
+            started.send(run.attempt()).await.expect("the test listens");
+            go.acquire().await.expect("it is never closed").forget();
+            End::Outcome(Outcome::Completed { result: json!({"content": []}).into(), is_error: false })
+        })
+    }
+}
+
+fn clock() -> ManualClock {
+    ManualClock::new(Timestamp::from_millis(1_785_196_800_000))
+}
+
+fn engine_at(clock: &ManualClock, store: impl Store, config: Config) -> Engine {
+    Engine::start(store, Arc::new(clock.clone()), config).expect("an engine")
+}
+
+fn engine(store: impl Store) -> Engine {
+    engine_at(&clock(), store, Config::default())
+}
+
+/// The store of an engine that was dropped: its thread ends in its own time.
+async fn freed(dir: &TempDir) -> SqliteStore {
+    let free = async {
+        loop {
+            match SqliteStore::open(&dir.0) {
+                Ok(store) => return store,
+                Err(_) => yield_now().await,
+            }
+        }
+    };
+    soon("the release of the directory", free).await
+}
+
+fn me() -> Authority {
+    Authority::Caller(CallerId::new("me"))
+}
+
+fn spec() -> Spec {
+    Spec {
+        caller: CallerId::new("me"),
+        tool: "tool".into(),
+        on_interrupt: OnInterrupt::Fail,
+        attempts_max: 10,
+        retention_ms: None,
+        timeout_ms: None,
+        input_timeout_ms: None,
+        idempotency_key: None,
+        accepts: Accepts::default(),
+        hidden: false,
+    }
+}
+
+fn may_be_retried() -> Spec {
+    Spec { on_interrupt: OnInterrupt::Retry, ..spec() }
+}
+
+/// Kept for a second after its end.
+fn under_key() -> Spec {
+    Spec { idempotency_key: Some("key".into()), retention_ms: Some(1_000), ..spec() }
+}
+
+async fn make_with(engine: &Engine, spec: Spec, request: &str) -> Result<Receipt, Error> {
+    let request = Payload::parse(request.to_owned()).expect("JSON");
+    engine.create(engine.new_id(), Arc::new(spec), request, &Resumed::default(), None).await
+}
+
+async fn make(engine: &Engine, spec: Spec) -> Result<Receipt, Error> {
+    make_with(engine, spec, "{}").await
+}
+
+async fn made(engine: &Engine, spec: Spec) -> TaskId {
+    make(engine, spec).await.expect("a task").task.id
+}
+
+async fn cancel(engine: &Engine, id: TaskId) -> Result<Receipt, Error> {
+    engine.submit(id, me(), Command::Cancel { reason: None }).await
+}
+
+async fn tick(engine: &Engine, id: TaskId) -> Result<Receipt, Error> {
+    engine.submit(id, Authority::Engine, Command::Tick).await
+}
+
+/// Waits until the task has ended.
+async fn ended(engine: &Engine, id: TaskId) -> Arc<Task> {
+    let watch = engine.watch(vec![id]);
+    let end = async {
+        loop {
+            match engine.any_task(id).expect("readable") {
+                Some(task) if task.ended.is_some() => return task,
+                _ => drop(watch.changed().await),
+            }
+        }
+    };
+    soon("the end of the task", end).await
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o777
+}
+
+// Failing stores.
+
+#[tokio::test]
+async fn a_commit_that_fails_ends_the_engine() {
+    let (dir, faults) = (TempDir::new(), Faults::default());
+    let engine = engine(TestStore::new(&dir, &faults));
+    let kept = made(&engine, spec()).await;
+    faults.commit.store(true, Ordering::Release);
+    let lost = engine.new_id();
+    let failed = engine.create(lost, Arc::new(spec()), json!({}).into(), &Resumed::default(), None).await;
+    assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
+    let reason = soon("the failure", engine.failed()).await;
+    assert!(reason.contains("it is broken"), "{reason}");
+    assert!(engine.has_failed());
+    faults.commit.store(false, Ordering::Release);
+    for refused in [make(&engine, spec()).await, cancel(&engine, kept).await] {
+        assert!(matches!(&refused, Err(Error::Unavailable(why)) if why.contains("it is broken")), "{refused:?}");
+    }
+    assert_eq!(engine.any_task(kept).expect("still readable").expect("there").status(), Status::Working);
+    assert_eq!(engine.any_task(lost).expect("still readable"), None, "what was refused is not there");
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_read_fails_its_own_command_and_no_other() {
+    let (dir, faults) = (TempDir::new(), Faults::default());
+    let engine = engine(TestStore::new(&dir, &faults));
+    // Ended, so that the writer does not keep it in memory.
+    let id = made(&engine, spec()).await;
+    cancel(&engine, id).await.expect("cancelled");
+    faults.load.store(true, Ordering::Release);
+    let (unreadable, other) = join(cancel(&engine, id), make(&engine, spec())).await;
+    assert!(matches!(&unreadable, Err(Error::Unavailable(why)) if why.contains("it is broken")), "{unreadable:?}");
+    assert!(other.expect("another task is no concern of it").changed);
+    assert!(!engine.has_failed());
+    faults.load.store(false, Ordering::Release);
+    assert!(!cancel(&engine, id).await.expect("readable again").changed);
+}
+
+#[tokio::test]
+async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
+    let dir = TempDir::new();
+    let first = engine(freed(&dir).await);
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(made(&first, spec()).await);
+    }
+    ids.sort();
+    drop(first);
+    drop(freed(&dir).await);
+    // The first in the order in which they are taken over.
+    let connection = Connection::open(dir.database()).expect("the database");
+    let changed = connection.execute("UPDATE task SET head = '{' WHERE id = ?", [&ids[0].as_bytes()[..]]).expect("writable");
+    assert_eq!(changed, 1);
+    drop(connection);
+    let second = engine(freed(&dir).await);
+    second.begin();
+    for id in &ids[1..] {
+        assert_eq!(ended(&second, *id).await.status(), Status::Failed);
+    }
+    assert!(matches!(cancel(&second, ids[0]).await, Err(Error::Unavailable(_))));
+    assert!(!second.has_failed());
+    made(&second, spec()).await;
+}
+
+// Lives that end.
+
+#[tokio::test]
+async fn a_task_that_may_be_retried_is_not_failed_for_the_time_that_nobody_worked_on_it() {
+    let (dir, clock) = (TempDir::new(), clock());
+    let first = engine_at(&clock, freed(&dir).await, Config::default());
+    let id = made(&first, Spec { timeout_ms: Some(10_000), ..may_be_retried() }).await;
+    drop(first);
+    clock.advance(HOUR);
+    let second = engine_at(&clock, freed(&dir).await, Config::default());
+    let (work, mut attempts) = Gated::new();
+    second.set_work(work.clone());
+    second.begin();
+    assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)));
+    work.go.add_permits(1);
+    let task = ended(&second, id).await;
+    assert_eq!((task.status(), task.attempt), (Status::Completed, Attempt(2)));
+}
+
+#[tokio::test]
+async fn a_retried_task_has_its_whole_time_again_and_no_more() {
+    let (dir, clock) = (TempDir::new(), clock());
+    let first = engine_at(&clock, freed(&dir).await, Config::default());
+    let id = made(&first, Spec { timeout_ms: Some(10_000), ..may_be_retried() }).await;
+    drop(first);
+    clock.advance(HOUR);
+    let second = engine_at(&clock, freed(&dir).await, Config::default());
+    let (work, mut attempts) = Gated::new();
+    second.set_work(work);
+    second.begin();
+    assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)));
+    let deadline = second.any_task(id).expect("readable").expect("there").deadline.expect("a deadline");
+    assert_eq!(deadline, clock.now().after(10 * SECOND));
+    clock.advance(10 * SECOND);
+    assert_eq!(ended(&second, id).await.status(), Status::Failed);
+}
+
+#[tokio::test]
+async fn an_answer_does_not_start_the_attempt_of_an_earlier_life() {
+    let dir = TempDir::new();
+    let key = InputKey::new("question");
+    let first = engine(freed(&dir).await);
+    let id = made(&first, may_be_retried()).await;
+    let ask = Command::Ask { key: key.clone(), request: json!({"method": "roots/list"}).into() };
+    first.submit(id, Authority::Attempt(Attempt(1)), ask).await.expect("asked");
+    drop(first);
+    let second = engine(freed(&dir).await);
+    let (work, mut attempts) = Gated::new();
+    second.set_work(work);
+    let answer = || second.submit(id, me(), Command::Answer(vec![(key.clone(), json!({"roots": []}).into())]));
+    assert!(answer().await.expect("taken").changed);
+    // Answered in a later turn of the writer, which has done with the first by then.
+    assert!(!answer().await.expect("taken").changed);
+    assert_eq!(second.running(), 0);
+    second.begin();
+    assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)), "and not the first");
+    let task = second.any_task(id).expect("readable").expect("there");
+    assert!(task.inputs[&key].answer.is_some(), "the answer is kept");
+}
+
+#[tokio::test]
+async fn an_engine_that_is_dropped_lets_go_of_its_directory() {
+    let dir = TempDir::new();
+    let engine = engine(freed(&dir).await);
+    engine.begin();
+    // Something for the timers to wait for.
+    let id = made(&engine, under_key()).await;
+    cancel(&engine, id).await.expect("cancelled");
+    assert!(SqliteStore::open(&dir.0).is_err(), "the directory is in use");
+    drop(engine);
+    freed(&dir).await;
+}
+
+// Keys.
+
+#[tokio::test]
+async fn two_calls_under_one_key_at_one_time_are_one_task() {
+    let dir = TempDir::new();
+    let (store, mut hand) = TestStore::paced(&dir);
+    let engine = engine(store);
+    // Holds the writer up, so that what comes now is decided together.
+    let mut before = pin!(make(&engine, spec()));
+    assert!(waits(before.as_mut()).await);
+    assert_eq!(hand.began().await, 1);
+    let release = async {
+        hand.go();
+        hand.pass().await
+    };
+    let (one, two, writes) = join3(make(&engine, under_key()), make(&engine, under_key()), release).await;
+    let (one, two) = (one.expect("a task"), two.expect("the same task"));
+    assert_eq!(one.task.id, two.task.id);
+    assert_eq!((one.changed, two.changed, writes), (true, false, 1));
+    before.await.expect("another task");
+    assert_eq!(engine.reader().open(None, 10).expect("readable").len(), 2);
+}
+
+#[tokio::test]
+async fn the_same_arguments_in_another_order_are_the_same_call() {
+    let dir = TempDir::new();
+    let engine = engine(freed(&dir).await);
+    let first = make_with(&engine, under_key(), r#"{"a": 1, "b": {"c": [2], "d": null}}"#).await.expect("a task");
+    let again = make_with(&engine, under_key(), r#"{"b":{"d":null,"c":[2]},"a":1}"#).await.expect("the same task");
+    assert_eq!((again.task.id, again.changed), (first.task.id, false));
+    for other in [r#"{"a":1,"b":{"c":[2]}}"#, r#"{"a":2,"b":{"c":[2],"d":null}}"#, r#"{"a":1,"b":{"c":[2,2],"d":null}}"#, "{}"] {
+        let refused = make_with(&engine, under_key(), other).await;
+        assert!(matches!(refused, Err(Error::Rejected(Reject::IdempotencyKeyReused(_)))), "{other}: {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_can_be_used_anew_when_its_task_is_forgotten() {
+    let (dir, clock) = (TempDir::new(), clock());
+    let engine = engine_at(&clock, freed(&dir).await, Config::default());
+    let first = made(&engine, under_key()).await;
+    cancel(&engine, first).await.expect("cancelled");
+    assert_eq!(make(&engine, under_key()).await.expect("the first").task.id, first, "it is still known");
+    clock.advance(SECOND);
+    assert!(tick(&engine, first).await.expect("forgotten").changed);
+    let second = make(&engine, under_key()).await.expect("a task");
+    assert!(second.changed && second.task.id != first);
+    assert_eq!(make(&engine, under_key()).await.expect("the second").task.id, second.task.id);
+}
+
+#[tokio::test]
+async fn a_key_can_be_used_anew_in_the_batch_that_forgets_its_task() {
+    let (dir, clock) = (TempDir::new(), clock());
+    let (store, mut hand) = TestStore::paced(&dir);
+    let engine = engine_at(&clock, store, Config::default());
+    let first = hand.passing(made(&engine, under_key())).await;
+    hand.passing(cancel(&engine, first)).await.expect("cancelled");
+    clock.advance(SECOND);
+    let mut before = pin!(make(&engine, spec()));
+    assert!(waits(before.as_mut()).await);
+    assert_eq!(hand.began().await, 1);
+    let release = async {
+        hand.go();
+        hand.pass().await
+    };
+    let (forgotten, second, writes) = join3(tick(&engine, first), make(&engine, under_key()), release).await;
+    assert_eq!(writes, 2, "both were decided together");
+    assert!(forgotten.expect("forgotten").changed);
+    let second = second.expect("a task");
+    assert!(second.changed && second.task.id != first);
+    before.await.expect("another task");
+    assert_eq!(make(&engine, under_key()).await.expect("the second").task.id, second.task.id);
+    assert_eq!(engine.reader().task(first).expect("readable"), None);
+}
+
+// Bounds.
+
+#[tokio::test]
+async fn commands_beyond_the_length_of_the_queue_wait_outside() {
+    let dir = TempDir::new();
+    let (store, mut hand) = TestStore::paced(&dir);
+    let engine = engine_at(&clock(), store, Config { queue_len: 1, ..Config::default() });
+    let mut first = pin!(make(&engine, spec()));
+    let mut second = pin!(make(&engine, spec()));
+    let mut third = pin!(make(&engine, spec()));
+    assert!(waits(first.as_mut()).await);
+    assert_eq!(hand.began().await, 1, "the first is being stored");
+    assert!(waits(second.as_mut()).await);
+    assert_eq!(engine.0.queue.capacity(), 0, "the second fills the queue");
+    assert!(waits(third.as_mut()).await);
+    hand.go();
+    assert_eq!(hand.began().await, 1, "the second alone: the third was not in the queue");
+    hand.go();
+    let (third, writes) = join(third, hand.pass()).await;
+    assert_eq!(writes, 1);
+    for receipt in [first.await, second.await, third] {
+        assert!(receipt.expect("a task").changed);
+    }
+}
+
+// Files.
+
+#[tokio::test]
+async fn what_is_stored_is_for_this_user_alone() {
+    let dir = TempDir::new();
+    let engine = engine(freed(&dir).await);
+    made(&engine, spec()).await;
+    assert_eq!(mode(&dir.0), 0o700);
+    assert_eq!(mode(&dir.database()), 0o600);
+    for entry in std::fs::read_dir(&dir.0).expect("readable") {
+        let path = entry.expect("readable").path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+}

@@ -82,7 +82,6 @@ impl<S: Store> Writer<S> {
             if let Err(error) = self.turn(&engine, first, &mut commands) {
                 // Closing the queue tells every waiter that nothing more is stored.
                 tracing::error!(%error, "the store failed: no more tasks are accepted");
-                engine.0.failed.send_replace(Some(error.to_string().into()));
                 return;
             }
         }
@@ -101,8 +100,12 @@ impl<S: Store> Writer<S> {
             batch.receipts.push((envelope.receipt, result));
             next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
         }
-        if !batch.writes.is_empty() {
-            self.store.commit(&batch.writes)?;
+        if !batch.writes.is_empty()
+            && let Err(error) = self.store.commit(&batch.writes)
+        {
+            // Before the receipts are dropped, so that whoever waits for one learns the reason.
+            engine.0.failed.send_replace(Some(error.to_string().into()));
+            return Err(error);
         }
         // Durable now; not a line of this may move up.
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();

@@ -30,14 +30,14 @@ pub(crate) fn check(headers: &HeaderMap, config: &HttpConfig) -> Result<(), Forb
     Ok(())
 }
 
-/// Tells a browser that a page from this origin, which has been checked, may use the endpoint.
-pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
+/// Tells a browser that a page from this origin, which has been checked, may use the endpoint, with the headers that it
+/// asks for: tools choose names for some.
+pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue, asked: Option<HeaderValue>) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST"));
-    headers.insert(
-        ACCESS_CONTROL_ALLOW_HEADERS,
-        HeaderValue::from_static("authorization, content-type, accept, mcp-protocol-version, mcp-method, mcp-name"),
-    );
+    if let Some(asked) = asked {
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
+    }
     headers.insert(VARY, HeaderValue::from_static("origin"));
 }
 

@@ -9,7 +9,10 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming as HttpBody,
-    header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{
+        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN,
+        RETRY_AFTER, WWW_AUTHENTICATE,
+    },
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -137,9 +140,10 @@ async fn route(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<Repl
         return if leaving { plain(StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") } else { plain(StatusCode::OK, "ok\n") };
     }
     let origin = request.headers().get(ORIGIN).cloned();
+    let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = answer(shared, request).await;
     if let Some(origin) = origin.filter(|_| response.status() != StatusCode::FORBIDDEN) {
-        guard::allow(response.headers_mut(), origin);
+        guard::allow(response.headers_mut(), origin, asked);
     }
     response
 }

@@ -207,12 +207,16 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option
 /// The caller came back with answers for a task that it knows only by the state it carried.
 async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
-    let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
-    let task = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?.task;
+    let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
     // As in the first call: what its caller cannot find again ends with the call.
     let keyed = task.spec.idempotency_key.is_some();
     let orphan = (!keyed).then(|| Orphan::new(engine.clone(), cx.caller.clone(), id));
-    let done = follow(cx, binding, id, None).await;
+    let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
+    let answered = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await;
+    let done = match answered {
+        Ok(_) => follow(cx, binding, id, None).await,
+        Err(error) => Err(error.into()),
+    };
     if let Some(orphan) = orphan {
         orphan.delivered();
     }

@@ -1,0 +1,219 @@
+//! The program as a process of its own, and just enough HTTP to talk to it.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+/// How long anything may take: a test that hangs should say where.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often to look for something that shows only when one looks. Each look is a request.
+pub(crate) const LOOKS: usize = 100_000;
+
+/// A directory that goes away with the test.
+#[derive(Debug)]
+pub(crate) struct TempDir(PathBuf);
+
+impl TempDir {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("taskwire-cli-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        // A killed run of a process with the same number may have left one.
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("a temporary directory");
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A place in it, as an argument.
+    pub(crate) fn join(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("a path of plain text").to_owned()
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn taskwire(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskwire"));
+    command.args(args).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
+/// The lines of a stream as they come; it ends with the stream.
+fn lines_of(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    lines
+}
+
+/// A running program. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Process {
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.spawn().expect("the program starts");
+        let lines = lines_of(child.stdout.take().expect("its output is a pipe"));
+        Self { child, lines }
+    }
+
+    /// With its standard input open.
+    pub(crate) fn with_input(args: &[&str]) -> (Self, ChildStdin) {
+        let mut process = Self::spawn(taskwire(args).stdin(Stdio::piped()));
+        let input = process.child.stdin.take().expect("its input is a pipe");
+        (process, input)
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line of its output; none when it has ended.
+    pub(crate) fn line(&self) -> Option<String> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the program neither said anything nor ended within {PATIENCE:?}"),
+        }
+    }
+
+    pub(crate) fn terminate(&self) {
+        let killed = Command::new("kill").args(["-TERM", &self.id().to_string()]).status().expect("`kill` can be run");
+        assert!(killed.success(), "the program is there to be told");
+    }
+
+    /// Ends it as a power cut would, for this process alone.
+    pub(crate) fn kill(mut self) {
+        assert!(self.child.try_wait().expect("it can be looked at").is_none(), "it must not have ended by itself");
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it is gone");
+    }
+
+    /// Waits for its end; what it says until then is passed over.
+    pub(crate) fn ended(mut self) -> ExitStatus {
+        while self.line().is_some() {}
+        self.child.wait().expect("it has ended")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server on a port that the system chose.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) process: Process,
+    pub(crate) port: u16,
+}
+
+impl Server {
+    pub(crate) fn start(data: &str) -> Self {
+        let process = Process::spawn(&mut taskwire(&["serve", "--listen", "127.0.0.1:0", "--data", data]));
+        let port = loop {
+            let line = process.line().expect("the server says where it listens");
+            if let Some(address) = line.trim().strip_prefix("endpoint ") {
+                let address = address.trim().strip_prefix("http://127.0.0.1:").and_then(|rest| rest.strip_suffix("/mcp"));
+                break address.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("no endpoint: {line}"));
+            }
+        };
+        Self { process, port }
+    }
+
+    /// What a probe says: status and body.
+    pub(crate) fn probe(&self, path: &str) -> (u16, String) {
+        self.exchange(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+    }
+
+    fn exchange(&self, request: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a patience above zero");
+        stream.write_all(request.as_bytes()).expect("writable");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("readable");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {text}"));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        (status, body.to_owned())
+    }
+
+    /// The result of a request that must succeed.
+    pub(crate) fn ask(&self, method: &str, params: Value) -> Value {
+        let name = params["name"].as_str().or(params["taskId"].as_str()).map(|name| format!("Mcp-Name: {name}\r\n"));
+        let body = request(1, method, params).to_string();
+        let (status, body) = self.exchange(&format!(
+            "POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\n\
+             Mcp-Method: {method}\r\n{}Content-Length: {}\r\n\r\n{body}",
+            name.unwrap_or_default(),
+            body.len()
+        ));
+        assert_eq!(status, 200, "{method}: {body}");
+        let answer: Value = serde_json::from_str(&body).expect("JSON");
+        assert!(answer.get("error").is_none(), "{method}: {answer}");
+        answer["result"].clone()
+    }
+
+    /// Calls a tool that becomes a task, and gives its id.
+    pub(crate) fn start_task(&self, tool: &str) -> String {
+        let result = self.ask("tools/call", json!({"name": tool, "arguments": {}}));
+        result["taskId"].as_str().unwrap_or_else(|| panic!("no task: {result}")).to_owned()
+    }
+}
+
+/// A request of a client that knows tasks.
+pub(crate) fn request(id: u64, method: &str, mut params: Value) -> Value {
+    params["_meta"] = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
+    });
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+}
+
+/// Runs the program to its end: its exit code, its output and its errors, each with single blanks between words.
+pub(crate) fn run(args: &[&str]) -> (Option<i32>, String, String) {
+    let mut process = taskwire(args);
+    let mut process = Process::spawn(process.stderr(Stdio::piped()));
+    let errors = lines_of(process.child.stderr.take().expect("its errors are a pipe"));
+    let words = |lines: Vec<String>| lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
+    let output = words(std::iter::from_fn(|| process.line()).collect());
+    let errors = words(errors.into_iter().collect());
+    (process.ended().code(), output, errors)
+}
+
+/// Runs the program, which must refuse to serve, and gives the words in which it does.
+pub(crate) fn refusal(args: &[&str]) -> String {
+    let (code, output, errors) = run(args);
+    assert_eq!(code, Some(1), "{output} {errors}");
+    assert!(errors.starts_with("taskwire: "), "{errors}");
+    errors
+}

@@ -1,0 +1,61 @@
+//! `taskwire serve` on HTTP: from its first line to its end, and over again.
+
+use serde_json::{Value, json};
+
+use crate::kit::{LOOKS, Server, TempDir};
+
+#[test]
+fn the_demo_tools_are_served_until_a_signal_ends_it_in_good_order() {
+    let dir = TempDir::new();
+    let server = Server::start(&dir.join("data"));
+    assert_eq!(server.probe("/readyz"), (200, "ok\n".to_owned()));
+    let list = server.ask("tools/list", json!({}));
+    let mut names: Vec<&str> = list["tools"].as_array().expect("a list").iter().filter_map(|tool| tool["name"].as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["bake", "count_far", "countdown", "fail", "greet_me", "tell_story"]);
+    server.process.terminate();
+    assert_eq!(server.process.ended().code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let dir = TempDir::new();
+    let server = Server::start(&dir.join("data"));
+    server.start_task("count_far");
+    server.process.terminate();
+    let draining = (0..LOOKS).any(|_| server.probe("/readyz").0 == 503);
+    assert!(draining, "the first signal shows");
+    server.process.terminate();
+    assert_eq!(server.process.ended().code(), Some(130));
+}
+
+/// The number that the counting task has come to, if it has begun.
+fn counted(task: &Value) -> Option<u64> {
+    assert_eq!(task["status"], "working", "{task}");
+    let (n, total) = task["statusMessage"].as_str()?.split_once('/').expect("progress");
+    assert_eq!(total, "600");
+    Some(n.parse().expect("a number"))
+}
+
+#[test]
+fn a_task_goes_on_where_it_was_after_the_server_was_killed() {
+    let dir = TempDir::new();
+    let data = dir.join("data");
+    let first = Server::start(&data);
+    let id = first.start_task("count_far");
+    let get = |server: &Server| server.ask("tasks/get", json!({"taskId": id}));
+    let before = (0..LOOKS).find_map(|_| counted(&get(&first)).filter(|n| *n >= 2)).expect("it counts");
+    first.process.kill();
+    let second = Server::start(&data);
+    let taken_over = counted(&get(&second)).expect("what it had come to is not forgotten");
+    let mut last = before;
+    let further = (0..LOOKS).find(|_| {
+        let n = counted(&get(&second)).expect("what it had come to is not forgotten");
+        assert!(n >= last && taken_over >= before, "{n} after {last}: it began anew");
+        last = n;
+        n >= taken_over + 2
+    });
+    assert!(further.is_some(), "it counts on");
+    assert_eq!(second.ask("tasks/cancel", json!({"taskId": id})), json!({"resultType": "complete"}));
+    assert_eq!(get(&second)["status"], "cancelled");
+}
