@@ -109,42 +109,36 @@ impl<'de> Deserialize<'de> for TaskId {
     }
 }
 
-/// The authenticated principal that owns a task.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct CallerId(Arc<str>);
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Arc<str>);
 
-impl CallerId {
-    /// Names a caller.
-    #[must_use]
-    pub fn new(name: &str) -> Self {
-        Self(name.into())
-    }
+        impl $name {
+            /// Gives the name.
+            #[must_use]
+            pub fn new(name: &str) -> Self {
+                Self(name.into())
+            }
 
-    /// The caller's name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+            /// The name's text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+    };
 }
 
-/// The name of one question that a task asks; never used twice within a task.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct InputKey(Arc<str>);
-
-impl InputKey {
-    /// Names a question.
-    #[must_use]
-    pub fn new(name: &str) -> Self {
-        Self(name.into())
-    }
-
-    /// The key's text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+name! {
+    /// The authenticated principal that owns a task.
+    CallerId
+}
+name! {
+    /// The name of one question that a task asks; never used twice within a task.
+    InputKey
 }
 
 macro_rules! position {

@@ -75,7 +75,9 @@ async fn serve(config: Config, stdio: bool) -> anyhow::Result<()> {
     let address = if stdio { None } else { Some(address(&config)?) };
     // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
     let listener = match address {
-        Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?),
+        Some(address) => {
+            Some(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (another address: `--listen`)"))?)
+        }
         None => None,
     };
     let store = SqliteStore::open(&config.data)?;
