@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     /// Name and version of this server, as results of the modern era carry them.
     pub(crate) modern_meta: String,
+    /// What listeners of the modern era were last shown.
+    pub(crate) shown: modern::Shown,
     /// Open listen streams of each caller.
     listens: Mutex<HashMap<CallerId, usize>>,
     /// Open HTTP connections.
@@ -78,6 +80,7 @@ impl Server {
             provider,
             config,
             modern_meta,
+            shown: modern::Shown::default(),
             listens: Mutex::default(),
             connections: watch::Sender::new(0),
             draining: watch::Sender::new(false),

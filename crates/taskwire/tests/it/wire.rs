@@ -874,6 +874,22 @@ async fn progress_carries_the_token_as_it_came_and_precedes_the_response() {
 }
 
 #[tokio::test]
+async fn progress_that_does_not_grow_is_not_told() {
+    let tools = Registry::new();
+    let tool = Tool::raw("stumble", "Falls back now and then", json!({"type": "object"}), |ctx: Ctx| async move {
+        for done in [1.0, 3.0, 2.0, 3.0, 5.0] {
+            ctx.progress(done, None, None).await?;
+        }
+        Ok("there")
+    });
+    tools.tool(tool).expect("a tool");
+    let server = TestServer::start(tools).await;
+    let messages = server.plain_client().messages("tools/call", json!({"name": "stumble", "_meta": {"progressToken": 1}})).await;
+    let told: Vec<Option<f64>> = messages.iter().map(|message| message["params"]["progress"].as_f64()).collect();
+    assert_eq!(told, [Some(1.0), Some(3.0), Some(5.0), None]);
+}
+
+#[tokio::test]
 async fn progress_is_told_while_the_call_still_runs() {
     let gate = Arc::new(Notify::new());
     let opened = gate.clone();

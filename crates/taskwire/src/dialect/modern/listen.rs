@@ -187,7 +187,7 @@ impl Stream<'_, '_> {
 
     async fn show(&self, task: &Task) -> Result<(), Ended> {
         let shared = self.cx.shared;
-        let message = view::notification(task, &self.subscription, shared.engine.clock().now(), shared.config.poll_interval);
+        let message = view::notification(&shared.shown, task, &self.subscription, shared.engine.clock().now(), shared.config.poll_interval);
         self.cx.out.send(message.into()).await.map_err(|_| Ended::Gone)
     }
 

@@ -23,11 +23,11 @@ use taskwire_core::{
     wire::{Incoming, RequestId, code},
 };
 
-pub(crate) use self::json::server_meta;
 use self::{
     json::Object,
     meta::{Meta, Params},
 };
+pub(crate) use self::{json::server_meta, view::Shown};
 use super::{Fault, Orphan, Outbox, Reply};
 use crate::server::Shared;
 

@@ -1,9 +1,12 @@
 //! A task as this era shows it: `Task` and `DetailedTask` of the Tasks extension.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use taskwire_core::{
-    Payload, Timestamp,
+    Payload, TaskId, Timestamp, Version,
     task::{Outcome, Status, Task},
 };
 
@@ -11,6 +14,9 @@ use super::json::{Object, text};
 
 /// How much longer clients should wait between two looks at a long task.
 const POLL_GROWTH_MAX: u32 = 5;
+
+/// A view that is larger than this is written anew for each listener.
+const SHOWN_BYTES_MAX: usize = 64 * 1024;
 
 const fn status_name(status: Status) -> &'static str {
     match status {
@@ -81,10 +87,38 @@ pub(super) fn requests<'a>(questions: impl Iterator<Item = (&'a str, &'a Payload
     questions.fold(Object::open(), |object, (key, request)| object.raw(key, request.as_str())).into_text()
 }
 
+/// The view that was last shown to a listener: many may be waiting for the same one.
+#[derive(Debug, Default)]
+pub(crate) struct Shown(Mutex<Option<Last>>);
+
+#[derive(Debug)]
+struct Last {
+    /// Which task, at which version, with which values of what depends on the moment.
+    of: (TaskId, Version, Option<Duration>, u64),
+    text: Arc<str>,
+}
+
+impl Shown {
+    /// The members of a detailed view, as an object.
+    fn text(&self, task: &Task, now: Timestamp, poll: Duration) -> Arc<str> {
+        let of = (task.id, task.version, task.ttl(now), poll_interval(task, now, poll));
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some(last) if last.of == of => last.text.clone(),
+            _ => {
+                let text: Arc<str> = detailed(Object::open(), task, now, poll).into_text().into();
+                // A large result is not kept for the sake of listeners that may not be there.
+                *last = (text.len() <= SHOWN_BYTES_MAX).then(|| Last { of, text: text.clone() });
+                text
+            }
+        }
+    }
+}
+
 /// A notification with the state of a task.
-pub(super) fn notification(task: &Task, subscription: &str, now: Timestamp, poll: Duration) -> Vec<u8> {
+pub(super) fn notification(shown: &Shown, task: &Task, subscription: &str, now: Timestamp, poll: Duration) -> Vec<u8> {
     let meta = Object::open().raw(super::SUBSCRIPTION_ID, subscription).into_text();
-    let params = detailed(Object::open().raw("_meta", &meta), task, now, poll).into_text();
+    let params = Object::open().raw("_meta", &meta).splice(&shown.text(task, now, poll)).into_text();
     Object::open().put("jsonrpc", "2.0").put("method", "notifications/tasks").raw("params", &params).end()
 }
 
