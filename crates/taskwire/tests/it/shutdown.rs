@@ -348,6 +348,8 @@ async fn a_client_that_does_not_read_cannot_keep_the_server_from_ending() {
         for id in 0..200 {
             pipe.request(&id.to_string(), "server/discover", json!({})).await;
         }
+        // Until they have been read: a signal may otherwise come before them.
+        settle().await;
         if by_signal {
             pipe.stop.take().expect("stopped once").send(()).expect("it serves");
         } else {
