@@ -47,12 +47,6 @@ impl Question {
         Self { method: "roots/list", params: json!({}) }
     }
 
-    /// The method that carries it.
-    #[must_use]
-    pub fn method(&self) -> &'static str {
-        self.method
-    }
-
     /// What a caller with these capabilities lacks to be asked this, as `ClientCapabilities`.
     #[must_use]
     pub fn lacks(&self, accepts: Accepts) -> Option<Value> {
