@@ -155,15 +155,25 @@ impl Server {
         self.exchange(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     }
 
+    /// The status that a probe gets, if any: a connection that was opened right before a shutdown is closed unanswered.
+    pub(crate) fn try_probe(&self, path: &str) -> Option<u16> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        self.try_exchange(&request).ok().map(|(status, _)| status)
+    }
+
     fn exchange(&self, request: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a patience above zero");
-        stream.write_all(request.as_bytes()).expect("writable");
+        self.try_exchange(request).expect("a response")
+    }
+
+    fn try_exchange(&self, request: &str) -> std::io::Result<(u16, String)> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(request.as_bytes())?;
         let mut text = String::new();
-        stream.read_to_string(&mut text).expect("readable");
-        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {text}"));
+        stream.read_to_string(&mut text)?;
+        let (head, body) = text.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::UnexpectedEof)?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        (status, body.to_owned())
+        Ok((status, body.to_owned()))
     }
 
     /// The result of a request that must succeed.
