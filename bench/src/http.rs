@@ -63,9 +63,21 @@ impl Conn {
 
     /// Sends a request that is answered by a stream of events.
     pub async fn listen(mut self, request: &[u8]) -> Result<Events> {
+        self.begin(request).await?;
+        Ok(Events { conn: self, text: BytesMut::new() })
+    }
+
+    /// The same for who reads the body as it comes: the connection, and what it has received of the body so far.
+    pub async fn listen_raw(mut self, request: &[u8]) -> Result<(TcpStream, BytesMut)> {
+        self.begin(request).await?;
+        Ok((self.stream, self.buffer))
+    }
+
+    /// Sends a request, and reads the head of the stream that answers it.
+    async fn begin(&mut self, request: &[u8]) -> Result<()> {
         self.stream.write_all(request).await.context("cannot send")?;
         match self.head().await? {
-            (200, Framing::Chunked) => Ok(Events { conn: self, text: BytesMut::new() }),
+            (200, Framing::Chunked) => Ok(()),
             (status, Framing::Length(len)) => {
                 while self.buffer.len() < len {
                     self.fill().await?;

@@ -10,6 +10,7 @@ mod push;
 mod report;
 mod serve;
 mod stages;
+mod stream;
 mod wire;
 
 use std::process::ExitCode;
@@ -53,6 +54,10 @@ async fn main() -> anyhow::Result<ExitCode> {
 
 async fn measure(options: &Options) -> anyhow::Result<ExitCode> {
     let plan = options.plan();
+    // A thousand readers need as many open files, here and in the servers, which inherit the limit.
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        eprintln!("the limit of open files stays as it is: {error}");
+    }
     let scratch = Scratch::new(&options.data_dir())?;
     let machine = report::Machine::look(scratch.path())?;
     let findings = stages::run(&plan, &scratch).await;

@@ -4,12 +4,36 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+/// A part of what can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// `echo`, `tasks/get`, create, create to completed.
+    Requests,
+    /// Many live tasks.
+    Alive,
+    /// Many ended tasks.
+    Ended,
+    /// Push of a task's end.
+    Push,
+    /// Partial results.
+    Stream,
+}
+
+impl Stage {
+    /// All of them.
+    const ALL: [Self; 5] = [Self::Requests, Self::Alive, Self::Ended, Self::Push, Self::Stream];
+}
+
 /// What can be set on the command line.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// A short run: shows that everything works, but its numbers say little.
     #[arg(long)]
     quick: bool,
+    /// Measures only this; may be given more than once.
+    #[arg(long, value_name = "STAGE")]
+    only: Vec<Stage>,
     /// Where the JSON document goes; standard output if absent.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -34,6 +58,9 @@ pub struct Options {
     /// Listen streams of the large push measure.
     #[arg(long)]
     listeners: Option<usize>,
+    /// About how many small chunks one round of a streaming measure delivers, to all readers together.
+    #[arg(long)]
+    events: Option<usize>,
 }
 
 /// What is going to be measured.
@@ -41,6 +68,8 @@ pub struct Options {
 pub struct Plan {
     /// Whether this is a short run.
     pub quick: bool,
+    /// What is measured.
+    pub stages: Vec<Stage>,
     /// Interleaved rounds of every measure.
     pub rounds: usize,
     /// Connections of the load generator.
@@ -61,6 +90,19 @@ pub struct Plan {
     pub listeners: usize,
     /// Tasks that one round of the push measures ends.
     pub pushes: usize,
+    /// About how many small chunks one round of a streaming measure delivers, to all readers together.
+    pub events: usize,
+    /// Texts that one round of the streaming measures writes at a set pace.
+    pub ticks: usize,
+    /// Idle streams whose memory is measured.
+    pub idle_streams: usize,
+}
+
+impl Plan {
+    /// Whether `stage` is measured.
+    pub fn has(&self, stage: Stage) -> bool {
+        self.stages.contains(&stage)
+    }
 }
 
 impl Options {
@@ -72,6 +114,7 @@ impl Options {
         };
         Plan {
             quick: self.quick,
+            stages: if self.only.is_empty() { Stage::ALL.to_vec() } else { self.only.clone() },
             rounds: amount(self.rounds, 5, 2),
             connections: self.connections.max(1),
             requests: amount(self.requests, 40_000, 4_000),
@@ -82,6 +125,9 @@ impl Options {
             rmcp_tasks: amount(self.rmcp_tasks, 10_000, 1_000),
             listeners: amount(self.listeners, 500, 100),
             pushes: amount(None, 20, 5),
+            events: amount(self.events, 2_000_000, 100_000),
+            ticks: amount(None, 600, 100),
+            idle_streams: 1_000,
         }
     }
 

@@ -35,7 +35,16 @@ pub struct Server {
 impl Server {
     /// Starts a server and waits until it accepts connections.
     pub async fn start(kind: Kind, data: &Path) -> Result<Self> {
-        let mut server = Self::spawn(kind, data)?;
+        Self::start_with(kind, data, &[]).await
+    }
+
+    /// Starts Taskwire so that each text that a tool writes is a chunk of its own.
+    pub async fn start_uncoalesced(data: &Path) -> Result<Self> {
+        Self::start_with(Kind::Taskwire, data, &["--uncoalesced"]).await
+    }
+
+    async fn start_with(kind: Kind, data: &Path, flags: &[&str]) -> Result<Self> {
+        let mut server = Self::spawn(kind, data, flags)?;
         let began = Instant::now();
         while TcpStream::connect(server.addr).await.is_err() {
             server.check(began)?;
@@ -47,7 +56,7 @@ impl Server {
     /// Starts a server on what is stored in `data`, and says after how many seconds it first answered a `tasks/get`.
     pub async fn start_to_answer(kind: Kind, data: &Path, task: &str) -> Result<(Self, f64)> {
         let began = Instant::now();
-        let mut server = Self::spawn(kind, data)?;
+        let mut server = Self::spawn(kind, data, &[])?;
         let request = wire::get(server.addr, 1, task);
         loop {
             let answer = timeout(START_MAX, async { Conn::open(server.addr).await?.exchange(&request).await }).await;
@@ -61,7 +70,7 @@ impl Server {
         }
     }
 
-    fn spawn(kind: Kind, data: &Path) -> Result<Self> {
+    fn spawn(kind: Kind, data: &Path, flags: &[&str]) -> Result<Self> {
         let addr = free_address()?;
         let exe = std::env::current_exe().context("cannot find the path of this program")?;
         let child = Command::new(exe)
@@ -69,6 +78,7 @@ impl Server {
             .arg(addr.to_string())
             .arg("--data")
             .arg(data)
+            .args(flags)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())

@@ -8,11 +8,12 @@ use tokio::time::sleep;
 use crate::{
     http::Conn,
     load::{self, Load, Op},
-    plan::Plan,
+    plan::{Plan, Stage},
     process::{Scratch, Server},
     push,
     report::{Findings, Held, Measure, Memory, Sample, Start},
     serve::Kind,
+    stream,
 };
 
 /// Pause before and after a measure, so that what a load leaves to be done is counted with it.
@@ -22,19 +23,31 @@ const REST: Duration = Duration::from_secs(1);
 /// Steps in which many tasks are made; the last of them is measured.
 const STEPS: usize = 10;
 /// Requests that make a server warm.
-const WARM_UP: usize = 2_000;
+pub const WARM_UP: usize = 2_000;
 
 /// Measures everything. What fails is written down, and does not keep the rest from being measured.
 pub async fn run(plan: &Plan, scratch: &Scratch) -> Findings {
     let mut findings = Findings::default();
-    let result = rounds(plan, scratch, &mut findings).await;
-    findings.note_failure("rounds", result);
-    let result = many_alive(plan, scratch, &mut findings).await;
-    findings.note_failure("many live tasks", result);
-    let result = many_ended(plan, scratch, &mut findings).await;
-    findings.note_failure("many ended tasks", result);
-    let result = pushes(plan, scratch, &mut findings).await;
-    findings.note_failure("push", result);
+    if plan.has(Stage::Requests) {
+        let result = rounds(plan, scratch, &mut findings).await;
+        findings.note_failure("rounds", result);
+    }
+    if plan.has(Stage::Alive) {
+        let result = many_alive(plan, scratch, &mut findings).await;
+        findings.note_failure("many live tasks", result);
+    }
+    if plan.has(Stage::Ended) {
+        let result = many_ended(plan, scratch, &mut findings).await;
+        findings.note_failure("many ended tasks", result);
+    }
+    if plan.has(Stage::Push) {
+        let result = pushes(plan, scratch, &mut findings).await;
+        findings.note_failure("push", result);
+    }
+    if plan.has(Stage::Stream) {
+        let result = stream::rounds(plan, scratch, &mut findings).await;
+        findings.note_failure("stream", result);
+    }
     findings
 }
 
@@ -212,7 +225,7 @@ async fn measure(server: &Server, connections: usize, total: usize, op: Op) -> R
 }
 
 /// The same things, beginning with another one in each round.
-fn in_turn<T, const N: usize>(mut things: [T; N], round: usize) -> [T; N] {
+pub fn in_turn<T, const N: usize>(mut things: [T; N], round: usize) -> [T; N] {
     things.rotate_left(round % N);
     things
 }

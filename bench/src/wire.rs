@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::http::{Answer, find};
+use crate::{
+    http::{Answer, find},
+    serve::Write,
+};
 
 /// What `echo` is asked to return.
 pub const ECHO_TEXT: &str = "The quick brown fox jumps over the lazy dog, again and again, 0123";
@@ -16,6 +19,16 @@ const META: &str = concat!(
     r#""io.modelcontextprotocol/clientCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#,
 );
 
+/// What every request about partial results says about itself.
+const PARTIALS_META: &str = concat!(
+    r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","#,
+    r#""io.modelcontextprotocol/clientInfo":{"name":"taskwire-bench","version":"0.1.0"},"#,
+    r#""io.modelcontextprotocol/clientCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{},"dev.taskwire/partials":{}}}}"#,
+);
+
+/// Readers of partial results are numbered from here, so that events to any of them have the same length.
+pub const READER_ID: usize = 100_000;
+
 /// A call of `echo`.
 pub fn echo(addr: SocketAddr, id: usize) -> Vec<u8> {
     let params = format!(r#""name":"echo","arguments":{{"text":"{ECHO_TEXT}"}}"#);
@@ -24,7 +37,21 @@ pub fn echo(addr: SocketAddr, id: usize) -> Vec<u8> {
 
 /// A call of a tool without arguments.
 pub fn call(addr: SocketAddr, id: usize, tool: &str) -> Vec<u8> {
-    request(addr, id, "tools/call", Some(tool), &format!(r#""name":"{tool}","arguments":{{}}"#))
+    call_with(addr, id, tool, "{}")
+}
+
+/// A call of the tool that writes.
+pub fn write(addr: SocketAddr, write: &Write) -> Result<Vec<u8>> {
+    Ok(call_with(addr, 0, "write", &serde_json::to_string(write)?))
+}
+
+/// A call of the tool that opens a gate.
+pub fn open(addr: SocketAddr, gate: &str) -> Vec<u8> {
+    call_with(addr, 0, "open", &format!(r#"{{"gate":"{gate}"}}"#))
+}
+
+fn call_with(addr: SocketAddr, id: usize, tool: &str, arguments: &str) -> Vec<u8> {
+    request(addr, id, "tools/call", Some(tool), &format!(r#""name":"{tool}","arguments":{arguments}"#))
 }
 
 /// The state of a task.
@@ -44,8 +71,18 @@ pub fn listen(addr: SocketAddr, id: usize, tasks: &[String]) -> Vec<u8> {
     request(addr, id, "subscriptions/listen", None, &params)
 }
 
+/// A stream of a task's partial results, from the first one on, for the given reader.
+pub fn partials(addr: SocketAddr, reader: usize, task: &str) -> Vec<u8> {
+    let params = format!(r#""notifications":{{"dev.taskwire/partials":[{{"taskId":"{task}","fromSeq":0}}]}}"#);
+    request_as(addr, READER_ID + reader, "subscriptions/listen", None, &params, PARTIALS_META)
+}
+
 fn request(addr: SocketAddr, id: usize, method: &str, name: Option<&str>, params: &str) -> Vec<u8> {
-    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params},"_meta":{META}}}}}"#);
+    request_as(addr, id, method, name, params, META)
+}
+
+fn request_as(addr: SocketAddr, id: usize, method: &str, name: Option<&str>, params: &str, meta: &str) -> Vec<u8> {
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params},"_meta":{meta}}}}}"#);
     let name = name.map(|name| format!("Mcp-Name: {name}\r\n")).unwrap_or_default();
     let length = body.len();
     let mut request = format!(
@@ -74,6 +111,12 @@ pub fn task_id(answer: &Answer) -> Result<String> {
 pub fn status(answer: &Answer) -> Result<String> {
     expect(answer, r#""status":"#)?;
     string_after(&answer.body, br#""status":""#).with_context(|| format!("no status in {}", shown(answer)))
+}
+
+/// The text of the result that an answer tells of.
+pub fn result_text(answer: &Answer) -> Result<String> {
+    expect(answer, r#""content":"#)?;
+    string_after(&answer.body, br#""text":""#).with_context(|| format!("no text in {}", shown(answer)))
 }
 
 /// Whether an event says that `task` was cancelled.

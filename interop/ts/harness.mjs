@@ -10,6 +10,8 @@ import { createTaskSessionFromClient } from '@modelcontextprotocol/ext-tasks/cli
 
 export const PROTOCOL_VERSION = '2026-07-28';
 export const TASKS = 'io.modelcontextprotocol/tasks';
+/** What the names of Taskwire's own extensions begin with. */
+export const OURS = 'dev.taskwire';
 export const SUBSCRIPTION_ID = 'io.modelcontextprotocol/subscriptionId';
 
 export const url = process.env.INTEROP_URL ?? process.argv[2];
@@ -20,7 +22,7 @@ if (!url) {
 
 const clientInfo = { name: 'taskwire-interop-ts', version: '0.0.0' };
 
-/** A fetch that records every JSON-RPC message really sent, with its headers and HTTP status. */
+/** A fetch that records every JSON-RPC message really sent, with its headers and HTTP status, and the text of JSON answers. */
 function recordingFetch(wire) {
   return async (input, init) => {
     const entry = { http: init?.method ?? 'GET', headers: new Headers(init?.headers), at: Date.now() };
@@ -29,6 +31,7 @@ function recordingFetch(wire) {
     const response = await fetch(input, init);
     entry.status = response.status;
     entry.contentType = response.headers.get('content-type');
+    if (entry.contentType?.startsWith('application/json')) entry.answer = await response.clone().text();
     return response;
   };
 }

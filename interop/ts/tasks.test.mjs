@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
 import { resultFromTaskOutcome } from '@modelcontextprotocol/ext-tasks/client';
-import { answerForm, connect, PROTOCOL_VERSION, TASKS, text, untilStatus } from './harness.mjs';
+import { answerForm, connect, OURS, PROTOCOL_VERSION, TASKS, text, untilStatus } from './harness.mjs';
 
 const elicited = [];
 let peer;
@@ -155,6 +155,15 @@ describe('ext-tasks, polling', { timeout: 120_000 }, () => {
 
   test('an unknown task is -32602', async () => {
     await assert.rejects(peer.session.task('no-such-task').snapshot(), (error) => error.code === -32602);
+  });
+
+  test("nothing of Taskwire's own extensions is shown to a client that did not ask", async () => {
+    await peer.client.listTools();
+    for (const method of ['server/discover', 'tools/list', 'tools/call', 'tasks/get']) {
+      const answers = peer.sent(method).flatMap((entry) => entry.answer ?? []);
+      assert.ok(answers.length > 0, `${method} was never answered`);
+      for (const answer of answers) assert.ok(!answer.includes(OURS), `${method}: ${answer}`);
+    }
   });
 
   test('ext-tasks reported nothing in the background', () => {

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::{Held, Measure, Report, median};
-use crate::serve::Kind;
+use super::{Chunks, Held, Measure, Mode, Report, flow_label, median};
+use crate::{plan::Stage, serve::Kind, stream::FEW_READERS};
 
 /// Processor time of an `echo`, in microseconds.
 const ECHO_US_MAX: f64 = 30.0;
@@ -21,6 +21,12 @@ const STREAM_BYTES_MAX: f64 = 16.0 * 1024.0;
 const STORED_MIB_MAX: f64 = 192.0;
 /// From start to first answer, in seconds.
 const START_SECONDS_MAX: f64 = 1.0;
+/// How much of the bare server's stream a stream must reach.
+const FLOW_RATIO_MIN: f64 = 0.70;
+/// Processor time of a small chunk to one reader, in microseconds.
+const FLOW_US_MAX: f64 = 2.0;
+/// How much later than its commit a text may be received, in milliseconds.
+const DELAY_MS_MAX: f64 = 2.0;
 
 /// Taskwire's processor time and throughput over a peer's.
 #[derive(Debug, Serialize)]
@@ -61,6 +67,17 @@ pub(super) fn ratios(report: &Report) -> Vec<Ratio> {
 }
 
 pub(super) fn targets(report: &Report) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    if report.plan.stages.iter().any(|stage| *stage != Stage::Stream) {
+        verdicts.extend(task_targets(report));
+    }
+    if report.plan.has(Stage::Stream) {
+        verdicts.extend(stream_targets(report));
+    }
+    verdicts
+}
+
+fn task_targets(report: &Report) -> Vec<Verdict> {
     let plan = &report.plan;
     let cpu = |measure: Measure, tasks: Option<usize>| report.series(measure, Kind::Taskwire, tasks).map(|series| series.cpu_us);
     let few = cpu(Measure::GetAmongMany, Some(plan.few));
@@ -98,6 +115,43 @@ pub(super) fn targets(report: &Report) -> Vec<Verdict> {
         at_most(format!("start to first answer, {} ended tasks stored", plan.tasks), started(Held::Ended), START_SECONDS_MAX, "s"),
         at_most(format!("start to first answer, {} tasks interrupted", plan.tasks), started(Held::Working), START_SECONDS_MAX, "s"),
     ]
+}
+
+fn stream_targets(report: &Report) -> Vec<Verdict> {
+    let streams = &report.streams;
+    let mut verdicts = Vec::new();
+    for mode in [Mode::Live, Mode::Replay] {
+        for chunks in [Chunks::Single, Chunks::Gathered] {
+            for readers in FEW_READERS {
+                let target = format!("stream {}, {readers} readers, text per second over bare", flow_label(mode, chunks));
+                let ratio = streams.ratio(mode, chunks, readers).map(|ratio| ratio.text_per_second);
+                verdicts.push(at_least(target, ratio, FLOW_RATIO_MIN, "×"));
+            }
+        }
+    }
+    // A large chunk costs more than this on any server, for its bytes alone.
+    for mode in [Mode::Live, Mode::Replay] {
+        for readers in FEW_READERS {
+            let target = format!("stream {}, {readers} readers, CPU per event", flow_label(mode, Chunks::Single));
+            let cpu = streams.flow(mode, Chunks::Single, Kind::Taskwire, readers).map(|series| series.cpu_us);
+            verdicts.push(at_most(target, cpu, FLOW_US_MAX, "µs"));
+        }
+    }
+    let commit = (!streams.commits.rounds.is_empty()).then_some(streams.commits.wait.p99_ms);
+    for readers in FEW_READERS {
+        let target = format!("append to receipt, {readers} readers, p99: one commit and {DELAY_MS_MAX} ms");
+        let max = commit.map(|commit| ((commit + DELAY_MS_MAX) * 100.0).round() / 100.0);
+        // Without the time of a commit there is nothing to compare with.
+        let delay = streams.delay(Kind::Taskwire, readers).filter(|_| max.is_some()).map(|delay| delay.p99_ms);
+        verdicts.push(at_most(target, delay, max.unwrap_or(DELAY_MS_MAX), "ms"));
+    }
+    let idle = streams.idle_bytes(Kind::Taskwire);
+    verdicts.push(at_most("memory per idle stream of partial results".to_owned(), idle, STREAM_BYTES_MAX, "B"));
+    verdicts
+}
+
+fn at_least(target: String, measured: Option<f64>, min: f64, unit: &str) -> Verdict {
+    Verdict { goal: format!("≥ {min} {unit}"), pass: measured.map(|value| value >= min), ..at_most(target, measured, min, unit) }
 }
 
 fn at_most(target: String, measured: Option<f64>, max: f64, unit: &str) -> Verdict {

@@ -1,6 +1,7 @@
 //! What was found: collected, summed up, compared, shown.
 
 mod judge;
+mod streams;
 mod table;
 
 use std::{fs::File, io::Write as _, path::Path, time::Instant};
@@ -11,6 +12,7 @@ use serde::Serialize;
 use crate::{load::Load, plan::Plan, push::Pushes, serve::Kind};
 
 pub use judge::{Ratio, Verdict};
+pub use streams::{Chunks, FlowSample, Mode, Streams, flow_label};
 
 /// What a load does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -241,6 +243,8 @@ pub struct Findings {
     pub memory: Vec<Memory>,
     /// From start to first answer.
     pub starts: Vec<Start>,
+    /// Partial results.
+    pub streams: Streams,
     /// What a reader must know.
     pub notes: Vec<String>,
     failures: Vec<String>,
@@ -317,6 +321,7 @@ pub struct Report {
     pushes: Vec<PushSeries>,
     memory: Vec<Memory>,
     starts: Vec<Start>,
+    streams: Streams,
     ratios: Vec<Ratio>,
     targets: Vec<Verdict>,
     notes: Vec<String>,
@@ -327,10 +332,12 @@ pub struct Report {
 impl Report {
     /// Sums up what was found.
     pub fn new(machine: Machine, plan: Plan, findings: Findings) -> Self {
-        let Findings { mut loads, mut pushes, memory, starts, notes, failures } = findings;
+        let Findings { mut loads, mut pushes, memory, starts, mut streams, notes, failures } = findings;
         loads.iter_mut().for_each(Series::sum_up);
         pushes.iter_mut().for_each(PushSeries::sum_up);
-        let mut report = Self { machine, plan, loads, pushes, memory, starts, ratios: Vec::new(), targets: Vec::new(), notes, failures };
+        streams.sum_up();
+        let (ratios, targets) = (Vec::new(), Vec::new());
+        let mut report = Self { machine, plan, loads, pushes, memory, starts, streams, ratios, targets, notes, failures };
         report.ratios = judge::ratios(&report);
         report.targets = judge::targets(&report);
         report

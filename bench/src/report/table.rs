@@ -2,7 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{Held, Report, median};
+use super::{Held, Report, flow_label, median};
+use crate::serve::Kind;
 
 const KIB: f64 = 1024.0;
 
@@ -23,6 +24,8 @@ fn write(text: &mut String, report: &Report) -> fmt::Result {
     loads(text, report)?;
     pushes(text, report)?;
     storage(text, report)?;
+    flows(text, report)?;
+    delays(text, report)?;
     comparison(text, report)?;
     for note in &report.notes {
         writeln!(text, "\nnote: {note}")?;
@@ -34,6 +37,9 @@ fn write(text: &mut String, report: &Report) -> fmt::Result {
 }
 
 fn loads(text: &mut String, report: &Report) -> fmt::Result {
+    if report.loads.is_empty() {
+        return Ok(());
+    }
     writeln!(text, "\n{:<20} {:>9} {:>8} {:>10} {:>9} {:>9} {:>9}", "load", "server", "tasks", "per second", "CPU µs", "p50 µs", "p99 µs")?;
     for series in &report.loads {
         let failed = if series.failed { "  FAILED" } else { "" };
@@ -53,6 +59,9 @@ fn loads(text: &mut String, report: &Report) -> fmt::Result {
 }
 
 fn pushes(text: &mut String, report: &Report) -> fmt::Result {
+    if report.pushes.is_empty() {
+        return Ok(());
+    }
     writeln!(
         text,
         "\n{:<20} {:>9} {:>8} {:>10} {:>9} {:>9} {:>9}",
@@ -75,6 +84,9 @@ fn pushes(text: &mut String, report: &Report) -> fmt::Result {
 }
 
 fn storage(text: &mut String, report: &Report) -> fmt::Result {
+    if report.memory.is_empty() {
+        return Ok(());
+    }
     writeln!(
         text,
         "\n{:<20} {:>9} {:>8} {:>10} {:>14} {:>9}",
@@ -100,8 +112,67 @@ fn storage(text: &mut String, report: &Report) -> fmt::Result {
     Ok(())
 }
 
+/// Partial results, as fast as they can be.
+fn flows(text: &mut String, report: &Report) -> fmt::Result {
+    let streams = &report.streams;
+    if streams.flows.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "\n{:<20} {:>9} {:>8} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7}",
+        "stream", "server", "readers", "chunks/s", "to each", "MiB/s", "CPU µs", "text B", "wire B", "+ B"
+    )?;
+    for series in &streams.flows {
+        writeln!(
+            text,
+            "{:<20} {:>9} {:>8} {:>10.0} {:>9.0} {:>9.1} {:>9.2} {:>9.0} {:>9.0} {:>7.0}",
+            flow_label(series.mode, series.chunks),
+            series.server.name(),
+            series.readers,
+            series.chunks_per_second,
+            series.chunks_per_second_each,
+            series.text_mib_per_second,
+            series.cpu_us,
+            series.text_bytes_per_chunk,
+            series.wire_bytes_per_chunk,
+            series.overhead_bytes_per_chunk,
+        )?;
+    }
+    writeln!(text, "\n{:<20} {:>9} {:>8} {:>8} {:>10}", "taskwire over", "peer", "readers", "CPU", "text/s")?;
+    for ratio in &streams.ratios {
+        let (cpu, rate) = (format!("{:.2} ×", ratio.cpu), format!("{:.2} ×", ratio.text_per_second));
+        let label = flow_label(ratio.mode, ratio.chunks);
+        writeln!(text, "{label:<20} {:>9} {:>8} {cpu:>8} {rate:>10}", Kind::Bare.name(), ratio.readers)?;
+    }
+    Ok(())
+}
+
+/// Partial results: how soon they come, and what it takes to wait for them.
+fn delays(text: &mut String, report: &Report) -> fmt::Result {
+    let streams = &report.streams;
+    if !streams.delays.is_empty() || !streams.commits.rounds.is_empty() {
+        writeln!(text, "\n{:<20} {:>9} {:>8} {:>10} {:>9}", "append to receipt", "server", "readers", "p50 ms", "p99 ms")?;
+        for series in &streams.delays {
+            let (server, delay) = (series.server.name(), series.delay);
+            writeln!(text, "{:<20} {server:>9} {:>8} {:>10.2} {:>9.2}", "", series.readers, delay.p50_ms, delay.p99_ms)?;
+        }
+        let (server, wait) = (Kind::Taskwire.name(), streams.commits.wait);
+        writeln!(text, "{:<20} {server:>9} {:>8} {:>10.2} {:>9.2}", "one commit", "-", wait.p50_ms, wait.p99_ms)?;
+    }
+    if !streams.idle.is_empty() {
+        writeln!(text, "\n{:<20} {:>9} {:>8} {:>10}", "idle streams", "server", "streams", "KiB each")?;
+        for series in &streams.idle {
+            writeln!(text, "{:<20} {:>9} {:>8} {:>10.1}", "", series.server.name(), series.streams, series.bytes_per_stream / KIB)?;
+        }
+    }
+    Ok(())
+}
+
 fn comparison(text: &mut String, report: &Report) -> fmt::Result {
-    writeln!(text, "\n{:<20} {:>9} {:>8} {:>10}", "taskwire over", "peer", "CPU", "per second")?;
+    if !report.ratios.is_empty() {
+        writeln!(text, "\n{:<20} {:>9} {:>8} {:>10}", "taskwire over", "peer", "CPU", "per second")?;
+    }
     for ratio in &report.ratios {
         let (cpu, rate) = (format!("{:.2} ×", ratio.cpu), format!("{:.2} ×", ratio.per_second));
         writeln!(text, "{:<20} {:>9} {cpu:>8} {rate:>10}", ratio.measure.label(), ratio.to.name())?;

@@ -12,8 +12,13 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderMap},
     service::service_fn,
 };
+use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{net::TcpListener, sync::broadcast};
 
+use super::{
+    bare_stream::Sources,
+    write::{Open, Write},
+};
 use crate::{http::find, wire::ECHO_TEXT};
 
 /// Ends that a listen stream may be behind.
@@ -23,17 +28,20 @@ const TASK: &str = concat!(
     r#""taskId":"019f00000000abcdefghijklmnopqrst","createdAt":"2026-11-16T00:00:00.000Z","#,
     r#""lastUpdatedAt":"2026-11-16T00:00:00.000Z","ttlMs":3600000,"pollIntervalMs":1000"#,
 );
+/// A result that is none.
+const UNREADABLE: &str = r#"{"resultType":"unreadable"}"#;
 const META: &str = r#""_meta":{"io.modelcontextprotocol/serverInfo":{"name":"bare","version":"0.1.0"}}"#;
 
 type Reply = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
 
 pub(super) async fn run(listener: TcpListener) -> Result<()> {
     let (ends, _) = broadcast::channel(FEED_LEN);
-    let answer = move |request: Request<Incoming>| answer(request, ends.clone());
+    let sources = Sources::default();
+    let answer = move |request: Request<Incoming>| answer(request, ends.clone(), sources.clone());
     super::accept(listener, service_fn(answer)).await
 }
 
-async fn answer(request: Request<Incoming>, ends: broadcast::Sender<Bytes>) -> Result<Response<Reply>, hyper::Error> {
+async fn answer(request: Request<Incoming>, ends: broadcast::Sender<Bytes>, sources: Sources) -> Result<Response<Reply>, hyper::Error> {
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let id = id_of(&body);
@@ -41,8 +49,24 @@ async fn answer(request: Request<Incoming>, ends: broadcast::Sender<Bytes>) -> R
         ("tools/call", "echo") => {
             format!(r#"{{"resultType":"complete","content":[{{"type":"text","text":"{ECHO_TEXT}"}}],{META}}}"#)
         }
+        ("tools/call", "write") => match arguments::<Write>(&body) {
+            Some(write) => format!(r#"{{"resultType":"task","status":"working","taskId":"{}",{META}}}"#, sources.write(write)),
+            None => UNREADABLE.to_owned(),
+        },
+        ("tools/call", "open") => match arguments::<Open>(&body) {
+            Some(open) => {
+                sources.open(&open.gate);
+                format!(r#"{{"resultType":"complete","content":[{{"type":"text","text":"opened"}}],{META}}}"#)
+            }
+            None => UNREADABLE.to_owned(),
+        },
         ("tools/call", _) => format!(r#"{{"resultType":"task","status":"working",{TASK},{META}}}"#),
-        ("subscriptions/listen", _) => return Ok(listen(id, &ends)),
+        ("subscriptions/listen", _) => {
+            return Ok(match task_of(&body).and_then(|task| sources.read(task, id)) {
+                Some(events) => respond("text/event-stream", Either::Right(events.boxed_unsync())),
+                None => listen(id, &ends),
+            });
+        }
         ("tasks/cancel", _) => {
             // Nobody listening is no error.
             let _ = ends.send(Bytes::from(end()));
@@ -82,6 +106,27 @@ fn respond(content_type: &'static str, body: Reply) -> Response<Reply> {
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(content_type));
     response
+}
+
+/// The arguments of a call, if they are what they should be.
+fn arguments<T: DeserializeOwned>(body: &[u8]) -> Option<T> {
+    #[derive(Deserialize)]
+    struct Call<T> {
+        params: Params<T>,
+    }
+    #[derive(Deserialize)]
+    struct Params<T> {
+        arguments: T,
+    }
+    serde_json::from_slice::<Call<T>>(body).ok().map(|call| call.params.arguments)
+}
+
+/// The task whose partial results a listen request asks for, found without parsing.
+fn task_of(body: &[u8]) -> Option<&str> {
+    let key = br#""taskId":""#;
+    let rest = &body[find(body, key)? + key.len()..];
+    let end = rest.iter().position(|byte| *byte == b'"')?;
+    std::str::from_utf8(&rest[..end]).ok()
 }
 
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {

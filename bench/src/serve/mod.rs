@@ -1,8 +1,10 @@
 //! The servers that are measured, each in a process of its own.
 
 mod bare_server;
+mod bare_stream;
 mod rmcp_server;
 mod taskwire_server;
+mod write;
 
 use std::{error::Error, io::Read as _, net::SocketAddr, path::PathBuf};
 
@@ -17,6 +19,8 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use tokio::net::TcpListener;
+
+pub use write::{STAMP_LEN, Write, unix_ns};
 
 /// Which server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -55,6 +59,9 @@ pub struct Serve {
     /// Where it keeps tasks, if it does.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Makes each text that a tool writes a chunk of its own; for taskwire.
+    #[arg(long)]
+    uncoalesced: bool,
     /// Ends when standard input does, so that it cannot outlive what started it.
     #[arg(long)]
     tied: bool,
@@ -67,7 +74,7 @@ pub async fn run(serve: Serve) -> Result<()> {
     }
     let listener = TcpListener::bind(serve.listen).await.with_context(|| format!("cannot listen on {}", serve.listen))?;
     match serve.kind {
-        Kind::Taskwire => taskwire_server::run(listener, &serve.data.context("this server needs --data")?).await,
+        Kind::Taskwire => taskwire_server::run(listener, &serve.data.context("this server needs --data")?, serve.uncoalesced).await,
         Kind::Rmcp => rmcp_server::run(listener).await,
         Kind::Bare => bare_server::run(listener).await,
     }

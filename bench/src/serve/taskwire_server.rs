@@ -1,28 +1,44 @@
 //! Taskwire: the library, on its embedded store, with limits that a benchmark does not reach.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use taskwire::{
+    engine::Coalesce,
     server::{Config, Server},
     store::SqliteStore,
     tool::{Ctx, Registry, TaskMode, Tool, ToolError},
 };
 use tokio::net::TcpListener;
 
+use super::write::{Gates, Open, Write};
+
+const GIB: u64 = 1024 * 1024 * 1024;
+
 #[derive(Deserialize, JsonSchema)]
 struct Echo {
     text: String,
 }
 
-pub(super) async fn run(listener: TcpListener, data: &Path) -> Result<()> {
+pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -> Result<()> {
+    let gates = Gates::default();
     let registry = Registry::new();
-    registry.tool(echo())?.tool(park())?.tool(quick())?;
-    let mut config = Config { listens_per_caller: 100_000, ..Config::default() };
+    registry.tool(echo())?.tool(park())?.tool(quick())?.tool(write(gates.clone()))?.tool(open(gates))?;
+    // Polls that come too soon are measured too: they must be answered, not held.
+    let mut config = Config { listens_per_caller: 100_000, hold_polls: false, ..Config::default() };
+    config.http.connections = 100_000;
     config.engine.limits.tasks_per_caller = 10_000_000;
+    config.engine.limits.task_output_bytes = 4 * GIB;
+    config.engine.limits.output_bytes_per_second = 4 * GIB;
+    if uncoalesced {
+        config.engine.coalesce = Coalesce { window: Duration::ZERO, bytes: 1 };
+    }
     let server = Server::start(registry, SqliteStore::open(data)?, config)?;
     server.serve(listener, std::future::pending()).await?;
     Ok(())
@@ -43,4 +59,48 @@ fn park() -> Tool {
 fn quick() -> Tool {
     Tool::raw("quick", "Is done at once.", json!({"type": "object"}), |_ctx: Ctx| async { Ok::<_, ToolError>("done") })
         .task(TaskMode::Always)
+}
+
+fn write(gates: Gates) -> Tool {
+    Tool::new("write", "Writes texts once its gate is open.", move |args: Write, ctx: Ctx| write_all(args, ctx, gates.clone()))
+        .task(TaskMode::Always)
+        .streams()
+}
+
+fn open(gates: Gates) -> Tool {
+    Tool::new("open", "Opens a gate.", move |args: Open, _ctx: Ctx| {
+        gates.open(&args.gate);
+        async { Ok::<_, ToolError>("opened") }
+    })
+    .task(TaskMode::Never)
+}
+
+/// Writes; returns how many microseconds each text took to become durable, if it is to wait for that.
+async fn write_all(write: Write, ctx: Ctx, gates: Gates) -> Result<String, ToolError> {
+    tokio::select! {
+        () = gates.pass(&write.gate) => {}
+        () = ctx.cancelled() => return Err(ToolError::stopped()),
+    }
+    let filler = write.filler();
+    let mut pace = write.pace();
+    let mut waits = Vec::new();
+    for _ in 0..write.texts {
+        let began = match &mut pace {
+            None => {
+                ctx.text(&filler).await?;
+                continue;
+            }
+            Some(pace) => {
+                pace.tick().await;
+                let began = Instant::now();
+                ctx.text(write.stamped()).await?;
+                began
+            }
+        };
+        if write.flush {
+            ctx.flush().await?;
+            waits.push(format!("{:.1}", began.elapsed().as_secs_f64() * 1e6));
+        }
+    }
+    Ok(waits.join(" "))
 }

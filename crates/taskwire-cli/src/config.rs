@@ -54,11 +54,17 @@ pub(crate) struct Config {
     input_timeout: Option<Keep>,
     attempts_max: Option<u64>,
     grace: Option<Span>,
+    coalesce_window: Option<Span>,
+    coalesce_bytes: Option<usize>,
     drain: Option<Span>,
     page_len: Option<usize>,
     list_ttl: Option<Span>,
     listens_per_caller: Option<usize>,
     tasks_per_listen: Option<usize>,
+    waits_per_caller: Option<usize>,
+    wait_max: Option<Span>,
+    hold_polls: Option<bool>,
+    read_bytes: Option<usize>,
     requests_per_stream: Option<usize>,
     queue_len: Option<usize>,
     cache_bytes: Option<usize>,
@@ -81,11 +87,17 @@ impl Default for Config {
             input_timeout: None,
             attempts_max: None,
             grace: None,
+            coalesce_window: None,
+            coalesce_bytes: None,
             drain: None,
             page_len: None,
             list_ttl: None,
             listens_per_caller: None,
             tasks_per_listen: None,
+            waits_per_caller: None,
+            wait_max: None,
+            hold_polls: None,
+            read_bytes: None,
             requests_per_stream: None,
             queue_len: None,
             cache_bytes: None,
@@ -102,6 +114,7 @@ impl Default for Config {
 struct LimitsTable {
     chunk_bytes: Option<u64>,
     task_output_bytes: Option<u64>,
+    output_bytes_per_second: Option<u64>,
     inputs_per_task: Option<u64>,
     input_bytes_per_task: Option<u64>,
     events_per_task: Option<u64>,
@@ -169,6 +182,8 @@ impl Config {
         set(&mut config.input_timeout, self.input_timeout.map(|keep| keep.0));
         set(&mut config.attempts_max, self.attempts_max);
         set(&mut config.engine.grace, self.grace.map(|span| span.0));
+        set(&mut config.engine.coalesce.window, self.coalesce_window.map(|span| span.0));
+        set(&mut config.engine.coalesce.bytes, self.coalesce_bytes);
         set(&mut config.engine.queue_len, self.queue_len);
         set(&mut config.engine.cache_bytes, self.cache_bytes);
         set(&mut config.drain, self.drain.map(|span| span.0));
@@ -176,6 +191,10 @@ impl Config {
         set(&mut config.list_ttl, self.list_ttl.map(|span| span.0));
         set(&mut config.listens_per_caller, self.listens_per_caller);
         set(&mut config.tasks_per_listen, self.tasks_per_listen);
+        set(&mut config.waits_per_caller, self.waits_per_caller);
+        set(&mut config.wait_max, self.wait_max.map(|span| span.0));
+        set(&mut config.hold_polls, self.hold_polls);
+        set(&mut config.read_bytes, self.read_bytes);
         set(&mut config.requests_per_stream, self.requests_per_stream);
         set(&mut config.body_bytes, self.body_bytes);
         self.limits.apply(&mut config.engine.limits);
@@ -204,8 +223,17 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
             bail!("`{key}` must be between 1 and 1000000, not {value}");
         }
     }
-    if config.body_bytes < 1024 {
-        bail!("`body_bytes` must be at least 1024, not {}", config.body_bytes);
+    let sizes = [
+        ("body_bytes", config.body_bytes as u64, 1024),
+        ("coalesce_bytes", config.engine.coalesce.bytes as u64, 1),
+        ("read_bytes", config.read_bytes as u64, 1024),
+        ("limits.chunk_bytes", config.engine.limits.chunk_bytes, 1024),
+        ("limits.output_bytes_per_second", config.engine.limits.output_bytes_per_second, 1024),
+    ];
+    for (key, value, least) in sizes {
+        if value < least {
+            bail!("`{key}` must be at least {least}, not {value}");
+        }
     }
     let spans = [
         ("poll_interval", config.poll_interval, Duration::from_millis(10)),
@@ -232,6 +260,7 @@ impl LimitsTable {
     fn apply(&self, limits: &mut Limits) {
         set(&mut limits.chunk_bytes, self.chunk_bytes);
         set(&mut limits.task_output_bytes, self.task_output_bytes);
+        set(&mut limits.output_bytes_per_second, self.output_bytes_per_second);
         set(&mut limits.inputs_per_task, self.inputs_per_task);
         set(&mut limits.input_bytes_per_task, self.input_bytes_per_task);
         set(&mut limits.events_per_task, self.events_per_task);
@@ -311,6 +340,10 @@ mod tests {
             ("queue_len = 0", "queue_len"),
             ("page_len = 0", "page_len"),
             ("body_bytes = 1", "body_bytes"),
+            ("coalesce_bytes = 0", "coalesce_bytes"),
+            ("read_bytes = 1", "read_bytes"),
+            ("limits.chunk_bytes = 10", "limits.chunk_bytes"),
+            ("limits.output_bytes_per_second = 0", "limits.output_bytes_per_second"),
             ("retention = \"0s\"", "retention"),
             ("http.keep_alive = \"0s\"", "http.keep_alive"),
             ("http.connections = 99999999", "http.connections"),

@@ -8,14 +8,14 @@ use taskwire::tool::{Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, Too
 
 /// Registers the demo tools.
 pub(crate) fn add_to(tools: &Registry) -> Result<(), InvalidSchema> {
-    tools.tool(Tool::new("countdown", "Counts down, one number a second", countdown))?;
-    tools.tool(Tool::new("tell_story", "Tells a short story word by word, as a language model would", tell_story))?;
+    tools.tool(Tool::new("countdown", "Counts down, one number a second", countdown).streams())?;
+    tools.tool(Tool::new("tell_story", "Tells a short story word by word, as a language model would", tell_story).streams())?;
     tools.tool(Tool::new("greet_me", "Asks for your name and greets you", greet_me).task(TaskMode::Always))?;
     tools.tool(Tool::new("fail", "Works for a moment, then fails: as a tool, as a request, or by a panic", fail))?;
     tools.tool(Tool::new("bake", "Bakes a cake and reports its progress", bake))?;
     let count =
         Tool::new("count_far", "Counts for minutes; interrupted by a crash or restart of the server, it goes on where it was", count_far);
-    tools.tool(count.task(TaskMode::Always).retry_on_interrupt())?;
+    tools.tool(count.streams().task(TaskMode::Always).retry_on_interrupt())?;
     Ok(())
 }
 
@@ -142,9 +142,8 @@ async fn count_far(args: Far, ctx: Ctx) -> Result<String, ToolError> {
         ctx.text(format!("(attempt {}: going on with {start})\n", ctx.attempt())).await?;
     }
     for n in start..=args.to {
-        ctx.text(format!("{n}\n")).await?;
-        // Counted and saved belong together: after this line, n is never counted again.
-        ctx.checkpoint(&n).await?;
+        // Counted and saved, both or neither: no number is left out and none comes twice.
+        ctx.step([format!("{n}\n").into()], &n).await?;
         ctx.progress(f64::from(n), Some(f64::from(args.to)), None).await?;
         ctx.sleep(Duration::from_millis(200)).await?;
     }

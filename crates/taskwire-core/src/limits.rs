@@ -6,8 +6,10 @@
 pub struct Limits {
     /// Bytes of one chunk, its blocks together.
     pub chunk_bytes: u64,
-    /// Bytes of all chunks of one task.
+    /// Bytes of all chunks of one task; then its tool's [`Overflow`](crate::task::Overflow) decides.
     pub task_output_bytes: u64,
+    /// Bytes that one task may write in a second; a tool that is faster is made to wait.
+    pub output_bytes_per_second: u64,
     /// Questions that one task may ask in its life.
     pub inputs_per_task: u64,
     /// Bytes of all questions and answers of one task.
@@ -29,6 +31,7 @@ impl Limits {
     pub const DEFAULT: Self = Self {
         chunk_bytes: 256 * 1024,
         task_output_bytes: 64 * 1024 * 1024,
+        output_bytes_per_second: 32 * 1024 * 1024,
         inputs_per_task: 1_000,
         input_bytes_per_task: 4 * 1024 * 1024,
         events_per_task: 100_000,
@@ -46,6 +49,7 @@ impl Default for Limits {
 }
 
 const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.task_output_bytes);
+const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.output_bytes_per_second);
 const _: () = assert!(Limits::DEFAULT.message_bytes <= Limits::DEFAULT.value_bytes);
 const _: () = assert!(Limits::DEFAULT.value_bytes <= Limits::DEFAULT.input_bytes_per_task);
 const _: () = assert!(Limits::DEFAULT.inputs_per_task * 2 <= Limits::DEFAULT.events_per_task);

@@ -17,10 +17,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use taskwire::{
+    clock::{Clock, SystemClock},
     engine,
     server::{Config, Server},
     store::SqliteStore,
-    tool::{Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, ToolError},
+    tool::{Content, Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, ToolError},
 };
 use taskwire_core::Limits;
 use tokio::net::TcpListener;
@@ -28,6 +29,10 @@ use tokio::net::TcpListener;
 const USAGE: &str = "usage: crash_tools --listen ADDR --data DIR --journal FILE";
 /// How many steps `steps` takes.
 const STEPS: u64 = 20;
+/// Bytes of one chunk of `flood`.
+const FLOOD_BYTES: usize = 12_000;
+/// Open listen streams: more than the tests have readers.
+const LISTENS: usize = 1_000;
 /// No bound that the crash test could reach: it counts lives, not patience.
 const PLENTY: u64 = 1_000_000;
 
@@ -58,6 +63,9 @@ fn config() -> Config {
         name: "taskwire-crash".to_owned(),
         engine: engine::Config { limits, ..engine::Config::default() },
         attempts_max: PLENTY,
+        listens_per_caller: LISTENS,
+        // The clients of the crash test look as often as they can.
+        hold_polls: false,
         retention: Some(Duration::from_secs(30 * 24 * 3600)),
         ..Config::default()
     }
@@ -72,6 +80,8 @@ fn tools(journal: &Arc<File>) -> Result<Registry, InvalidSchema> {
         .tool(Tool::new("quick", "Returns at once", quick).task(TaskMode::Always))?
         .tool(Tool::new("wait", "Waits until it is cancelled", wait).task(TaskMode::Always))?
         .tool(Tool::new("steps", "Goes on where it was", steps).task(TaskMode::Always).retry_on_interrupt())?
+        .tool(Tool::new("count", "Writes a stream, each chunk once", count).task(TaskMode::Always).retry_on_interrupt())?
+        .tool(Tool::new("flood", "Writes a large stream", flood).task(TaskMode::Always))?
         .tool(Tool::new("ask", "Asks for a name, once", ask).task(TaskMode::Always).retry_on_interrupt())?
         .tool(Tool::new("once", "Does something that must not be done twice", once).task(TaskMode::Always))?
         .tool(Tool::new("sign", "As `once`, then asks for a name", sign).task(TaskMode::Always))?
@@ -79,7 +89,7 @@ fn tools(journal: &Arc<File>) -> Result<Registry, InvalidSchema> {
     Ok(registry)
 }
 
-/// What every tool is told: the number of the call.
+/// What most tools are told: the number of the call.
 #[derive(Deserialize, JsonSchema)]
 struct Numbered {
     /// Tells this call from all others.
@@ -108,6 +118,48 @@ async fn steps(args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
         ctx.sleep(Duration::from_millis(5)).await?;
     }
     Ok(format!("steps-{}", args.n))
+}
+
+/// What a tool is told that writes a stream.
+#[derive(Deserialize, JsonSchema)]
+struct Streamed {
+    /// Tells this call from all others.
+    n: u64,
+    /// How many chunks to write.
+    chunks: u64,
+    /// How many of them to write between two questions whether to go on.
+    leg: u64,
+}
+
+/// A chunk is written and saved in one step: cut off anywhere, none is left out and none is written again.
+async fn count(args: Streamed, ctx: Ctx) -> Result<String, ToolError> {
+    let done: u64 = ctx.saved()?.unwrap_or(0);
+    for index in done..args.chunks {
+        leg(&ctx, &args, index).await?;
+        let line = format!("{}-{index} {}\n", args.n, "é".repeat(usize::try_from(index % 61)?));
+        ctx.step([Content::text(line)], &(index + 1)).await?;
+    }
+    Ok(format!("count-{}", args.n))
+}
+
+/// Each chunk says which one it is and when it was written.
+async fn flood(args: Streamed, ctx: Ctx) -> Result<String, ToolError> {
+    for index in 0..args.chunks {
+        leg(&ctx, &args, index).await?;
+        let head = format!("{index} {} ", SystemClock.now().as_millis());
+        ctx.text(format!("{head:x<FLOOD_BYTES$}")).await?;
+        ctx.flush().await?;
+    }
+    Ok(format!("flood-{}", args.n))
+}
+
+/// Asks before each leg whether to go on: who answers knows how far the stream can be.
+async fn leg(ctx: &Ctx, args: &Streamed, index: u64) -> Result<(), ToolError> {
+    if index.is_multiple_of(args.leg) {
+        let schema = json!({"type": "object", "properties": {}});
+        ctx.ask(&format!("leg-{index}"), Question::form("Shall it go on?", schema)).await?;
+    }
+    Ok(())
 }
 
 async fn ask(args: Numbered, ctx: Ctx) -> Result<String, ToolError> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{
+    blocks::Blocks,
     event::{Outcome, Progress},
     state::Spec,
 };
@@ -36,7 +37,7 @@ pub struct NewTask {
     /// How long its work has been running already.
     pub spent_ms: u64,
     /// Chunks written before the task was made.
-    pub chunks: Vec<Vec<Payload>>,
+    pub chunks: Vec<Blocks>,
     /// What was last said before the task was made.
     pub said: Option<(Option<Arc<str>>, Option<Progress>)>,
 }
@@ -46,10 +47,10 @@ pub struct NewTask {
 pub enum Command {
     /// Make it.
     Create(NewTask),
-    /// Write a chunk.
+    /// Write chunks, all or none.
     Append {
-        /// At least one content block.
-        blocks: Vec<Payload>,
+        /// At least one.
+        chunks: Vec<Blocks>,
     },
     /// Say how it is getting on.
     Say {
@@ -65,13 +66,20 @@ pub enum Command {
         /// The question.
         request: Payload,
     },
-    /// Save where the work is.
+    /// Save where the work is, together with what it has written up to there.
     Save {
+        /// What it has written since, if anything.
+        chunks: Vec<Blocks>,
         /// What the next attempt will be given.
         checkpoint: Payload,
     },
-    /// End it.
-    Finish(Outcome),
+    /// End it, together with the last that it has written. Where that is too much, it fails instead.
+    Finish {
+        /// What it has written since, if anything.
+        chunks: Vec<Blocks>,
+        /// How.
+        outcome: Outcome,
+    },
     /// Answer questions. Names that are unknown or already answered are passed over.
     Answer(Vec<(InputKey, Payload)>),
     /// Call it off. An ended task stays as it is.
@@ -83,6 +91,14 @@ pub enum Command {
     Tick,
     /// Take over from an earlier life of the node.
     Recover(Epoch),
+}
+
+impl Command {
+    /// Ends a task that has nothing left to write.
+    #[must_use]
+    pub const fn finish(outcome: Outcome) -> Self {
+        Self::Finish { chunks: Vec::new(), outcome }
+    }
 }
 
 /// Why a command changes nothing.

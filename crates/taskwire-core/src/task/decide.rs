@@ -1,13 +1,14 @@
 //! What a command leads to. Pure: the same task, command, moment and limits give the same answer.
 
 use super::{
+    blocks::Blocks,
     command::{Authority, Command, NewTask, Reject},
     event::{Event, Outcome, Progress, RpcError},
-    state::{OnInterrupt, Task},
+    state::{OnInterrupt, Output, Overflow, Spec, Task},
     wants::wants,
 };
 use crate::{
-    id::{Epoch, InputKey, Seq},
+    id::{Epoch, InputKey},
     limits::Limits,
     payload::Payload,
     time::Timestamp,
@@ -32,7 +33,8 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
     }
     match command {
         Command::Create(_) => Err(Reject::NotFound),
-        Command::Append { blocks } => append(task, blocks, limits).map(|event| vec![event]),
+        Command::Append { chunks } if chunks.is_empty() => Err(Reject::EmptyChunk),
+        Command::Append { chunks } => append(task.output, &task.spec, chunks, limits),
         Command::Say { message, progress } => {
             let size = message.as_ref().map_or(0, |message| message.len() as u64);
             bound("the status message is too long", size, limits.message_bytes, "message_bytes")?;
@@ -43,12 +45,14 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
             Ok(if news { vec![Event::Said { message: message.clone(), progress: *progress }] } else { Vec::new() })
         }
         Command::Ask { key, request } => ask(task, key, request, limits),
-        Command::Save { checkpoint } => {
+        Command::Save { chunks, checkpoint } => {
             bound("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
             room(task, limits)?;
-            Ok(vec![Event::Saved { checkpoint: checkpoint.clone() }])
+            let mut events = append(task.output, &task.spec, chunks, limits)?;
+            events.push(Event::Saved { checkpoint: checkpoint.clone() });
+            Ok(events)
         }
-        Command::Finish(outcome) => Ok(vec![bounded(outcome.clone(), limits).into()]),
+        Command::Finish { chunks, outcome } => Ok(finish(task, chunks, outcome.clone(), limits)),
         Command::Answer(answers) => answer(task, answers, limits),
         Command::Cancel { reason } => Ok(if task.ended.is_some() { Vec::new() } else { vec![Event::Cancelled { reason: reason.clone() }] }),
         Command::Tick => Ok(tick(task, now)),
@@ -64,13 +68,7 @@ fn make(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
         carried: new.carried.clone(),
         spent_ms: new.spent_ms,
     }];
-    let (mut first_block, mut size) = (1, 0);
-    for (seq, blocks) in (0..).zip(&new.chunks) {
-        size += chunk(blocks, limits)?;
-        bound("the task has written too much", size, limits.task_output_bytes, "task_output_bytes")?;
-        events.push(Event::Appended { seq: Seq(seq), first_block, blocks: blocks.clone() });
-        first_block += blocks.len() as u64;
-    }
+    events.extend(append(Output::default(), &new.spec, &new.chunks, limits)?);
     if let Some((message, progress)) = new.said.clone() {
         finite(progress)?;
         events.push(Event::Said { message, progress });
@@ -78,19 +76,35 @@ fn make(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
     Ok(events)
 }
 
-fn append(task: &Task, blocks: &[Payload], limits: &Limits) -> Result<Event, Reject> {
-    let size = chunk(blocks, limits)?;
-    bound("the task has written too much", task.output.bytes + size, limits.task_output_bytes, "task_output_bytes")?;
-    Ok(Event::Appended { seq: task.output.next_seq, first_block: task.output.blocks + 1, blocks: blocks.to_vec() })
+/// The events of chunks that follow `written`, all or none.
+fn append(mut written: Output, spec: &Spec, chunks: &[Blocks], limits: &Limits) -> Result<Vec<Event>, Reject> {
+    let mut events = Vec::with_capacity(chunks.len() + 1);
+    for blocks in chunks {
+        if blocks.count() == 0 {
+            return Err(Reject::EmptyChunk);
+        }
+        bound("the chunk is too large", blocks.bytes(), limits.chunk_bytes, "chunk_bytes")?;
+        events.push(Event::Appended { seq: written.next_seq, first_block: written.blocks + 1, blocks: blocks.clone() });
+        written =
+            Output { next_seq: written.next_seq.next(), blocks: written.blocks + blocks.count(), bytes: written.bytes + blocks.bytes() };
+    }
+    if spec.overflow == Overflow::Fail && !chunks.is_empty() {
+        bound("the task has written too much", written.bytes, limits.task_output_bytes, "task_output_bytes")?;
+    }
+    Ok(events)
 }
 
-fn chunk(blocks: &[Payload], limits: &Limits) -> Result<u64, Reject> {
-    if blocks.is_empty() {
-        return Err(Reject::EmptyChunk);
-    }
-    let size = blocks.iter().map(|block| block.as_str().len() as u64).sum();
-    bound("the chunk is too large", size, limits.chunk_bytes, "chunk_bytes")?;
-    Ok(size)
+/// The end, after the last output. Output that is too much fails a task that would have gone well.
+fn finish(task: &Task, chunks: &[Blocks], outcome: Outcome, limits: &Limits) -> Vec<Event> {
+    let (mut events, outcome) = match append(task.output, &task.spec, chunks, limits) {
+        Ok(events) => (events, outcome),
+        Err(reject) if matches!(outcome, Outcome::Completed { is_error: false, .. }) => {
+            (Vec::new(), Outcome::Failed(RpcError { code: code::LIMIT_REACHED, message: reject.to_string(), data: None }))
+        }
+        Err(_) => (Vec::new(), outcome),
+    };
+    events.push(bounded(outcome, limits).into());
+    events
 }
 
 fn ask(task: &Task, key: &InputKey, request: &Payload, limits: &Limits) -> Result<Vec<Event>, Reject> {

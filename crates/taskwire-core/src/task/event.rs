@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::state::Spec;
+use super::{blocks::Blocks, state::Spec};
 use crate::{
     id::{Attempt, Epoch, InputKey, Seq},
     payload::Payload,
@@ -91,7 +91,7 @@ pub enum Event {
         /// The number of its first block.
         first_block: u64,
         /// Its content blocks.
-        blocks: Vec<Payload>,
+        blocks: Blocks,
     },
     /// The work said how it is getting on.
     Said {

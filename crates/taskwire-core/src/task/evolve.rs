@@ -20,6 +20,7 @@ pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, spent_ms: u64, at: Tim
         created_at: at,
         updated_at: at,
         version: Version(1),
+        changed: Version(1),
         attempt: Attempt(0),
         epoch,
         deadline: None,
@@ -43,16 +44,14 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
     if event.is_visible() {
         // The machine's clock may be set back; what callers see does not go back with it.
         task.updated_at = task.updated_at.max(at);
+        task.changed = task.version;
     }
     match event {
         Event::Created { .. } => unreachable!("a task is created once, by `create`"),
         Event::Started { attempt, epoch } => begin(task, *attempt, *epoch, 0, at),
         Event::Appended { seq, first_block, blocks } => {
-            task.output = Output {
-                next_seq: seq.next(),
-                blocks: first_block - 1 + blocks.len() as u64,
-                bytes: task.output.bytes + blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>(),
-            };
+            task.output =
+                Output { next_seq: seq.next(), blocks: first_block - 1 + blocks.count(), bytes: task.output.bytes + blocks.bytes() };
         }
         Event::Said { message, progress } => {
             task.message = message.clone().or_else(|| task.message.take());

@@ -4,6 +4,7 @@
 //! changes a [`Task`] (invariant I2); [`wants`] says what must be true in the outside world (invariant I8).
 //! Must not know: stores, wire formats, protocol eras.
 
+mod blocks;
 mod command;
 mod decide;
 mod event;
@@ -14,9 +15,10 @@ mod wants;
 #[cfg(test)]
 mod tests;
 
+pub use blocks::{Blocks, Draft};
 pub use command::{Authority, Command, NewTask, Reject};
 pub use decide::{bounded, decide};
 pub use event::{Event, Outcome, Progress, RpcError};
 pub use evolve::{create, evolve};
-pub use state::{Accepts, Input, OnInterrupt, Output, Spec, Status, Task};
+pub use state::{Accepts, Input, OnInterrupt, Output, Overflow, Spec, Status, Task};
 pub use wants::{Wants, wants};

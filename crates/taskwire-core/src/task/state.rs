@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::event::{Outcome, Progress};
 use crate::{
     id::{Attempt, CallerId, Epoch, InputKey, Seq, TaskId, Version},
+    limits::Limits,
     payload::Payload,
     time::Timestamp,
 };
@@ -20,6 +21,23 @@ pub enum OnInterrupt {
     Fail,
     /// It is run again, from its last checkpoint if it saved one.
     Retry,
+}
+
+/// What happens when a task has written as much as is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overflow {
+    /// What it writes then is refused.
+    #[default]
+    Fail,
+    /// Its oldest chunks go, as many as it takes.
+    DropOldest,
+}
+
+impl Overflow {
+    const fn is_default(&self) -> bool {
+        matches!(self, Self::Fail)
+    }
 }
 
 /// Which questions the caller said it can answer, frozen when the task was made.
@@ -57,6 +75,9 @@ pub struct Spec {
     /// How long it waits for an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_timeout_ms: Option<u64>,
+    /// What happens when it has written as much as is kept.
+    #[serde(default, skip_serializing_if = "Overflow::is_default")]
+    pub overflow: Overflow,
     /// The caller's own name for this call, so that a repeated call finds the first one's task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<Arc<str>>,
@@ -85,7 +106,7 @@ pub struct Output {
     pub next_seq: Seq,
     /// Blocks so far; the next chunk's first block is this plus one.
     pub blocks: u64,
-    /// Bytes of all blocks so far.
+    /// Bytes of all chunks so far, also of those that are no longer kept.
     pub bytes: u64,
 }
 
@@ -128,6 +149,9 @@ pub struct Task {
     pub updated_at: Timestamp,
     /// How many events it has seen.
     pub version: Version,
+    /// The last of them that callers can see, chunks aside.
+    #[serde(default)]
+    pub changed: Version,
     /// The run of its work that counts; output of earlier ones is refused.
     pub attempt: Attempt,
     /// The life of the node that runs this attempt.
@@ -188,6 +212,15 @@ impl Task {
     pub fn input_bytes(&self) -> u64 {
         let bytes = |input: &Input| input.request.as_str().len() + input.answer.as_ref().map_or(0, |answer| answer.as_str().len());
         self.inputs.iter().map(|(key, input)| (key.as_str().len() + bytes(input)) as u64).sum()
+    }
+
+    /// Bytes at the beginning of its output that are no longer kept: a chunk that lies within them is gone.
+    #[must_use]
+    pub fn dropped_bytes(&self, limits: &Limits) -> u64 {
+        match self.spec.overflow {
+            Overflow::Fail => 0,
+            Overflow::DropOldest => self.output.bytes.saturating_sub(limits.task_output_bytes),
+        }
     }
 
     /// How long the task is kept, counted from its creation; `None` is for ever.

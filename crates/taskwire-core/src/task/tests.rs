@@ -11,6 +11,7 @@ use crate::{Attempt, CallerId, Epoch, InputKey, Limits, Payload, Seq, TaskId, Ti
 const LIMITS: Limits = Limits {
     chunk_bytes: 40,
     task_output_bytes: 100,
+    output_bytes_per_second: 100,
     inputs_per_task: 4,
     input_bytes_per_task: 150,
     events_per_task: 20,
@@ -29,6 +30,7 @@ fn spec() -> Spec {
         retention_ms: Some(1_000),
         timeout_ms: None,
         input_timeout_ms: None,
+        overflow: Overflow::Fail,
         idempotency_key: None,
         accepts: Accepts::default(),
         hidden: false,
@@ -103,7 +105,7 @@ fn apply(task: &mut Option<Task>, event: &Event, at: Timestamp) {
 }
 
 fn append(s: &str) -> Command {
-    Command::Append { blocks: vec![text(s)] }
+    Command::Append { chunks: vec![Blocks::of(&[text(s)])] }
 }
 
 fn ask(key: &str, question: &str) -> Command {
@@ -115,20 +117,20 @@ fn answer(keys: &[&str]) -> Command {
 }
 
 fn done(text: &str) -> Command {
-    Command::Finish(Outcome::Completed { result: json!({ "r": text }).into(), is_error: false })
+    Command::finish(Outcome::Completed { result: json!({ "r": text }).into(), is_error: false })
 }
 
 const CANCEL: Command = Command::Cancel { reason: None };
 
 #[test]
 fn every_end_is_reached_from_every_open_state_and_is_final() {
-    let failed = Command::Finish(Outcome::Failed(RpcError { code: -32603, message: "no".into(), data: None }));
-    let said_error = Command::Finish(Outcome::Completed { result: json!({}).into(), is_error: true });
+    let failed = Command::finish(Outcome::Failed(RpcError { code: -32603, message: "no".into(), data: None }));
+    let said_error = Command::finish(Outcome::Completed { result: json!({}).into(), is_error: true });
     let ends = [
         (done("x"), Status::Completed),
         (said_error, Status::Completed),
         (failed, Status::Failed),
-        (Command::Finish(Outcome::Cancelled { reason: None }), Status::Cancelled),
+        (Command::finish(Outcome::Cancelled { reason: None }), Status::Cancelled),
     ];
     for asking in [false, true] {
         for (end, status) in &ends {
@@ -140,7 +142,7 @@ fn every_end_is_reached_from_every_open_state_and_is_final() {
             world.work(1, end).expect("ended");
             assert_eq!(world.status(), *status);
             let before = world.task().clone();
-            for late in [done("late"), append("late"), ask("late", "?"), Command::Save { checkpoint: json!(1).into() }] {
+            for late in [done("late"), append("late"), ask("late", "?"), Command::Save { chunks: vec![], checkpoint: json!(1).into() }] {
                 assert_eq!(world.work(1, &late), Err(Reject::Ended));
             }
             assert_eq!(world.call(&CANCEL), Ok(0), "cancelling an ended task changes nothing");
@@ -197,7 +199,7 @@ fn an_interrupted_task_fails_unless_it_may_be_run_again() {
     assert_eq!(world.status(), Status::InputRequired);
 
     let mut world = World::new(Spec { on_interrupt: OnInterrupt::Retry, ..spec() });
-    world.work(1, &Command::Save { checkpoint: json!(41).into() }).expect("saved");
+    world.work(1, &Command::Save { chunks: vec![], checkpoint: json!(41).into() }).expect("saved");
     world.work(1, &ask("a", "A")).expect("asked");
     world.engine(&Command::Recover(Epoch(2)));
     assert_eq!((world.task().attempt, wants(world.task()).run), (Attempt(2), Some(Attempt(2))));
@@ -256,12 +258,16 @@ fn only_what_callers_see_changes_the_time_of_update() {
     let mut world = World::new(spec());
     world.now += 10;
     world.work(1, &append("x")).expect("appended");
-    world.work(1, &Command::Save { checkpoint: json!(1).into() }).expect("saved");
+    world.work(1, &Command::Save { chunks: vec![], checkpoint: json!(1).into() }).expect("saved");
     assert_eq!(world.task().updated_at, world.task().created_at);
     let say = Command::Say { message: Some("hi".into()), progress: None };
     assert_eq!(world.work(1, &say), Ok(1));
     assert_eq!(world.task().updated_at, Timestamp::from_millis(world.now));
+    let changed = world.task().changed;
+    assert_eq!(changed, world.task().version);
     assert_eq!(world.work(1, &say), Ok(0), "saying the same again is no news");
+    world.work(1, &append("x")).expect("appended");
+    assert_eq!(world.task().changed, changed, "output is no change");
 }
 
 #[test]
@@ -272,7 +278,8 @@ fn every_limit_is_reached_and_named() {
     };
     let mut world = World::new(spec());
     assert_eq!(key(world.work(1, &append(&"x".repeat(60)))), "chunk_bytes");
-    assert_eq!(world.work(1, &Command::Append { blocks: vec![] }), Err(Reject::EmptyChunk));
+    assert_eq!(world.work(1, &Command::Append { chunks: vec![] }), Err(Reject::EmptyChunk));
+    assert_eq!(world.work(1, &Command::Append { chunks: vec![Blocks::of(&[])] }), Err(Reject::EmptyChunk));
     for _ in 0..3 {
         world.work(1, &append("xxxxx")).expect("fits");
     }
@@ -281,7 +288,7 @@ fn every_limit_is_reached_and_named() {
     assert_eq!(world.work(1, &nan), Err(Reject::NotANumber), "it could not be stored");
     let long = Payload::from(json!("x".repeat(60)));
     assert_eq!(key(world.work(1, &Command::Say { message: Some("x".repeat(11).into()), progress: None })), "message_bytes");
-    assert_eq!(key(world.work(1, &Command::Save { checkpoint: long.clone() })), "value_bytes");
+    assert_eq!(key(world.work(1, &Command::Save { chunks: vec![], checkpoint: long.clone() })), "value_bytes");
     assert_eq!(key(world.work(1, &ask("k", &"x".repeat(60)))), "value_bytes");
     assert_eq!(key(world.call(&Command::Answer(vec![(InputKey::new("k"), long)]))), "value_bytes");
     for n in 0..4 {
@@ -293,7 +300,8 @@ fn every_limit_is_reached_and_named() {
     world.call(&half("1")).expect("fits");
     assert_eq!(key(world.call(&half("2"))), "input_bytes_per_task");
     assert_eq!(key(World::clone(&world).work(1, &ask("0123456789", &"x".repeat(40)))), "input_bytes_per_task");
-    let full = std::iter::repeat_with(|| world.work(1, &Command::Save { checkpoint: json!(1).into() })).find(Result::is_err);
+    let full =
+        std::iter::repeat_with(|| world.work(1, &Command::Save { chunks: vec![], checkpoint: json!(1).into() })).find(Result::is_err);
     assert_eq!(key(full.expect("there is an end")), "events_per_task");
     assert_eq!(world.work(1, &done(&"x".repeat(60))), Ok(1), "a task always ends");
     let Some(Outcome::Failed(error)) = &world.task().outcome else { panic!("the result is too large to keep") };
@@ -304,11 +312,52 @@ fn every_limit_is_reached_and_named() {
         epoch: Epoch(1),
         carried: None,
         spent_ms: 0,
-        chunks: vec![vec![text("xxxxx")]; 4],
+        chunks: vec![Blocks::of(&[text("xxxxx")]); 4],
         said: None,
     };
     let made = decide(None, &Authority::Engine, &Command::Create(new), Timestamp::default(), &LIMITS);
     assert_eq!(key(made.map(|events| events.len())), "task_output_bytes");
+}
+
+#[test]
+fn output_beyond_the_limit_drops_the_oldest_where_the_tool_says_so() {
+    let mut world = World::new(Spec { overflow: Overflow::DropOldest, ..spec() });
+    for n in 0..10 {
+        world.work(1, &append("xxxxx")).expect("it is never refused");
+        assert_eq!(world.task().dropped_bytes(&LIMITS), (32 * (n + 1u64)).saturating_sub(100), "what is kept stays within the limit");
+    }
+    assert_eq!(world.task().output, Output { next_seq: Seq(10), blocks: 10, bytes: 320 });
+    assert!(matches!(world.work(1, &append(&"x".repeat(60))), Err(Reject::Limit { key: "chunk_bytes", .. })));
+}
+
+#[test]
+fn output_and_checkpoint_are_written_together_or_not_at_all() {
+    let mut world = World::new(spec());
+    let save = |texts: &[&str]| Command::Save {
+        chunks: texts.iter().map(|s| Blocks::of(&[text(s)])).collect(),
+        checkpoint: json!(texts.len()).into(),
+    };
+    assert_eq!(world.work(1, &save(&["a", "b"])), Ok(3));
+    assert_eq!(world.task().checkpoint, Some(world.task().version), "the checkpoint comes last");
+    let before = world.task().clone();
+    assert!(matches!(world.work(1, &save(&["xxxxx", "xxxxx", "xxxxx"])), Err(Reject::Limit { key: "task_output_bytes", .. })));
+    assert_eq!(*world.task(), before);
+}
+
+#[test]
+fn the_last_output_and_the_end_are_one_step() {
+    let end = |texts: &[&str], outcome| Command::Finish { chunks: texts.iter().map(|s| Blocks::of(&[text(s)])).collect(), outcome };
+    let completed = || Outcome::Completed { result: json!({}).into(), is_error: false };
+    let mut world = World::new(spec());
+    assert_eq!(world.work(1, &end(&["a"], completed())), Ok(2));
+    assert_eq!((world.status(), world.task().output.next_seq), (Status::Completed, Seq(1)));
+    let mut world = World::new(spec());
+    assert_eq!(world.work(1, &end(&["xxxxx"; 4], completed())), Ok(1), "a task always ends");
+    let Some(Outcome::Failed(error)) = &world.task().outcome else { panic!("output was lost, so it has not gone well") };
+    assert!(error.message.contains("limits.task_output_bytes"), "{}", error.message);
+    let mut world = World::new(spec());
+    world.work(1, &end(&["xxxxx"; 4], Outcome::Cancelled { reason: None })).expect("a task always ends");
+    assert_eq!(world.status(), Status::Cancelled);
 }
 
 /// Stored bytes are a promise: what was written by an earlier release is read by a later one.
@@ -319,6 +368,7 @@ fn stored_shapes_stay_as_they_are() {
         timeout_ms: Some(5),
         input_timeout_ms: Some(6),
         idempotency_key: Some("i".into()),
+        overflow: Overflow::DropOldest,
         hidden: true,
         ..spec()
     };
@@ -331,11 +381,11 @@ fn stored_shapes_stay_as_they_are() {
                 carried: Some(json!(0).into()),
                 spent_ms: 7,
             },
-            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false},"hidden":true},"request":{"a":1},"epoch":1,"carried":0,"spent_ms":7}}"#,
+            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"overflow":"drop_oldest","idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false},"hidden":true},"request":{"a":1},"epoch":1,"carried":0,"spent_ms":7}}"#,
         ),
         (Event::Started { attempt: Attempt(2), epoch: Epoch(3) }, r#"{"started":{"attempt":2,"epoch":3}}"#),
         (
-            Event::Appended { seq: Seq(0), first_block: 1, blocks: vec![text("x")] },
+            Event::Appended { seq: Seq(0), first_block: 1, blocks: Blocks::of(&[text("x")]) },
             r#"{"appended":{"seq":0,"first_block":1,"blocks":[{"text":"x","type":"text"}]}}"#,
         ),
         (
@@ -376,7 +426,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             progress: Some(Progress { done: s.len() as f64, total: None }),
         }),
         3 => (keys.clone(), any::<bool>()).prop_map(|(key, other)| ask(key, if other { "x" } else { "y" })),
-        2 => any::<u8>().prop_map(|n| Command::Save { checkpoint: json!(n).into() }),
+        2 => any::<u8>().prop_map(|n| Command::Save { chunks: vec![], checkpoint: json!(n).into() }),
         1 => "[a-z]{0,70}".prop_map(|s| done(&s)),
     ];
     let call = prop_oneof![
@@ -404,9 +454,9 @@ fn check_log(world: &World, owner_retries: bool) {
         match event {
             Event::Appended { seq, first_block, blocks: written } => {
                 assert_eq!((seq.0, *first_block), (seqs, blocks + 1), "chunks and blocks are numbered without a gap");
-                assert!(!written.is_empty());
+                assert!(written.count() > 0);
                 seqs += 1;
-                blocks += written.len() as u64;
+                blocks += written.count();
             }
             Event::Asked { key, .. } => assert_eq!(asked.insert(key, false), None, "a key is never used again"),
             Event::Answered { key, .. } => assert_eq!(asked.insert(key, true), Some(false), "answered once, after being asked"),

@@ -2,7 +2,9 @@
 
 pub(crate) mod modern;
 mod outbox;
+mod peer;
 mod reply;
 
-pub(crate) use outbox::Outbox;
+pub(crate) use outbox::{Framing, Outbox};
+pub(crate) use peer::{Peer, Told};
 pub(crate) use reply::{Fault, Orphan, Reply};

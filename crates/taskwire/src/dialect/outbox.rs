@@ -5,10 +5,30 @@ use serde::Serialize;
 use taskwire_core::wire::write_notification;
 use tokio::sync::{mpsc, watch};
 
+/// What stands around a message on a wire.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Framing {
+    pub(crate) before: &'static [u8],
+    pub(crate) after: &'static [u8],
+}
+
+impl Framing {
+    /// Server-sent events.
+    pub(crate) const EVENTS: Self = Self { before: b"data: ", after: b"\n\n" };
+    /// One message a line.
+    pub(crate) const LINES: Self = Self { before: b"", after: b"\n" };
+
+    /// The message with its frame.
+    pub(crate) fn frame(self, message: &[u8]) -> Bytes {
+        [self.before, message, self.after].concat().into()
+    }
+}
+
 /// The way back to one client, bounded: a client that does not read makes the sender wait.
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
     sender: Option<mpsc::Sender<Bytes>>,
+    framing: Framing,
     /// Set when the stream that leads to the client is about to end.
     ending: Option<watch::Receiver<bool>>,
 }
@@ -18,8 +38,9 @@ pub(crate) struct Outbox {
 pub(crate) struct Gone;
 
 impl Outbox {
-    pub(crate) fn new(sender: mpsc::Sender<Bytes>) -> Self {
-        Self { sender: Some(sender), ending: None }
+    /// To a transport that takes messages in these frames.
+    pub(crate) fn new(sender: mpsc::Sender<Bytes>, framing: Framing) -> Self {
+        Self { sender: Some(sender), framing, ending: None }
     }
 
     /// On a stream that says when it is about to end.
@@ -30,7 +51,12 @@ impl Outbox {
 
     /// For messages to which nothing but the response is sent.
     pub(crate) fn closed() -> Self {
-        Self { sender: None, ending: None }
+        Self { sender: None, framing: Framing::LINES, ending: None }
+    }
+
+    /// What stands around a message here.
+    pub(crate) fn framing(&self) -> Framing {
+        self.framing
     }
 
     /// Waits until the stream is about to end.
@@ -44,14 +70,19 @@ impl Outbox {
     }
 
     /// Sends one message.
-    pub(crate) async fn send(&self, message: Bytes) -> Result<(), Gone> {
-        self.sender.as_ref().ok_or(Gone)?.send(message).await.map_err(|_| Gone)
+    pub(crate) async fn send(&self, message: &[u8]) -> Result<(), Gone> {
+        self.send_framed(self.framing.frame(message)).await
+    }
+
+    /// Sends messages that stand in their frames already.
+    pub(crate) async fn send_framed(&self, messages: Bytes) -> Result<(), Gone> {
+        self.sender.as_ref().ok_or(Gone)?.send(messages).await.map_err(|_| Gone)
     }
 
     /// Sends one message if there is room for it now.
-    pub(crate) fn try_send(&self, message: Bytes) {
+    pub(crate) fn try_send(&self, message: &[u8]) {
         if let Some(sender) = &self.sender {
-            let _ = sender.try_send(message);
+            let _ = sender.try_send(self.framing.frame(message));
         }
     }
 
@@ -59,7 +90,7 @@ impl Outbox {
     pub(crate) async fn notify<T: Serialize + ?Sized>(&self, method: &str, params: &T) -> Result<(), Gone> {
         let mut message = Vec::with_capacity(256);
         match write_notification(&mut message, method, params) {
-            Ok(()) => self.send(message.into()).await,
+            Ok(()) => self.send(&message).await,
             Err(error) => {
                 tracing::error!(%error, method, "a notification could not be written");
                 Ok(())

@@ -102,6 +102,11 @@ impl Fault {
             .with_data(json!({ "requiredCapabilities": required }))
     }
 
+    /// Too much at once: a little later it would be well.
+    pub(crate) fn busy(message: impl Into<String>) -> Self {
+        Self::new(429, code::LIMIT_REACHED, message)
+    }
+
     pub(crate) fn limit(message: impl Into<String>) -> Self {
         Self::new(200, code::LIMIT_REACHED, message)
     }

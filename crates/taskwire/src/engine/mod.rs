@@ -3,6 +3,9 @@
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
 
+mod call;
+mod emit;
+mod held;
 mod recent;
 mod recovery;
 mod run;
@@ -16,6 +19,7 @@ mod tests;
 
 use std::{
     collections::HashMap,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -25,18 +29,21 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
-    Attempt, CallerId, Epoch, Limits, Payload, TaskId, Version,
+    Attempt, CallerId, Epoch, Limits, Payload, Seq, TaskId, Version,
     task::{Authority, Command, NewTask, Outcome, Reject, RpcError, Spec, Task},
     wire::code,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use run::{End, Held, Note, Phase, Resumed, Run};
+pub use call::{End, Note, Phase, Resumed};
+pub use emit::{Coalesce, Piece};
+pub use held::Held;
+pub use run::Run;
 
 use crate::{
     clock::{Clock, new_task_id},
     feed::{Feed, Watch},
-    store::{self, Logged, Reader, Store},
+    store::{self, Chunk, Logged, Reader, Store},
 };
 
 /// What the engine runs: given a run, does its work and says how it ended.
@@ -52,6 +59,8 @@ pub struct Config {
     pub limits: Limits,
     /// How long stopped work may take to clean up before it is dropped.
     pub grace: Duration,
+    /// How output is gathered into chunks.
+    pub coalesce: Coalesce,
     /// Commands that may wait for the writer.
     pub queue_len: usize,
     /// Bytes of recently changed tasks to keep in memory.
@@ -60,7 +69,13 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { limits: Limits::DEFAULT, grace: Duration::from_secs(5), queue_len: 4_096, cache_bytes: 128 * 1024 * 1024 }
+        Self {
+            limits: Limits::DEFAULT,
+            grace: Duration::from_secs(5),
+            coalesce: Coalesce::default(),
+            queue_len: 4_096,
+            cache_bytes: 128 * 1024 * 1024,
+        }
     }
 }
 
@@ -234,6 +249,27 @@ impl Engine {
         }
     }
 
+    /// Chunks of a task from `from` on, until `bytes` are reached (but at least one), at most `limit`.
+    pub(crate) fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
+        match self.0.recent.chunks(id, from, bytes, limit) {
+            Some(chunks) => Ok(chunks),
+            None => Ok(self.0.reader.chunks(id, from, bytes, limit)?),
+        }
+    }
+
+    /// How many events a task has seen, chunks included, if it changed lately.
+    pub(crate) fn version(&self, id: TaskId) -> Option<Version> {
+        self.0.recent.task(id).map(|task| task.version)
+    }
+
+    /// Which chunks of a task there are: the first that is kept, and the number that the next one will get.
+    pub(crate) fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
+        match self.0.recent.task(id) {
+            Some(task) if task.dropped_bytes(self.limits()) == 0 => Ok(Seq(0)..task.output.next_seq),
+            _ => Ok(self.0.reader.span(id)?),
+        }
+    }
+
     /// A name for a task to be made with [`create`](Self::create).
     #[must_use]
     pub fn new_id(&self) -> TaskId {
@@ -341,7 +377,7 @@ impl Engine {
                 tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
                 let message = format!("the task could not be run: {error}");
                 let failed = Outcome::Failed(RpcError { code: code::INTERNAL_ERROR, message, data: None });
-                if engine.submit(id, Authority::Attempt(attempt), Command::Finish(failed)).await.is_err() {
+                if engine.submit(id, Authority::Attempt(attempt), Command::finish(failed)).await.is_err() {
                     engine.0.runs.disown(id);
                 }
             }

@@ -1,4 +1,5 @@
-//! The last change of each task that changed lately, in memory: what most readers want, without asking the store.
+//! What changed lately, in memory: each task, its last events and its last chunks. Most readers want nothing else, and
+//! many of them want the same.
 //!
 //! Only what is committed gets in, so a reader can see nothing here that a crash could undo. It has a bound in bytes; what
 //! is not here is read from the store.
@@ -9,16 +10,20 @@ use std::{
 };
 
 use taskwire_core::{
-    TaskId, Version,
+    Seq, TaskId, Version,
     task::{Event, Outcome, Spec, Task},
 };
 
-use crate::store::{Logged, Write};
+use crate::store::{Chunk, Logged, Write};
 
 /// Readers and the writer meet in one of these at a time.
 const SHARDS: usize = 16;
-/// A change that is larger than this is left to the store.
+/// A task that is larger than this, its last events included, is left to the store.
 pub(super) const ENTRY_BYTES_MAX: usize = 64 * 1024;
+/// Events of one task.
+const EVENTS_MAX: usize = 16;
+/// Bytes of the last chunks of one task: what readers that keep up may be behind.
+const TAIL_BYTES_MAX: usize = 256 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Recent {
@@ -29,7 +34,7 @@ pub(super) struct Recent {
 
 #[derive(Debug, Default)]
 struct Shard {
-    writes: HashMap<TaskId, Entry>,
+    entries: HashMap<TaskId, Entry>,
     /// In the order in which they came; the oldest goes first. An entry that is gone leaves its place here for a while.
     order: VecDeque<(TaskId, u64)>,
     bytes: usize,
@@ -38,8 +43,16 @@ struct Shard {
 
 #[derive(Debug)]
 struct Entry {
-    write: Arc<Write>,
-    bytes: usize,
+    task: Arc<Task>,
+    /// Events but for chunks: all after `complete`.
+    events: VecDeque<Logged>,
+    complete: Version,
+    events_bytes: usize,
+    /// The last chunks, without a gap up to the next one to come.
+    tail: VecDeque<Chunk>,
+    tail_bytes: usize,
+    /// Bytes of the output that the tail holds.
+    tail_output: u64,
     came: u64,
 }
 
@@ -57,70 +70,128 @@ impl Recent {
     /// Keeps a change that has just become durable.
     pub(super) fn put(&self, write: Write) {
         let id = write.task.id;
-        let size = weight(&write);
         let mut shard = self.shard(id);
         let gone = matches!(write.events.last(), Some(Event::Expired));
-        if gone || size > ENTRY_BYTES_MAX {
+        let (before, after) = {
+            let entry = shard.entry(id, &write);
+            let before = entry.bytes();
+            entry.add(write);
+            (before, entry.bytes())
+        };
+        shard.bytes = shard.bytes + after - before;
+        if gone || shard.entries.get(&id).is_some_and(|entry| entry.bytes() - entry.tail_bytes > ENTRY_BYTES_MAX) {
             shard.remove(id);
-            return;
         }
-        shard.insert(id, Arc::new(write), size);
         while shard.bytes > self.shard_bytes
             && let Some((oldest, came)) = shard.order.pop_front()
         {
-            if shard.writes.get(&oldest).is_some_and(|entry| entry.came == came) {
+            if shard.entries.get(&oldest).is_some_and(|entry| entry.came == came) {
                 shard.remove(oldest);
             }
         }
     }
 
-    fn get(&self, id: TaskId) -> Option<Arc<Write>> {
-        self.shard(id).writes.get(&id).map(|entry| entry.write.clone())
-    }
-
     /// The task as of its last change.
     pub(super) fn task(&self, id: TaskId) -> Option<Arc<Task>> {
-        self.get(id).map(|write| write.task.clone())
+        self.shard(id).entries.get(&id).map(|entry| entry.task.clone())
     }
 
-    /// The event that made the task, if that was its last change.
+    /// The event that made the task, if it is here.
     pub(super) fn created(&self, id: TaskId) -> Option<Event> {
-        self.get(id)?.events.first().filter(|event| matches!(event, Event::Created { .. })).cloned()
+        let shard = self.shard(id);
+        let first = &shard.entries.get(&id)?.events.front()?.event;
+        matches!(first, Event::Created { .. }).then(|| first.clone())
     }
 
-    /// Events after `after`, without chunks, if none of them is older than the last change.
+    /// Events after `after`, without chunks, if they are all here.
     pub(super) fn events(&self, id: TaskId, after: Version) -> Option<Vec<Logged>> {
-        let write = self.get(id)?;
-        if write.first > after.next() {
-            return None;
+        let shard = self.shard(id);
+        let entry = shard.entries.get(&id).filter(|entry| entry.complete <= after)?;
+        let first = entry.events.partition_point(|logged| logged.version <= after);
+        Some(entry.events.range(first..).cloned().collect())
+    }
+
+    /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`, if they are here.
+    pub(super) fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Option<Vec<Chunk>> {
+        let shard = self.shard(id);
+        let entry = shard.entries.get(&id)?;
+        if from >= entry.task.output.next_seq {
+            return Some(Vec::new());
         }
-        let numbered = (write.first.0..).map(Version).zip(&write.events);
-        let wanted = numbered.filter(|(version, event)| *version > after && !matches!(event, Event::Appended { .. }));
-        Some(wanted.map(|(version, event)| Logged { version, at: write.at, event: event.clone() }).collect())
+        let behind = from.0.checked_sub(entry.tail.front()?.seq.0)?;
+        let mut size = 0;
+        let fits = |chunk: &&Chunk| {
+            let first = size == 0;
+            size += chunk.blocks.as_str().len();
+            first || size <= bytes
+        };
+        Some(entry.tail.range(usize::try_from(behind).ok()?..).take(limit).take_while(fits).cloned().collect())
     }
 }
 
 impl Shard {
-    fn insert(&mut self, id: TaskId, write: Arc<Write>, bytes: usize) {
-        self.bytes += bytes;
-        if let Some(entry) = self.writes.get_mut(&id) {
-            self.bytes -= entry.bytes;
-            (entry.write, entry.bytes) = (write, bytes);
-            return;
-        }
-        self.came += 1;
-        self.order.push_back((id, self.came));
-        self.writes.insert(id, Entry { write, bytes, came: self.came });
+    /// The entry of a task, made if there is none: it begins with `write` then.
+    fn entry(&mut self, id: TaskId, write: &Write) -> &mut Entry {
+        self.entries.entry(id).or_insert_with(|| {
+            self.came += 1;
+            self.order.push_back((id, self.came));
+            let complete = Version(write.first.0 - 1);
+            let entry = Entry {
+                task: write.task.clone(),
+                events: VecDeque::new(),
+                complete,
+                events_bytes: 0,
+                tail: VecDeque::new(),
+                tail_bytes: 0,
+                tail_output: 0,
+                came: self.came,
+            };
+            self.bytes += entry.bytes();
+            entry
+        })
     }
 
     fn remove(&mut self, id: TaskId) {
-        if let Some(entry) = self.writes.remove(&id) {
-            self.bytes -= entry.bytes;
+        if let Some(entry) = self.entries.remove(&id) {
+            self.bytes -= entry.bytes();
         }
-        if self.order.len() > 2 * self.writes.len() + 16 {
-            let writes = &self.writes;
-            self.order.retain(|(id, came)| writes.get(id).is_some_and(|entry| entry.came == *came));
+        if self.order.len() > 2 * self.entries.len() + 16 {
+            let entries = &self.entries;
+            self.order.retain(|(id, came)| entries.get(id).is_some_and(|entry| entry.came == *came));
         }
+    }
+}
+
+impl Entry {
+    fn add(&mut self, write: Write) {
+        self.task = write.task;
+        for (version, event) in (write.first.0..).map(Version).zip(write.events) {
+            if let Event::Appended { seq, first_block, blocks } = event {
+                self.tail_bytes += chunk_weight(&blocks);
+                self.tail_output += blocks.bytes();
+                self.tail.push_back(Chunk { seq, version, first_block, blocks });
+            } else {
+                self.events_bytes += event_weight(&event);
+                self.events.push_back(Logged { version, at: write.at, event });
+            }
+        }
+        // The last change is always here whole, so that those who waited for it need not ask the store.
+        while self.events.len() > EVENTS_MAX
+            && let Some(old) = self.events.pop_front_if(|old| old.version < write.first)
+        {
+            self.complete = old.version;
+            self.events_bytes -= event_weight(&old.event);
+        }
+        while self.tail_bytes > TAIL_BYTES_MAX || self.task.output.bytes - self.tail_output < write.dropped_bytes {
+            let Some(old) = self.tail.pop_front() else { break };
+            self.tail_output -= old.blocks.bytes();
+            self.tail_bytes -= chunk_weight(&old.blocks);
+        }
+    }
+
+    /// About how many bytes it takes, with what it points to.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + task_weight(&self.task) + self.events_bytes + self.tail_bytes
     }
 }
 
@@ -135,32 +206,28 @@ pub(super) fn task_weight(task: &Task) -> usize {
     size_of::<Task>() + size_of::<Spec>() + 256 + outcome + inputs
 }
 
-/// About how many bytes a change takes: its own and those it points to.
-fn weight(write: &Write) -> usize {
-    let events: usize = write
-        .events
-        .iter()
-        .map(|event| match event {
-            Event::Created { request, carried, .. } => {
-                request.as_str().len() + carried.as_ref().map_or(0, |carried| carried.as_str().len())
-            }
-            Event::Appended { blocks, .. } => blocks.iter().map(|block| block.as_str().len() + 64).sum(),
-            Event::Saved { checkpoint } => checkpoint.as_str().len(),
-            Event::Said { message, .. } => message.as_ref().map_or(0, |message| message.len()),
-            // The rest is shared with the task.
-            _ => 0,
-        })
-        .sum();
-    size_of::<Write>() + write.events.len() * size_of::<Event>() + task_weight(&write.task) + events
+/// About how many bytes an event takes: its own and those it points to.
+fn event_weight(event: &Event) -> usize {
+    let beyond = match event {
+        Event::Created { request, carried, .. } => request.as_str().len() + carried.as_ref().map_or(0, |carried| carried.as_str().len()),
+        Event::Saved { checkpoint } => checkpoint.as_str().len(),
+        Event::Said { message, .. } => message.as_ref().map_or(0, |message| message.len()),
+        // The rest is shared with the task.
+        _ => 0,
+    };
+    size_of::<Logged>() + beyond
 }
 
+fn chunk_weight(blocks: &taskwire_core::task::Blocks) -> usize {
+    size_of::<Chunk>() + blocks.as_str().len() + 16
+}
 #[cfg(test)]
 mod tests {
     use serde_json::json;
     use taskwire_core::{
         CallerId, Epoch, Timestamp,
         id::ID_RANDOM_BYTES,
-        task::{Accepts, OnInterrupt, create, evolve},
+        task::{Accepts, Blocks, OnInterrupt, Overflow, create, evolve},
     };
 
     use super::*;
@@ -174,6 +241,7 @@ mod tests {
             retention_ms: None,
             timeout_ms: None,
             input_timeout_ms: None,
+            overflow: Overflow::Fail,
             idempotency_key: None,
             accepts: Accepts::default(),
             hidden: false,
@@ -185,17 +253,17 @@ mod tests {
         let spec = spec();
         let task = create(TaskId::new(at, [n; ID_RANDOM_BYTES]), &spec, Epoch(1), 0, at);
         let created = Event::Created { spec, request: json!({ "n": n }).into(), epoch: Epoch(1), carried: None, spent_ms: 0 };
-        Write { task: Arc::new(task), first: Version(1), at, events: vec![created], stale_checkpoint: None }
+        Write { task: Arc::new(task), first: Version(1), at, events: vec![created], stale_checkpoint: None, dropped_bytes: 0 }
     }
 
     fn then(write: &Write, event: Event) -> Write {
         let mut task = (*write.task).clone();
         evolve(&mut task, &event, write.at);
-        Write { first: task.version, task: Arc::new(task), at: write.at, events: vec![event], stale_checkpoint: None }
+        Write { first: task.version, task: Arc::new(task), at: write.at, events: vec![event], stale_checkpoint: None, dropped_bytes: 0 }
     }
 
     #[test]
-    fn gives_the_last_change_and_nothing_older() {
+    fn gives_what_changed_lately() {
         let recent = Recent::new(1 << 20);
         let first = made(1);
         let id = first.task.id;
@@ -207,16 +275,24 @@ mod tests {
         let second = then(&first, said.clone());
         recent.put(second.clone());
         assert_eq!(recent.task(id).expect("known"), second.task);
-        assert_eq!(recent.created(id), None);
         assert_eq!(recent.events(id, Version(1)).expect("known")[0].event, said);
-        assert_eq!(recent.events(id, Version(0)), None, "older changes are the store's");
-        recent.put(then(&second, Event::Expired));
+        assert_eq!(recent.events(id, Version(0)).expect("known").len(), 2);
+        let mut last = second;
+        for _ in 0..EVENTS_MAX {
+            last = then(&last, said.clone());
+            recent.put(last.clone());
+        }
+        assert_eq!(recent.events(id, Version(2)).expect("known").len(), EVENTS_MAX);
+        assert_eq!((recent.events(id, Version(1)), recent.created(id)), (None, None), "older changes are the store's");
+        recent.put(then(&last, Event::Expired));
         assert!(recent.task(id).is_none(), "forgotten is forgotten");
     }
 
     #[test]
     fn keeps_to_its_bound() {
-        let size = weight(&made(0));
+        let probe = Recent::new(1 << 20);
+        probe.put(made(0));
+        let size = probe.shard(made(0).task.id).bytes;
         let recent = Recent::new(size * SHARDS * 3);
         for n in 0..=255 {
             recent.put(made(n));
@@ -232,5 +308,35 @@ mod tests {
         let large = then(&made(255), Event::Saved { checkpoint: json!("x".repeat(ENTRY_BYTES_MAX)).into() });
         recent.put(large);
         assert!(recent.task(made(255).task.id).is_none(), "what is too large is left to the store");
+    }
+
+    fn appended(write: &Write, bytes: usize) -> Write {
+        let output = write.task.output;
+        let blocks = Blocks::of(&[json!("x".repeat(bytes)).into()]);
+        then(write, Event::Appended { seq: output.next_seq, first_block: output.blocks + 1, blocks })
+    }
+
+    #[test]
+    fn gives_the_last_chunks_and_leaves_older_ones_to_the_store() {
+        let recent = Recent::new(64 << 20);
+        let mut last = made(1);
+        let id = last.task.id;
+        recent.put(last.clone());
+        assert_eq!(recent.chunks(id, Seq(0), 1, 1), Some(vec![]), "nothing yet is also an answer");
+        for n in 0..10 {
+            last = appended(&last, 40 * 1024);
+            recent.put(last.clone());
+            assert_eq!(recent.chunks(id, Seq(n), usize::MAX, usize::MAX).expect("the newest is here")[0].version, last.task.version);
+        }
+        let first = (0..10).find(|n| recent.chunks(id, Seq(*n), 1, 1).is_some()).expect("some are here");
+        assert!((3..=5).contains(&first), "{first}");
+        let seqs = |chunks: Vec<Chunk>| chunks.iter().map(|chunk| chunk.seq.0).collect::<Vec<_>>();
+        assert_eq!(seqs(recent.chunks(id, Seq(first), usize::MAX, 2).expect("here")), [first, first + 1]);
+        assert_eq!(seqs(recent.chunks(id, Seq(first), 100 * 1024, 10).expect("here")), [first, first + 1]);
+        assert_eq!(seqs(recent.chunks(id, Seq(8), 1, 10).expect("here")), [8], "at least one");
+        assert_eq!(recent.events(id, Version(1)).expect("known"), [], "chunks are no events");
+        last.dropped_bytes = last.task.output.bytes - 1;
+        recent.put(Write { events: vec![], ..last });
+        assert_eq!(recent.chunks(id, Seq(9), 1, 1), None, "what is dropped is not here either");
     }
 }

@@ -5,86 +5,32 @@
 //! task's first commit.
 
 use std::{
-    collections::BTreeMap,
     panic::AssertUnwindSafe,
-    pin::Pin,
-    sync::{Arc, PoisonError},
-    task::Poll,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use futures_util::FutureExt;
-use serde::{Deserialize, Serialize};
 use taskwire_core::{
     Attempt, InputKey, Payload, TaskId, Timestamp, Version,
-    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded},
+    task::{Authority, Blocks, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded},
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc};
 
-use super::{Engine, Error, Receipt, switch::Switch};
+use super::{
+    Engine, Error, Receipt,
+    call::{End, Note, Phase, Resumed},
+    emit::{Emit, Piece, Pushed, chunks_of},
+    switch::Switch,
+};
 use crate::clock::new_task_id;
 
-/// How work ended.
-#[derive(Debug, Clone)]
-pub enum End {
-    /// As a task ends.
-    Outcome(Outcome),
-    /// It cannot go on before its caller calls again and brings what is asked for here.
-    Suspended(Payload),
-}
-
-/// What a caller that was asked for something brought along when it called again.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Resumed {
-    /// Its answers, by key.
-    pub responses: BTreeMap<String, Payload>,
-    /// What the work itself wanted to be given back.
-    pub state: Option<Payload>,
-}
-
-impl Resumed {
-    /// As a task keeps it, so that a later attempt has it too.
-    pub(super) fn to_payload(&self) -> Option<Payload> {
-        let brought = !self.responses.is_empty() || self.state.is_some();
-        brought.then(|| Payload::of(self).expect("it consists of JSON already"))
-    }
-}
-
-/// Something for the caller of a call that is still open; nobody keeps it.
-#[derive(Debug, Clone)]
-pub enum Note {
-    /// How far the work is.
-    Progress {
-        /// In numbers.
-        progress: Progress,
-        /// In words.
-        message: Option<Arc<str>>,
-    },
-    /// A line for the log.
-    Log {
-        /// How bad, as syslog has it: `debug` to `emergency`.
-        level: &'static str,
-        /// Who says so.
-        logger: Option<String>,
-        /// What.
-        data: Payload,
-    },
-}
-
-/// Where a run is, for whoever waits for it.
-#[derive(Debug, Clone)]
-pub enum Phase {
-    /// In memory.
-    Loose,
-    /// It became this task.
-    Task(TaskId),
-    /// It ended without ever being a task.
-    Done(End),
-}
-
 enum Place {
-    Loose { chunks: Vec<Vec<Payload>>, bytes: u64, said: Option<(Option<Arc<str>>, Option<Progress>)> },
+    Loose { said: Option<(Option<Arc<str>>, Option<Progress>)> },
     Task(TaskId),
     Done,
 }
@@ -98,7 +44,11 @@ pub struct Run {
     checkpoint: Option<Payload>,
     attempt: Attempt,
     began: Timestamp,
+    /// Held by whoever sends something on behalf of the work, until it is durable.
     place: Mutex<Place>,
+    emit: Emit,
+    /// Whether it becomes a task with its first output.
+    eager: AtomicBool,
     phase: std::sync::Mutex<Phase>,
     /// On when the run is no longer loose.
     settled: Switch,
@@ -122,7 +72,9 @@ impl Run {
             resumed: std::sync::Mutex::new(resumed),
             checkpoint: None,
             attempt: Attempt(1),
-            place: Mutex::new(Place::Loose { chunks: Vec::new(), bytes: 0, said: None }),
+            place: Mutex::new(Place::Loose { said: None }),
+            emit: Emit::default(),
+            eager: AtomicBool::new(false),
             phase: std::sync::Mutex::new(Phase::Loose),
             settled: Switch::default(),
             stop: Arc::default(),
@@ -187,27 +139,102 @@ impl Run {
         self.stop.turn_on();
     }
 
-    /// Writes a chunk.
+    /// Writes output. It is in the log a little later, together with what is written about the same time; where the tool
+    /// is faster than the store, or than it may be, this waits.
     ///
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
-    pub async fn append(self: &Arc<Self>, blocks: Vec<Payload>) -> Result<(), Error> {
-        let size = blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>();
-        let limit = self.engine.limits().chunk_bytes;
-        self.go_on()?;
-        {
-            let mut place = self.place.lock().await;
-            if let Place::Loose { chunks, bytes, .. } = &mut *place
-                && size <= limit
-                && *bytes + size <= limit
-                && !blocks.is_empty()
-            {
-                *bytes += size;
-                chunks.push(blocks);
-                return Ok(());
+    pub async fn write(self: &Arc<Self>, piece: Piece<'_>) -> Result<(), Error> {
+        loop {
+            self.go_on()?;
+            let room = self.emit.room.notified();
+            let pushed = {
+                let mut pending = self.emit.lock();
+                let pushed = pending.push(piece, self.engine.0.clock.now(), self.engine.0.config.coalesce, self.engine.limits())?;
+                if pending.has_enough() {
+                    self.emit.enough.notify_one();
+                }
+                pushed
+            };
+            match pushed {
+                Pushed::Taken { send: true } => {
+                    tokio::spawn(self.clone().send_output());
+                    return Ok(());
+                }
+                Pushed::Taken { send: false } => {
+                    // Where there is no room for another task, its caller waits on for the result.
+                    let eager = self.eager.load(Ordering::Relaxed) && matches!(self.phase(), Phase::Loose);
+                    return match if eager { self.promote().await.map(drop) } else { Ok(()) } {
+                        Err(Error::Rejected(Reject::Limit { .. })) => Ok(()),
+                        done => done,
+                    };
+                }
+                Pushed::Full if matches!(self.promote().await?, Phase::Task(_)) => room.await,
+                Pushed::Full => return Err(Reject::Ended.into()),
+                Pushed::TooFast(wait) => self.engine.0.clock.sleep(wait).await,
             }
         }
-        self.command(Command::Append { blocks }).await.map(drop)
+    }
+
+    /// Makes the work a task as soon as it has written something: its caller wants to see it.
+    pub fn stream_at_once(&self) {
+        self.eager.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends what is written, in good time, until nothing is left.
+    async fn send_output(self: Arc<Self>) {
+        loop {
+            let due = self.emit.lock().patience(self.engine.0.clock.now(), self.engine.0.config.coalesce.window);
+            if let Some(due) = due {
+                tokio::select! {
+                    () = self.engine.0.clock.sleep_until(due) => {}
+                    () = self.emit.enough.notified() => {}
+                }
+            }
+            // A refusal is told to whoever writes next.
+            let _ = self.flush_now().await;
+            let mut pending = self.emit.lock();
+            if pending.is_empty() {
+                pending.sending = false;
+                return;
+            }
+        }
+    }
+
+    /// Waits until all that was written is in the log. Work that is not a task yet has none: there is nothing to wait for.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn flush(self: &Arc<Self>) -> Result<(), Error> {
+        // On its own, so that nothing is lost when the wait is given up.
+        let run = self.clone();
+        let flushed = tokio::spawn(async move { run.flush_now().await }).await.map_err(|_| self.engine.gone())?;
+        flushed.inspect_err(|_| self.emit.lock().tell())
+    }
+
+    async fn flush_now(&self) -> Result<(), Error> {
+        let place = self.place.lock().await;
+        let id = match &*place {
+            Place::Task(id) => *id,
+            Place::Loose { .. } => return Ok(()),
+            Place::Done => return Err(Reject::Ended.into()),
+        };
+        let chunks = self.take_output()?;
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let appended = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Append { chunks }).await;
+        appended.map(drop).inspect_err(|error| {
+            self.emit.lock().refuse(error.clone());
+            self.emit.room.notify_waiters();
+        })
+    }
+
+    /// What is written and not in the log. Only who holds `place` may take it, so that it stays in order.
+    fn take_output(&self) -> Result<Vec<Blocks>, Error> {
+        let taken = self.emit.lock().take(self.engine.0.clock.now());
+        self.emit.room.notify_waiters();
+        taken
     }
 
     /// Says how the work is getting on.
@@ -228,7 +255,7 @@ impl Run {
         }
         {
             let mut place = self.place.lock().await;
-            if let Place::Loose { said, .. } = &mut *place {
+            if let Place::Loose { said } = &mut *place {
                 let (old_message, old_progress) = said.take().unwrap_or_default();
                 *said = Some((message.or(old_message), progress.or(old_progress)));
                 return Ok(());
@@ -237,12 +264,37 @@ impl Run {
         self.command(Command::Say { message, progress }).await.map(drop)
     }
 
-    /// Saves where the work is.
+    /// Saves where the work is, and writes `blocks`, in one step: after a crash both are there or neither is. What was
+    /// written before goes along.
     ///
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
-    pub async fn save(self: &Arc<Self>, checkpoint: Payload) -> Result<(), Error> {
-        self.command(Command::Save { checkpoint }).await.map(drop)
+    pub async fn save(self: &Arc<Self>, blocks: &[Payload], checkpoint: Payload) -> Result<(), Error> {
+        let own = chunks_of(blocks, self.engine.0.config.coalesce, self.engine.limits())?;
+        loop {
+            self.go_on()?;
+            let wait = self.emit.lock().pace(&own, self.engine.0.clock.now(), self.engine.limits());
+            match wait {
+                Some(wait) => self.engine.0.clock.sleep(wait).await,
+                None => break,
+            }
+        }
+        let Phase::Task(id) = self.promote().await? else { return Err(Reject::Ended.into()) };
+        let run = self.clone();
+        tokio::spawn(async move { run.save_now(id, own, checkpoint).await }).await.map_err(|_| self.engine.gone())?
+    }
+
+    async fn save_now(&self, id: TaskId, own: Vec<Blocks>, checkpoint: Payload) -> Result<(), Error> {
+        let _place = self.place.lock().await;
+        let earlier = self.take_output()?;
+        let chunks = earlier.iter().cloned().chain(own).collect();
+        let saved = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Save { chunks, checkpoint }).await;
+        saved.map(drop).inspect_err(|_| self.give_back(earlier))
+    }
+
+    /// Output that was taken and not written waits again.
+    fn give_back(&self, chunks: Vec<Blocks>) {
+        self.emit.lock().give_back(chunks);
     }
 
     /// Asks the caller and waits for the answer. The same question under the same key is asked once, also across
@@ -251,6 +303,8 @@ impl Run {
     /// # Errors
     /// When the key was used for another question, a limit is reached, the work must stop, or nothing can be stored.
     pub async fn ask(self: &Arc<Self>, key: &InputKey, request: Payload) -> Result<Payload, Error> {
+        // What leads up to a question comes before it.
+        self.flush().await?;
         let receipt = self.command(Command::Ask { key: key.clone(), request }).await?;
         let watch = self.engine.watch(vec![receipt.task.id]);
         loop {
@@ -306,9 +360,10 @@ impl Run {
         Ok(phase)
     }
 
-    async fn become_task(&self) -> Result<Phase, Error> {
+    async fn become_task(self: Arc<Self>) -> Result<Phase, Error> {
         let mut place = self.place.lock().await;
-        let Place::Loose { chunks, said, .. } = &*place else { return Ok(self.phase()) };
+        let Place::Loose { said } = &*place else { return Ok(self.phase()) };
+        let chunks = self.take_output()?;
         let now = self.engine.0.clock.now();
         let new = NewTask {
             spec: self.spec.clone(),
@@ -323,10 +378,20 @@ impl Run {
         self.engine.0.runs.adopt(id, self.attempt, self.stop.clone());
         if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
             self.engine.0.runs.disown(id);
+            self.give_back(chunks);
             return Err(error);
         }
         *place = Place::Task(id);
         self.settle(Phase::Task(id));
+        let send = {
+            let mut pending = self.emit.lock();
+            pending.live = true;
+            pending.sending = !pending.is_empty();
+            pending.sending
+        };
+        if send {
+            tokio::spawn(self.clone().send_output());
+        }
         Ok(Phase::Task(id))
     }
 
@@ -358,19 +423,17 @@ impl Run {
     }
 
     async fn finish(self: &Arc<Self>, end: End) {
-        let id = {
-            let mut place = self.place.lock().await;
-            match &*place {
-                Place::Task(id) => *id,
-                Place::Loose { .. } | Place::Done => {
-                    *place = Place::Done;
-                    let end = match end {
-                        End::Outcome(outcome) => End::Outcome(bounded(outcome, self.engine.limits())),
-                        suspended @ End::Suspended(_) => suspended,
-                    };
-                    self.settle(Phase::Done(end));
-                    return;
-                }
+        let mut place = self.place.lock().await;
+        let id = match &*place {
+            Place::Task(id) => *id,
+            Place::Loose { .. } | Place::Done => {
+                *place = Place::Done;
+                let end = match end {
+                    End::Outcome(outcome) => End::Outcome(bounded(outcome, self.engine.limits())),
+                    suspended @ End::Suspended(_) => suspended,
+                };
+                self.settle(Phase::Done(end));
+                return;
             }
         };
         let outcome = match end {
@@ -380,7 +443,15 @@ impl Run {
                 self.spec.tool
             ))),
         };
-        match self.engine.submit(id, Authority::Attempt(self.attempt), Command::Finish(outcome)).await {
+        // Nothing is taken any more once it must stop: then there is nothing left to write either.
+        let chunks = self.take_output().unwrap_or_default();
+        let outcome = match (self.emit.lock().lost(), outcome) {
+            (Some(reject), Outcome::Completed { is_error: false, .. }) => {
+                Outcome::Failed(RpcError { code: code::LIMIT_REACHED, message: reject.to_string(), data: None })
+            }
+            (_, outcome) => outcome,
+        };
+        match self.engine.submit(id, Authority::Attempt(self.attempt), Command::Finish { chunks, outcome }).await {
             Ok(_) => {}
             // Cancelled, timed out or taken over meanwhile: the first end wins.
             Err(Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound)) => {}
@@ -394,7 +465,7 @@ fn internal(message: String) -> RpcError {
 }
 
 /// Runs the work to its end: a panic fails it, and if it ignores its stop it is dropped after the grace period.
-async fn execute(run: Arc<Run>) {
+pub(super) async fn execute(run: Arc<Run>) {
     let Some(work) = run.engine.work().cloned() else { return };
     let ended = AssertUnwindSafe(async { work.run(run.clone()).await }).catch_unwind();
     tokio::pin!(ended);
@@ -459,6 +530,8 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         attempt,
         began: engine.0.clock.now(),
         place: Mutex::new(Place::Task(id)),
+        emit: Emit::live(),
+        eager: AtomicBool::new(false),
         phase: std::sync::Mutex::new(Phase::Task(id)),
         settled: Switch::default(),
         stop,
@@ -466,62 +539,4 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
     };
     execute(Arc::new(run)).await;
     Ok(())
-}
-
-/// A run in the hands of the call that started it. Dropping it stops the work, or cancels the task that it became:
-/// nobody would know of either. [`release`](Held::release) it when somebody does.
-pub struct Held {
-    run: Arc<Run>,
-    future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    released: bool,
-}
-
-impl std::fmt::Debug for Held {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Held").field(&self.run).finish()
-    }
-}
-
-impl Held {
-    pub(super) fn new(run: Arc<Run>) -> Self {
-        let future = Box::pin(execute(run.clone()));
-        Self { run, future: Some(future), released: false }
-    }
-
-    /// The run.
-    #[must_use]
-    pub fn run(&self) -> &Arc<Run> {
-        &self.run
-    }
-
-    /// Starts the work. What never waits is done right here, without a detour; any other goes on by itself, whatever
-    /// becomes of the call.
-    pub async fn start(&mut self) -> Phase {
-        if let Some(mut future) = self.future.take() {
-            let ready = std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await;
-            if !ready {
-                tokio::spawn(future);
-            }
-        }
-        self.run.phase()
-    }
-}
-
-impl Held {
-    /// Lets the run go on by itself.
-    pub fn release(mut self) {
-        self.released = true;
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        match self.run.phase() {
-            _ if self.released => {}
-            // On its way to a task, it will find that it is stopped.
-            Phase::Loose => self.run.stop(),
-            Phase::Task(id) => self.run.engine.abandon(self.run.spec.caller.clone(), id),
-            Phase::Done(_) => {}
-        }
-    }
 }

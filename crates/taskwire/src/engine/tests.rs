@@ -13,7 +13,7 @@ use rusqlite::Connection;
 use serde_json::json;
 use taskwire_core::{
     InputKey, Timestamp,
-    task::{Accepts, OnInterrupt, Status},
+    task::{Accepts, OnInterrupt, Overflow, Status},
 };
 use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 
@@ -221,6 +221,7 @@ fn spec() -> Spec {
         retention_ms: None,
         timeout_ms: None,
         input_timeout_ms: None,
+        overflow: Overflow::Fail,
         idempotency_key: None,
         accepts: Accepts::default(),
         hidden: false,

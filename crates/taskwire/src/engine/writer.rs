@@ -169,6 +169,7 @@ impl<S: Store> Writer<S> {
             first: before.as_ref().map_or(Version(1), |before| before.version.next()),
             at: now,
             stale_checkpoint: before.as_ref().and_then(|before| before.checkpoint).filter(|stale| Some(*stale) != task.checkpoint),
+            dropped_bytes: task.dropped_bytes(engine.limits()),
             events,
         });
         Ok(Ok(Receipt { task, changed: true }))

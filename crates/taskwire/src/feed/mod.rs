@@ -63,10 +63,15 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// Which tasks changed since the last time.
+    pub(crate) fn take(&self) -> BTreeSet<TaskId> {
+        std::mem::take(&mut *lock(&self.waiter.changed))
+    }
+
     /// Waits for a change and says which tasks changed since the last time.
     pub(crate) async fn changed(&self) -> BTreeSet<TaskId> {
         loop {
-            let changed = std::mem::take(&mut *lock(&self.waiter.changed));
+            let changed = self.take();
             if !changed.is_empty() {
                 return changed;
             }

@@ -36,6 +36,14 @@ pub struct Config {
     pub listens_per_caller: usize,
     /// Tasks that one listen stream may name.
     pub tasks_per_listen: usize,
+    /// Requests of one caller that may wait for something to happen, at one time.
+    pub waits_per_caller: usize,
+    /// How long a request may wait for something to happen.
+    pub wait_max: Duration,
+    /// Whether a client that asks for a task's state more often than it should is answered only when there is news.
+    pub hold_polls: bool,
+    /// About how many bytes of output one answer has.
+    pub read_bytes: usize,
     /// Requests in flight on one byte stream.
     pub requests_per_stream: usize,
     /// Bytes of one message.
@@ -63,6 +71,10 @@ impl Default for Config {
             list_ttl: Duration::from_secs(60),
             listens_per_caller: 100,
             tasks_per_listen: 1_000,
+            waits_per_caller: 1_000,
+            wait_max: Duration::from_secs(30),
+            hold_polls: true,
+            read_bytes: 1024 * 1024,
             requests_per_stream: 1_000,
             body_bytes: 4 * 1024 * 1024,
             auth: Auth::default(),

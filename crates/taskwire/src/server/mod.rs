@@ -34,7 +34,9 @@ pub(crate) struct Shared {
     /// What listeners of the modern era were last shown.
     pub(crate) shown: modern::Shown,
     /// Open listen streams of each caller.
-    listens: Mutex<HashMap<CallerId, usize>>,
+    listens: Counts,
+    /// Requests of each caller that wait for something to happen.
+    waits: Counts,
     /// Open HTTP connections.
     pub(crate) connections: watch::Sender<usize>,
     /// Set once, when the server begins to shut down.
@@ -81,7 +83,8 @@ impl Server {
             config,
             modern_meta,
             shown: modern::Shown::default(),
-            listens: Mutex::default(),
+            listens: Counts::default(),
+            waits: Counts::default(),
             connections: watch::Sender::new(0),
             draining: watch::Sender::new(false),
         })))
@@ -159,30 +162,46 @@ impl Shared {
     }
 
     /// Counts one more listen stream of `caller`, unless it has as many as it may.
-    pub(crate) fn open_listen(self: &Arc<Self>, caller: &CallerId) -> Option<OpenListen> {
-        let mut listens = self.listens.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = listens.entry(caller.clone()).or_default();
-        if *count >= self.config.listens_per_caller {
-            return None;
-        }
-        *count += 1;
-        Some(OpenListen { shared: self.clone(), caller: caller.clone() })
+    pub(crate) fn open_listen(&self, caller: &CallerId) -> Option<Open> {
+        self.listens.open(caller, self.config.listens_per_caller)
+    }
+
+    /// Counts one more request of `caller` that waits, unless there are as many as there may be.
+    pub(crate) fn open_wait(&self, caller: &CallerId) -> Option<Open> {
+        self.waits.open(caller, self.config.waits_per_caller)
     }
 }
 
-/// One listen stream, counted as long as this lives.
-pub(crate) struct OpenListen {
-    shared: Arc<Shared>,
+/// How many of something each caller has open.
+#[derive(Default, Clone)]
+struct Counts(Arc<Mutex<HashMap<CallerId, usize>>>);
+
+impl Counts {
+    fn open(&self, caller: &CallerId, max: usize) -> Option<Open> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match counts.get_mut(caller) {
+            Some(count) if *count >= max => return None,
+            Some(count) => *count += 1,
+            None if max == 0 => return None,
+            None => drop(counts.insert(caller.clone(), 1)),
+        }
+        Some(Open { counts: self.clone(), caller: caller.clone() })
+    }
+}
+
+/// One of what a caller has open, counted as long as this lives.
+pub(crate) struct Open {
+    counts: Counts,
     caller: CallerId,
 }
 
-impl Drop for OpenListen {
+impl Drop for Open {
     fn drop(&mut self) {
-        let mut listens = self.shared.listens.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = listens.get_mut(&self.caller) {
+        let mut counts = self.counts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.caller) {
             *count -= 1;
             if *count == 0 {
-                listens.remove(&self.caller);
+                counts.remove(&self.caller);
             }
         }
     }

@@ -9,11 +9,11 @@ mod sqlite_read;
 #[cfg(test)]
 mod suite;
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use taskwire_core::{
     CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
-    task::{Event, Task},
+    task::{Blocks, Event, Task},
 };
 
 pub use sqlite::SqliteStore;
@@ -31,6 +31,8 @@ pub struct Write {
     pub events: Vec<Event>,
     /// The event of a checkpoint that these events replaced.
     pub stale_checkpoint: Option<Version>,
+    /// Bytes at the beginning of the output that need not be kept: chunks that lie within them are to go.
+    pub dropped_bytes: u64,
 }
 
 /// One chunk as it was written.
@@ -42,8 +44,8 @@ pub struct Chunk {
     pub version: Version,
     /// The number of its first block.
     pub first_block: u64,
-    /// A JSON array of its content blocks.
-    pub blocks: Payload,
+    /// Its content blocks.
+    pub blocks: Blocks,
 }
 
 /// One event as it was stored.
@@ -134,8 +136,11 @@ pub trait Reader: Send + Sync + 'static {
     /// Events after `after`, without chunks, at most `limit`.
     fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error>;
 
-    /// Chunks from `from` on, until `bytes` are reached (but at least one).
-    fn chunks(&self, id: TaskId, from: Seq, bytes: usize) -> Result<Vec<Chunk>, Error>;
+    /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`.
+    fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error>;
+
+    /// Which chunks there are: the first that is kept, and the number that the next one will get.
+    fn span(&self, id: TaskId) -> Result<Range<Seq>, Error>;
 
     /// Who owns a task.
     fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error>;

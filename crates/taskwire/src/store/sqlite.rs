@@ -165,33 +165,49 @@ impl Store for SqliteStore {
     }
 }
 
+/// Deletes the chunks that end within the first `bytes` of a task's output.
+fn drop_oldest(transaction: &Connection, id: &[u8], bytes: u64) -> Result<(), Error> {
+    let mut oldest = transaction.prepare_cached("SELECT seq, bytes_total FROM chunk WHERE task = ? ORDER BY seq")?;
+    let mut rows = oldest.query(params![id])?;
+    let mut keep = None;
+    while let Some(row) = rows.next()? {
+        keep = Some(row.get::<_, u64>(0)?);
+        if row.get::<_, u64>(1)? > bytes {
+            break;
+        }
+    }
+    drop(rows);
+    if let Some(keep) = keep {
+        transaction.prepare_cached("DELETE FROM chunk WHERE task = ? AND seq < ?")?.execute(params![id, keep])?;
+    }
+    Ok(())
+}
+
 fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
     let task = &*write.task;
     let id = &task.id.as_bytes()[..];
     let corrupt = |source| Error::Corrupt { task: task.id.to_string(), source };
-    let (mut head_changed, mut created, mut written) = (false, false, task.output);
-    // Totals are those after the last chunk of this write; walk back to those after the first.
+    let (mut head_changed, mut created) = (false, false);
+    // Totals are those after the last chunk of this write; walk back to those before the first.
+    let mut bytes_total = task.output.bytes;
     for event in &write.events {
         if let Event::Appended { blocks, .. } = event {
-            written.bytes -= blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>();
-            written.blocks -= blocks.len() as u64;
+            bytes_total -= blocks.bytes();
         }
     }
     for (version, event) in (write.first.0..).zip(&write.events) {
         match event {
             Event::Appended { seq, first_block, blocks } => {
-                written.bytes += blocks.iter().map(|block| block.as_str().len() as u64).sum::<u64>();
-                written.blocks += blocks.len() as u64;
-                let json = serde_json::to_string(blocks).map_err(corrupt)?;
+                bytes_total += blocks.bytes();
                 transaction.prepare_cached("INSERT INTO chunk VALUES(?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
                     id,
                     seq.0,
                     version,
                     write.at.as_millis(),
                     first_block,
-                    written.blocks,
-                    written.bytes,
-                    json
+                    first_block - 1 + blocks.count(),
+                    bytes_total,
+                    blocks.as_str()
                 ])?;
             }
             Event::Expired => {
@@ -217,6 +233,9 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
                 created |= matches!(event, Event::Created { .. });
             }
         }
+    }
+    if write.dropped_bytes > 0 {
+        drop_oldest(transaction, id, write.dropped_bytes)?;
     }
     if let Some(stale) = write.stale_checkpoint {
         transaction.prepare_cached("DELETE FROM log WHERE task = ? AND version = ?")?.execute(params![id, stale.0])?;

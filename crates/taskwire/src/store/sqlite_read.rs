@@ -1,14 +1,15 @@
 //! Reading the embedded store: a pool of connections, each used by one thread at a time.
 
 use std::{
+    ops::Range,
     path::PathBuf,
     sync::{Mutex, PoisonError},
 };
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use taskwire_core::{
-    CallerId, Payload, Seq, TaskId, Timestamp, Version,
-    task::{Event, Task},
+    CallerId, Seq, TaskId, Timestamp, Version,
+    task::{Blocks, Event, Task},
 };
 
 use super::{Chunk, Error, Logged, Reader};
@@ -130,26 +131,40 @@ impl Reader for SqliteReader {
         })
     }
 
-    fn chunks(&self, id: TaskId, from: Seq, bytes: usize) -> Result<Vec<Chunk>, Error> {
+    fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
         self.with(|connection| {
-            let mut statement = connection
-                .prepare_cached("SELECT seq, version, first_block, blocks FROM chunk WHERE task = ? AND seq >= ? ORDER BY seq")?;
-            let mut rows = statement.query(params![&id.as_bytes()[..], from.0])?;
+            let mut statement = connection.prepare_cached(
+                "SELECT seq, version, first_block, blocks_total, blocks FROM chunk WHERE task = ? AND seq >= ? ORDER BY seq LIMIT ?",
+            )?;
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let from = i64::try_from(from.0).unwrap_or(i64::MAX);
+            let mut rows = statement.query(params![&id.as_bytes()[..], from, limit])?;
             let (mut chunks, mut size) = (Vec::new(), 0);
             while let Some(row) = rows.next()? {
-                let blocks: String = row.get(3)?;
+                let blocks = row.get_ref(4)?.as_str().map_err(rusqlite::Error::from)?;
                 size += blocks.len();
                 if size > bytes && !chunks.is_empty() {
                     break;
                 }
+                let first_block: u64 = row.get(2)?;
                 chunks.push(Chunk {
                     seq: Seq(row.get(0)?),
                     version: Version(row.get(1)?),
-                    first_block: row.get(2)?,
-                    blocks: Payload::parse(blocks).map_err(corrupt(id))?,
+                    first_block,
+                    blocks: Blocks::stored((row.get::<_, u64>(3)? + 1).saturating_sub(first_block), blocks),
                 });
             }
             Ok(chunks)
+        })
+    }
+
+    fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
+        self.with(|connection| {
+            let mut statement = connection
+                .prepare_cached("SELECT (SELECT min(seq) FROM chunk WHERE task = ?1), (SELECT max(seq) FROM chunk WHERE task = ?1)")?;
+            let (first, last) =
+                statement.query_row([&id.as_bytes()[..]], |row| Ok((row.get::<_, Option<u64>>(0)?, row.get::<_, Option<u64>>(1)?)))?;
+            Ok(Seq(first.unwrap_or(0))..last.map_or(Seq(0), |last| Seq(last).next()))
         })
     }
 

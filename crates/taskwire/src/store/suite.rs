@@ -20,11 +20,12 @@ use taskwire_core::{
     CallerId, Epoch, InputKey, Limits, Payload, Seq, TaskId, Timestamp, Version,
     id::ID_RANDOM_BYTES,
     task::{
-        Accepts, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Output, Progress, RpcError, Spec, Task, create, decide, evolve,
+        Accepts, Authority, Blocks, Command, Event, NewTask, OnInterrupt, Outcome, Output, Overflow, Progress, RpcError, Spec, Task,
+        create, decide, evolve,
     },
 };
 
-use super::{Error, Reader, SqliteStore, Store, Write};
+use super::{Chunk, Error, Reader, SqliteStore, Store, Write};
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -35,6 +36,7 @@ macro_rules! suite {
             all_that_was_committed_and_nothing_else_survives_a_crash
             chunks_are_read_from_any_place_within_a_bound
             chunks_that_came_before_the_task_are_counted
+            the_oldest_chunks_go_and_the_rest_stays_as_it_was
             only_the_newest_checkpoint_is_kept
             tasks_fall_due_in_order_and_once_more_after_their_end
             open_tasks_are_listed_in_pages_by_id_and_counted_by_caller
@@ -87,13 +89,14 @@ struct Driver {
     task: Option<Task>,
     /// Checkpoints that were replaced by later ones.
     stale: BTreeSet<Version>,
+    limits: Limits,
 }
 
 impl Driver {
     /// Drivers sort by `name`.
     fn new(name: u8) -> Self {
         let id = TaskId::new(Timestamp::from_millis(1_000), [name; ID_RANDOM_BYTES]);
-        Self { id, now: 1_000, task: None, stale: BTreeSet::new() }
+        Self { id, now: 1_000, task: None, stale: BTreeSet::new(), limits: Limits::DEFAULT }
     }
 
     /// What the command leads to, if to anything.
@@ -104,7 +107,7 @@ impl Driver {
             (_, Some(task)) => Authority::Attempt(task.attempt),
         };
         let at = Timestamp::from_millis(self.now);
-        let events = decide(self.task.as_ref(), &by, command, at, &Limits::DEFAULT).unwrap_or_default();
+        let events = decide(self.task.as_ref(), &by, command, at, &self.limits).unwrap_or_default();
         let last = events.last()?;
         let first = self.task.as_ref().map_or(Version(1), |task| task.version.next());
         let before = self.task.as_ref().and_then(|task| task.checkpoint);
@@ -117,7 +120,8 @@ impl Driver {
         if *last == Event::Expired {
             self.task = None;
         }
-        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint })
+        let dropped_bytes = task.dropped_bytes(&self.limits);
+        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint, dropped_bytes })
     }
 }
 
@@ -140,8 +144,8 @@ fn fold(reader: &dyn Reader, driver: &Driver) -> Option<Task> {
         after = last.version;
         log.extend(page.into_iter().map(|logged| (logged.version, logged.at, logged.event)));
     }
-    for chunk in reader.chunks(driver.id, Seq(0), usize::MAX).expect("chunks are read") {
-        let blocks = chunk.blocks.read().expect("a chunk is an array");
+    for chunk in reader.chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read") {
+        let blocks = chunk.blocks;
         // When it was written makes no difference to the task.
         log.push((chunk.version, Timestamp::default(), Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks }));
     }
@@ -245,13 +249,14 @@ fn spec() -> Spec {
         retention_ms: Some(1_000),
         timeout_ms: None,
         input_timeout_ms: None,
+        overflow: Overflow::Fail,
         idempotency_key: None,
         accepts: Accepts::default(),
         hidden: false,
     }
 }
 
-fn make(spec: Spec, chunks: Vec<Vec<Payload>>) -> Command {
+fn make(spec: Spec, chunks: Vec<Blocks>) -> Command {
     let said = (!chunks.is_empty()).then(|| (Some("early".into()), None));
     Command::Create(NewTask { spec: Arc::new(spec), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0, chunks, said })
 }
@@ -261,7 +266,7 @@ fn text(text: &str) -> Payload {
 }
 
 fn append(words: &str) -> Command {
-    Command::Append { blocks: vec![text(words)] }
+    Command::Append { chunks: vec![Blocks::of(&[text(words)])] }
 }
 
 fn ask(key: &str) -> Command {
@@ -273,13 +278,13 @@ fn answer(keys: &[&str]) -> Command {
 }
 
 fn save(checkpoint: Value) -> Command {
-    Command::Save { checkpoint: checkpoint.into() }
+    Command::Save { chunks: vec![], checkpoint: checkpoint.into() }
 }
 
 fn ends() -> [Command; 3] {
     [
-        Command::Finish(Outcome::Completed { result: json!({ "content": [] }).into(), is_error: true }),
-        Command::Finish(Outcome::Failed(RpcError { code: -32_603, message: "no".into(), data: Some(json!([1]).into()) })),
+        Command::finish(Outcome::Completed { result: json!({ "content": [] }).into(), is_error: true }),
+        Command::finish(Outcome::Failed(RpcError { code: -32_603, message: "no".into(), data: Some(json!([1]).into()) })),
         Command::Cancel { reason: Some("enough".into()) },
     ]
 }
@@ -346,7 +351,7 @@ impl Dice {
         let words = "é".repeat(self.roll(30));
         let key = ["a", "b", "c"][self.roll(3)];
         match self.roll(16) {
-            0..=4 => Command::Append { blocks: vec![text(&words); 1 + self.roll(3)] },
+            0..=4 => Command::Append { chunks: vec![Blocks::of(&vec![text(&words); 1 + self.roll(3)]); 1 + self.roll(2)] },
             5 | 6 => {
                 Command::Say { message: Some(words.into()), progress: Some(Progress { done: self.roll(9) as f64 / 4.0, total: None }) }
             }
@@ -364,7 +369,7 @@ impl Dice {
         let (timeout_ms, input_timeout_ms) = (Some(60 + self.roll(200) as u64), Some(60));
         let idempotency_key = Some(name.to_string().into());
         let spec = Spec { on_interrupt, retention_ms: Some(30), timeout_ms, input_timeout_ms, idempotency_key, ..spec() };
-        make(spec, vec![vec![text("early"), text("words")]; self.roll(3)])
+        make(spec, vec![Blocks::of(&[text("early"), text("words")]); self.roll(3)])
     }
 }
 
@@ -411,44 +416,66 @@ fn all_that_was_committed_and_nothing_else_survives_a_crash<S: Store>(lab: Lab<S
 fn chunks_are_read_from_any_place_within_a_bound<S: Store>(mut lab: Lab<S>) {
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(spec(), vec![]));
-    let written: Vec<Vec<Payload>> = (0..12).map(|n| vec![text(&"x".repeat(n * 5)); 1 + n % 3]).collect();
-    for blocks in &written {
-        lab.run(&mut driver, &Command::Append { blocks: blocks.clone() });
+    let written: Vec<Blocks> = (0..12).map(|n| Blocks::of(&vec![text(&"x".repeat(n * 5)); 1 + n % 3])).collect();
+    for chunks in written.chunks(5) {
+        lab.run(&mut driver, &Command::Append { chunks: chunks.to_vec() });
     }
     let reader = lab.reader();
-    let all = reader.chunks(driver.id, Seq(0), usize::MAX).expect("chunks are read");
+    let all = reader.chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
     assert_eq!(all.len(), written.len());
     let mut first_block = 1;
     for (seq, (chunk, blocks)) in (0..).zip(all.iter().zip(&written)) {
         assert_eq!((chunk.seq, chunk.first_block), (Seq(seq), first_block), "numbers are dense");
-        assert_eq!(chunk.blocks, Payload::of(blocks).expect("blocks are JSON"));
-        first_block += blocks.len() as u64;
+        assert_eq!(chunk.blocks, *blocks);
+        first_block += blocks.count();
     }
     let sizes: Vec<usize> = all.iter().map(|chunk| chunk.blocks.as_str().len()).collect();
     for bound in [0, 1, sizes[0], sizes[0] + sizes[1], 300, 700, usize::MAX] {
         for from in 0..all.len() {
-            let page = reader.chunks(driver.id, Seq(from as u64), bound).expect("chunks are read");
+            let page = reader.chunks(driver.id, Seq(from as u64), bound, usize::MAX).expect("chunks are read");
             let end = from + page.len();
             assert!(!page.is_empty(), "at least one");
             assert_eq!(page[..], all[from..end], "in order, without a gap");
             assert!(page.len() == 1 || sizes[from..end].iter().sum::<usize>() <= bound, "no more than asked for");
             assert!(end == all.len() || sizes[from..=end].iter().sum::<usize>() > bound, "no less than fits");
+            let few = reader.chunks(driver.id, Seq(from as u64), bound, 2).expect("chunks are read");
+            assert_eq!(few[..], page[..page.len().min(2)], "no more than so many");
         }
-        assert!(reader.chunks(driver.id, Seq(12), bound).expect("chunks are read").is_empty(), "none after the last");
+        assert!(reader.chunks(driver.id, Seq(12), bound, usize::MAX).expect("chunks are read").is_empty(), "none after the last");
     }
 }
 
 fn chunks_that_came_before_the_task_are_counted<S: Store>(mut lab: Lab<S>) {
-    let chunks = vec![vec![text("a"), text("bb")], vec![text("ccc")], vec![text("d"); 3]];
-    let bytes = chunks.iter().flatten().map(|block| block.as_str().len() as u64).sum();
+    let chunks = vec![Blocks::of(&[text("a"), text("bb")]), Blocks::of(&[text("ccc")]), Blocks::of(&vec![text("d"); 3])];
+    let bytes = chunks.iter().map(Blocks::bytes).sum();
     let mut driver = Driver::new(1);
     assert_eq!(lab.run(&mut driver, &make(spec(), chunks)).events.len(), 5, "created, three chunks, said");
     let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
     assert_eq!(loaded.output, Output { next_seq: Seq(3), blocks: 6, bytes });
     lab.run(&mut driver, &append("e"));
-    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX).expect("chunks are read");
+    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
     assert_eq!(chunks.iter().map(|chunk| chunk.first_block).collect::<Vec<_>>(), [1, 3, 4, 7]);
     assert_eq!(chunks.iter().map(|chunk| chunk.version.0).collect::<Vec<_>>(), [2, 3, 4, 6]);
+}
+
+fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) {
+    let mut driver = Driver::new(1);
+    driver.limits.task_output_bytes = 200;
+    lab.run(&mut driver, &make(Spec { overflow: Overflow::DropOldest, ..spec() }, vec![]));
+    assert_eq!(lab.reader().span(driver.id).expect("the span is read"), Seq(0)..Seq(0));
+    for n in 0..20u64 {
+        let write = driver.run(&append(&"x".repeat(n as usize))).expect("it is never refused");
+        lab.store().commit(&[write]).expect("the chunk is committed");
+        let span = lab.reader().span(driver.id).expect("the span is read");
+        let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+        assert_eq!(span, kept[0].seq..Seq(n + 1));
+        assert!(kept.iter().zip(span.start.0..).all(|(chunk, seq)| chunk.seq == Seq(seq)), "without a gap");
+        let bytes = |chunks: &[Chunk]| chunks.iter().map(|chunk| chunk.blocks.bytes()).sum::<u64>();
+        assert!(bytes(&kept[1..]) < 200, "no more is kept than the limit and the chunk that crosses it");
+        assert!(span.start == Seq(0) || bytes(&kept) >= 200, "no less is kept than the limit");
+    }
+    let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
+    assert_eq!(Some(loaded.output), driver.task.as_ref().map(|task| task.output), "numbers go on");
 }
 
 fn only_the_newest_checkpoint_is_kept<S: Store>(mut lab: Lab<S>) {
@@ -530,7 +557,7 @@ fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
     lab.run(&mut old, &make(spec(), vec![]));
     let before = old.clone();
     let chunk = old.run(&append("lost")).expect("it is open");
-    let birth = new.run(&make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![vec![text("lost")]])).expect("it is new");
+    let birth = new.run(&make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![Blocks::of(&[text("lost")])])).expect("it is new");
     lab.store().commit(&[chunk, birth.clone(), birth]).expect_err("a task is created once");
     lab.reopen();
     lab.check_all(&[before, Driver::new(2)]);
@@ -546,7 +573,7 @@ fn tool(lab: &Lab<SqliteStore>) -> Connection {
 fn an_expired_task_leaves_no_row() {
     let mut lab = Lab::new(SqliteStore::open);
     let mut driver = Driver::new(1);
-    lab.run(&mut driver, &make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![vec![text("x")]]));
+    lab.run(&mut driver, &make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![Blocks::of(&[text("x")])]));
     for command in [save(json!(1)), ask("a"), append("y"), ends()[0].clone()] {
         lab.run(&mut driver, &command);
     }

@@ -14,7 +14,7 @@ use super::{
     error::from_engine,
     question::{Answer, Question, payload_lacks},
 };
-use crate::engine::{Note, Resumed, Run};
+use crate::engine::{Note, Piece, Resumed, Run};
 
 /// The context of one run of a tool; cheap to clone.
 #[derive(Debug, Clone)]
@@ -25,21 +25,42 @@ impl Ctx {
         Self(run)
     }
 
-    /// Writes text to the task's output. Once the call is a task, it is durable when this returns; what was written before
-    /// is durable with the task. Waiting is the backpressure.
+    /// Writes text to the task's output. It is shown and durable a moment later, together with what is written about the
+    /// same time; [`flush`](Self::flush) waits for that. Waiting here is the backpressure: a tool that writes faster than
+    /// its output can be stored waits for room.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
     pub async fn text(&self, text: impl AsRef<str>) -> Result<(), ToolError> {
-        self.block(Content::text(text)).await
+        self.0.write(Piece::Text(text.as_ref())).await.map_err(from_engine)
     }
 
     /// Writes a content block to the task's output, as [`text`](Self::text) does.
     ///
     /// # Errors
-    /// When the tool must stop or a limit is reached.
+    /// When the tool must stop, the block is too large or another limit is reached.
     pub async fn block(&self, block: Content) -> Result<(), ToolError> {
-        self.0.append(vec![block.into_payload()]).await.map_err(from_engine)
+        self.0.write(Piece::Block(&block.into_payload())).await.map_err(from_engine)
+    }
+
+    /// Waits until all that was written is durable and shown. What a call writes before it becomes a task is durable with
+    /// the task, so there is nothing to wait for until then.
+    ///
+    /// # Errors
+    /// When the tool must stop or a limit is reached.
+    pub async fn flush(&self) -> Result<(), ToolError> {
+        self.0.flush().await.map_err(from_engine)
+    }
+
+    /// Writes content and saves where the work is, in one step: after an interruption either both are there or neither
+    /// is. A tool that writes in such steps, and begins each attempt where [`saved`](Self::saved) says, writes everything
+    /// exactly once.
+    ///
+    /// # Errors
+    /// When the tool must stop or a limit is reached.
+    pub async fn step(&self, content: impl IntoIterator<Item = Content>, checkpoint: &impl Serialize) -> Result<(), ToolError> {
+        let blocks: Vec<Payload> = content.into_iter().map(Content::into_payload).collect();
+        self.0.save(&blocks, Payload::of(checkpoint)?).await.map_err(from_engine)
     }
 
     /// Says in words how it is getting on.
@@ -76,12 +97,13 @@ impl Ctx {
         self.0.ask(&InputKey::new(key), question).await.map_err(from_engine)
     }
 
-    /// Saves where the work is; after an interruption the next attempt finds it with [`saved`](Self::saved).
+    /// Saves where the work is; after an interruption the next attempt finds it with [`saved`](Self::saved). What was
+    /// written before is durable with it.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
     pub async fn checkpoint(&self, value: &impl Serialize) -> Result<(), ToolError> {
-        self.0.save(Payload::of(value)?).await.map_err(from_engine)
+        self.0.save(&[], Payload::of(value)?).await.map_err(from_engine)
     }
 
     /// What an earlier attempt saved last.

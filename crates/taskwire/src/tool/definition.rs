@@ -6,7 +6,10 @@ use futures_util::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use taskwire_core::{Payload, task::OnInterrupt};
+use taskwire_core::{
+    Payload,
+    task::{OnInterrupt, Overflow},
+};
 
 use super::{
     Ctx, ToolError,
@@ -41,6 +44,10 @@ pub struct Policy {
     pub on_interrupt: OnInterrupt,
     /// How long a task is kept after its end; the server's default if absent.
     pub retention: Option<Duration>,
+    /// What happens when a task has written as much as is kept.
+    pub overflow: Overflow,
+    /// Whether it shows its output while it is produced: a hint for clients.
+    pub streams: bool,
 }
 
 type Body = Arc<dyn Fn(Ctx) -> BoxFuture<'static, Result<CallResult, ToolError>> + Send + Sync>;
@@ -151,6 +158,21 @@ impl Tool {
         self
     }
 
+    /// What happens when a task has written as much as is kept (`limits.task_output_bytes`).
+    #[must_use]
+    pub fn overflow(mut self, overflow: Overflow) -> Self {
+        self.policy.overflow = overflow;
+        self
+    }
+
+    /// Says that the tool shows its output while it is produced. A hint for clients, and for calls by those that want to
+    /// see it: they become tasks with the first output.
+    #[must_use]
+    pub fn streams(mut self) -> Self {
+        self.policy.streams = true;
+        self
+    }
+
     /// Lets the tool be run again after a crash of the server, from its last checkpoint if it saves any.
     #[must_use]
     pub fn retry_on_interrupt(mut self) -> Self {
@@ -175,6 +197,8 @@ pub(crate) struct Ready {
     pub(crate) name: Arc<str>,
     /// The definition as lists show it.
     pub(crate) wire: Payload,
+    /// As those see it who want to know that it streams.
+    pub(crate) hinted: Option<Payload>,
     pub(crate) policy: Policy,
     pub(crate) headers: Vec<HeaderParam>,
     input: Schema,
@@ -205,8 +229,13 @@ impl Ready {
             None => None,
             Some(schema) => Some(Schema::compile(schema).map_err(|why| invalid("the output schema", why))?),
         };
-        let wire = Value::Object(tool.wire).into();
-        Ok(Self { name: tool.name, wire, policy: tool.policy, headers, input, output, body: tool.body })
+        let wire = Value::Object(tool.wire);
+        let hinted = tool.policy.streams.then(|| {
+            let mut wire = wire.clone();
+            wire["_meta"]["dev.taskwire/partials"] = json!({"streamPartial": true});
+            wire.into()
+        });
+        Ok(Self { name: tool.name, wire: wire.into(), hinted, policy: tool.policy, headers, input, output, body: tool.body })
     }
 
     /// What is wrong with `arguments`, one line each.

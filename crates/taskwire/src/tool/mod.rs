@@ -21,3 +21,4 @@ pub(crate) use question::payload_lacks;
 pub use question::{Answer, Question};
 pub use registry::Registry;
 pub use schema::InvalidSchema;
+pub use taskwire_core::task::Overflow;

@@ -15,12 +15,13 @@ use tokio::sync::mpsc;
 
 use crate::{
     clock::{Clock, Sleep},
-    dialect::{Orphan, Reply},
+    dialect::{Framing, Orphan, Reply},
 };
 
 /// A response that is still being made, and the way its notifications come.
 pub(crate) struct Stream {
     pub(crate) answer: Pin<Box<dyn Future<Output = Reply> + Send>>,
+    /// In their frames.
     pub(crate) messages: mpsc::Receiver<Bytes>,
     pub(crate) first: Option<Bytes>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -43,14 +44,6 @@ impl ReplyBody {
     pub(crate) fn text(text: &'static str) -> Self {
         Self::Whole(Some(Bytes::from_static(text.as_bytes())), None)
     }
-}
-
-fn event(message: &[u8]) -> Bytes {
-    let mut event = BytesMut::with_capacity(message.len() + 8);
-    event.put_slice(b"data: ");
-    event.put_slice(message);
-    event.put_slice(b"\n\n");
-    event.freeze()
 }
 
 impl Stream {
@@ -78,10 +71,10 @@ impl Stream {
 
     fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         if let Some(first) = self.first.take() {
-            return Poll::Ready(Some(event(&first)));
+            return Poll::Ready(Some(first));
         }
         if let Poll::Ready(Some(message)) = self.messages.poll_recv(context) {
-            return Poll::Ready(Some(event(&message)));
+            return Poll::Ready(Some(message));
         }
         if self.done {
             return Poll::Ready(None);
@@ -89,7 +82,7 @@ impl Stream {
         let Poll::Ready(reply) = self.answer.as_mut().poll(context) else {
             // The answer may have sent something while it was polled.
             return match self.messages.poll_recv(context) {
-                Poll::Ready(Some(message)) => Poll::Ready(Some(event(&message))),
+                Poll::Ready(Some(message)) => Poll::Ready(Some(message)),
                 _ => Poll::Pending,
             };
         };
@@ -97,9 +90,9 @@ impl Stream {
         // What was sent before the response goes out before it.
         let mut last = BytesMut::new();
         while let Ok(message) = self.messages.try_recv() {
-            last.put_slice(&event(&message));
+            last.put_slice(&message);
         }
-        last.put_slice(&event(&reply.body));
+        last.put_slice(&Framing::EVENTS.frame(&reply.body));
         if let Some(orphan) = reply.orphan {
             orphan.delivered();
         }

@@ -30,12 +30,14 @@ use super::{
     guard,
 };
 use crate::{
-    dialect::{Fault, Outbox, Reply, modern},
+    dialect::{Fault, Framing, Outbox, Peer, Reply, modern},
     server::{Server, Shared},
 };
 
-/// Messages that wait for a stream's reader; then whoever sends waits.
-const OUTBOX_LEN: usize = 16;
+/// Notes that wait for a call's reader; more are dropped.
+const NOTES_LEN: usize = 16;
+/// Frames that wait for a stream's reader; then whoever sends waits. The reader drives the sender, so more are of no use.
+const STREAM_LEN: usize = 1;
 /// How long to wait after a failed accept (usually: too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -76,11 +78,12 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream) {
     let read_timeout = shared.config.http.read_timeout;
     // Who comes while the server shuts down is answered once: tasks can still be read, and `/readyz` says how it is.
     let late = *shared.draining.borrow();
+    let peer = Arc::new(Peer::default());
     let service = {
         let shared = shared.clone();
         service_fn(move |request| {
-            let shared = shared.clone();
-            async move { Ok::<_, Infallible>(route(shared, request).await) }
+            let (shared, peer) = (shared.clone(), peer.clone());
+            async move { Ok::<_, Infallible>(route(shared, peer, request).await) }
         })
     };
     let connection = hyper::server::conn::http1::Builder::new()
@@ -114,9 +117,9 @@ fn whole(reply: Reply) -> Response<ReplyBody> {
         *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::ACCEPTED);
         return response;
     }
-    let unavailable = reply.status == 503;
+    let later = matches!(reply.status, 429 | 503);
     let mut response = json(reply.status, ReplyBody::Whole(Some(reply.body), reply.orphan));
-    if unavailable {
+    if later {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response
@@ -133,7 +136,7 @@ fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
     response
 }
 
-async fn route(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn route(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
     // Probes come by whatever name the machine has.
     if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
         let leaving = path == "/readyz" && (*shared.draining.borrow() || shared.engine.has_failed());
@@ -141,19 +144,19 @@ async fn route(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<Repl
     }
     let origin = request.headers().get(ORIGIN).cloned();
     let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let mut response = answer(shared, request).await;
+    let mut response = answer(shared, peer, request).await;
     if let Some(origin) = origin.filter(|_| response.status() != StatusCode::FORBIDDEN) {
         guard::allow(response.headers_mut(), origin, asked);
     }
     response
 }
 
-async fn answer(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
     if let Err(forbidden) = guard::check(request.headers(), &shared.config.http) {
         return refuse(403, code::INVALID_REQUEST, forbidden.0);
     }
     match (request.uri().path(), request.method()) {
-        ("/mcp", &Method::POST) => post(shared, request).await,
+        ("/mcp", &Method::POST) => post(shared, peer, request).await,
         ("/mcp", &Method::OPTIONS) if request.headers().contains_key(ORIGIN) => {
             let mut response = Response::new(ReplyBody::Whole(None, None));
             *response.status_mut() = StatusCode::NO_CONTENT;
@@ -168,7 +171,7 @@ async fn answer(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<Rep
     }
 }
 
-async fn post(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn post(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
     let caller = match shared.config.auth.caller(request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes)) {
         Ok(caller) => caller,
         Err(denied) => {
@@ -198,22 +201,27 @@ async fn post(shared: Arc<Shared>, request: Request<HttpBody>) -> Response<Reply
         Ok(Err(error)) => return refuse(400, code::PARSE_ERROR, format!("the body could not be read: {error}")),
         Err(_) => return refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
     };
-    respond(shared, caller, parts.headers, bytes).await
+    respond(shared, peer, caller, parts.headers, bytes).await
 }
 
 fn too_large(max: usize) -> Response<ReplyBody> {
     refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
 }
 
-async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
+async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers: hyper::HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
     let message = match Incoming::parse(&bytes) {
         Ok(message) => message,
         Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
     };
-    let (bytes, outbox, messages) = if modern::may_notify(&message, &bytes) {
-        let (sender, messages) = mpsc::channel(OUTBOX_LEN);
+    let room = match modern::besides(&message, &bytes) {
+        modern::Besides::Nothing => None,
+        modern::Besides::Notes => Some(NOTES_LEN),
+        modern::Besides::Stream => Some(STREAM_LEN),
+    };
+    let (bytes, outbox, messages) = if let Some(room) = room {
+        let (sender, messages) = mpsc::channel(room);
         // A copy of its own: the bytes as they came would keep the connection's whole read buffer for as long as it takes.
-        (Bytes::copy_from_slice(&bytes), Outbox::new(sender), Some(messages))
+        (Bytes::copy_from_slice(&bytes), Outbox::new(sender, Framing::EVENTS), Some(messages))
     } else {
         (bytes, Outbox::closed(), None)
     };
@@ -221,7 +229,8 @@ async fn respond(shared: Arc<Shared>, caller: CallerId, headers: hyper::HeaderMa
     let keep_alive = shared.config.http.keep_alive;
     // On the heap, so that a connection that waits for its next request takes little room.
     let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
-        let answer = modern::answer(&shared, &caller, &message, &bytes, Some(headers), &outbox);
+        let origin = modern::Origin { caller: &caller, peer: &peer, headers: Some(headers), out: &outbox };
+        let answer = modern::answer(&shared, &message, &bytes, origin);
         AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
     });
     let Some(mut messages) = messages else { return whole(answer.await) };

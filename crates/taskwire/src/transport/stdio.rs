@@ -17,14 +17,16 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Fault, Orphan, Outbox, Reply, modern},
+    dialect::{Fault, Framing, Orphan, Outbox, Peer, Reply, modern},
     server::Server,
 };
 
-/// Lines that wait to be written; then whoever sends waits.
+/// Messages that wait to be written; then whoever sends waits.
 const OUTBOX_LEN: usize = 64;
+/// What listen streams have to say, in frames of many lines: these wait for everything else.
+const STREAM_LEN: usize = 1;
 
-/// A line to write, and the task that its reader learns of by it.
+/// One line to write or more, and the task that its reader learns of by it.
 type Line = (Bytes, Option<Orphan>);
 
 #[derive(Default)]
@@ -44,10 +46,18 @@ pub(crate) async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
     let (lines, queue) = mpsc::channel::<Line>(OUTBOX_LEN);
-    let mut writer = tokio::spawn(write(output, queue));
+    let (streams, stream_queue) = mpsc::channel::<Line>(STREAM_LEN);
+    let mut writer = tokio::spawn(write(output, queue, stream_queue));
     let ending = watch::Sender::new(false);
-    let mut client =
-        Client { server: server.clone(), lines, in_flight: Arc::default(), requests: JoinSet::new(), ending: ending.subscribe() };
+    let mut client = Client {
+        server: server.clone(),
+        lines,
+        streams,
+        in_flight: Arc::default(),
+        peer: Arc::default(),
+        requests: JoinSet::new(),
+        ending: ending.subscribe(),
+    };
     let mut input = Lines { input: BufReader::new(input), line: Vec::new(), too_long: false, max: server.0.config.body_bytes };
     let stopped = tokio::select! {
         read = client.read(&mut input) => {
@@ -61,9 +71,9 @@ pub(crate) async fn run(
     ending.send_replace(true);
     let patience = server.0.engine.clock().sleep(server.0.config.drain);
     let finish = async {
-        let Client { lines, mut requests, .. } = client;
+        let Client { lines, streams, mut requests, .. } = client;
         while requests.join_next().await.is_some() {}
-        drop(lines);
+        drop((lines, streams));
         if stopped {
             server.0.engine.idle().await;
         }
@@ -125,11 +135,24 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 }
 
-async fn write(mut output: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Line>) -> std::io::Result<()> {
-    while let Some((line, orphan)) = queue.recv().await {
+/// Writes what comes, responses before what listen streams have to say.
+async fn write(
+    mut output: impl AsyncWrite + Unpin,
+    mut queue: mpsc::Receiver<Line>,
+    mut streams: mpsc::Receiver<Line>,
+) -> std::io::Result<()> {
+    loop {
+        let (line, orphan) = tokio::select! {
+            biased;
+            Some(line) = queue.recv() => line,
+            Some(line) = streams.recv() => line,
+            else => break,
+        };
         output.write_all(&line).await?;
-        output.write_all(b"\n").await?;
-        if queue.is_empty() {
+        if line.last() != Some(&b'\n') {
+            output.write_all(b"\n").await?;
+        }
+        if queue.is_empty() && streams.is_empty() {
             output.flush().await?;
         }
         if let Some(orphan) = orphan {
@@ -142,7 +165,9 @@ async fn write(mut output: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Li
 struct Client {
     server: Server,
     lines: mpsc::Sender<Line>,
+    streams: mpsc::Sender<Line>,
     in_flight: Arc<InFlight>,
+    peer: Arc<Peer>,
     requests: JoinSet<()>,
     ending: watch::Receiver<bool>,
 }
@@ -211,14 +236,16 @@ impl Client {
     }
 
     fn begin(&mut self, id: RequestId, message: Incoming, line: Vec<u8>) {
-        let (server, lines, in_flight) = (self.server.clone(), self.lines.clone(), self.in_flight.clone());
+        let (server, in_flight, peer) = (self.server.clone(), self.in_flight.clone(), self.peer.clone());
+        let streams = modern::besides(&message, &line) == modern::Besides::Stream;
+        let (lines, room) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), OUTBOX_LEN) };
         let ending = self.ending.clone();
         let (go, mut ready) = watch::channel(false);
         let key = id.clone();
         let handle = self.requests.spawn(async move {
             // Not before the request is in the table: else a quick answer could leave its entry behind.
             let _ = ready.wait_for(|go| *go).await;
-            let (sender, mut messages) = mpsc::channel(OUTBOX_LEN);
+            let (sender, mut messages) = mpsc::channel(room);
             let forward = lines.clone();
             let relay = async move {
                 while let Some(message) = messages.recv().await {
@@ -229,8 +256,9 @@ impl Client {
             };
             let respond = async move {
                 let caller = server.0.config.auth.owner();
-                let outbox = Outbox::new(sender).until(ending);
-                let answer = modern::answer(&server.0, &caller, &message, &line, None, &outbox);
+                let outbox = Outbox::new(sender, Framing::LINES).until(ending);
+                let origin = modern::Origin { caller: &caller, peer: &peer, headers: None, out: &outbox };
+                let answer = modern::answer(&server.0, &message, &line, origin);
                 AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };
             let ((), reply) = futures_util::future::join(relay, respond).await;

@@ -10,6 +10,8 @@ use tokio::{
 };
 
 const TASKS: &str = "io.modelcontextprotocol/tasks";
+/// The extension for the output of tasks; only requests that are about output declare it.
+pub(crate) const PARTIALS: &str = "dev.taskwire/partials";
 /// How long one answer may take; later than this it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait after a lost answer.
@@ -76,20 +78,26 @@ impl Client {
     }
 }
 
-fn request(port: u16, id: u64, method: &str, params: &Value) -> Vec<u8> {
+/// One request as it goes over the wire.
+pub(crate) fn request(port: u16, id: u64, method: &str, params: &Value) -> Vec<u8> {
     let mut params = params.clone();
-    let name = params["name"].as_str().or(params["taskId"].as_str()).expect("every request here names something").to_owned();
+    let name = params["name"].as_str().or(params["taskId"].as_str());
+    let name = name.map(|name| format!("Mcp-Name: {name}\r\n")).unwrap_or_default();
+    let mut extensions = json!({TASKS: {}});
+    if method == "subscriptions/listen" || method.starts_with(PARTIALS) {
+        extensions[PARTIALS] = json!({});
+    }
     let meta = &mut params["_meta"];
     if meta.is_null() {
         *meta = json!({});
     }
     meta["io.modelcontextprotocol/protocolVersion"] = "2026-07-28".into();
-    meta["io.modelcontextprotocol/clientCapabilities"] = json!({"elicitation": {}, "extensions": {TASKS: {}}});
+    meta["io.modelcontextprotocol/clientCapabilities"] = json!({"elicitation": {}, "extensions": extensions});
     let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string();
     let head = format!(
         "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n\
          Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\n\
-         Mcp-Method: {method}\r\nMcp-Name: {name}\r\nContent-Length: {}\r\n\r\n",
+         Mcp-Method: {method}\r\n{name}Content-Length: {}\r\n\r\n",
         body.len()
     );
     [head.into_bytes(), body.into_bytes()].concat()

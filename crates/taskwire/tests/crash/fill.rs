@@ -10,7 +10,7 @@ use taskwire::{
 };
 use taskwire_core::{
     Attempt, CallerId, Epoch, InputKey, Limits, Payload, TaskId, Timestamp, Version,
-    task::{Accepts, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Spec, Task, create, decide, evolve},
+    task::{Accepts, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Overflow, Spec, Task, create, decide, evolve},
 };
 
 use crate::{dice::Dice, model::Kind};
@@ -87,6 +87,7 @@ fn spec(kind: Kind) -> Arc<Spec> {
         retention_ms: Some(WEEK_MS),
         timeout_ms: None,
         input_timeout_ms: Some(WEEK_MS),
+        overflow: Overflow::Fail,
         idempotency_key: None,
         accepts: Accepts { elicit_form: true, ..Accepts::default() },
         hidden: false,
@@ -103,7 +104,7 @@ fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> Write {
     if let Some(command) = then(kind, n) {
         events.extend(apply(&mut task, &command, at));
     }
-    Write { task: Arc::new(task), first: Version(1), at, events, stale_checkpoint: None }
+    Write { task: Arc::new(task), first: Version(1), at, events, stale_checkpoint: None, dropped_bytes: 0 }
 }
 
 /// What its first attempt did before the server was killed.
@@ -111,7 +112,7 @@ fn then(kind: Kind, n: u64) -> Option<Command> {
     match kind {
         Kind::Quick => {
             let result: Payload = json!({"content": [{"type": "text", "text": format!("quick-{n}")}]}).into();
-            Some(Command::Finish(Outcome::Completed { result, is_error: false }))
+            Some(Command::finish(Outcome::Completed { result, is_error: false }))
         }
         Kind::Sign => {
             let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});

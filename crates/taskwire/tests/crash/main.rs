@@ -2,14 +2,18 @@
 //!
 //! `TASKWIRE_KILLS` says how often (200), `TASKWIRE_SEED` repeats the choices of an earlier run (not its timing).
 //! Start with the two tests here; [`model`] holds what was promised, [`load`] the clients, [`stored`] a look at the disk.
+//! What becomes of a task's output is in [`stream`] and [`stalled`], which read it through [`partials`].
 
 mod client;
 mod dice;
 mod fill;
 mod load;
 mod model;
+mod partials;
 mod server;
+mod stalled;
 mod stored;
+mod stream;
 
 use std::{
     collections::HashSet,
@@ -39,7 +43,7 @@ use crate::{
 const WORKERS: u64 = 7;
 /// How long everything may take to end once the server is left alone.
 const SETTLE: Duration = Duration::from_secs(120);
-/// The two tests run one after the other: one of them measures.
+/// The tests run one after the other: some of them measure.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -108,6 +108,14 @@ impl Server {
         self.child.wait().expect("the server is gone");
     }
 
+    /// The most memory that it has ever had, in bytes; none where the system does not say.
+    pub(crate) fn memory_peak(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let kib: u64 = peak.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kib * 1024)
+    }
+
     fn is_alive(&mut self) {
         let ended = self.child.try_wait().expect("the server can be looked at");
         assert!(ended.is_none(), "the server ended by itself ({ended:?}): its own words are above");

@@ -36,13 +36,13 @@ async fn once(server: &TestServer, line: &str, headers: &[(&str, &str)]) -> (Str
 }
 
 /// One connection for several requests.
-struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
 }
 
 impl Connection {
-    async fn open(server: &TestServer) -> Self {
+    pub(crate) async fn open(server: &TestServer) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", server.port)).await.expect("a connection");
         Self { stream, buffer: Vec::new() }
     }
@@ -77,8 +77,8 @@ impl Connection {
         assert_eq!(body, b"ok\n");
     }
 
-    /// Sends a request of this client and gives the message that answers it.
-    async fn ask(&mut self, client: &Client, method: &str, params: Value) -> Value {
+    /// Sends a request of this client and gives its message.
+    pub(crate) async fn request(&mut self, client: &Client, method: &str, params: Value) -> Value {
         let message = client.message(client.next_id(), method, params);
         let body = message.to_string();
         let mut text = format!("POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n", body.len());
@@ -86,11 +86,28 @@ impl Connection {
             text.push_str(&format!("{key}: {value}\r\n"));
         }
         self.send(&format!("{text}\r\n{body}")).await;
+        message
+    }
+
+    /// The message that answers this request.
+    pub(crate) async fn answer(&mut self, request: &Value) -> Value {
         let (_, body) = self.response().await;
         let answer: Value = serde_json::from_slice(&body).expect("JSON");
-        assert_eq!(answer["id"], message["id"]);
-        schema::check_response(method, &answer);
+        assert_eq!(answer["id"], request["id"]);
+        schema::check_response(request["method"].as_str().expect("a method"), &answer);
         answer
+    }
+
+    /// Sends a request of this client and gives the message that answers it.
+    pub(crate) async fn ask(&mut self, client: &Client, method: &str, params: Value) -> Value {
+        let request = self.request(client, method, params).await;
+        self.answer(&request).await
+    }
+
+    /// Whether nothing more has come back.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let read = self.stream.try_read(&mut [0; 1]);
+        self.buffer.is_empty() && read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
     }
 }
 
@@ -217,8 +234,7 @@ async fn so_many_connections_are_served_and_another_when_one_is_closed() {
         first.is_served().await;
         second.is_served().await;
     }
-    let answered = third.stream.try_read(&mut [0; 1]);
-    assert!(answered.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "there is no room for it");
+    assert!(third.is_quiet(), "there is no room for it");
     drop(first);
     let (head, _) = third.response().await;
     assert!(head.starts_with("http/1.1 200 "), "{head}");

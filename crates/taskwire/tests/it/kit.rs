@@ -21,7 +21,7 @@ use taskwire::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::oneshot,
     task::JoinHandle,
 };
@@ -30,6 +30,8 @@ use crate::schema;
 
 /// The extension that every task method needs.
 pub(crate) const TASKS: &str = "io.modelcontextprotocol/tasks";
+/// The extension that every method of partial results needs besides.
+pub(crate) const PARTIALS: &str = "dev.taskwire/partials";
 
 /// A directory that goes away with the test.
 #[derive(Debug)]
@@ -107,6 +109,11 @@ impl TestServer {
         Client::new(self.port).declaring(json!({"elicitation": {}, "extensions": {TASKS: {}}}))
     }
 
+    /// A client that declares partial results, too.
+    pub(crate) fn streaming_client(&self) -> Client {
+        Client::new(self.port).declaring(json!({"elicitation": {}, "extensions": {TASKS: {}, PARTIALS: {}}}))
+    }
+
     /// A client that declares nothing.
     pub(crate) fn plain_client(&self) -> Client {
         Client::new(self.port)
@@ -166,12 +173,13 @@ pub(crate) struct Client {
     port: u16,
     capabilities: Value,
     token: Option<String>,
+    receive_buffer: Option<u32>,
     next_id: Arc<AtomicU64>,
 }
 
 impl Client {
     pub(crate) fn new(port: u16) -> Self {
-        Self { port, capabilities: json!({}), token: None, next_id: Arc::new(AtomicU64::new(1)) }
+        Self { port, capabilities: json!({}), token: None, receive_buffer: None, next_id: Arc::new(AtomicU64::new(1)) }
     }
 
     pub(crate) fn declaring(mut self, capabilities: Value) -> Self {
@@ -181,6 +189,12 @@ impl Client {
 
     pub(crate) fn with_token(mut self, token: &str) -> Self {
         self.token = Some(token.to_owned());
+        self
+    }
+
+    /// With room for so many bytes that have come and are not read yet; what else is sent waits at the server.
+    pub(crate) fn with_receive_buffer(mut self, bytes: u32) -> Self {
+        self.receive_buffer = Some(bytes);
         self
     }
 
@@ -209,7 +223,7 @@ impl Client {
         let name = match message["method"].as_str().unwrap_or_default() {
             "tools/call" | "prompts/get" => params["name"].as_str(),
             "resources/read" => params["uri"].as_str(),
-            "tasks/get" | "tasks/update" | "tasks/cancel" => params["taskId"].as_str(),
+            "tasks/get" | "tasks/update" | "tasks/cancel" | "dev.taskwire/partials/read" => params["taskId"].as_str(),
             _ => None,
         };
         if let Some(name) = name {
@@ -319,16 +333,24 @@ impl Client {
             head.push_str(&format!("{key}: {value}\r\n"));
         }
         head.push_str("\r\n");
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await.expect("a connection");
+        let mut stream = self.connect().await;
         stream.write_all(head.as_bytes()).await.expect("the head is sent");
         // A server that refuses early may close before it has read all.
         let _ = stream.write_all(body).await;
         stream
     }
 
+    async fn connect(&self) -> TcpStream {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        if let Some(bytes) = self.receive_buffer {
+            socket.set_recv_buffer_size(bytes).expect("a size");
+        }
+        socket.connect(([127, 0, 0, 1], self.port).into()).await.expect("a connection")
+    }
+
     /// Sends raw bytes and reads what comes back until the server closes or the response is complete.
     pub(crate) async fn bytes(&self, bytes: &[u8]) -> Response {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await.expect("a connection");
+        let mut stream = self.connect().await;
         let _ = stream.write_all(bytes).await;
         read_response(stream).await
     }

@@ -75,6 +75,7 @@ fn in_result(method: &str, result: &Value) -> Vec<String> {
         "tasks/get" => "GetTaskResult",
         "tasks/update" => "UpdateTaskResult",
         "tasks/cancel" => "CancelTaskResult",
+        "dev.taskwire/partials/read" => "ReadPartialsResult",
         _ => panic!("no schema is known for the result of `{method}`"),
     };
     match (method, result.get("resultType").and_then(Value::as_str)) {
@@ -98,6 +99,7 @@ fn in_notification(message: &Value) -> Vec<String> {
         "notifications/resources/updated" => "ResourceUpdatedNotification",
         "notifications/subscriptions/acknowledged" => "SubscriptionsAcknowledgedNotification",
         "notifications/tasks" => "TaskStatusNotification",
+        "notifications/tasks/partial" => "TaskPartialNotification",
         method => panic!("no schema is known for `{method}`"),
     };
     let mut found = violations(def, message);
@@ -194,6 +196,33 @@ fn task(more: Value) -> Value {
     task
 }
 
+/// A partial with `more` laid over its parameters.
+fn partial(more: Value) -> Value {
+    let meta = json!({"io.modelcontextprotocol/subscriptionId": 7});
+    let mut params = json!({"_meta": meta, "taskId": "t1", "seq": 0, "content": [{"type": "text", "text": "a"}]});
+    for (key, value) in more.as_object().expect("members come as an object") {
+        params[key] = value.clone();
+    }
+    json!({"jsonrpc": "2.0", "method": "notifications/tasks/partial", "params": params})
+}
+
+/// What `dev.taskwire/partials/read` answers, with `more` laid over it.
+fn read_partials(more: Value) -> Value {
+    let meta = json!({"io.modelcontextprotocol/serverInfo": {"name": "taskwire", "version": "1"}});
+    let mut result = json!({"resultType": "complete", "_meta": meta, "fromSeq": 0, "nextSeq": 1, "done": false,
+        "chunks": [{"seq": 0, "content": [{"type": "text", "text": "a"}]}]});
+    for (key, value) in more.as_object().expect("members come as an object") {
+        result[key] = value.clone();
+    }
+    result
+}
+
+/// An acknowledgement of these partials.
+fn acknowledged(partials: Value) -> Value {
+    let params = json!({"_meta": {"io.modelcontextprotocol/subscriptionId": 7}, "notifications": {"dev.taskwire/partials": partials}});
+    json!({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params})
+}
+
 #[test]
 fn good_messages_pass() {
     let hello = json!({"resultType": "complete", "content": [{"type": "text", "text": "hello"}]});
@@ -207,6 +236,14 @@ fn good_messages_pass() {
     check_notification(&json!({"jsonrpc": "2.0", "method": "notifications/tasks",
         "params": task(json!({"resultType": null, "_meta": meta}))}));
     check_error(&json!({"jsonrpc": "2.0", "error": {"code": -32700, "message": "not JSON"}}));
+    check_notification(&partial(json!({})));
+    check_notification(&partial(json!({"seq": 1, "content": [{"type": "text", "text": ""},
+        {"type": "resource_link", "uri": "test://a", "name": "a"}]})));
+    check_result("dev.taskwire/partials/read", &read_partials(json!({})));
+    check_result("dev.taskwire/partials/read", &read_partials(json!({"chunks": [], "done": true})));
+    check_notification(&acknowledged(json!([])));
+    check_notification(&acknowledged(json!([{"taskId": "t1", "fromSeq": 3, "nextSeq": 5}])));
+    check_result("tasks/get", &task(json!({"_meta": {"dev.taskwire/version": 3}})));
 }
 
 #[test]
@@ -221,6 +258,14 @@ fn bad_messages_are_named() {
         ["tasks/get", task(json!({"resultType": "task"})), "may not answer"],
         ["tasks/get", task(json!({"createdAt": "today"})), "date-time"],
         ["tasks/cancel", {"resultType": "complete", "status": "working"}, "\"status\""],
+        ["tasks/get", task(json!({"_meta": {"dev.taskwire/version": "3"}})), "/_meta/dev.taskwire~1version"],
+        ["tasks/get", task(json!({"_meta": {"dev.taskwire/other": 3}})), "dev.taskwire/other"],
+        ["dev.taskwire/partials/read", read_partials(json!({"chunks": [{"seq": 0, "content": []}]})), "/chunks/0/content"],
+        ["dev.taskwire/partials/read", read_partials(json!({"chunks": [{"content": [{"type": "text", "text": "a"}]}]})), "\"seq\" is"],
+        ["dev.taskwire/partials/read", read_partials(json!({"nextSeq": -1})), "/nextSeq"],
+        ["dev.taskwire/partials/read", read_partials(json!({"done": null})), "/done"],
+        ["dev.taskwire/partials/read", read_partials(json!({"more": true})), "'more'"],
+        ["dev.taskwire/partials/read", read_partials(json!({"_meta": {}})), "serverInfo"],
     ]);
     for case in results.as_array().expect("the cases are an array") {
         let method = case[0].as_str().expect("a case starts with its method");
@@ -230,6 +275,22 @@ fn bad_messages_are_named() {
     }
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
     assert!(!in_notification(&changed).is_empty(), "a subscription id is required");
+    let bad = [
+        (partial(json!({"content": []})), "at least one block"),
+        (partial(json!({"content": [{"type": "text"}]})), "blocks of the published kinds"),
+        (partial(json!({"seq": -1})), "numbers from 0"),
+        (partial(json!({"seq": 0.5})), "whole numbers"),
+        (partial(json!({"done": true})), "nothing else"),
+        (partial(json!({"_meta": {}})), "a subscription id"),
+        (partial(json!({"taskId": 5})), "a task"),
+        (acknowledged(json!([{"taskId": "t1", "fromSeq": 0}])), "where the next chunk will be"),
+        (acknowledged(json!([{"taskId": "t1", "fromSeq": null, "nextSeq": 0}])), "where the stream begins"),
+        (acknowledged(json!([{"taskId": "t1", "fromSeq": 0, "nextSeq": 0, "seq": 0}])), "nothing else"),
+        (acknowledged(json!({"taskId": "t1", "fromSeq": 0, "nextSeq": 0})), "a list"),
+    ];
+    for (message, needs) in &bad {
+        assert!(!in_notification(message).is_empty(), "{needs}: {message}");
+    }
     let old = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32022, "message": "old"}});
     assert!(!in_error(&old).is_empty(), "the supported versions are required");
     let neither = json!({"jsonrpc": "2.0", "id": 1});

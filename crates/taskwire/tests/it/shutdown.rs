@@ -39,7 +39,7 @@ fn declaring(client: Client) -> Client {
 }
 
 /// Lets everything else in this runtime go on for a good while.
-async fn settle() {
+pub(crate) async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }

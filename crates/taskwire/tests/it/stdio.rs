@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 use taskwire::{
-    clock::{Clock, SystemClock},
+    clock::{Clock, ManualClock, SystemClock},
     server::{Config, Server},
     store::SqliteStore,
     tool::{Ctx, Registry, TaskMode, Tool},
@@ -20,13 +20,15 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, TASKS, TempDir, manual_clock, soon},
+    kit::{Client, PARTIALS, TASKS, TempDir, manual_clock, soon},
     schema,
+    shutdown::settle,
     tasks::{Gate, accept, name_form, name_in, quick, registry, tool},
 };
 
 /// Bytes that wait in each direction.
 const PIPE: usize = 64 * 1024;
+const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 
 /// The other end of a server's stream.
 struct Peer {
@@ -67,6 +69,12 @@ impl Peer {
         let serving = tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });
         let client = Client::new(0).declaring(json!({"elicitation": {}, "extensions": {TASKS: {}}}));
         Self { input: Some(input), output: BufReader::new(output).lines(), serving, client, asked: BTreeMap::new(), dir: None }
+    }
+
+    /// Declares partial results from now on.
+    fn with_partials(mut self) -> Self {
+        self.client = self.client.declaring(json!({"extensions": {TASKS: {}, PARTIALS: {}}}));
+        self
     }
 
     async fn write(&mut self, text: &str) {
@@ -123,6 +131,15 @@ impl Peer {
         assert_eq!(message["id"], id, "{message}");
         assert!(message.get("error").is_none(), "{message}");
         message["result"].clone()
+    }
+
+    /// The next line, which must be a partial result of this task for this listener.
+    async fn partial(&mut self, listener: &str, task: &str) -> Value {
+        let message = self.message().await;
+        assert_eq!(message["method"], "notifications/tasks/partial", "{message}");
+        let params = &message["params"];
+        assert_eq!((&params["_meta"][SUBSCRIPTION], &params["taskId"]), (&json!(listener), &json!(task)));
+        params.clone()
     }
 
     /// The next line, which must be the error for this request.
@@ -364,9 +381,7 @@ async fn a_line_that_comes_in_parts_is_read_whole_while_other_calls_end() {
     gate.go.send();
     peer.result(1).await;
     // Lets the server see that the call has ended, before the rest of the line is there.
-    for _ in 0..10 {
-        tokio::task::yield_now().await;
-    }
+    settle().await;
     peer.line(right).await;
     peer.result(2).await;
     peer.ended().await;
@@ -523,5 +538,202 @@ async fn arguments_that_http_wants_as_headers_need_none_here() {
     let mut peer = Peer::start(registry([routed]));
     peer.request(1, "tools/call", json!({"name": "routed", "arguments": {"region": "north"}})).await;
     assert_eq!(peer.result(1).await["content"][0]["text"], r#"{"region":"north"}"#);
+    peer.ended().await;
+}
+
+// Partial results.
+
+/// A tool that writes three chunks when it may, and ends.
+fn writes(gate: &Gate) -> Tool {
+    let writes = tool("writes", gate, |gate, ctx| async move {
+        gate.go.wait().await;
+        for n in 0..3 {
+            ctx.text(n.to_string()).await?;
+            ctx.flush().await?;
+        }
+        Ok("done")
+    });
+    writes.task(TaskMode::Always).streams()
+}
+
+/// What is asked to hear of a task from its first chunk on.
+fn partials(task: &str) -> Value {
+    json!([{"taskId": task, "fromSeq": 0}])
+}
+
+/// Calls a tool that becomes a task, and gives its id.
+async fn start(peer: &mut Peer, tool: &str) -> String {
+    peer.call("call", tool).await;
+    peer.result("call").await["taskId"].as_str().expect("a task").to_owned()
+}
+
+#[tokio::test]
+async fn partial_results_come_between_the_acknowledgement_and_the_end() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([writes(&gate)])).with_partials();
+    let task = start(&mut peer, "writes").await;
+    let filter = json!({"taskIds": [task], PARTIALS: partials(&task)});
+    peer.request("l", "subscriptions/listen", json!({"notifications": filter})).await;
+    let ack = peer.message().await;
+    assert_eq!(ack["method"], "notifications/subscriptions/acknowledged");
+    let honoured = json!({"taskIds": [task], PARTIALS: [{"taskId": task, "fromSeq": 0, "nextSeq": 0}]});
+    assert_eq!(ack["params"]["notifications"], honoured);
+    assert_eq!(peer.message().await["params"]["status"], "working");
+    gate.go.send();
+    for n in 0..3 {
+        let partial = peer.partial("l", &task).await;
+        assert_eq!((&partial["seq"], &partial["content"]), (&json!(n), &json!([{"type": "text", "text": n.to_string()}])));
+    }
+    let last = peer.message().await;
+    assert_eq!((&last["method"], &last["params"]["status"]), (&json!("notifications/tasks"), &json!("completed")));
+    peer.end();
+    assert_eq!(peer.result("l").await["resultType"], "complete");
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_listener_to_partial_results_alone_is_answered_after_the_last_one() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([writes(&gate)])).with_partials();
+    let task = start(&mut peer, "writes").await;
+    // Once while it writes, and once when it has ended.
+    for listener in ["live", "late"] {
+        peer.request(listener, "subscriptions/listen", json!({"notifications": {PARTIALS: partials(&task)}})).await;
+        assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
+        gate.go.send();
+        for n in 0..3 {
+            assert_eq!(peer.partial(listener, &task).await["seq"], n);
+        }
+        let result = peer.result(listener).await;
+        assert_eq!((&result["resultType"], &result["_meta"][SUBSCRIPTION]), (&json!("complete"), &json!(listener)));
+    }
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn partial_results_can_be_read_on_a_stream() {
+    let gate = Gate::new();
+    let mut peer = Peer::start(registry([writes(&gate)])).with_partials();
+    let task = start(&mut peer, "writes").await;
+    gate.go.send();
+    let (mut from, mut texts) = (0_u64, Vec::new());
+    loop {
+        peer.request(from, "dev.taskwire/partials/read", json!({"taskId": task, "fromSeq": from, "waitMs": 10_000})).await;
+        let result = peer.result(from).await;
+        assert_eq!(result["fromSeq"], from);
+        for chunk in result["chunks"].as_array().expect("a list") {
+            assert_eq!(chunk["seq"], from);
+            texts.push(chunk["content"][0]["text"].as_str().expect("a text").to_owned());
+            from += 1;
+        }
+        assert_eq!(result["nextSeq"], from);
+        if result["done"] == true {
+            break;
+        }
+    }
+    assert_eq!(texts, ["0", "1", "2"]);
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn answers_go_before_partial_results_that_wait_to_be_written() {
+    const PIECE: usize = 10_000;
+    const PIECES: usize = 300;
+    let gate = Gate::new();
+    let pours = tool("pours", &gate, |gate, ctx| async move {
+        gate.go.wait().await;
+        for _ in 0..PIECES {
+            ctx.text("x".repeat(PIECE)).await?;
+        }
+        ctx.flush().await?;
+        gate.started.send();
+        gate.go.wait().await;
+        Ok("done")
+    });
+    let mut peer = Peer::start(registry([pours.task(TaskMode::Always).streams()])).with_partials();
+    let task = start(&mut peer, "pours").await;
+    peer.request("l", "subscriptions/listen", json!({"notifications": {PARTIALS: partials(&task)}})).await;
+    assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
+    gate.go.send();
+    soon("the end of the output, which nobody reads", gate.started.wait()).await;
+    settle().await;
+    peer.request("get", "tasks/get", json!({"taskId": task})).await;
+    settle().await;
+    let (mut seq, mut length, mut before_answer) = (0, 0, None);
+    while length < PIECE * PIECES || before_answer.is_none() {
+        let message = peer.message().await;
+        if message["id"] == "get" {
+            assert_eq!(message["result"]["status"], "working");
+            before_answer = Some(length);
+            continue;
+        }
+        assert_eq!(message["params"]["seq"], seq, "{message}");
+        seq += 1;
+        let blocks = message["params"]["content"].as_array().expect("blocks");
+        length += blocks.iter().map(|block| block["text"].as_str().expect("a text").len()).sum::<usize>();
+    }
+    assert_eq!(length, PIECE * PIECES);
+    // What is in the pipe cannot be overtaken, nor what is on its way into it; everything else can.
+    assert!(before_answer.is_some_and(|length| length < PIECE * PIECES / 5), "the answer came after {before_answer:?} bytes");
+    gate.go.send();
+    peer.result("l").await;
+    peer.ended().await;
+}
+
+// Requests that wait.
+
+/// A server whose time stands still, with a tool of this gate as a task.
+async fn waiting(gate: &Gate, dir: &TempDir, clock: &ManualClock) -> (Peer, String) {
+    let tools = registry([gate.tool("slow").task(TaskMode::Always)]);
+    let mut peer = Peer::on(&server(dir, tools, Config::default(), Arc::new(clock.clone()))).with_partials();
+    let task = start(&mut peer, "slow").await;
+    (peer, task)
+}
+
+#[tokio::test]
+async fn a_poll_that_comes_too_soon_is_held_and_nothing_else_is() {
+    let (gate, dir, clock) = (Gate::new(), TempDir::new(), manual_clock());
+    let (mut peer, task) = waiting(&gate, &dir, &clock).await;
+    let poll = json!({"taskId": task});
+    peer.request(1, "tasks/get", poll.clone()).await;
+    let interval = peer.result(1).await["pollIntervalMs"].as_u64().expect("a number");
+    peer.request(2, "tasks/get", poll.clone()).await;
+    settle().await;
+    peer.ping().await;
+    clock.advance(Duration::from_millis(interval));
+    assert_eq!(peer.result(2).await["status"], "working");
+    peer.request(3, "tasks/get", poll).await;
+    settle().await;
+    peer.ping().await;
+    gate.go.send();
+    assert_eq!(peer.result(3).await["status"], "completed");
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_get_that_waits_holds_nothing_up() {
+    let (gate, dir, clock) = (Gate::new(), TempDir::new(), manual_clock());
+    let (mut peer, task) = waiting(&gate, &dir, &clock).await;
+    let wait = json!({"taskId": task, "_meta": {"dev.taskwire/waitMs": 10_000}});
+    peer.request(1, "tasks/get", wait.clone()).await;
+    settle().await;
+    peer.ping().await;
+    // One that is called off is not answered.
+    peer.request(2, "tasks/get", wait).await;
+    peer.cancel(2).await;
+    peer.ping().await;
+    gate.go.send();
+    assert_eq!(peer.result(1).await["status"], "completed");
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_get_that_waits_is_answered_at_the_end_of_the_input() {
+    let (gate, dir, clock) = (Gate::new(), TempDir::new(), manual_clock());
+    let (mut peer, task) = waiting(&gate, &dir, &clock).await;
+    peer.request(1, "tasks/get", json!({"taskId": task, "_meta": {"dev.taskwire/waitMs": 10_000}})).await;
+    settle().await;
+    peer.end();
+    assert_eq!(peer.result(1).await["status"], "working");
     peer.ended().await;
 }

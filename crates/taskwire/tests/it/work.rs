@@ -9,7 +9,7 @@ use taskwire::{
     engine,
     server::Config,
     store::SqliteStore,
-    tool::{Ctx, TaskMode, Tool},
+    tool::{Content, Ctx, TaskMode, Tool},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -298,11 +298,12 @@ async fn progress_shows_in_the_status_message() {
     }
 }
 
-/// Writes so many texts of so many characters.
+/// Writes so many chunks of so many characters.
 fn writes(count: usize, length: usize) -> Tool {
     let writes = tool("writes", &(), move |(), ctx| async move {
         for _ in 0..count {
-            ctx.text("x".repeat(length)).await?;
+            ctx.block(Content::text("x".repeat(length))).await?;
+            ctx.flush().await?;
         }
         Ok("all written")
     });
@@ -329,7 +330,7 @@ async fn a_chunk_that_is_too_large_is_refused_to_the_tool() {
 
 #[tokio::test]
 async fn output_beyond_what_a_task_may_write_is_refused_to_the_tool() {
-    // A text of 60 characters is a block of 85 bytes: two fit, three do not.
+    // A text of 60 characters is a chunk of 87 bytes: two fit, three do not.
     let limits = Limits { chunk_bytes: 100, task_output_bytes: 250, ..Limits::DEFAULT };
     let server = TestServer::start_with(registry([writes(3, 60)]), with_limits(limits), Arc::new(manual_clock())).await;
     let (id, result) = run(&server, "writes").await;
@@ -341,7 +342,7 @@ async fn output_beyond_what_a_task_may_write_is_refused_to_the_tool() {
 
 #[tokio::test]
 async fn output_up_to_what_a_task_may_write_is_kept() {
-    let limits = Limits { chunk_bytes: 85, task_output_bytes: 255, ..Limits::DEFAULT };
+    let limits = Limits { chunk_bytes: 87, task_output_bytes: 261, ..Limits::DEFAULT };
     let server = TestServer::start_with(registry([writes(3, 60)]), with_limits(limits), Arc::new(manual_clock())).await;
     let (id, result) = run(&server, "writes").await;
     assert_eq!(result["content"][0]["text"], "all written");

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use taskwire_core::{
-    Payload, TaskId,
+    Payload, Seq, TaskId,
     task::{Authority, Command, Outcome, Reject, Spec, Task},
     wire::parse_strict,
 };
@@ -69,6 +69,8 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         TaskMode::Auto => Some(tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after)),
         TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
     };
+    // Who wants to see output while it is produced need not wait for a task to see the first of it.
+    let eager = patience.is_some() && cx.meta.partials && tool.0.policy.streams;
     if *cx.shared.draining.borrow() {
         return Err(engine::Error::Unavailable("it is shutting down".into()).into());
     }
@@ -77,7 +79,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         let mut teller = Teller::new(cx);
         let task = engine.create(engine.new_id(), spec, request, &resumed, teller.notes()).await?.task;
         // The caller will ask again if it does not get this answer, so the task must live on.
-        return teller.while_telling(follow(cx, &binding, task.id, patience)).await;
+        return teller.while_telling(follow(cx, &binding, task.id, patience, eager)).await;
     }
     if patience == Some(Duration::ZERO) {
         let id = engine.new_id();
@@ -90,7 +92,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
             }
         };
     }
-    hold(cx, &binding, spec, request, resumed, patience).await
+    hold(cx, &binding, spec, request, resumed, patience, eager).await
 }
 
 fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Result<Spec, Fault> {
@@ -112,6 +114,7 @@ fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Result<Spec, Fault> {
         retention_ms: policy.retention.or(config.retention).map(ms),
         timeout_ms: policy.timeout.map(ms),
         input_timeout_ms: input_timeout.map(ms),
+        overflow: policy.overflow,
         idempotency_key: cx.meta.idempotency_key.as_deref().map(Into::into),
         accepts: cx.meta.accepts,
         hidden,
@@ -126,10 +129,14 @@ async fn hold(
     request: Payload,
     resumed: Resumed,
     patience: Option<Duration>,
+    eager: bool,
 ) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let mut teller = Teller::new(cx);
     let mut held = engine.launch(spec, request, resumed, teller.notes());
+    if eager {
+        held.run().stream_at_once();
+    }
     let mut phase = held.start().await;
     if matches!(phase, Phase::Loose) {
         let run = held.run().clone();
@@ -147,7 +154,7 @@ async fn hold(
         }
         Phase::Task(id) => {
             // Held on: the caller knows of no task, so it must not outlive the call.
-            let done = teller.while_telling(follow(cx, binding, id, None)).await;
+            let done = teller.while_telling(follow(cx, binding, id, None, false)).await;
             held.release();
             done
         }
@@ -174,7 +181,7 @@ async fn settled(cx: &Cx<'_>, run: &Arc<Run>, patience: Option<Duration>) -> Res
 }
 
 /// Waits for a task that its caller does not know of, or not yet.
-async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option<Duration>) -> Result<Done, Fault> {
+async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option<Duration>, eager: bool) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let watch = engine.watch(vec![id]);
     let promote = async {
@@ -190,7 +197,7 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option
         if let Some(outcome) = task.outcome.as_ref().filter(|_| patience != Some(Duration::ZERO)) {
             return Ok(finished(cx, outcome)?.into());
         }
-        if waited || (patience.is_some() && task.asked_at.is_some()) {
+        if waited || (eager && engine.span(id)?.end > Seq(0)) || (patience.is_some() && task.asked_at.is_some()) {
             return Ok(handle(cx, &task, None));
         }
         if task.asked_at.is_some() {
@@ -214,7 +221,7 @@ async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed)
     let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
     let answered = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await;
     let done = match answered {
-        Ok(_) => follow(cx, binding, id, None).await,
+        Ok(_) => follow(cx, binding, id, None, false).await,
         Err(error) => Err(error.into()),
     };
     if let Some(orphan) = orphan {
@@ -373,6 +380,6 @@ impl<'a, 'c> Teller<'a, 'c> {
             }
         };
         let message = Object::open().put("jsonrpc", "2.0").put("method", method).raw("params", &params.into_text()).end();
-        self.cx.out.try_send(message.into());
+        self.cx.out.try_send(&message);
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json, value::RawValue};
 use taskwire_core::{Payload, wire::parse_strict};
 
 use super::{
-    Cx, TASKS, VERSIONS,
+    Cx, PARTIALS, TASKS, VERSIONS,
     call::{ask_again, carried},
     json::{Object, complete as complete_result, text, with_info},
     meta::{Members, text as member},
@@ -33,7 +33,7 @@ fn result(cx: &Cx<'_>) -> Object {
 }
 
 pub(super) fn discover(cx: &Cx<'_>) -> Object {
-    let capabilities = json!({
+    let mut capabilities = json!({
         "tools": {"listChanged": true},
         "prompts": {"listChanged": true},
         "resources": {"listChanged": true, "subscribe": true},
@@ -41,6 +41,9 @@ pub(super) fn discover(cx: &Cx<'_>) -> Object {
         "logging": {},
         "extensions": {TASKS: {}},
     });
+    if cx.meta.partials {
+        capabilities["extensions"][PARTIALS] = json!({});
+    }
     let mut object = result(cx).put("supportedVersions", &VERSIONS).put("capabilities", &capabilities);
     if let Some(instructions) = &cx.shared.config.instructions {
         object = object.put("instructions", instructions);
@@ -75,7 +78,10 @@ fn decode(cursor: &str) -> Option<usize> {
 }
 
 pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "tools", &cx.shared.provider.tools(), |tool| tool.0.wire.as_str().to_owned())
+    page(cx, "tools", &cx.shared.provider.tools(), |tool| {
+        let hinted = tool.0.hinted.as_ref().filter(|_| cx.meta.partials);
+        hinted.unwrap_or(&tool.0.wire).as_str().to_owned()
+    })
 }
 
 pub(super) fn prompts(cx: &Cx<'_>) -> Result<Object, Fault> {

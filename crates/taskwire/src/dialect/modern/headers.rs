@@ -12,7 +12,7 @@ fn named_by<'a>(method: &str, params: &Params<'a>) -> Option<(&'static str, Opti
     match method {
         "tools/call" | "prompts/get" => Some(("name", params.name)),
         "resources/read" => Some(("uri", params.uri)),
-        "tasks/get" | "tasks/update" | "tasks/cancel" => Some(("taskId", params.task_id)),
+        "tasks/get" | "tasks/update" | "tasks/cancel" | "dev.taskwire/partials/read" => Some(("taskId", params.task_id)),
         _ => None,
     }
 }

@@ -59,6 +59,11 @@ impl Object {
         String::from_utf8(self.end()).expect("only JSON text was written")
     }
 
+    /// The text so far, of an object that somebody else will end.
+    pub(super) fn begun(self) -> String {
+        String::from_utf8(self.0).expect("only JSON text was written")
+    }
+
     fn key(&mut self, key: &str) {
         if self.0.last() != Some(&b'{') {
             self.0.push(b',');

@@ -1,48 +1,83 @@
-//! `subscriptions/listen`: the current state of each task right after the acknowledgement, then every change.
+//! `subscriptions/listen`: the current state of each task right after the acknowledgement, then every change, and the
+//! output of those whose output was asked for, from any chunk on.
 //!
 //! For each task the stream keeps a cursor into its log. A wake-up makes it read on; what it reads it folds into the
-//! task and shows. A slow reader lags and misses nothing.
+//! task and shows, in the order of the log. A slow reader lags and misses nothing.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::RawValue};
 use taskwire_core::{
-    TaskId, Version,
+    Seq, TaskId, Version,
     task::{Task, evolve},
 };
 use tokio::sync::watch;
 
-use super::{Cx, Done, SUBSCRIPTION_ID, json::Object, meta::Members, view};
-use crate::{dialect::Fault, engine, tool::Changes};
+use super::{
+    Cx, Done, PARTIALS, SUBSCRIPTION_ID,
+    json::Object,
+    meta::{Members, number, present},
+    view,
+};
+use crate::{dialect::Fault, engine, feed::Watch, tool::Changes};
 
 /// Events read at once.
 const PAGE: usize = 64;
+/// Bytes of output that one task may send before it is another one's turn.
+const TURN_BYTES: usize = 64 * 1024;
 
 #[derive(Deserialize)]
-struct Listen {
-    notifications: Members<Filter>,
+struct Listen<'a> {
+    #[serde(borrow)]
+    notifications: Members<Filter<'a>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
-struct Filter {
+struct Filter<'a> {
     tools_list_changed: bool,
     prompts_list_changed: bool,
     resources_list_changed: bool,
     resource_subscriptions: Vec<String>,
     task_ids: Option<Vec<String>>,
+    #[serde(borrow, rename = "dev.taskwire/partials", deserialize_with = "present")]
+    partials: Option<&'a RawValue>,
+}
+
+impl Filter<'_> {
+    /// Whether nothing is asked for but the output of tasks.
+    fn is_empty(&self) -> bool {
+        let lists = self.tools_list_changed || self.prompts_list_changed || self.resources_list_changed;
+        !lists && self.resource_subscriptions.is_empty() && self.task_ids.is_none()
+    }
+}
+
+/// A task whose output is wanted, and its first chunk that is.
+type Output = (String, Option<Seq>);
+
+/// The same as it came.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wanted<'a> {
+    task_id: String,
+    #[serde(borrow, default, deserialize_with = "present")]
+    from_seq: Option<&'a RawValue>,
 }
 
 pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
     let Listen { notifications: Members(mut filter) } = cx.read()?;
+    if filter.partials.is_some() {
+        cx.needs_partials()?;
+    }
     if filter.task_ids.is_some() {
         cx.needs_tasks()?;
     }
-    let named = filter.task_ids.as_ref().map_or(0, Vec::len) + filter.resource_subscriptions.len();
+    let wanted = wanted(filter.partials)?;
+    let named = filter.task_ids.as_ref().map_or(0, Vec::len) + wanted.as_ref().map_or(0, Vec::len) + filter.resource_subscriptions.len();
     let max = cx.shared.config.tasks_per_listen;
     if named > max {
         return Err(Fault::limit(format!(
@@ -57,23 +92,91 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
     let mut changes = cx.shared.provider.changes();
     let seen = Seen::of(&changes.borrow_and_update(), &filter);
     // Watch first, then read: no change can fall between.
-    let ids: BTreeSet<TaskId> = filter.task_ids.iter().flatten().filter_map(|text| text.parse().ok()).collect();
+    let told: BTreeSet<TaskId> = filter.task_ids.iter().flatten().filter_map(|text| text.parse().ok()).collect();
+    let outputs = wanted.iter().flatten().filter_map(|(text, from)| Some((text.parse().ok()?, *from)));
+    let mut outputs: BTreeMap<TaskId, Option<Seq>> = outputs.collect();
+    let ids: BTreeSet<TaskId> = told.iter().chain(outputs.keys()).copied().collect();
     let watch = cx.shared.engine.watch(ids.iter().copied().collect());
-    let mut owned = Vec::new();
+    let mut owned = BTreeMap::new();
     for id in ids {
         // Somebody else's task, and one that never was, are left out alike.
         if cx.shared.engine.owner(id)?.is_some_and(|owner| owner == *cx.caller) {
-            owned.push(id);
+            let output = outputs.remove(&id).map(|from| begin(cx, id, from)).transpose()?;
+            owned.insert(id, Asked { told: told.contains(&id), output });
         }
     }
     if let Some(asked) = &mut filter.task_ids {
-        asked.retain(|text| text.parse().is_ok_and(|id: TaskId| owned.binary_search(&id).is_ok()));
+        asked.retain(|text| text.parse().is_ok_and(|id: TaskId| owned.contains_key(&id)));
     }
-    let stream = Stream { cx, filter, subscription: view::subscription(cx.id) };
+    let outputs = wanted.map(|wanted| {
+        let known = wanted.iter().filter_map(|(text, _)| Some((text, owned.get(&text.parse().ok()?)?.output?)));
+        known.map(|(text, at)| json!({"taskId": text, "fromSeq": at.from.0, "nextSeq": at.next.0})).collect()
+    });
+    let filter = Filter { partials: None, ..filter };
+    let stream = Stream { cx, filter, outputs, subscription: view::subscription(cx.id) };
     match stream.run(owned, &watch, changes, seen).await {
         Ok(()) | Err(Ended::Gone) => Ok(stream.end().into()),
         Err(Ended::Fault(fault)) => Err(fault),
     }
+}
+
+/// The tasks whose output is wanted, each once.
+fn wanted(partials: Option<&RawValue>) -> Result<Option<Vec<Output>>, Fault> {
+    let Some(raw) = partials else { return Ok(None) };
+    let list: Vec<Members<Wanted<'_>>> =
+        serde_json::from_str(raw.get()).map_err(|error| Fault::params(format!("invalid `{PARTIALS}`: {error}")))?;
+    let mut wanted: Vec<Output> = Vec::with_capacity(list.len());
+    let mut seen = BTreeSet::new();
+    for Members(entry) in list {
+        let from = entry.from_seq.map(|raw| number(Some(raw), "fromSeq", 0)).transpose()?.map(Seq);
+        if !seen.insert(entry.task_id.clone()) {
+            return Err(Fault::params(format!("`{PARTIALS}` names the task `{}` more than once", entry.task_id)));
+        }
+        wanted.push((entry.task_id, from));
+    }
+    Ok(Some(wanted))
+}
+
+/// Where a task's output begins for this stream, and where it is now.
+#[derive(Clone, Copy)]
+struct Begin {
+    from: Seq,
+    next: Seq,
+}
+
+fn begin(cx: &Cx<'_>, id: TaskId, from: Option<Seq>) -> Result<Begin, Fault> {
+    let span = cx.shared.engine.span(id)?;
+    Ok(Begin { from: from.map_or(span.end, |from| from.max(span.start)), next: span.end })
+}
+
+/// What was asked for of one task.
+struct Asked {
+    /// Its changes.
+    told: bool,
+    /// Its output.
+    output: Option<Begin>,
+}
+
+/// A task that is followed.
+struct Followed {
+    /// As it was last seen; absent if it had ended before the stream began.
+    task: Option<Arc<Task>>,
+    /// Whether its changes are shown.
+    told: bool,
+    /// The next chunk to be sent, if its output is.
+    next: Option<Seq>,
+    /// Whether it is waiting for its turn.
+    queued: bool,
+}
+
+/// What came of a task's turn.
+enum Turn {
+    /// There is nothing more to read for now.
+    Idle,
+    /// There is more.
+    More,
+    /// What should come next is gone: the stream ends, so that its reader asks anew.
+    Lost,
 }
 
 /// What a stream has seen of the lists and resources that it asked for.
@@ -86,7 +189,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(changes: &Changes, filter: &Filter) -> Self {
+    fn of(changes: &Changes, filter: &Filter<'_>) -> Self {
         let updated = filter.resource_subscriptions.iter().map(|uri| changes.updated.get(uri).copied().unwrap_or(0));
         Self { tools: changes.tools, prompts: changes.prompts, resources: changes.resources, updated: updated.collect() }
     }
@@ -106,7 +209,9 @@ impl From<engine::Error> for Ended {
 
 struct Stream<'a, 'c> {
     cx: &'a Cx<'c>,
-    filter: Filter,
+    filter: Filter<'c>,
+    /// The outputs that will be sent, as the acknowledgement names them.
+    outputs: Option<Vec<Value>>,
     /// The name of the listen request, as JSON text.
     subscription: String,
 }
@@ -114,33 +219,42 @@ struct Stream<'a, 'c> {
 impl Stream<'_, '_> {
     async fn run(
         &self,
-        owned: Vec<TaskId>,
-        watch: &crate::feed::Watch,
+        owned: BTreeMap<TaskId, Asked>,
+        watch: &Watch,
         mut changes: watch::Receiver<Changes>,
         mut seen: Seen,
     ) -> Result<(), Ended> {
         self.acknowledge().await?;
-        // One at a time, and only the live ones are kept: results can be large.
-        let mut tasks = BTreeMap::new();
-        for id in owned {
-            if let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? {
-                self.show(&task).await?;
-                if task.ended.is_none() {
-                    tasks.insert(id, task);
-                }
+        let (mut tasks, mut queue) = (BTreeMap::new(), VecDeque::new());
+        for (id, asked) in owned {
+            if let Some(followed) = self.follow(id, &asked).await? {
+                tasks.insert(id, followed);
+                enqueue(&mut tasks, &mut queue, id);
             }
         }
         let drained = self.cx.shared.drained();
         let ending = self.cx.out.ending();
         tokio::pin!(drained, ending);
         loop {
+            while let Some(id) = queue.pop_front() {
+                match self.turn(&mut tasks, id).await? {
+                    Turn::Idle => {}
+                    Turn::More => enqueue(&mut tasks, &mut queue, id),
+                    Turn::Lost => return Ok(()),
+                }
+                // While one task has much to say, others are heard in between.
+                for id in watch.take() {
+                    enqueue(&mut tasks, &mut queue, id);
+                }
+            }
+            if tasks.is_empty() && self.outputs.is_some() && self.filter.is_empty() {
+                return Ok(());
+            }
             tokio::select! {
                 biased;
                 changed = watch.changed() => {
                     for id in changed {
-                        if !self.read_on(&mut tasks, id).await? {
-                            return Ok(());
-                        }
+                        enqueue(&mut tasks, &mut queue, id);
                     }
                 }
                 result = changes.changed() => {
@@ -157,38 +271,109 @@ impl Stream<'_, '_> {
         }
     }
 
-    /// Shows what happened to a task since the last time. After its end there is nothing more to show. Says `false` if
-    /// the task was forgotten before its end could be shown: the stream ends, so that its reader asks anew.
-    async fn read_on(&self, tasks: &mut BTreeMap<TaskId, Arc<Task>>, id: TaskId) -> Result<bool, Ended> {
-        let Some(task) = tasks.get_mut(&id) else { return Ok(true) };
-        let before = task.version;
-        loop {
-            let events = self.cx.shared.engine.events(id, task.version, PAGE)?;
-            let more = events.len() == PAGE;
-            for logged in events {
-                let task = Arc::make_mut(task);
-                // Chunks are not read here, so the version is the logged one, not the next.
-                task.version = Version(logged.version.0 - 1);
-                evolve(task, &logged.event, logged.at);
-                if logged.event.is_visible() {
-                    self.show(task).await?;
+    /// Begins to follow a task, if there will be anything to tell. Only live ones are kept: results can be large.
+    async fn follow(&self, id: TaskId, asked: &Asked) -> Result<Option<Followed>, Ended> {
+        let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? else { return Ok(None) };
+        let next = asked.output.map(|begin| begin.from);
+        let over = task.ended.is_some();
+        // The end of a task comes after its output.
+        if asked.told && !(over && next.is_some()) {
+            self.show(&task).await?;
+        }
+        let more = !over || next.is_some();
+        Ok(more.then(|| Followed { task: (!over).then_some(task), told: asked.told, next, queued: false }))
+    }
+
+    /// Shows what happened to a task since the last time, and sends its output, in the order of the log; as much as one
+    /// task may before it is another's turn. After its end there is nothing more.
+    async fn turn(&self, tasks: &mut BTreeMap<TaskId, Followed>, id: TaskId) -> Result<Turn, Ended> {
+        let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
+        followed.queued = false;
+        let mut left = TURN_BYTES;
+        let Some(task) = &mut followed.task else {
+            let sent = self.send_output(id, &mut followed.next, None, &mut left).await?;
+            if matches!(sent, Turn::Idle) {
+                if followed.told {
+                    let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? else { return Ok(Turn::Lost) };
+                    self.show(&task).await?;
                 }
+                tasks.remove(&id);
             }
-            if !more {
-                break;
+            return Ok(sent);
+        };
+        let (before, sent) = (task.version, followed.next);
+        // Output that comes after this moment may follow events that are not read here: it has its own wake-up.
+        let moment = self.cx.shared.engine.version(id);
+        let page = match followed.next.filter(|_| moment.is_none()) {
+            Some(next) => self.cx.shared.engine.chunks(id, next, left, usize::MAX)?.last().map(|chunk| chunk.version),
+            None => None,
+        };
+        let events = self.cx.shared.engine.events(id, task.version, PAGE)?;
+        let more = events.len() >= PAGE;
+        for logged in events {
+            match self.send_output(id, &mut followed.next, Some(logged.version), &mut left).await? {
+                Turn::Idle => {}
+                other => return Ok(other),
+            }
+            let task = Arc::make_mut(task);
+            // Chunks are not read here, so the version is the logged one, not the next.
+            task.version = Version(logged.version.0 - 1);
+            evolve(task, &logged.event, logged.at);
+            if followed.told && logged.event.is_visible() {
+                self.show(task).await?;
             }
         }
         if task.ended.is_some() {
             tasks.remove(&id);
-            return Ok(true);
+            return Ok(Turn::Idle);
         }
-        Ok(task.version != before || self.cx.shared.engine.owner(id)?.is_some())
+        if more {
+            return Ok(Turn::More);
+        }
+        let until = Some(moment.or(page).unwrap_or_default().next());
+        let turn = self.send_output(id, &mut followed.next, until, &mut left).await?;
+        // Nothing new, and nobody's: it was forgotten before its end could be shown.
+        let stays = (before, sent) == (task.version, followed.next);
+        match turn {
+            _ if stays && self.cx.shared.engine.owner(id)?.is_none() => Ok(Turn::Lost),
+            Turn::Idle if !stays && moment.is_none() => Ok(Turn::More),
+            turn => Ok(turn),
+        }
+    }
+
+    /// Sends a task's chunks from `next` on, those before the event `until`, at most `left` bytes.
+    async fn send_output(&self, id: TaskId, next: &mut Option<Seq>, until: Option<Version>, left: &mut usize) -> Result<Turn, Ended> {
+        let Some(next) = next else { return Ok(Turn::Idle) };
+        let head = view::partial_head(&self.subscription, id);
+        let framing = self.cx.out.framing();
+        loop {
+            if *left == 0 {
+                return Ok(Turn::More);
+            }
+            let chunks = self.cx.shared.engine.chunks(id, *next, *left, usize::MAX)?;
+            match chunks.first() {
+                None => return Ok(Turn::Idle),
+                Some(first) if first.seq != *next => return Ok(Turn::Lost),
+                Some(_) => {}
+            }
+            let all = chunks.len();
+            let due: Vec<_> = chunks.into_iter().take_while(|chunk| until.is_none_or(|until| chunk.version < until)).collect();
+            let Some(last) = due.last() else { return Ok(Turn::Idle) };
+            *next = last.seq.next();
+            let (frames, bytes) = view::partials(&head, &due, framing);
+            *left = left.saturating_sub(bytes);
+            let cut = due.len() < all;
+            self.cx.out.send_framed(frames).await.map_err(|_| Ended::Gone)?;
+            if cut {
+                return Ok(Turn::Idle);
+            }
+        }
     }
 
     async fn show(&self, task: &Task) -> Result<(), Ended> {
         let shared = self.cx.shared;
         let message = view::notification(&shared.shown, task, &self.subscription, shared.engine.clock().now(), shared.config.poll_interval);
-        self.cx.out.send(message.into()).await.map_err(|_| Ended::Gone)
+        self.cx.out.send(&message).await.map_err(|_| Ended::Gone)
     }
 
     async fn acknowledge(&self) -> Result<(), Ended> {
@@ -208,6 +393,9 @@ impl Stream<'_, '_> {
         }
         if let Some(ids) = &filter.task_ids {
             honoured.insert("taskIds".to_owned(), ids.clone().into());
+        }
+        if let Some(outputs) = &self.outputs {
+            honoured.insert(PARTIALS.to_owned(), outputs.clone().into());
         }
         self.notify("notifications/subscriptions/acknowledged", json!({ "notifications": honoured })).await
     }
@@ -241,5 +429,13 @@ impl Stream<'_, '_> {
     fn end(&self) -> Object {
         let meta = Object::open().raw(SUBSCRIPTION_ID, &self.subscription).splice(&self.cx.shared.modern_meta);
         Object::result("complete").raw("_meta", &meta.into_text())
+    }
+}
+
+/// Gives a task its turn, unless it is waiting for it already.
+fn enqueue(tasks: &mut BTreeMap<TaskId, Followed>, queue: &mut VecDeque<TaskId>, id: TaskId) {
+    if let Some(followed) = tasks.get_mut(&id).filter(|followed| !followed.queued) {
+        followed.queued = true;
+        queue.push_back(id);
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct Params<'a> {
 }
 
 /// A member that is there counts as there, also when it is `null`.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+pub(super) fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
@@ -50,6 +50,14 @@ pub(super) fn text<'a>(raw: Option<&'a RawValue>, key: &str) -> Result<Cow<'a, s
     struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
     let raw = raw.ok_or_else(|| Fault::params(format!("`{key}` is missing")))?;
     serde_json::from_str(raw.get()).map(|Text(text)| text).map_err(|_| Fault::params(format!("`{key}` must be a string")))
+}
+
+/// A member that must be a whole number, not negative; `default` where it is not there.
+pub(super) fn number(raw: Option<&RawValue>, key: &str, default: u64) -> Result<u64, Fault> {
+    match raw {
+        None => Ok(default),
+        Some(raw) => serde_json::from_str(raw.get()).map_err(|_| Fault::params(format!("`{key}` must be a whole number, not negative"))),
+    }
 }
 
 /// The members of an object. Unlike serde's own reading of a struct, a list is not taken for one.
@@ -90,6 +98,10 @@ struct RawMeta<'a> {
     progress_token: Option<RequestId>,
     #[serde(default, rename = "dev.taskwire/idempotencyKey")]
     idempotency_key: Option<String>,
+    #[serde(borrow, default, rename = "dev.taskwire/waitMs", deserialize_with = "present")]
+    wait_ms: Option<&'a RawValue>,
+    #[serde(borrow, default, rename = "dev.taskwire/version", deserialize_with = "present")]
+    known: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize, Default)]
@@ -106,6 +118,8 @@ struct Capabilities {
 struct Extensions {
     #[serde(rename = "io.modelcontextprotocol/tasks")]
     tasks: Option<Members<Anything>>,
+    #[serde(rename = "dev.taskwire/partials")]
+    partials: Option<Members<Anything>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -121,6 +135,12 @@ pub(super) struct Meta<'a> {
     pub(super) version: Cow<'a, str>,
     /// Whether it declares the Tasks extension.
     pub(super) tasks: bool,
+    /// Whether it declares the extension for partial results.
+    pub(super) partials: bool,
+    /// How long it may be held until there is something new to say.
+    pub(super) wait_ms: Option<&'a RawValue>,
+    /// The version of the task that its sender knows.
+    pub(super) known: Option<&'a RawValue>,
     /// What its sender can be asked.
     pub(super) accepts: Accepts,
     pub(super) progress_token: Option<RequestId>,
@@ -145,9 +165,15 @@ impl<'a> Params<'a> {
             None => None,
             Some(level) => Some(level_of(&level).ok_or_else(|| Fault::meta(format!("`{level}` is no log level")))?),
         };
+        let extensions = capabilities.extensions.as_ref().map(|Members(extensions)| extensions);
+        let partials = extensions.is_some_and(|extensions| extensions.partials.is_some());
         Ok(Meta {
             version,
-            tasks: capabilities.extensions.as_ref().is_some_and(|Members(extensions)| extensions.tasks.is_some()),
+            tasks: extensions.is_some_and(|extensions| extensions.tasks.is_some()),
+            partials,
+            // Keys of ours mean nothing to who did not declare that they do.
+            wait_ms: meta.wait_ms.filter(|_| partials),
+            known: meta.known.filter(|_| partials),
             accepts: capabilities.accepts(),
             progress_token: meta.progress_token,
             log_level,

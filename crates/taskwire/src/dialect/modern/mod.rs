@@ -9,9 +9,11 @@ mod headers;
 mod json;
 mod listen;
 mod meta;
+mod partials;
 mod sealed;
 mod tasks;
 mod view;
+mod wait;
 
 use std::sync::Arc;
 
@@ -28,13 +30,15 @@ use self::{
     meta::{Meta, Params},
 };
 pub(crate) use self::{json::server_meta, view::Shown};
-use super::{Fault, Orphan, Outbox, Reply};
+use super::{Fault, Orphan, Outbox, Peer, Reply};
 use crate::server::Shared;
 
 /// The versions that this dialect speaks.
 const VERSIONS: [&str; 1] = ["2026-07-28"];
 /// The Tasks extension.
 const TASKS: &str = "io.modelcontextprotocol/tasks";
+/// Our own extension: output while it is produced. Nothing of it is shown to who does not declare it (invariant I10).
+const PARTIALS: &str = "dev.taskwire/partials";
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 
@@ -50,6 +54,7 @@ struct Cx<'a> {
     /// Kept for tool calls, whose arguments they may repeat; absent where the transport has none.
     headers: Option<HeaderMap>,
     out: &'a Outbox,
+    peer: &'a Peer,
 }
 
 impl Cx<'_> {
@@ -61,6 +66,14 @@ impl Cx<'_> {
     /// Refuses callers that did not declare the Tasks extension on this very request.
     fn needs_tasks(&self) -> Result<(), Fault> {
         if self.meta.tasks { Ok(()) } else { Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}}}))) }
+    }
+
+    /// Refuses callers that did not declare both extensions that partial results need.
+    fn needs_partials(&self) -> Result<(), Fault> {
+        if self.meta.tasks && self.meta.partials {
+            return Ok(());
+        }
+        Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}, PARTIALS: {}}})))
     }
 }
 
@@ -76,31 +89,43 @@ impl From<Object> for Done {
     }
 }
 
-/// Whether the answer to this message may be more than a response.
-pub(crate) fn may_notify(message: &Incoming, bytes: &[u8]) -> bool {
+/// What may come besides the response to a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Besides {
+    Nothing,
+    /// Notes on how it is getting on.
+    Notes,
+    /// As much as there is to say, for as long as the client listens.
+    Stream,
+}
+
+/// What may come besides the response to this message.
+pub(crate) fn besides(message: &Incoming, bytes: &[u8]) -> Besides {
     let asks = |key: &str| message.params(bytes).is_some_and(|params| params.contains(key));
     match message.method.as_deref() {
-        Some("tools/call") => asks("\"progressToken\"") || asks("/logLevel\""),
-        Some("subscriptions/listen") => true,
-        _ => false,
+        Some("tools/call") if asks("\"progressToken\"") || asks("/logLevel\"") => Besides::Notes,
+        Some("subscriptions/listen") => Besides::Stream,
+        _ => Besides::Nothing,
     }
 }
 
-/// Answers one message, read from `bytes`, that came with `headers` if it came by HTTP.
-pub(crate) async fn answer(
-    shared: &Arc<Shared>,
-    caller: &CallerId,
-    message: &Incoming,
-    bytes: &[u8],
-    headers: Option<HeaderMap>,
-    out: &Outbox,
-) -> Reply {
+/// Where a message came from, and the way back.
+pub(crate) struct Origin<'a> {
+    pub(crate) caller: &'a CallerId,
+    pub(crate) peer: &'a Peer,
+    /// Absent where the transport has none.
+    pub(crate) headers: Option<HeaderMap>,
+    pub(crate) out: &'a Outbox,
+}
+
+/// Answers one message, read from `bytes`.
+pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
     let Some(method) = message.method.as_deref() else {
         let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
         return Reply::fault(message.id.as_ref(), &fault);
     };
     let Some(id) = &message.id else { return Reply::accepted() };
-    match respond(shared, caller, method, id, message.params(bytes).unwrap_or("{}"), headers, out).await {
+    match respond(shared, method, id, message.params(bytes).unwrap_or("{}"), origin).await {
         Err(fault) => Reply::fault(Some(id), &fault),
         Ok(done) => {
             let mut body = Vec::with_capacity(done.result.len() + 64);
@@ -114,15 +139,8 @@ pub(crate) async fn answer(
     }
 }
 
-async fn respond(
-    shared: &Arc<Shared>,
-    caller: &CallerId,
-    method: &str,
-    id: &RequestId,
-    text: &str,
-    headers: Option<HeaderMap>,
-    out: &Outbox,
-) -> Result<Done, Fault> {
+async fn respond(shared: &Arc<Shared>, method: &str, id: &RequestId, text: &str, origin: Origin<'_>) -> Result<Done, Fault> {
+    let Origin { caller, peer, headers, out } = origin;
     let mut params = Params::read(text)?;
     let meta = params.meta(method)?;
     if let Some(headers) = &headers {
@@ -132,13 +150,14 @@ async fn respond(
         return Err(unsupported(&meta.version));
     }
     let headers = headers.filter(|_| method == "tools/call");
-    let cx = Cx { shared, caller, id, meta, params, text, headers, out };
+    let cx = Cx { shared, caller, id, meta, params, text, headers, out, peer };
     match method {
         "tools/call" => call::call(&cx).await,
-        "tasks/get" => tasks::get(&cx),
+        "tasks/get" => tasks::get(&cx).await,
         "tasks/update" => tasks::update(&cx).await,
         "tasks/cancel" => tasks::cancel(&cx).await,
         "subscriptions/listen" => listen::listen(&cx).await,
+        "dev.taskwire/partials/read" => partials::read(&cx).await,
         "server/discover" => Ok(catalog::discover(&cx).into()),
         "tools/list" => catalog::tools(&cx).map(Into::into),
         "prompts/list" => catalog::prompts(&cx).map(Into::into),

@@ -12,24 +12,34 @@ use super::{
     Cx, Done,
     json::{Object, with_info},
     meta::text,
-    view,
+    view, wait,
 };
 use crate::{dialect::Fault, engine};
 
+/// Which state of a task a result shows; its reader may send it back and be told when there is a later one.
+const VERSION: &str = "dev.taskwire/version";
+
 /// The task that is named. Text that cannot be an id names no task: the same answer as for any other unknown one.
-fn task_id(cx: &Cx<'_>) -> Result<TaskId, Fault> {
+pub(super) fn task_id(cx: &Cx<'_>) -> Result<TaskId, Fault> {
     text(cx.params.task_id, "taskId")?.parse().map_err(|_| not_found())
 }
 
-fn not_found() -> Fault {
+pub(super) fn not_found() -> Fault {
     engine::Error::Rejected(Reject::NotFound).into()
 }
 
-pub(super) fn get(cx: &Cx<'_>) -> Result<Done, Fault> {
+pub(super) async fn get(cx: &Cx<'_>) -> Result<Done, Fault> {
     cx.needs_tasks()?;
     let engine = &cx.shared.engine;
     let task = engine.task(cx.caller, task_id(cx)?)?.ok_or_else(not_found)?;
-    let object = with_info(Object::result("complete"), cx.shared);
+    let task = wait::for_change(cx, task).await?;
+    let object = Object::result("complete");
+    let object = if cx.meta.partials {
+        let meta = Object::open().splice(&cx.shared.modern_meta).put(VERSION, &task.changed.0);
+        object.raw("_meta", &meta.into_text())
+    } else {
+        with_info(object, cx.shared)
+    };
     Ok(view::detailed(object, &task, engine.clock().now(), cx.shared.config.poll_interval).into())
 }
 

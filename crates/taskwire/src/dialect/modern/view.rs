@@ -5,12 +5,14 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use taskwire_core::{
     Payload, TaskId, Timestamp, Version,
     task::{Outcome, Status, Task},
 };
 
 use super::json::{Object, text};
+use crate::{dialect::Framing, store::Chunk};
 
 /// How much longer clients should wait between two looks at a long task.
 const POLL_GROWTH_MAX: u32 = 5;
@@ -49,7 +51,7 @@ fn status_message(task: &Task) -> Option<String> {
 }
 
 /// A tenth of the time that the task has taken so far, within bounds.
-fn poll_interval(task: &Task, now: Timestamp, base: Duration) -> u64 {
+pub(super) fn poll_interval(task: &Task, now: Timestamp, base: Duration) -> u64 {
     let interval = (now.since(task.created_at) / 10).clamp(base, base * POLL_GROWTH_MAX);
     u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(1)
 }
@@ -120,6 +122,37 @@ pub(super) fn notification(shown: &Shown, task: &Task, subscription: &str, now: 
     let meta = Object::open().raw(super::SUBSCRIPTION_ID, subscription).into_text();
     let params = Object::open().raw("_meta", &meta).splice(&shown.text(task, now, poll)).into_text();
     Object::open().put("jsonrpc", "2.0").put("method", "notifications/tasks").raw("params", &params).end()
+}
+
+/// What the notifications of a task's chunks on one stream have in common, up to the number.
+pub(super) fn partial_head(subscription: &str, id: TaskId) -> Vec<u8> {
+    let meta = Object::open().raw(super::SUBSCRIPTION_ID, subscription).into_text();
+    let params = Object::open().raw("_meta", &meta).put("taskId", &id);
+    Object::open()
+        .put("jsonrpc", "2.0")
+        .put("method", "notifications/tasks/partial")
+        .raw("params", &params.raw("seq", "").begun())
+        .begun()
+        .into()
+}
+
+/// Notifications of chunks, in their frames: what a chunk holds is only copied. Also says how many bytes the chunks have.
+pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> (Bytes, usize) {
+    const CONTENT: &[u8] = b",\"content\":";
+    const END: &[u8] = b"}}";
+    let around = framing.before.len() + head.len() + 20 + CONTENT.len() + END.len() + framing.after.len();
+    let bytes = chunks.iter().map(|chunk| chunk.blocks.as_str().len()).sum::<usize>();
+    let mut frames = Vec::with_capacity(bytes + chunks.len() * around);
+    for chunk in chunks {
+        frames.extend_from_slice(framing.before);
+        frames.extend_from_slice(head);
+        super::json::write(&mut frames, &chunk.seq.0);
+        frames.extend_from_slice(CONTENT);
+        frames.extend_from_slice(chunk.blocks.as_str().as_bytes());
+        frames.extend_from_slice(END);
+        frames.extend_from_slice(framing.after);
+    }
+    (frames.into(), bytes)
 }
 
 /// The subscription id as JSON text.

@@ -1,0 +1,80 @@
+//! `dev.taskwire/partials/read`: a task's output from any chunk on, for who would rather ask than listen.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use taskwire_core::Seq;
+
+use super::{
+    Cx, Done,
+    json::{Object, with_info},
+    meta::{number, present},
+    tasks::{not_found, task_id},
+    wait::{self, Waiting},
+};
+use crate::{dialect::Fault, store::Chunk};
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Read<'a> {
+    #[serde(borrow, deserialize_with = "present")]
+    from_seq: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    limit: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    wait_ms: Option<&'a RawValue>,
+}
+
+pub(super) async fn read(cx: &Cx<'_>) -> Result<Done, Fault> {
+    cx.needs_partials()?;
+    let id = task_id(cx)?;
+    let read: Read<'_> = cx.read()?;
+    let from = Seq(number(read.from_seq, "fromSeq", 0)?);
+    let limit = number(read.limit, "limit", u64::MAX)?;
+    if limit == 0 {
+        return Err(Fault::params("`limit` must be at least 1"));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let span = wait::span(cx, number(read.wait_ms, "waitMs", 0)?);
+    let engine = &cx.shared.engine;
+    let mut waiting = None;
+    loop {
+        // The task before its chunks: of one that has ended, all are there.
+        let task = engine.task(cx.caller, id)?.ok_or_else(not_found)?;
+        let chunks = engine.chunks(id, from, cx.shared.config.read_bytes, limit)?;
+        if chunks.is_empty() && task.ended.is_none() && !span.is_zero() {
+            // Watched from here on; what came in between is seen at the second look.
+            let go_on = match &mut waiting {
+                None => {
+                    waiting = Some(Waiting::begin(cx, id, engine.clock().now().after(span))?);
+                    true
+                }
+                Some(waiting) => waiting.go_on().await,
+            };
+            if go_on {
+                continue;
+            }
+        }
+        return Ok(answer(cx, from, &chunks, engine.span(id)?.end, task.ended.is_some()).into());
+    }
+}
+
+fn answer(cx: &Cx<'_>, from: Seq, chunks: &[Chunk], end: Seq, ended: bool) -> Object {
+    let size = chunks.iter().map(|chunk| chunk.blocks.as_str().len() + 40).sum::<usize>();
+    let mut list = String::with_capacity(size + 2);
+    for chunk in chunks {
+        list.push(if list.is_empty() { '[' } else { ',' });
+        list.push_str(&format!("{{\"seq\":{},\"content\":{}}}", chunk.seq, chunk.blocks.as_str()));
+    }
+    if list.is_empty() {
+        list.push('[');
+    }
+    list.push(']');
+    // What is asked for and was dropped is skipped; what is not there yet is waited for where it will be.
+    let begins = chunks.first().map_or(from, |chunk| chunk.seq);
+    let next = chunks.last().map_or(from, |chunk| chunk.seq.next());
+    with_info(Object::result("complete"), cx.shared)
+        .raw("chunks", &list)
+        .put("fromSeq", &begins.0)
+        .put("nextSeq", &next.0)
+        .put("done", &(ended && next >= end))
+}

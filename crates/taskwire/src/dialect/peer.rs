@@ -1,0 +1,66 @@
+//! What one client was last told, for as long as its connection lasts: who asks again too soon is answered when there is
+//! something new to say.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use taskwire_core::{TaskId, Timestamp, Version};
+
+/// Tasks that are remembered; then all are forgotten, which costs a client nothing.
+const TASKS_MAX: usize = 1_024;
+
+/// The other end of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Peer(Mutex<HashMap<TaskId, Told>>);
+
+/// What was said of a task, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) at: Timestamp,
+    /// The last change that was part of it.
+    pub(crate) changed: Version,
+}
+
+impl Peer {
+    pub(crate) fn told(&self, id: TaskId) -> Option<Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
+    }
+
+    /// Remembers what was said of a task; nothing, if it will not change any more.
+    pub(crate) fn tell(&self, id: TaskId, told: Option<Told>) {
+        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(told) = told else {
+            tasks.remove(&id);
+            return;
+        };
+        if tasks.len() >= TASKS_MAX {
+            tasks.clear();
+        }
+        tasks.insert(id, told);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use taskwire_core::id::ID_RANDOM_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn remembers_what_it_was_told_and_no_more_than_it_may() {
+        let (peer, id) = (Peer::default(), |n| TaskId::new(Timestamp::from_millis(n), [0; ID_RANDOM_BYTES]));
+        let told = Told { at: Timestamp::from_millis(1), changed: Version(1) };
+        peer.tell(id(0), None);
+        assert_eq!(peer.told(id(0)), None);
+        for n in 0..3_000 {
+            peer.tell(id(n), Some(told));
+            assert_eq!(peer.told(id(n)), Some(told));
+        }
+        peer.tell(id(2_999), None);
+        assert_eq!(peer.told(id(2_999)), None);
+        let kept = (0..3_000).filter(|n| peer.told(id(*n)).is_some()).count();
+        assert!((1..TASKS_MAX).contains(&kept), "{kept}");
+    }
+}

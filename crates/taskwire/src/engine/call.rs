@@ -1,0 +1,67 @@
+//! What a run and the call that waits for it tell each other.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use taskwire_core::{
+    Payload, TaskId,
+    task::{Outcome, Progress},
+};
+
+/// How work ended.
+#[derive(Debug, Clone)]
+pub enum End {
+    /// As a task ends.
+    Outcome(Outcome),
+    /// It cannot go on before its caller calls again and brings what is asked for here.
+    Suspended(Payload),
+}
+
+/// What a caller that was asked for something brought along when it called again.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Its answers, by key.
+    pub responses: BTreeMap<String, Payload>,
+    /// What the work itself wanted to be given back.
+    pub state: Option<Payload>,
+}
+
+impl Resumed {
+    /// As a task keeps it, so that a later attempt has it too.
+    pub(super) fn to_payload(&self) -> Option<Payload> {
+        let brought = !self.responses.is_empty() || self.state.is_some();
+        brought.then(|| Payload::of(self).expect("it consists of JSON already"))
+    }
+}
+
+/// Something for the caller of a call that is still open; nobody keeps it.
+#[derive(Debug, Clone)]
+pub enum Note {
+    /// How far the work is.
+    Progress {
+        /// In numbers.
+        progress: Progress,
+        /// In words.
+        message: Option<Arc<str>>,
+    },
+    /// A line for the log.
+    Log {
+        /// How bad, as syslog has it: `debug` to `emergency`.
+        level: &'static str,
+        /// Who says so.
+        logger: Option<String>,
+        /// What.
+        data: Payload,
+    },
+}
+
+/// Where a run is, for whoever waits for it.
+#[derive(Debug, Clone)]
+pub enum Phase {
+    /// In memory.
+    Loose,
+    /// It became this task.
+    Task(TaskId),
+    /// It ended without ever being a task.
+    Done(End),
+}

@@ -1,0 +1,271 @@
+//! Output on its way into the log: gathered before it is numbered, so that many small writes become few chunks.
+//!
+//! The first output, and any after a pause, is sent at once. What follows within the window waits for its end, unless
+//! there is enough for a chunk. A tool that is faster than the store waits for room; nothing piles up.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use taskwire_core::{
+    Limits, Payload, Timestamp,
+    task::{Blocks, Draft, Reject},
+};
+use tokio::sync::Notify;
+
+use super::Error;
+
+/// Bytes that may wait to be written, at least: room for a burst while the store is busy.
+const PENDING_BYTES: usize = 64 * 1024;
+
+/// How output is gathered into chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coalesce {
+    /// How long output may wait for more, counted from the last chunk.
+    pub window: Duration,
+    /// How much of it is enough for a chunk.
+    pub bytes: usize,
+}
+
+impl Default for Coalesce {
+    fn default() -> Self {
+        Self { window: Duration::from_millis(20), bytes: 16 * 1024 }
+    }
+}
+
+/// A piece of output.
+#[derive(Debug, Clone, Copy)]
+pub enum Piece<'a> {
+    /// Text; adjacent text may become one block.
+    Text(&'a str),
+    /// A content block as the wire will carry it.
+    Block(&'a Payload),
+}
+
+impl Piece<'_> {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Block(block) => block.as_str().len(),
+        }
+    }
+}
+
+/// What a run has written and the log does not have yet.
+#[derive(Debug, Default)]
+pub(super) struct Emit {
+    pending: Mutex<Pending>,
+    /// There is room again.
+    pub(super) room: Notify,
+    /// There is enough to be sent.
+    pub(super) enough: Notify,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    draft: Draft,
+    /// Whether the run is a task, so that there is a log.
+    pub(super) live: bool,
+    /// Whether somebody is about to send.
+    pub(super) sending: bool,
+    /// When output was last sent.
+    last: Option<Timestamp>,
+    /// Why nothing more is taken.
+    refused: Option<Error>,
+    /// Whether the work was told so.
+    told: bool,
+    bucket: Bucket,
+}
+
+/// What came of a piece.
+#[derive(Debug)]
+pub(super) enum Pushed {
+    /// It waits to be sent; `send` says whether somebody must see to that.
+    Taken { send: bool },
+    /// There is no room for it yet.
+    Full,
+    /// It is too early for it.
+    TooFast(Duration),
+}
+
+impl Emit {
+    /// Of a run that is a task.
+    pub(super) fn live() -> Self {
+        Self { pending: Mutex::new(Pending { live: true, ..Pending::default() }), ..Self::default() }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pending {
+    pub(super) fn push(&mut self, piece: Piece<'_>, now: Timestamp, coalesce: Coalesce, limits: &Limits) -> Result<Pushed, Error> {
+        if let Some(refused) = &self.refused {
+            self.told = true;
+            return Err(refused.clone());
+        }
+        // Before it is a log, output is kept for the task that it may become.
+        let max = if self.live { PENDING_BYTES.max(coalesce.bytes * 4) } else { usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX) };
+        if !self.draft.is_empty() && self.draft.bytes() + piece.bytes() > max {
+            return Ok(Pushed::Full);
+        }
+        if let Some(wait) = self.bucket.take(now, piece.bytes() as u64, limits.output_bytes_per_second) {
+            return Ok(Pushed::TooFast(wait));
+        }
+        match piece {
+            Piece::Text(text) => self.draft.text(text, coalesce.bytes, limits),
+            Piece::Block(block) => self.draft.block(block, coalesce.bytes, limits)?,
+        }
+        let send = self.live && !self.sending && !self.draft.is_empty();
+        self.sending |= send;
+        Ok(Pushed::Taken { send })
+    }
+
+    /// How long what waits may still wait for more.
+    pub(super) fn patience(&self, now: Timestamp, window: Duration) -> Option<Timestamp> {
+        let due = self.last?.after(window);
+        (due > now && !self.draft.has_closed()).then_some(due)
+    }
+
+    pub(super) fn has_enough(&self) -> bool {
+        self.draft.has_closed()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.draft.is_empty()
+    }
+
+    /// Everything that waits, to be sent.
+    pub(super) fn take(&mut self, now: Timestamp) -> Result<Vec<Blocks>, Error> {
+        if let Some(refused) = &self.refused {
+            return Err(refused.clone());
+        }
+        if !self.draft.is_empty() {
+            self.last = Some(now);
+        }
+        Ok(self.draft.take())
+    }
+
+    /// What was taken was not written after all.
+    pub(super) fn give_back(&mut self, chunks: Vec<Blocks>) {
+        self.draft.give_back(chunks);
+    }
+
+    /// Nothing more is taken, and what waits is lost.
+    pub(super) fn refuse(&mut self, error: Error) {
+        self.draft = Draft::default();
+        self.refused.get_or_insert(error);
+    }
+
+    /// The work knows of the refusal, if there is one: what it does about it is its own affair.
+    pub(super) fn tell(&mut self) {
+        self.told = self.refused.is_some();
+    }
+
+    /// The limit at which output was lost without anybody knowing.
+    pub(super) fn lost(&self) -> Option<Reject> {
+        match &self.refused {
+            Some(Error::Rejected(reject @ Reject::Limit { .. })) if !self.told => Some(reject.clone()),
+            _ => None,
+        }
+    }
+
+    /// Counts output that goes its own way; says how long to wait first.
+    pub(super) fn pace(&mut self, blocks: &[Blocks], now: Timestamp, limits: &Limits) -> Option<Duration> {
+        self.bucket.take(now, blocks.iter().map(Blocks::bytes).sum(), limits.output_bytes_per_second)
+    }
+}
+
+/// The chunks of blocks that belong together.
+pub(super) fn chunks_of(blocks: &[Payload], coalesce: Coalesce, limits: &Limits) -> Result<Vec<Blocks>, Reject> {
+    let mut draft = Draft::default();
+    for block in blocks {
+        draft.block(block, coalesce.bytes, limits)?;
+    }
+    Ok(draft.take())
+}
+
+/// What was written of late: it leaks at the rate that is allowed, and more than a second's worth is too much.
+#[derive(Debug, Default)]
+struct Bucket {
+    /// A thousandth of a byte each, so that nothing is lost in a millisecond.
+    level: u64,
+    at: Timestamp,
+}
+
+impl Bucket {
+    /// Puts `bytes` in, or says how long to wait before that.
+    fn take(&mut self, now: Timestamp, bytes: u64, rate: u64) -> Option<Duration> {
+        let rate = rate.max(1);
+        let passed = u64::try_from(now.since(self.at).as_millis()).unwrap_or(u64::MAX);
+        self.level = self.level.saturating_sub(rate.saturating_mul(passed));
+        self.at = now;
+        let over = self.level.saturating_sub(rate.saturating_mul(1000));
+        if over > 0 {
+            return Some(Duration::from_millis(over.div_ceil(rate)));
+        }
+        self.level = self.level.saturating_add(bytes.saturating_mul(1000));
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp::from_millis(1_000_000 + ms)
+    }
+
+    #[test]
+    fn a_bucket_lets_through_a_second_at_once_and_then_the_rate() {
+        let mut bucket = Bucket::default();
+        for _ in 0..11 {
+            assert_eq!(bucket.take(at(0), 10, 100), None, "up to a second's worth, and what crosses it");
+        }
+        assert_eq!(bucket.take(at(0), 10, 100), Some(Duration::from_millis(100)));
+        assert_eq!(bucket.take(at(99), 10, 100), Some(Duration::from_millis(1)), "asking again costs nothing");
+        assert_eq!(bucket.take(at(100), 10, 100), None);
+        let through = (101..10_101).filter(|ms| bucket.take(at(*ms), 1, 100).is_none()).count();
+        assert!((990..=1_010).contains(&through), "{through} bytes in ten seconds at 100 a second");
+    }
+
+    #[test]
+    fn the_first_output_is_due_at_once_and_the_next_after_the_window() {
+        let (window, limits) = (Duration::from_millis(20), Limits::DEFAULT);
+        let coalesce = Coalesce { window, bytes: 100 };
+        let mut pending = Pending { live: true, ..Pending::default() };
+        let pushed = pending.push(Piece::Text("a"), at(0), coalesce, &limits).expect("taken");
+        assert!(matches!(pushed, Pushed::Taken { send: true }));
+        assert_eq!(pending.patience(at(0), window), None, "the first goes out at once");
+        assert_eq!(pending.take(at(0)).expect("taken").len(), 1);
+        pending.push(Piece::Text("b"), at(5), coalesce, &limits).expect("taken");
+        assert_eq!(pending.patience(at(5), window), Some(at(20)));
+        assert_eq!(pending.patience(at(20), window), None);
+        pending.push(Piece::Text(&"c".repeat(100)), at(6), coalesce, &limits).expect("taken");
+        assert_eq!(pending.patience(at(6), window), None, "enough for a chunk does not wait");
+        pending.take(at(6)).expect("taken");
+        pending.push(Piece::Text("d"), at(1_000), coalesce, &limits).expect("taken");
+        assert_eq!(pending.patience(at(1_000), window), None, "after a pause it goes out at once again");
+    }
+
+    #[test]
+    fn what_waits_has_a_bound_and_a_refusal_lasts() {
+        let (coalesce, limits) = (Coalesce::default(), Limits::DEFAULT);
+        let mut pending = Pending { live: true, ..Pending::default() };
+        let text = "x".repeat(1_000);
+        let taken = std::iter::repeat_with(|| pending.push(Piece::Text(&text), at(0), coalesce, &limits).expect("no error"))
+            .take_while(|pushed| matches!(pushed, Pushed::Taken { .. }))
+            .count();
+        assert!((60..=66).contains(&taken), "{taken}");
+        assert!(
+            pending.push(Piece::Text(&"x".repeat(1 << 20)), at(0), coalesce, &limits).is_ok_and(|pushed| matches!(pushed, Pushed::Full))
+        );
+        pending.refuse(Reject::Ended.into());
+        assert!(pending.is_empty());
+        assert!(matches!(pending.push(Piece::Text("x"), at(0), coalesce, &limits), Err(Error::Rejected(Reject::Ended))));
+        assert!(matches!(pending.take(at(0)), Err(Error::Rejected(Reject::Ended))));
+    }
+}

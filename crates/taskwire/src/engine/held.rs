@@ -1,0 +1,66 @@
+//! A run that belongs to a call, until the call lets it go.
+
+use std::{pin::Pin, sync::Arc, task::Poll};
+
+use super::{
+    call::Phase,
+    run::{Run, execute},
+};
+
+/// A run in the hands of the call that started it. Dropping it stops the work, or cancels the task that it became:
+/// nobody would know of either. [`release`](Held::release) it when somebody does.
+pub struct Held {
+    run: Arc<Run>,
+    future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    released: bool,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Held").field(&self.run).finish()
+    }
+}
+
+impl Held {
+    pub(super) fn new(run: Arc<Run>) -> Self {
+        let future = Box::pin(execute(run.clone()));
+        Self { run, future: Some(future), released: false }
+    }
+
+    /// The run.
+    #[must_use]
+    pub fn run(&self) -> &Arc<Run> {
+        &self.run
+    }
+
+    /// Starts the work. What never waits is done right here, without a detour; any other goes on by itself, whatever
+    /// becomes of the call.
+    pub async fn start(&mut self) -> Phase {
+        if let Some(mut future) = self.future.take() {
+            let ready = std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await;
+            if !ready {
+                tokio::spawn(future);
+            }
+        }
+        self.run.phase()
+    }
+}
+
+impl Held {
+    /// Lets the run go on by itself.
+    pub fn release(mut self) {
+        self.released = true;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        match self.run.phase() {
+            _ if self.released => {}
+            // On its way to a task, it will find that it is stopped.
+            Phase::Loose => self.run.stop(),
+            Phase::Task(id) => self.run.engine().abandon(self.run.spec().caller.clone(), id),
+            Phase::Done(_) => {}
+        }
+    }
+}

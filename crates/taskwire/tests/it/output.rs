@@ -1,0 +1,418 @@
+//! What a tool may write, and when it goes out: how output is gathered into chunks, what happens to it when a call becomes
+//! a task, and what bounds it. Time stands still here unless a test moves it.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use serde_json::{Value, json};
+use taskwire::{
+    core::Limits,
+    engine::{self, Coalesce},
+    server::Config,
+    tool::{Content, Overflow, TaskMode, Tool},
+};
+
+use crate::{
+    kit::soon,
+    stage::{
+        Act, MS, SECOND, Stage, brief, follow, follow_output, honoured, large, large_chunks, next, next_partial, output, page, read, rest,
+        shortened, sixty, text_of, told, uncoalesced,
+    },
+    tasks::{name_form, with_limits},
+};
+
+/// How long output waits for more, by default.
+const WINDOW: Duration = Duration::from_millis(20);
+
+/// Writes without waiting until it is in the log.
+async fn says(act: &Act, text: &str) {
+    soon("room for the output", act.ctx.text(text)).await.expect("it may write");
+}
+
+/// How many texts of so many bytes are taken at once, before the tool has to wait.
+fn taken_at_once(act: &Act, bytes: usize) -> usize {
+    let text = "x".repeat(bytes);
+    let taken = std::iter::repeat_with(|| act.ctx.text(&text).now_or_never()).map_while(|taken| taken);
+    taken.take(1_000_000).inspect(|taken| assert!(taken.is_ok(), "it may write: {taken:?}")).count()
+}
+
+// Gathering.
+
+#[tokio::test]
+async fn the_first_output_goes_out_at_once_and_what_follows_is_gathered() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    let mut events = follow_output(&stage.client, &id, 0).await;
+    says(&act, "one").await;
+    assert_eq!(told(&mut events, 1).await, ["0 one"]);
+    says(&act, "two").await;
+    says(&act, "three").await;
+    stage.clock.advance(WINDOW - MS);
+    says(&act, "four").await;
+    stage.clock.advance(MS);
+    assert_eq!(told(&mut events, 1).await, ["1 twothreefour"]);
+}
+
+#[tokio::test]
+async fn after_a_pause_output_goes_out_at_once_again() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    let mut events = follow_output(&stage.client, &id, 0).await;
+    says(&act, "one").await;
+    assert_eq!(told(&mut events, 1).await, ["0 one"]);
+    stage.clock.advance(WINDOW);
+    says(&act, "two").await;
+    assert_eq!(told(&mut events, 1).await, ["1 two"]);
+    says(&act, "three").await;
+    says(&act, "four").await;
+    stage.clock.advance(WINDOW);
+    assert_eq!(told(&mut events, 1).await, ["2 threefour"]);
+}
+
+#[tokio::test]
+async fn adjacent_text_becomes_one_block_and_other_blocks_stay_apart() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    let mut events = follow_output(&stage.client, &id, 1).await;
+    act.writes("-").await;
+    says(&act, "a").await;
+    says(&act, "b").await;
+    for name in ["c", "d"] {
+        act.ctx.block(Content::link("test://x", name)).await.expect("taken");
+    }
+    says(&act, "e").await;
+    says(&act, "f").await;
+    act.ctx.flush().await.expect("written");
+    let link = |name: &str| json!({"type": "resource_link", "uri": "test://x", "name": name});
+    let expected = json!([{"type": "text", "text": "ab"}, link("c"), link("d"), {"type": "text", "text": "ef"}]);
+    assert_eq!(next_partial(&mut events).await["content"], expected);
+}
+
+#[tokio::test]
+async fn enough_text_goes_out_before_the_window_is_over() {
+    let coalesce = Coalesce { bytes: 100, ..Coalesce::default() };
+    let engine = engine::Config { coalesce, ..engine::Config::default() };
+    let mut stage = Stage::with(Config { engine, ..Config::default() }).await;
+    let (id, act) = stage.task().await;
+    let mut events = follow_output(&stage.client, &id, 1).await;
+    act.writes("-").await;
+    says(&act, &"a".repeat(60)).await;
+    says(&act, &"b".repeat(60)).await;
+    let mut seen = String::new();
+    while seen.len() < 100 {
+        seen.push_str(&text_of(&next_partial(&mut events).await["content"]));
+    }
+    act.ctx.flush().await.expect("written");
+    let all = format!("{}{}", "a".repeat(60), "b".repeat(60));
+    assert!(all.starts_with(&seen), "{seen}");
+    assert_eq!(output(&stage.client, &id).await, format!("-{all}"));
+}
+
+#[tokio::test]
+async fn without_a_window_each_text_is_a_chunk_of_its_own() {
+    let mut stage = Stage::with(uncoalesced()).await;
+    let (id, act) = stage.task().await;
+    for text in ["a", "b", "c"] {
+        says(&act, text).await;
+    }
+    act.ctx.flush().await.expect("written");
+    assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 a", "1 b", "2 c"], 0, 3, false]));
+}
+
+#[tokio::test]
+async fn what_is_flushed_can_be_read() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    for n in 0..20 {
+        says(&act, "a").await;
+        says(&act, "b").await;
+        act.ctx.flush().await.expect("written");
+        assert_eq!(output(&stage.client, &id).await, "ab".repeat(n + 1));
+    }
+}
+
+#[tokio::test]
+async fn what_waits_goes_out_before_a_checkpoint_a_step_and_a_question() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    act.writes("-").await;
+    says(&act, "a").await;
+    act.ctx.checkpoint(&1).await.expect("saved");
+    assert_eq!(output(&stage.client, &id).await, "-a");
+    says(&act, "b").await;
+    act.ctx.step([Content::link("test://c", "c")], &2).await.expect("saved");
+    // In one chunk or in two: in this order in any case.
+    assert_eq!(output(&stage.client, &id).await.replace('+', ""), "-ab<resource_link>");
+    let from = read(&stage.client, &id, json!({})).await["nextSeq"].as_u64().expect("a number");
+    let mut events = follow(&stage.client, &id, from).await;
+    says(&act, "d").await;
+    let ctx = act.ctx.clone();
+    tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(drop) });
+    assert_eq!(told(&mut events, 3).await, ["working", &format!("{from} d"), "input_required"]);
+}
+
+#[tokio::test]
+async fn a_status_does_not_wait_for_output() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    let mut events = follow(&stage.client, &id, 0).await;
+    act.writes("one").await;
+    says(&act, "two").await;
+    act.ctx.status("half way").await.expect("said");
+    assert_eq!(told(&mut events, 3).await, ["working", "0 one", "working: half way"]);
+    act.ctx.flush().await.expect("written");
+    assert_eq!(told(&mut events, 1).await, ["1 two"]);
+}
+
+#[tokio::test]
+async fn long_text_is_split_into_chunks_that_fit_and_join_to_the_same() {
+    const CHUNK_BYTES: usize = 1_000;
+    let limits = Limits { chunk_bytes: CHUNK_BYTES as u64, ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, mut act) = stage.task().await;
+    // Characters of one to four bytes, and some that take more in JSON.
+    let text = "aä€𝄞\"\\\n\u{1}".repeat(5_000);
+    says(&act, &text).await;
+    act.ends("done");
+    let (mut joined, mut count) = (String::new(), 0);
+    let mut events = follow_output(&stage.client, &id, 0).await;
+    while let Some(message) = next(&mut events).await {
+        if message.get("method").is_some() {
+            let content = &message["params"]["content"];
+            assert!(content.to_string().len() <= CHUNK_BYTES, "{content}");
+            joined.push_str(&text_of(content));
+            count += 1;
+        }
+    }
+    assert!(joined == text, "{} bytes became {}", text.len(), joined.len());
+    assert!(count >= text.len() / CHUNK_BYTES, "{count} chunks");
+}
+
+// Calls that become tasks.
+
+#[tokio::test]
+async fn what_was_written_before_a_call_became_a_task_is_streamed_too() {
+    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    let client = stage.client.clone();
+    let calling = tokio::spawn(async move { client.start("writes", json!({})).await });
+    let mut act = stage.run().await;
+    says(&act, "one ").await;
+    says(&act, "two ").await;
+    stage.clock.advance(SECOND);
+    let id = soon("the handle", calling).await.expect("no panic");
+    assert_eq!(output(&stage.client, &id).await, "one two ");
+    let mut events = follow_output(&stage.client, &id, 0).await;
+    act.writes("three").await;
+    act.ends("done");
+    let mut seen = String::new();
+    let mut seq = 0;
+    while let Some(message) = next(&mut events).await {
+        if message.get("method").is_some() {
+            assert_eq!(message["params"]["seq"], seq);
+            seen.push_str(&text_of(&message["params"]["content"]));
+            seq += 1;
+        }
+    }
+    assert_eq!(seen, "one two three");
+}
+
+#[tokio::test]
+async fn a_call_of_a_tool_that_streams_becomes_a_task_with_its_first_output() {
+    let mut stage = Stage::of(Config::default(), |tool| tool.streams()).await;
+    let client = stage.client.clone();
+    let calling = tokio::spawn(async move { client.start("writes", json!({})).await });
+    let mut act = stage.run().await;
+    says(&act, "one").await;
+    let id = soon("the handle, without a wait", calling).await.expect("no panic");
+    let mut events = follow(&stage.client, &id, 0).await;
+    assert_eq!(told(&mut events, 2).await, ["working", "0 one"]);
+    act.writes("two").await;
+    act.ends("done");
+    assert_eq!(told(&mut events, 2).await, ["1 two", "completed"]);
+}
+
+#[tokio::test]
+async fn other_calls_do_not_become_tasks_for_the_sake_of_their_output() {
+    // Whether the tool is said to stream, whether the caller wants to see that, and whether anything is written.
+    for (streams, declares, writes) in [(true, false, true), (false, true, true), (true, true, false)] {
+        let mut stage = Stage::of(Config::default(), |tool| if streams { tool.streams() } else { tool }).await;
+        let client = if declares { stage.client.clone() } else { stage.server.client() };
+        let calling = tokio::spawn(async move { client.call("writes", json!({})).await });
+        let mut act = stage.run().await;
+        if writes {
+            says(&act, "one").await;
+        }
+        act.ends("done");
+        let result = soon("the result", calling).await.expect("no panic");
+        assert_eq!((&result["resultType"], &result["content"][0]["text"]), (&json!("complete"), &json!("done")));
+    }
+}
+
+// Limits.
+
+#[tokio::test]
+async fn a_tool_that_writes_faster_than_its_output_is_stored_waits_for_room() {
+    let mut stage = Stage::new().await;
+    let (id, mut act) = stage.task().await;
+    // Nothing can be stored while this runs, since it gives nobody else a turn.
+    let taken = taken_at_once(&act, 1_000);
+    assert!((16..1_024).contains(&taken), "{taken} kilobytes waited to be stored");
+    says(&act, "the rest").await;
+    act.ends("done");
+    soon("the end", stage.client.until(&id, "completed")).await;
+    let all = output(&stage.client, &id).await;
+    assert!(all == format!("{}the rest", "x".repeat(taken * 1_000)), "{} bytes", all.len());
+}
+
+#[tokio::test]
+async fn a_tool_that_writes_too_much_in_a_second_is_made_to_wait() {
+    // The key is `limits.output_bytes_per_second`.
+    let limits = Limits { output_bytes_per_second: 10_000, ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, act) = stage.task().await;
+    let mut taken = taken_at_once(&act, 1_000);
+    assert!((10..=12).contains(&taken), "{taken} kilobytes at once");
+    assert_eq!(taken_at_once(&act, 1_000), 0, "no time has passed");
+    for _ in 0..3 {
+        // So that the buffer is no reason to wait.
+        act.ctx.flush().await.expect("written");
+        stage.clock.advance(SECOND / 2);
+        let more = taken_at_once(&act, 1_000);
+        assert!((4..=6).contains(&more), "{more} kilobytes in half a second");
+        taken += more;
+    }
+    let ctx = act.ctx.clone();
+    let waits = tokio::spawn(async move { ctx.text("x".repeat(1_000)).await });
+    act.ctx.flush().await.expect("written");
+    assert!(!waits.is_finished(), "it has to wait");
+    stage.clock.advance(SECOND);
+    soon("the end of the wait", waits).await.expect("no panic").expect("it may write");
+    act.ctx.flush().await.expect("written");
+    assert_eq!(output(&stage.client, &id).await.len(), (taken + 1) * 1_000, "nothing was lost");
+}
+
+#[tokio::test]
+async fn a_block_that_is_too_large_is_refused_and_the_tool_may_go_on() {
+    let limits = Limits { chunk_bytes: 200, ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, mut act) = stage.task().await;
+    act.writes("before").await;
+    let refused = act.ctx.block(Content::link(&format!("test://{}", "x".repeat(200)), "x")).await.expect_err("it is too large");
+    act.writes("after").await;
+    act.ends_with(Err(refused));
+    let result = soon("the end", stage.client.until(&id, "completed")).await["result"].clone();
+    assert_eq!(result["isError"], true);
+    let expected = "the chunk is too large: the limit is 200 (configuration key `limits.chunk_bytes`)";
+    assert_eq!(result["content"][0]["text"], expected);
+    assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 before", "1 after"], 0, 2, true]));
+}
+
+/// Bytes of a chunk with [`sixty`] characters.
+fn chunk_bytes() -> u64 {
+    json!([{"type": "text", "text": sixty(0)}]).to_string().len() as u64
+}
+
+#[tokio::test]
+async fn output_beyond_what_is_kept_is_refused_to_the_tool() {
+    let limits = Limits { task_output_bytes: 3 * chunk_bytes(), ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, mut act) = stage.task().await;
+    for n in 0..3 {
+        act.writes(&sixty(n)).await;
+    }
+    let refused = act.tries(&sixty(3)).await.expect_err("it is too much");
+    assert!(act.tries("a little").await.is_err(), "nothing more is taken");
+    act.ends_with(Err(refused));
+    let result = soon("the end", stage.client.until(&id, "completed")).await["result"].clone();
+    let text = result["content"][0]["text"].as_str().expect("a text");
+    assert!(result["isError"] == true && text.contains("(configuration key `limits.task_output_bytes`)"), "{result}");
+    let kept: Vec<String> = (0..3).map(|n| format!("{n} {}", sixty(n))).collect();
+    assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([kept, 0, 3, true]));
+}
+
+#[tokio::test]
+async fn a_task_whose_output_was_lost_unnoticed_does_not_end_well() {
+    for wait in [Duration::ZERO, WINDOW] {
+        let limits = Limits { task_output_bytes: 2 * chunk_bytes(), ..Limits::DEFAULT };
+        let mut stage = Stage::with(with_limits(limits)).await;
+        let (id, mut act) = stage.task().await;
+        for n in 0..2 {
+            act.writes(&sixty(n)).await;
+        }
+        says(&act, &sixty(2)).await;
+        // Either the end is the first to see it, or it was refused when its time had come.
+        stage.clock.advance(wait);
+        act.ends("done");
+        let task = soon("the failure", stage.client.until(&id, "failed")).await;
+        assert_eq!(task["error"]["code"], -31001);
+        assert!(task["error"]["message"].as_str().expect("a text").contains("`limits.task_output_bytes`"), "{task}");
+        assert_eq!(read(&stage.client, &id, json!({})).await["nextSeq"], 2);
+    }
+}
+
+#[tokio::test]
+async fn where_the_oldest_chunks_go_readers_are_told_where_the_rest_begins() {
+    let (stage, id, mut act) = shortened().await;
+    let answer = read(&stage.client, &id, json!({})).await;
+    let first = answer["fromSeq"].as_u64().expect("a number");
+    let kept = |from: u64| (from..10).map(|n| format!("{n} {}", sixty(n))).collect::<Vec<String>>();
+    assert_eq!(page(&answer), json!([kept(first), first, 10, false]));
+    let bytes = (10 - first) * chunk_bytes();
+    assert!(first > 0 && bytes < 250 + chunk_bytes() && bytes + chunk_bytes() > 250, "{bytes} bytes from {first} on");
+    act.ends("done");
+    // Also of one that has ended, and from within what is there.
+    for from in [0, first - 1, first, first + 1] {
+        let begins = from.max(first);
+        let mut events = follow_output(&stage.client, &id, from).await;
+        assert_eq!(honoured(&events), &json!([{"taskId": id, "fromSeq": begins, "nextSeq": 10}]));
+        assert_eq!(rest(&mut events).await, [kept(begins), vec!["end".to_owned()]].concat(), "from {from}");
+        assert_eq!(page(&read(&stage.client, &id, json!({"fromSeq": from})).await), json!([kept(begins), begins, 10, true]));
+    }
+}
+
+#[tokio::test]
+async fn nothing_goes_before_there_is_too_much() {
+    let limits = Limits { task_output_bytes: 3 * chunk_bytes(), ..Limits::DEFAULT };
+    let mut stage = Stage::of(with_limits(limits), |tool| tool.task(TaskMode::Always).overflow(Overflow::DropOldest)).await;
+    let (id, act) = stage.task().await;
+    for n in 0..3 {
+        act.writes(&sixty(n)).await;
+    }
+    assert_eq!(read(&stage.client, &id, json!({})).await["fromSeq"], 0);
+    act.writes(&sixty(3)).await;
+    assert_eq!(read(&stage.client, &id, json!({})).await["fromSeq"], 1);
+}
+
+#[tokio::test]
+async fn a_reader_that_lags_behind_what_is_kept_is_told_so_and_can_listen_again() {
+    const CHUNKS: u64 = 400;
+    let limits = Limits { task_output_bytes: 1 << 20, ..Limits::DEFAULT };
+    let shape = |tool: Tool| tool.task(TaskMode::Always).overflow(Overflow::DropOldest);
+    let mut stage = Stage::of(large_chunks(limits), shape).await;
+    let (id, mut act) = stage.task().await;
+    // Twelve megabytes are more than the sockets take in, and more than is kept.
+    let mut events = follow_output(&stage.client.clone().with_receive_buffer(128 * 1024), &id, 0).await;
+    for n in 0..CHUNKS {
+        act.writes(&large(n)).await;
+    }
+    let mut seen = 0;
+    let last: Value = loop {
+        let message = next(&mut events).await.expect("a response at the end");
+        if message.get("method").is_none() {
+            break message;
+        }
+        assert_eq!(message["params"]["seq"], seen, "what comes has no gap");
+        seen += 1;
+    };
+    assert_eq!(brief(&last), "end");
+    assert_eq!(next(&mut events).await, None);
+    let mut again = follow_output(&stage.client, &id, seen).await;
+    let from = honoured(&again)[0]["fromSeq"].as_u64().expect("a number");
+    assert!(from > seen && from < CHUNKS, "it had {seen} and goes on at {from}");
+    act.ends("done");
+    for n in from..CHUNKS {
+        let partial = next_partial(&mut again).await;
+        assert_eq!((&partial["seq"], text_of(&partial["content"])), (&json!(n), large(n)));
+    }
+    assert_eq!(rest(&mut again).await, ["end"]);
+}
