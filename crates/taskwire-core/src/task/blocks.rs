@@ -52,6 +52,12 @@ impl Blocks {
     }
 }
 
+impl AsRef<[u8]> for Blocks {
+    fn as_ref(&self) -> &[u8] {
+        self.json.as_bytes()
+    }
+}
+
 impl Serialize for Blocks {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serde_json::from_str::<&RawValue>(&self.json).map_err(serde::ser::Error::custom)?.serialize(serializer)

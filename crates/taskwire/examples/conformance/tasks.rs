@@ -13,7 +13,7 @@ pub(crate) fn register(registry: &Registry) -> Result<(), InvalidSchema> {
     let with_task = plain("test_tool_with_task", "Asks for a name, then greets as a task", tool_with_task);
     registry
         .tool(Tool::new("greet", "Greets at once", greet).task(TaskMode::Never))?
-        .tool(Tool::new("slow_compute", "Takes as long as it is told", slow_compute).task(TaskMode::Always))?
+        .tool(Tool::new("slow_compute", "Takes as long as it is told", slow_compute).streams().task(TaskMode::Always))?
         .tool(plain("failing_job", "Says after a second that it failed", failing_job).task(TaskMode::Required))?
         .tool(plain("protocol_error_job", "Fails as a request", protocol_error_job).task(TaskMode::Always))?
         .tool(Tool::new("confirm_delete", "Asks before it pretends to delete a file", confirm_delete).task(TaskMode::Always))?
@@ -42,7 +42,11 @@ struct SlowCompute {
 }
 
 async fn slow_compute(args: SlowCompute, ctx: Ctx) -> Result<String, ToolError> {
-    ctx.sleep(Duration::try_from_secs_f64(args.seconds)?).await?;
+    let wait = Duration::try_from_secs_f64(args.seconds)?;
+    for part in 1..=4 {
+        ctx.sleep(wait / 4).await?;
+        ctx.text(format!("{part}/4 of {}\n", args.label)).await?;
+    }
     Ok(format!("computed {} in {} s", args.label, args.seconds))
 }
 

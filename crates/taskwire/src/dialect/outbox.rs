@@ -10,13 +10,15 @@ use tokio::sync::{mpsc, watch};
 pub(crate) struct Framing {
     pub(crate) before: &'static [u8],
     pub(crate) after: &'static [u8],
+    /// A message that is larger than this may be sent in pieces: nothing else comes between them.
+    pub(crate) whole_max: usize,
 }
 
 impl Framing {
     /// Server-sent events.
-    pub(crate) const EVENTS: Self = Self { before: b"data: ", after: b"\n\n" };
-    /// One message a line.
-    pub(crate) const LINES: Self = Self { before: b"", after: b"\n" };
+    pub(crate) const EVENTS: Self = Self { before: b"data: ", after: b"\n\n", whole_max: 2 * 1024 };
+    /// One message a line, among those of other requests.
+    pub(crate) const LINES: Self = Self { before: b"", after: b"\n", whole_max: usize::MAX };
 
     /// The message with its frame.
     pub(crate) fn frame(self, message: &[u8]) -> Bytes {
@@ -74,7 +76,7 @@ impl Outbox {
         self.send_framed(self.framing.frame(message)).await
     }
 
-    /// Sends messages that stand in their frames already.
+    /// Sends messages that stand in their frames already, or a piece of one.
     pub(crate) async fn send_framed(&self, messages: Bytes) -> Result<(), Gone> {
         self.sender.as_ref().ok_or(Gone)?.send(messages).await.map_err(|_| Gone)
     }

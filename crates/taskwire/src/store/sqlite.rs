@@ -4,6 +4,7 @@
 //! wrote only in `chunk`. The tables can be read with any SQLite tool.
 
 use std::{
+    borrow::Cow,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
     sync::Arc,
@@ -11,8 +12,8 @@ use std::{
 
 use rusqlite::{Connection, OptionalExtension, params};
 use taskwire_core::{
-    CallerId, Epoch, Payload, TaskId, Version,
-    task::{Event, Output, Task, wants},
+    CallerId, Epoch, Payload, Seq, TaskId, Version,
+    task::{Blocks, Event, Output, Task, wants},
 };
 
 use super::{
@@ -22,7 +23,7 @@ use super::{
 };
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 
 const SCHEMA_1: &str = "
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -40,6 +41,20 @@ CREATE TABLE chunk(
     PRIMARY KEY(task, seq)
 ) WITHOUT ROWID;
 CREATE TABLE idempotency(caller TEXT NOT NULL, key TEXT NOT NULL, task BLOB NOT NULL, PRIMARY KEY(caller, key)) WITHOUT ROWID;
+";
+
+/// Chunks that were written together share a row, a line each. They can be large, and a large row of a table without row
+/// ids is read whole whenever a search passes by: so these have row ids, and an index that is small.
+const SCHEMA_2: &str = "
+ALTER TABLE chunk RENAME TO chunk_1;
+CREATE TABLE chunk(
+    id INTEGER PRIMARY KEY, task BLOB NOT NULL, seq INTEGER NOT NULL, count INTEGER NOT NULL, version INTEGER NOT NULL,
+    at INTEGER NOT NULL, first_block INTEGER NOT NULL, blocks_total INTEGER NOT NULL, bytes_total INTEGER NOT NULL,
+    blocks TEXT NOT NULL
+);
+CREATE UNIQUE INDEX chunk_at ON chunk(task, seq);
+INSERT INTO chunk SELECT NULL, task, seq, 1, version, at, first_block, blocks_total, bytes_total, blocks FROM chunk_1 ORDER BY task, seq;
+DROP TABLE chunk_1;
 ";
 
 /// Tasks in a directory, for one process.
@@ -88,7 +103,7 @@ fn migrate(connection: &mut Connection, dir: &Path) -> Result<(), Error> {
     if found > FORMAT {
         return Err(Error::TooNew { path: dir.display().to_string(), found, known: FORMAT });
     }
-    let steps = [SCHEMA_1];
+    let steps = [SCHEMA_1, SCHEMA_2];
     let transaction = connection.transaction()?;
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;
@@ -119,15 +134,17 @@ impl Store for SqliteStore {
         let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
         let mut last = self
             .connection
-            .prepare_cached("SELECT seq, version, blocks_total, bytes_total FROM chunk WHERE task = ? ORDER BY seq DESC LIMIT 1")?;
+            .prepare_cached("SELECT seq, count, version, blocks_total, bytes_total FROM chunk WHERE task = ? ORDER BY seq DESC LIMIT 1")?;
         let tail = last
             .query_row([&id.as_bytes()[..]], |row| {
-                Ok((row.get::<_, u64>(0)?, row.get::<_, u64>(1)?, row.get::<_, u64>(2)?, row.get::<_, u64>(3)?))
+                let output =
+                    Output { next_seq: Seq(row.get::<_, u64>(0)? + row.get::<_, u64>(1)?), blocks: row.get(3)?, bytes: row.get(4)? };
+                Ok((output, Version(row.get::<_, u64>(2)? + row.get::<_, u64>(1)? - 1)))
             })
             .optional()?;
-        if let Some((seq, version, blocks, bytes)) = tail {
-            task.output = Output { next_seq: taskwire_core::Seq(seq).next(), blocks, bytes };
-            task.version = task.version.max(Version(version));
+        if let Some((output, version)) = tail {
+            task.output = output;
+            task.version = task.version.max(version);
         }
         Ok(Some(task))
     }
@@ -165,6 +182,46 @@ impl Store for SqliteStore {
     }
 }
 
+/// Chunks of one write: they follow each other, so they make one row.
+#[derive(Default)]
+struct Chunks<'a> {
+    count: u64,
+    version: u64,
+    seq: u64,
+    first_block: u64,
+    text: Cow<'a, str>,
+}
+
+impl<'a> Chunks<'a> {
+    fn add(&mut self, version: u64, seq: Seq, first_block: u64, blocks: &'a Blocks) {
+        if self.count == 0 {
+            *self = Self { count: 1, version, seq: seq.0, first_block, text: blocks.as_str().into() };
+            return;
+        }
+        // JSON of ours is one line, so lines keep them apart.
+        let text = self.text.to_mut();
+        text.push('\n');
+        text.push_str(blocks.as_str());
+        self.count += 1;
+    }
+
+    fn put(&self, transaction: &Connection, write: &Write) -> Result<(), Error> {
+        let Output { blocks, bytes, .. } = write.task.output;
+        transaction.prepare_cached("INSERT INTO chunk VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
+            &write.task.id.as_bytes()[..],
+            self.seq,
+            self.count,
+            self.version,
+            write.at.as_millis(),
+            self.first_block,
+            blocks,
+            bytes,
+            self.text
+        ])?;
+        Ok(())
+    }
+}
+
 /// Deletes the chunks that end within the first `bytes` of a task's output.
 fn drop_oldest(transaction: &Connection, id: &[u8], bytes: u64) -> Result<(), Error> {
     let mut oldest = transaction.prepare_cached("SELECT seq, bytes_total FROM chunk WHERE task = ? ORDER BY seq")?;
@@ -187,29 +244,10 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
     let task = &*write.task;
     let id = &task.id.as_bytes()[..];
     let corrupt = |source| Error::Corrupt { task: task.id.to_string(), source };
-    let (mut head_changed, mut created) = (false, false);
-    // Totals are those after the last chunk of this write; walk back to those before the first.
-    let mut bytes_total = task.output.bytes;
-    for event in &write.events {
-        if let Event::Appended { blocks, .. } = event {
-            bytes_total -= blocks.bytes();
-        }
-    }
+    let (mut head_changed, mut created, mut chunks) = (false, false, Chunks::default());
     for (version, event) in (write.first.0..).zip(&write.events) {
         match event {
-            Event::Appended { seq, first_block, blocks } => {
-                bytes_total += blocks.bytes();
-                transaction.prepare_cached("INSERT INTO chunk VALUES(?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
-                    id,
-                    seq.0,
-                    version,
-                    write.at.as_millis(),
-                    first_block,
-                    first_block - 1 + blocks.count(),
-                    bytes_total,
-                    blocks.as_str()
-                ])?;
-            }
+            Event::Appended { seq, first_block, blocks } => chunks.add(version, *seq, *first_block, blocks),
             Event::Expired => {
                 transaction.prepare_cached("DELETE FROM log WHERE task = ?")?.execute(params![id])?;
                 transaction.prepare_cached("DELETE FROM chunk WHERE task = ?")?.execute(params![id])?;
@@ -233,6 +271,9 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
                 created |= matches!(event, Event::Created { .. });
             }
         }
+    }
+    if chunks.count > 0 {
+        chunks.put(transaction, write)?;
     }
     if write.dropped_bytes > 0 {
         drop_oldest(transaction, id, write.dropped_bytes)?;

@@ -105,6 +105,11 @@ pub(super) fn read_key(connection: &Connection, caller: &CallerId, key: &str) ->
     Ok(statement.query_row(params![caller.as_str(), key], id_of).optional()?.flatten())
 }
 
+/// How many content blocks a chunk has.
+fn count_blocks(json: &str) -> Result<u64, serde_json::Error> {
+    serde_json::from_str::<Vec<&serde_json::value::RawValue>>(json).map(|blocks| blocks.len() as u64)
+}
+
 impl Reader for SqliteReader {
     fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
         self.with(|connection| read_task(connection, id))
@@ -133,26 +138,30 @@ impl Reader for SqliteReader {
 
     fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
         self.with(|connection| {
+            // From the row that holds it, if one does.
             let mut statement = connection.prepare_cached(
-                "SELECT seq, version, first_block, blocks_total, blocks FROM chunk WHERE task = ? AND seq >= ? ORDER BY seq LIMIT ?",
+                "SELECT seq, version, first_block, blocks_total, count, blocks FROM chunk
+                 WHERE task = ?1 AND seq >= ifnull((SELECT max(seq) FROM chunk WHERE task = ?1 AND seq <= ?2), ?2) ORDER BY seq",
             )?;
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let from = i64::try_from(from.0).unwrap_or(i64::MAX);
-            let mut rows = statement.query(params![&id.as_bytes()[..], from, limit])?;
+            let mut rows = statement.query(params![&id.as_bytes()[..], i64::try_from(from.0).unwrap_or(i64::MAX)])?;
             let (mut chunks, mut size) = (Vec::new(), 0);
             while let Some(row) = rows.next()? {
-                let blocks = row.get_ref(4)?.as_str().map_err(rusqlite::Error::from)?;
-                size += blocks.len();
-                if size > bytes && !chunks.is_empty() {
-                    break;
+                let (seq, version, mut first_block): (u64, u64, u64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+                let count: u64 = row.get(4)?;
+                let plain = row.get::<_, u64>(3)? + 1 == first_block + count;
+                let text = row.get_ref(5)?.as_str().map_err(rusqlite::Error::from)?;
+                for (nth, line) in (0..count).zip(text.split('\n')) {
+                    let blocks = if plain { 1 } else { count_blocks(line).map_err(corrupt(id))? };
+                    if seq + nth >= from.0 {
+                        size += line.len();
+                        if (size > bytes && !chunks.is_empty()) || chunks.len() >= limit {
+                            return Ok(chunks);
+                        }
+                        let blocks = Blocks::stored(blocks, line);
+                        chunks.push(Chunk { seq: Seq(seq + nth), version: Version(version + nth), first_block, blocks });
+                    }
+                    first_block += blocks;
                 }
-                let first_block: u64 = row.get(2)?;
-                chunks.push(Chunk {
-                    seq: Seq(row.get(0)?),
-                    version: Version(row.get(1)?),
-                    first_block,
-                    blocks: Blocks::stored((row.get::<_, u64>(3)? + 1).saturating_sub(first_block), blocks),
-                });
             }
             Ok(chunks)
         })
@@ -160,11 +169,13 @@ impl Reader for SqliteReader {
 
     fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
         self.with(|connection| {
-            let mut statement = connection
-                .prepare_cached("SELECT (SELECT min(seq) FROM chunk WHERE task = ?1), (SELECT max(seq) FROM chunk WHERE task = ?1)")?;
-            let (first, last) =
+            let mut statement = connection.prepare_cached(
+                "SELECT (SELECT min(seq) FROM chunk WHERE task = ?1),
+                        (SELECT seq + count FROM chunk WHERE task = ?1 ORDER BY seq DESC LIMIT 1)",
+            )?;
+            let (first, next) =
                 statement.query_row([&id.as_bytes()[..]], |row| Ok((row.get::<_, Option<u64>>(0)?, row.get::<_, Option<u64>>(1)?)))?;
-            Ok(Seq(first.unwrap_or(0))..last.map_or(Seq(0), |last| Seq(last).next()))
+            Ok(Seq(first.unwrap_or(0))..Seq(next.unwrap_or(0)))
         })
     }
 

@@ -603,7 +603,27 @@ fn a_store_of_a_newer_release_is_refused() {
     lab.store = None;
     tool(&lab).pragma_update(None, "user_version", 99).expect("the format is set");
     let refused = SqliteStore::open(&lab.dir.0);
-    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 1, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 2, .. })), "{refused:?}");
+}
+
+#[test]
+fn a_store_of_the_first_format_is_taken_over() {
+    let mut lab = Lab::new(SqliteStore::open);
+    let mut driver = Driver::new(1);
+    lab.run(&mut driver, &make(spec(), vec![Blocks::of(&[text("a"), text("b")])]));
+    lab.run(&mut driver, &append("c"));
+    let old = "DROP INDEX chunk_at; ALTER TABLE chunk RENAME TO chunk_2; \
+         CREATE TABLE chunk(task BLOB NOT NULL, seq INTEGER NOT NULL, version INTEGER NOT NULL, at INTEGER NOT NULL, \
+             first_block INTEGER NOT NULL, blocks_total INTEGER NOT NULL, bytes_total INTEGER NOT NULL, blocks TEXT NOT NULL, \
+             PRIMARY KEY(task, seq)) WITHOUT ROWID; \
+         INSERT INTO chunk SELECT task, seq, version, at, first_block, blocks_total, bytes_total, blocks FROM chunk_2; \
+         DROP TABLE chunk_2; PRAGMA user_version = 1;";
+    tool(&lab).execute_batch(old).expect("the store is as it once was");
+    lab.reopen();
+    lab.check(&driver);
+    lab.run(&mut driver, &append("d"));
+    let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+    assert_eq!(kept.iter().map(|chunk| (chunk.seq.0, chunk.first_block)).collect::<Vec<_>>(), [(0, 1), (1, 3), (2, 4)]);
 }
 
 #[test]

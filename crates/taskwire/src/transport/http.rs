@@ -36,8 +36,8 @@ use crate::{
 
 /// Notes that wait for a call's reader; more are dropped.
 const NOTES_LEN: usize = 16;
-/// Frames that wait for a stream's reader; then whoever sends waits. The reader drives the sender, so more are of no use.
-const STREAM_LEN: usize = 1;
+/// Pieces that wait for a stream's reader; then whoever sends waits. The reader drives the sender, so few are enough.
+const STREAM_LEN: usize = 4;
 /// How long to wait after a failed accept (usually: too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 

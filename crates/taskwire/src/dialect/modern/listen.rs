@@ -360,10 +360,12 @@ impl Stream<'_, '_> {
             let due: Vec<_> = chunks.into_iter().take_while(|chunk| until.is_none_or(|until| chunk.version < until)).collect();
             let Some(last) = due.last() else { return Ok(Turn::Idle) };
             *next = last.seq.next();
-            let (frames, bytes) = view::partials(&head, &due, framing);
+            let (pieces, bytes) = view::partials(&head, &due, framing);
             *left = left.saturating_sub(bytes);
             let cut = due.len() < all;
-            self.cx.out.send_framed(frames).await.map_err(|_| Ended::Gone)?;
+            for piece in pieces {
+                self.cx.out.send_framed(piece).await.map_err(|_| Ended::Gone)?;
+            }
             if cut {
                 return Ok(Turn::Idle);
             }

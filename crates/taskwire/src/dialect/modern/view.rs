@@ -136,23 +136,31 @@ pub(super) fn partial_head(subscription: &str, id: TaskId) -> Vec<u8> {
         .into()
 }
 
-/// Notifications of chunks, in their frames: what a chunk holds is only copied. Also says how many bytes the chunks have.
-pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> (Bytes, usize) {
+/// Notifications of chunks, in their frames, as pieces to be sent one after the other: a large chunk is not even copied,
+/// every reader is given the same bytes. Also says how many bytes the chunks have.
+pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> (Vec<Bytes>, usize) {
     const CONTENT: &[u8] = b",\"content\":";
     const END: &[u8] = b"}}";
     let around = framing.before.len() + head.len() + 20 + CONTENT.len() + END.len() + framing.after.len();
-    let bytes = chunks.iter().map(|chunk| chunk.blocks.as_str().len()).sum::<usize>();
-    let mut frames = Vec::with_capacity(bytes + chunks.len() * around);
+    let size = |chunk: &Chunk| chunk.blocks.as_str().len();
+    let copied = chunks.iter().map(size).filter(|size| *size <= framing.whole_max).sum::<usize>();
+    let (mut pieces, mut piece) = (Vec::new(), Vec::with_capacity(copied + chunks.len() * around));
     for chunk in chunks {
-        frames.extend_from_slice(framing.before);
-        frames.extend_from_slice(head);
-        super::json::write(&mut frames, &chunk.seq.0);
-        frames.extend_from_slice(CONTENT);
-        frames.extend_from_slice(chunk.blocks.as_str().as_bytes());
-        frames.extend_from_slice(END);
-        frames.extend_from_slice(framing.after);
+        piece.extend_from_slice(framing.before);
+        piece.extend_from_slice(head);
+        super::json::write(&mut piece, &chunk.seq.0);
+        piece.extend_from_slice(CONTENT);
+        if size(chunk) <= framing.whole_max {
+            piece.extend_from_slice(chunk.blocks.as_ref());
+        } else {
+            pieces.push(std::mem::take(&mut piece).into());
+            pieces.push(Bytes::from_owner(chunk.blocks.clone()));
+        }
+        piece.extend_from_slice(END);
+        piece.extend_from_slice(framing.after);
     }
-    (frames.into(), bytes)
+    pieces.push(piece.into());
+    (pieces, chunks.iter().map(size).sum())
 }
 
 /// The subscription id as JSON text.
