@@ -75,6 +75,9 @@ const ESCAPE_MAX: usize = 6;
 /// What stands around the text of a block in a chunk that has nothing else.
 const FRAME: usize = r#"[{"type":"text","text":""}]"#.len();
 
+/// Room that is kept for the next output.
+const KEPT_BYTES: usize = 4 * 1024;
+
 /// Output that is not in the log yet, gathered into chunks: adjacent text becomes one block, and a chunk is closed when
 /// it is large enough.
 #[derive(Debug, Default)]
@@ -143,6 +146,9 @@ impl Draft {
     pub fn take(&mut self) -> Vec<Blocks> {
         self.close();
         self.closed_bytes = 0;
+        // A task may wait for long after it wrote much: room for that is not kept.
+        self.open.shrink_to(KEPT_BYTES);
+        self.text.shrink_to(KEPT_BYTES);
         std::mem::take(&mut self.closed)
     }
 

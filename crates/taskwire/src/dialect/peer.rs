@@ -9,7 +9,7 @@ use std::{
 use taskwire_core::{TaskId, Timestamp, Version};
 
 /// Tasks that are remembered; then all are forgotten, which costs a client nothing.
-const TASKS_MAX: usize = 1_024;
+const TASKS_MAX: usize = 256;
 
 /// The other end of a connection.
 #[derive(Debug, Default)]

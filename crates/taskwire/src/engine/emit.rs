@@ -4,20 +4,17 @@
 //! there is enough for a chunk. A tool that is faster than the store waits for room; nothing piles up.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use taskwire_core::{
     Limits, Payload, Timestamp,
-    task::{Blocks, Draft, Reject},
+    task::{Blocks, Draft, Progress, Reject},
 };
 use tokio::sync::Notify;
 
 use super::Error;
-
-/// Bytes that may wait to be written, at least: room for a burst while the store is busy.
-const PENDING_BYTES: usize = 64 * 1024;
 
 /// How output is gathered into chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +66,8 @@ pub(super) struct Pending {
     pub(super) live: bool,
     /// Whether somebody is about to send.
     pub(super) sending: bool,
+    /// What was said before there was a log.
+    pub(super) said: Option<Said>,
     /// When output was last sent.
     last: Option<Timestamp>,
     /// Why nothing more is taken.
@@ -77,6 +76,9 @@ pub(super) struct Pending {
     told: bool,
     bucket: Bucket,
 }
+
+/// How the work says it is getting on.
+pub(super) type Said = (Option<Arc<str>>, Option<Progress>);
 
 /// What came of a piece.
 #[derive(Debug)]
@@ -106,8 +108,8 @@ impl Pending {
             self.told = true;
             return Err(refused.clone());
         }
-        // Before it is a log, output is kept for the task that it may become.
-        let max = if self.live { PENDING_BYTES.max(coalesce.bytes * 4) } else { usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX) };
+        // As much as one chunk may have: room for a burst while the store is busy, or until there is a log.
+        let max = usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX);
         if !self.draft.is_empty() && self.draft.bytes() + piece.bytes() > max {
             return Ok(Pushed::Full);
         }
@@ -118,15 +120,41 @@ impl Pending {
             Piece::Text(text) => self.draft.text(text, coalesce.bytes, limits),
             Piece::Block(block) => self.draft.block(block, coalesce.bytes, limits)?,
         }
-        let send = self.live && !self.sending && !self.draft.is_empty();
-        self.sending |= send;
-        Ok(Pushed::Taken { send })
+        Ok(Pushed::Taken { send: self.begin_sending() })
     }
 
-    /// How long what waits may still wait for more.
-    pub(super) fn patience(&self, now: Timestamp, window: Duration) -> Option<Timestamp> {
-        let due = self.last?.after(window);
-        (due > now && !self.draft.has_closed()).then_some(due)
+    /// Whether somebody must see to it that what waits is sent; from then on, that is in hand.
+    pub(super) fn begin_sending(&mut self) -> bool {
+        let send = self.live && !self.sending && !self.draft.is_empty();
+        self.sending |= send;
+        send
+    }
+
+    /// How long what waits may still wait for more. A clock that was set back is no reason to wait.
+    pub(super) fn patience(&self, now: Timestamp, window: Duration) -> Option<Duration> {
+        let last = self.last.filter(|last| *last <= now && !self.draft.has_closed())?;
+        window.checked_sub(now.since(last)).filter(|left| !left.is_zero())
+    }
+
+    /// Keeps what is said, if there is no log yet; what was said before stays where nothing new is.
+    pub(super) fn say(&mut self, message: &Option<Arc<str>>, progress: Option<Progress>) -> bool {
+        if !self.live {
+            let (old_message, old_progress) = self.said.take().unwrap_or_default();
+            self.said = Some((message.clone().or(old_message), progress.or(old_progress)));
+        }
+        !self.live
+    }
+
+    /// Gives back what was said and could not be kept.
+    pub(super) fn said_before(&mut self, message: Option<Arc<str>>, progress: Option<Progress>) {
+        let (new_message, new_progress) = self.said.take().unwrap_or_default();
+        self.said = Some((new_message.or(message), new_progress.or(progress)));
+    }
+
+    /// There is a log now. Gives what was said and is not in it.
+    pub(super) fn go_live(&mut self) -> Option<Said> {
+        self.live = true;
+        self.said.take()
     }
 
     pub(super) fn has_enough(&self) -> bool {
@@ -164,12 +192,10 @@ impl Pending {
         self.told = self.refused.is_some();
     }
 
-    /// The limit at which output was lost without anybody knowing.
-    pub(super) fn lost(&self) -> Option<Reject> {
-        match &self.refused {
-            Some(Error::Rejected(reject @ Reject::Limit { .. })) if !self.told => Some(reject.clone()),
-            _ => None,
-        }
+    /// Why output was lost without the work knowing, if it was; that the task is over is no loss.
+    pub(super) fn lost(&self) -> Option<Error> {
+        let over = |error: &Error| matches!(error, Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound));
+        self.refused.clone().filter(|error| !self.told && !over(error))
     }
 
     /// Counts output that goes its own way; says how long to wait first.
@@ -242,7 +268,8 @@ mod tests {
         assert_eq!(pending.patience(at(0), window), None, "the first goes out at once");
         assert_eq!(pending.take(at(0)).expect("taken").len(), 1);
         pending.push(Piece::Text("b"), at(5), coalesce, &limits).expect("taken");
-        assert_eq!(pending.patience(at(5), window), Some(at(20)));
+        assert_eq!(pending.patience(at(5), window), Some(Duration::from_millis(15)));
+        assert_eq!(pending.patience(at(-3_600_000), window), None, "nor does it wait for a clock that was set back");
         assert_eq!(pending.patience(at(20), window), None);
         pending.push(Piece::Text(&"c".repeat(100)), at(6), coalesce, &limits).expect("taken");
         assert_eq!(pending.patience(at(6), window), None, "enough for a chunk does not wait");
@@ -259,7 +286,7 @@ mod tests {
         let taken = std::iter::repeat_with(|| pending.push(Piece::Text(&text), at(0), coalesce, &limits).expect("no error"))
             .take_while(|pushed| matches!(pushed, Pushed::Taken { .. }))
             .count();
-        assert!((60..=66).contains(&taken), "{taken}");
+        assert!((250..=262).contains(&taken), "{taken}");
         assert!(
             pending.push(Piece::Text(&"x".repeat(1 << 20)), at(0), coalesce, &limits).is_ok_and(|pushed| matches!(pushed, Pushed::Full))
         );

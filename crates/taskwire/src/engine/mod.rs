@@ -29,8 +29,8 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
-    Attempt, CallerId, Epoch, Limits, Payload, Seq, TaskId, Version,
-    task::{Authority, Command, NewTask, Outcome, Reject, RpcError, Spec, Task},
+    Attempt, CallerId, Epoch, Limits, Payload, Seq, TaskId,
+    task::{Authority, Command, NewTask, Outcome, Overflow, Reject, RpcError, Spec, Task},
     wire::code,
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -43,7 +43,7 @@ pub use run::Run;
 use crate::{
     clock::{Clock, new_task_id},
     feed::{Feed, Watch},
-    store::{self, Chunk, Logged, Reader, Store},
+    store::{self, Cursor, Page, Reader, Store},
 };
 
 /// What the engine runs: given a run, does its work and says how it ended.
@@ -241,31 +241,18 @@ impl Engine {
         }
     }
 
-    /// What happened to a task after `after`, without its chunks, at most `limit` events.
-    pub(crate) fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
-        match self.0.recent.events(id, after) {
-            Some(events) => Ok(events),
-            None => Ok(self.0.reader.events(id, after, limit)?),
+    /// What follows a place in a task's log; nothing if there is no such task.
+    pub(crate) fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
+        match self.0.recent.page(id, cursor) {
+            Some(page) => Ok(Some(page)),
+            None => Ok(self.0.reader.page(id, cursor)?),
         }
-    }
-
-    /// Chunks of a task from `from` on, until `bytes` are reached (but at least one), at most `limit`.
-    pub(crate) fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
-        match self.0.recent.chunks(id, from, bytes, limit) {
-            Some(chunks) => Ok(chunks),
-            None => Ok(self.0.reader.chunks(id, from, bytes, limit)?),
-        }
-    }
-
-    /// How many events a task has seen, chunks included, if it changed lately.
-    pub(crate) fn version(&self, id: TaskId) -> Option<Version> {
-        self.0.recent.task(id).map(|task| task.version)
     }
 
     /// Which chunks of a task there are: the first that is kept, and the number that the next one will get.
     pub(crate) fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
         match self.0.recent.task(id) {
-            Some(task) if task.dropped_bytes(self.limits()) == 0 => Ok(Seq(0)..task.output.next_seq),
+            Some(task) if task.spec.overflow == Overflow::Fail => Ok(Seq(0)..task.output.next_seq),
             _ => Ok(self.0.reader.span(id)?),
         }
     }
@@ -318,9 +305,9 @@ impl Engine {
         }
     }
 
-    /// Watches tasks for changes. Read the store after this, never before: else a change could be missed.
-    pub(crate) fn watch(&self, ids: Vec<TaskId>) -> Watch {
-        self.0.feed.watch(ids)
+    /// Watches tasks for changes, and for output if `output`. Read after this, never before: else a change could be missed.
+    pub(crate) fn watch(&self, ids: Vec<TaskId>, output: bool) -> Watch {
+        self.0.feed.watch(ids, output)
     }
 
     /// Waits until the engine can no longer store anything, and says why.

@@ -10,11 +10,11 @@ use std::{
 };
 
 use taskwire_core::{
-    Seq, TaskId, Version,
+    TaskId, Version,
     task::{Event, Outcome, Spec, Task},
 };
 
-use crate::store::{Chunk, Logged, Write};
+use crate::store::{Chunk, Cursor, Logged, PAGE_EVENTS, Page, Parts, Write};
 
 /// Readers and the writer meet in one of these at a time.
 const SHARDS: usize = 16;
@@ -22,8 +22,10 @@ const SHARDS: usize = 16;
 pub(super) const ENTRY_BYTES_MAX: usize = 64 * 1024;
 /// Events of one task.
 const EVENTS_MAX: usize = 16;
-/// Bytes of the last chunks of one task: what readers that keep up may be behind.
-const TAIL_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of the last chunks of one task: what many readers may be behind without asking the store each for itself.
+const TAIL_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The same where memory is short: what a reader that keeps up may be behind.
+const TAIL_BYTES_MIN: usize = 512 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Recent {
@@ -72,10 +74,11 @@ impl Recent {
         let id = write.task.id;
         let mut shard = self.shard(id);
         let gone = matches!(write.events.last(), Some(Event::Expired));
+        let tail_max = if shard.bytes > self.shard_bytes / 2 { TAIL_BYTES_MIN } else { TAIL_BYTES_MAX };
         let (before, after) = {
             let entry = shard.entry(id, &write);
             let before = entry.bytes();
-            entry.add(write);
+            entry.add(write, tail_max);
             (before, entry.bytes())
         };
         shard.bytes = shard.bytes + after - before;
@@ -103,29 +106,37 @@ impl Recent {
         matches!(first, Event::Created { .. }).then(|| first.clone())
     }
 
-    /// Events after `after`, without chunks, if they are all here.
-    pub(super) fn events(&self, id: TaskId, after: Version) -> Option<Vec<Logged>> {
-        let shard = self.shard(id);
-        let entry = shard.entries.get(&id).filter(|entry| entry.complete <= after)?;
-        let first = entry.events.partition_point(|logged| logged.version <= after);
-        Some(entry.events.range(first..).cloned().collect())
-    }
-
-    /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`, if they are here.
-    pub(super) fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Option<Vec<Chunk>> {
+    /// What follows a place in a task's log, if it is all here.
+    pub(super) fn page(&self, id: TaskId, cursor: Cursor) -> Option<Page> {
         let shard = self.shard(id);
         let entry = shard.entries.get(&id)?;
-        if from >= entry.task.output.next_seq {
-            return Some(Vec::new());
-        }
-        let behind = from.0.checked_sub(entry.tail.front()?.seq.0)?;
-        let mut size = 0;
-        let fits = |chunk: &&Chunk| {
-            let first = size == 0;
-            size += chunk.blocks.as_str().len();
-            first || size <= bytes
+        let end = entry.task.output.next_seq;
+        let (chunks, more_chunks) = match cursor.from.filter(|from| *from < end) {
+            None => (Vec::new(), false),
+            Some(from) => {
+                let behind = from.0.checked_sub(entry.tail.front()?.seq.0)?;
+                let rest = entry.tail.range(usize::try_from(behind).ok()?..);
+                let (all, mut size) = (rest.len(), 0);
+                let fits = |chunk: &&Chunk| {
+                    let first = size == 0;
+                    size += chunk.blocks.as_str().len();
+                    first || size <= cursor.bytes
+                };
+                let chunks: Vec<Chunk> = rest.take(cursor.chunks).take_while(fits).cloned().collect();
+                let more = chunks.len() < all;
+                (chunks, more)
+            }
         };
-        Some(entry.tail.range(usize::try_from(behind).ok()?..).take(limit).take_while(fits).cloned().collect())
+        let first = entry.events.partition_point(|logged| logged.version <= cursor.after);
+        if entry.complete > cursor.after {
+            return None;
+        }
+        let rest = entry.events.range(first..);
+        let more_events = rest.len() > PAGE_EVENTS;
+        let events = rest.take(PAGE_EVENTS).cloned().collect();
+        let (version, ended) = (entry.task.version, entry.task.ended.is_some());
+        drop(shard);
+        Some(Parts { events, more_events, chunks, more_chunks, version, end, ended }.merge(cursor.after))
     }
 }
 
@@ -163,7 +174,7 @@ impl Shard {
 }
 
 impl Entry {
-    fn add(&mut self, write: Write) {
+    fn add(&mut self, write: Write, tail_max: usize) {
         self.task = write.task;
         for (version, event) in (write.first.0..).map(Version).zip(write.events) {
             if let Event::Appended { seq, first_block, blocks } = event {
@@ -182,7 +193,7 @@ impl Entry {
             self.complete = old.version;
             self.events_bytes -= event_weight(&old.event);
         }
-        while self.tail_bytes > TAIL_BYTES_MAX || self.task.output.bytes - self.tail_output < write.dropped_bytes {
+        while self.tail_bytes > tail_max || self.task.output.bytes - self.tail_output < write.dropped_bytes {
             let Some(old) = self.tail.pop_front() else { break };
             self.tail_output -= old.blocks.bytes();
             self.tail_bytes -= chunk_weight(&old.blocks);
@@ -225,12 +236,13 @@ fn chunk_weight(blocks: &taskwire_core::task::Blocks) -> usize {
 mod tests {
     use serde_json::json;
     use taskwire_core::{
-        CallerId, Epoch, Timestamp,
+        CallerId, Epoch, Seq, Timestamp,
         id::ID_RANDOM_BYTES,
         task::{Accepts, Blocks, OnInterrupt, Overflow, create, evolve},
     };
 
     use super::*;
+    use crate::store::Entry;
 
     fn spec() -> Arc<Spec> {
         Arc::new(Spec {
@@ -246,6 +258,23 @@ mod tests {
             accepts: Accepts::default(),
             hidden: false,
         })
+    }
+
+    /// What the cache has after a place: versions of events, numbers of chunks.
+    fn page(recent: &Recent, id: TaskId, after: u64, from: Option<u64>, bytes: usize, chunks: usize) -> Option<(Vec<u64>, Vec<u64>)> {
+        let page = recent.page(id, Cursor { after: Version(after), from: from.map(Seq), bytes, chunks })?;
+        let (mut events, mut seqs) = (Vec::new(), Vec::new());
+        for entry in page.entries {
+            match entry {
+                Entry::Event(logged) => events.push(logged.version.0),
+                Entry::Chunk(chunk) => seqs.push(chunk.seq.0),
+            }
+        }
+        Some((events, seqs))
+    }
+
+    fn events(recent: &Recent, id: TaskId, after: u64) -> Option<Vec<u64>> {
+        page(recent, id, after, None, 0, 0).map(|(events, _)| events)
     }
 
     fn made(n: u8) -> Write {
@@ -270,20 +299,19 @@ mod tests {
         assert!(recent.task(id).is_none());
         recent.put(first.clone());
         assert!(matches!(recent.created(id), Some(Event::Created { .. })));
-        assert_eq!(recent.events(id, Version(1)).expect("known").len(), 0, "nothing new is also an answer");
+        assert_eq!(events(&recent, id, 1), Some(vec![]), "nothing new is also an answer");
         let said = Event::Said { message: Some("hi".into()), progress: None };
         let second = then(&first, said.clone());
         recent.put(second.clone());
         assert_eq!(recent.task(id).expect("known"), second.task);
-        assert_eq!(recent.events(id, Version(1)).expect("known")[0].event, said);
-        assert_eq!(recent.events(id, Version(0)).expect("known").len(), 2);
+        assert_eq!((events(&recent, id, 1), events(&recent, id, 0)), (Some(vec![2]), Some(vec![1, 2])));
         let mut last = second;
         for _ in 0..EVENTS_MAX {
             last = then(&last, said.clone());
             recent.put(last.clone());
         }
-        assert_eq!(recent.events(id, Version(2)).expect("known").len(), EVENTS_MAX);
-        assert_eq!((recent.events(id, Version(1)), recent.created(id)), (None, None), "older changes are the store's");
+        assert_eq!(events(&recent, id, 2).expect("known").len(), EVENTS_MAX);
+        assert_eq!((events(&recent, id, 1), recent.created(id)), (None, None), "older changes are the store's");
         recent.put(then(&last, Event::Expired));
         assert!(recent.task(id).is_none(), "forgotten is forgotten");
     }
@@ -318,25 +346,28 @@ mod tests {
 
     #[test]
     fn gives_the_last_chunks_and_leaves_older_ones_to_the_store() {
-        let recent = Recent::new(64 << 20);
+        // Of which a half of one shard is less than the least.
+        let recent = Recent::new(2 * SHARDS * TAIL_BYTES_MIN - SHARDS);
         let mut last = made(1);
         let id = last.task.id;
         recent.put(last.clone());
-        assert_eq!(recent.chunks(id, Seq(0), 1, 1), Some(vec![]), "nothing yet is also an answer");
+        let chunks = |from, bytes, limit| page(&recent, id, 1, Some(from), bytes, limit).map(|(_, chunks)| chunks);
+        assert_eq!(chunks(0, 1, 1), Some(vec![]), "nothing yet is also an answer");
         for n in 0..10 {
-            last = appended(&last, 40 * 1024);
+            last = appended(&last, 80 * 1024);
             recent.put(last.clone());
-            assert_eq!(recent.chunks(id, Seq(n), usize::MAX, usize::MAX).expect("the newest is here")[0].version, last.task.version);
+            assert_eq!(chunks(n, usize::MAX, usize::MAX), Some(vec![n]), "the newest is here");
         }
-        let first = (0..10).find(|n| recent.chunks(id, Seq(*n), 1, 1).is_some()).expect("some are here");
+        let first = (0..10).find(|n| chunks(*n, 1, 1).is_some()).expect("some are here");
         assert!((3..=5).contains(&first), "{first}");
-        let seqs = |chunks: Vec<Chunk>| chunks.iter().map(|chunk| chunk.seq.0).collect::<Vec<_>>();
-        assert_eq!(seqs(recent.chunks(id, Seq(first), usize::MAX, 2).expect("here")), [first, first + 1]);
-        assert_eq!(seqs(recent.chunks(id, Seq(first), 100 * 1024, 10).expect("here")), [first, first + 1]);
-        assert_eq!(seqs(recent.chunks(id, Seq(8), 1, 10).expect("here")), [8], "at least one");
-        assert_eq!(recent.events(id, Version(1)).expect("known"), [], "chunks are no events");
+        assert_eq!(chunks(first, usize::MAX, 2), Some(vec![first, first + 1]));
+        assert_eq!(chunks(first, 200 * 1024, 10), Some(vec![first, first + 1]));
+        assert_eq!(chunks(8, 1, 10), Some(vec![8]), "at least one");
+        assert_eq!(events(&recent, id, 1), Some(vec![]), "chunks are no events");
+        let more = recent.page(id, Cursor { after: Version(1), from: Some(Seq(8)), bytes: 1, chunks: 10 }).expect("here");
+        assert_eq!((more.more, more.end, more.upto), (true, Seq(10), Version(10)), "cut short, it says where");
         last.dropped_bytes = last.task.output.bytes - 1;
         recent.put(Write { events: vec![], ..last });
-        assert_eq!(recent.chunks(id, Seq(9), 1, 1), None, "what is dropped is not here either");
+        assert_eq!(chunks(9, 1, 1), None, "what is dropped is not here either");
     }
 }

@@ -4,19 +4,18 @@
 //! a checkpoint, it has written a lot) it becomes a task without being restarted: what it wrote so far goes into the
 //! task's first commit.
 
+mod output;
+
 use std::{
     panic::AssertUnwindSafe,
-    sync::{
-        Arc, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
 use futures_util::FutureExt;
 use taskwire_core::{
     Attempt, InputKey, Payload, TaskId, Timestamp, Version,
-    task::{Authority, Blocks, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded},
+    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded},
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc};
@@ -24,13 +23,13 @@ use tokio::sync::{Mutex, mpsc};
 use super::{
     Engine, Error, Receipt,
     call::{End, Note, Phase, Resumed},
-    emit::{Emit, Piece, Pushed, chunks_of},
+    emit::Emit,
     switch::Switch,
 };
 use crate::clock::new_task_id;
 
 enum Place {
-    Loose { said: Option<(Option<Arc<str>>, Option<Progress>)> },
+    Loose,
     Task(TaskId),
     Done,
 }
@@ -72,7 +71,7 @@ impl Run {
             resumed: std::sync::Mutex::new(resumed),
             checkpoint: None,
             attempt: Attempt(1),
-            place: Mutex::new(Place::Loose { said: None }),
+            place: Mutex::new(Place::Loose),
             emit: Emit::default(),
             eager: AtomicBool::new(false),
             phase: std::sync::Mutex::new(Phase::Loose),
@@ -139,104 +138,6 @@ impl Run {
         self.stop.turn_on();
     }
 
-    /// Writes output. It is in the log a little later, together with what is written about the same time; where the tool
-    /// is faster than the store, or than it may be, this waits.
-    ///
-    /// # Errors
-    /// When a limit is reached, the work must stop, or nothing can be stored.
-    pub async fn write(self: &Arc<Self>, piece: Piece<'_>) -> Result<(), Error> {
-        loop {
-            self.go_on()?;
-            let room = self.emit.room.notified();
-            let pushed = {
-                let mut pending = self.emit.lock();
-                let pushed = pending.push(piece, self.engine.0.clock.now(), self.engine.0.config.coalesce, self.engine.limits())?;
-                if pending.has_enough() {
-                    self.emit.enough.notify_one();
-                }
-                pushed
-            };
-            match pushed {
-                Pushed::Taken { send: true } => {
-                    tokio::spawn(self.clone().send_output());
-                    return Ok(());
-                }
-                Pushed::Taken { send: false } => {
-                    // Where there is no room for another task, its caller waits on for the result.
-                    let eager = self.eager.load(Ordering::Relaxed) && matches!(self.phase(), Phase::Loose);
-                    return match if eager { self.promote().await.map(drop) } else { Ok(()) } {
-                        Err(Error::Rejected(Reject::Limit { .. })) => Ok(()),
-                        done => done,
-                    };
-                }
-                Pushed::Full if matches!(self.promote().await?, Phase::Task(_)) => room.await,
-                Pushed::Full => return Err(Reject::Ended.into()),
-                Pushed::TooFast(wait) => self.engine.0.clock.sleep(wait).await,
-            }
-        }
-    }
-
-    /// Makes the work a task as soon as it has written something: its caller wants to see it.
-    pub fn stream_at_once(&self) {
-        self.eager.store(true, Ordering::Relaxed);
-    }
-
-    /// Sends what is written, in good time, until nothing is left.
-    async fn send_output(self: Arc<Self>) {
-        loop {
-            let due = self.emit.lock().patience(self.engine.0.clock.now(), self.engine.0.config.coalesce.window);
-            if let Some(due) = due {
-                tokio::select! {
-                    () = self.engine.0.clock.sleep_until(due) => {}
-                    () = self.emit.enough.notified() => {}
-                }
-            }
-            // A refusal is told to whoever writes next.
-            let _ = self.flush_now().await;
-            let mut pending = self.emit.lock();
-            if pending.is_empty() {
-                pending.sending = false;
-                return;
-            }
-        }
-    }
-
-    /// Waits until all that was written is in the log. Work that is not a task yet has none: there is nothing to wait for.
-    ///
-    /// # Errors
-    /// When a limit is reached, the work must stop, or nothing can be stored.
-    pub async fn flush(self: &Arc<Self>) -> Result<(), Error> {
-        // On its own, so that nothing is lost when the wait is given up.
-        let run = self.clone();
-        let flushed = tokio::spawn(async move { run.flush_now().await }).await.map_err(|_| self.engine.gone())?;
-        flushed.inspect_err(|_| self.emit.lock().tell())
-    }
-
-    async fn flush_now(&self) -> Result<(), Error> {
-        let place = self.place.lock().await;
-        let id = match &*place {
-            Place::Task(id) => *id,
-            Place::Loose { .. } => return Ok(()),
-            Place::Done => return Err(Reject::Ended.into()),
-        };
-        let chunks = self.take_output()?;
-        if chunks.is_empty() {
-            return Ok(());
-        }
-        let appended = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Append { chunks }).await;
-        appended.map(drop).inspect_err(|error| {
-            self.emit.lock().refuse(error.clone());
-            self.emit.room.notify_waiters();
-        })
-    }
-
-    /// What is written and not in the log. Only who holds `place` may take it, so that it stays in order.
-    fn take_output(&self) -> Result<Vec<Blocks>, Error> {
-        let taken = self.emit.lock().take(self.engine.0.clock.now());
-        self.emit.room.notify_waiters();
-        taken
-    }
-
     /// Says how the work is getting on.
     ///
     /// # Errors
@@ -253,48 +154,11 @@ impl Run {
             }
             self.note(Note::Progress { progress, message: message.clone() });
         }
-        {
-            let mut place = self.place.lock().await;
-            if let Place::Loose { said } = &mut *place {
-                let (old_message, old_progress) = said.take().unwrap_or_default();
-                *said = Some((message.or(old_message), progress.or(old_progress)));
-                return Ok(());
-            }
+        // Not under `place`, which is held for as long as a commit takes: the work itself must never wait for that.
+        if self.emit.lock().say(&message, progress) {
+            return Ok(());
         }
         self.command(Command::Say { message, progress }).await.map(drop)
-    }
-
-    /// Saves where the work is, and writes `blocks`, in one step: after a crash both are there or neither is. What was
-    /// written before goes along.
-    ///
-    /// # Errors
-    /// When a limit is reached, the work must stop, or nothing can be stored.
-    pub async fn save(self: &Arc<Self>, blocks: &[Payload], checkpoint: Payload) -> Result<(), Error> {
-        let own = chunks_of(blocks, self.engine.0.config.coalesce, self.engine.limits())?;
-        loop {
-            self.go_on()?;
-            let wait = self.emit.lock().pace(&own, self.engine.0.clock.now(), self.engine.limits());
-            match wait {
-                Some(wait) => self.engine.0.clock.sleep(wait).await,
-                None => break,
-            }
-        }
-        let Phase::Task(id) = self.promote().await? else { return Err(Reject::Ended.into()) };
-        let run = self.clone();
-        tokio::spawn(async move { run.save_now(id, own, checkpoint).await }).await.map_err(|_| self.engine.gone())?
-    }
-
-    async fn save_now(&self, id: TaskId, own: Vec<Blocks>, checkpoint: Payload) -> Result<(), Error> {
-        let _place = self.place.lock().await;
-        let earlier = self.take_output()?;
-        let chunks = earlier.iter().cloned().chain(own).collect();
-        let saved = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Save { chunks, checkpoint }).await;
-        saved.map(drop).inspect_err(|_| self.give_back(earlier))
-    }
-
-    /// Output that was taken and not written waits again.
-    fn give_back(&self, chunks: Vec<Blocks>) {
-        self.emit.lock().give_back(chunks);
     }
 
     /// Asks the caller and waits for the answer. The same question under the same key is asked once, also across
@@ -306,7 +170,7 @@ impl Run {
         // What leads up to a question comes before it.
         self.flush().await?;
         let receipt = self.command(Command::Ask { key: key.clone(), request }).await?;
-        let watch = self.engine.watch(vec![receipt.task.id]);
+        let watch = self.engine.watch(vec![receipt.task.id], false);
         loop {
             let task = self.engine.any_task(receipt.task.id)?.ok_or(Reject::NotFound)?;
             if let Some(answer) = task.inputs.get(key).and_then(|input| input.answer.clone()) {
@@ -355,15 +219,17 @@ impl Run {
         if matches!(phase, Phase::Loose) {
             // On its own, so that a caller that goes away cannot leave a task behind that no run belongs to.
             let run = self.clone();
-            return tokio::spawn(async move { run.become_task().await }).await.map_err(|_| self.engine.gone())?;
+            let promoted = self.engine.0.runtime.spawn(async move { run.become_task().await });
+            return promoted.await.map_err(|_| self.engine.gone())?;
         }
         Ok(phase)
     }
 
     async fn become_task(self: Arc<Self>) -> Result<Phase, Error> {
         let mut place = self.place.lock().await;
-        let Place::Loose { said } = &*place else { return Ok(self.phase()) };
+        let Place::Loose = &*place else { return Ok(self.phase()) };
         let chunks = self.take_output()?;
+        let said = self.emit.lock().said.take();
         let now = self.engine.0.clock.now();
         let new = NewTask {
             spec: self.spec.clone(),
@@ -379,18 +245,19 @@ impl Run {
         if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
             self.engine.0.runs.disown(id);
             self.give_back(chunks);
+            if let Some((message, progress)) = said {
+                self.emit.lock().said_before(message, progress);
+            }
             return Err(error);
         }
         *place = Place::Task(id);
         self.settle(Phase::Task(id));
-        let send = {
-            let mut pending = self.emit.lock();
-            pending.live = true;
-            pending.sending = !pending.is_empty();
-            pending.sending
-        };
-        if send {
-            tokio::spawn(self.clone().send_output());
+        // What was written and said while the task was being made.
+        let said = self.emit.lock().go_live();
+        self.send_soon();
+        if let Some((message, progress)) = said {
+            let command = Command::Say { message, progress };
+            let _ = self.engine.submit(id, Authority::Attempt(self.attempt), command).await;
         }
         Ok(Phase::Task(id))
     }
@@ -426,7 +293,7 @@ impl Run {
         let mut place = self.place.lock().await;
         let id = match &*place {
             Place::Task(id) => *id,
-            Place::Loose { .. } | Place::Done => {
+            Place::Loose | Place::Done => {
                 *place = Place::Done;
                 let end = match end {
                     End::Outcome(outcome) => End::Outcome(bounded(outcome, self.engine.limits())),
@@ -446,8 +313,9 @@ impl Run {
         // Nothing is taken any more once it must stop: then there is nothing left to write either.
         let chunks = self.take_output().unwrap_or_default();
         let outcome = match (self.emit.lock().lost(), outcome) {
-            (Some(reject), Outcome::Completed { is_error: false, .. }) => {
-                Outcome::Failed(RpcError { code: code::LIMIT_REACHED, message: reject.to_string(), data: None })
+            (Some(error), Outcome::Completed { is_error: false, .. }) => {
+                let code = if matches!(error, Error::Rejected(_)) { code::LIMIT_REACHED } else { code::UNAVAILABLE };
+                Outcome::Failed(RpcError { code, message: error.to_string(), data: None })
             }
             (_, outcome) => outcome,
         };

@@ -260,7 +260,7 @@ async fn tick(engine: &Engine, id: TaskId) -> Result<Receipt, Error> {
 
 /// Waits until the task has ended.
 async fn ended(engine: &Engine, id: TaskId) -> Arc<Task> {
-    let watch = engine.watch(vec![id]);
+    let watch = engine.watch(vec![id], true);
     let end = async {
         loop {
             match engine.any_task(id).expect("readable") {

@@ -18,7 +18,10 @@ use super::{
     Engine, Envelope, Error, Inner, Receipt,
     recent::{ENTRY_BYTES_MAX, task_weight},
 };
-use crate::store::{self, Store, Write};
+use crate::{
+    feed::Changed,
+    store::{self, Store, Write},
+};
 
 /// Commands that share one commit at most.
 const BATCH_MAX: usize = 512;
@@ -109,13 +112,14 @@ impl<S: Store> Writer<S> {
         }
         // Durable now; not a line of this may move up.
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
+        let news: Vec<(TaskId, Changed)> = batch.writes.iter().map(|write| (write.task.id, news(&write.events))).collect();
         for write in batch.writes {
             engine.0.recent.put(write);
         }
         for (receipt, result) in batch.receipts {
             let _ = receipt.send(result);
         }
-        engine.0.feed.wake(changed.iter().map(|task| task.id));
+        engine.0.feed.wake(news.into_iter());
         for task in &changed {
             engine.0.runs.reconcile(engine, task);
             if let Some(due) = wants(task).due {
@@ -253,6 +257,11 @@ impl<S: Store> Writer<S> {
             });
         }
     }
+}
+
+/// What is new about a task, for those who watch it.
+fn news(events: &[Event]) -> Changed {
+    if events.iter().all(|event| matches!(event, Event::Appended { .. } | Event::Saved { .. })) { Changed::Output } else { Changed::Task }
 }
 
 /// Whether two texts say the same, whatever the order of their keys and the blanks between.

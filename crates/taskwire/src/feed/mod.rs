@@ -16,6 +16,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What changed about a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// Only its output, or what it saved.
+    Output,
+    /// The task.
+    Task,
+}
+
 /// Who wants to know of which task.
 #[derive(Debug, Default)]
 pub(crate) struct Feed {
@@ -26,26 +35,31 @@ pub(crate) struct Feed {
 struct Waiter {
     changed: Mutex<BTreeSet<TaskId>>,
     notify: Notify,
+    /// Whether output is of interest too.
+    output: bool,
 }
 
 impl Feed {
-    /// Tells whoever watches one of `ids` that it changed. Call it only after the change is durable.
-    pub(crate) fn wake(&self, ids: impl Iterator<Item = TaskId>) {
+    /// Tells whoever watches one of `ids` that it changed, or only wrote. Call it only after the change is durable.
+    pub(crate) fn wake(&self, ids: impl Iterator<Item = (TaskId, Changed)>) {
         let waiters = lock(&self.waiters);
         if waiters.is_empty() {
             return;
         }
-        for id in ids {
+        for (id, changed) in ids {
             for waiter in waiters.get(&id).into_iter().flatten() {
+                if changed == Changed::Output && !waiter.output {
+                    continue;
+                }
                 lock(&waiter.changed).insert(id);
                 waiter.notify.notify_one();
             }
         }
     }
 
-    /// Watches `ids` until the watch is dropped.
-    pub(crate) fn watch(self: &Arc<Self>, ids: Vec<TaskId>) -> Watch {
-        let waiter = Arc::new(Waiter::default());
+    /// Watches `ids` until the watch is dropped; for their output too, if `output`.
+    pub(crate) fn watch(self: &Arc<Self>, ids: Vec<TaskId>, output: bool) -> Watch {
+        let waiter = Arc::new(Waiter { output, ..Waiter::default() });
         let mut waiters = lock(&self.waiters);
         for id in &ids {
             waiters.entry(*id).or_default().push(waiter.clone());
@@ -104,11 +118,16 @@ mod tests {
     async fn a_watch_sees_its_own_tasks_and_leaves_nothing_behind() {
         let feed = Arc::new(Feed::default());
         let id = |n| TaskId::new(Timestamp::from_millis(n), [0; ID_RANDOM_BYTES]);
-        let watch = feed.watch(vec![id(1), id(2)]);
-        feed.wake([id(1), id(3)].into_iter());
-        feed.wake([id(2), id(1)].into_iter());
+        let wake = |ids: &[i64], changed| feed.wake(ids.iter().map(|n| (id(*n), changed)));
+        let (watch, output) = (feed.watch(vec![id(1), id(2)], false), feed.watch(vec![id(1)], true));
+        wake(&[1, 3], Changed::Task);
+        wake(&[2, 1], Changed::Task);
         assert_eq!(watch.changed().await, BTreeSet::from([id(1), id(2)]), "many wake-ups are one");
-        drop(watch);
+        assert_eq!(output.changed().await, BTreeSet::from([id(1)]));
+        wake(&[1], Changed::Output);
+        assert_eq!(output.changed().await, BTreeSet::from([id(1)]));
+        assert!(watch.take().is_empty(), "who does not read output is not woken by it");
+        drop((watch, output));
         assert!(lock(&feed.waiters).is_empty());
     }
 }

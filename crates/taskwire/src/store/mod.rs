@@ -4,6 +4,7 @@
 //! [`Store::commit`] returns only when the batch will survive a crash (invariant I3).
 
 mod lock;
+mod page;
 mod sqlite;
 mod sqlite_read;
 #[cfg(test)]
@@ -16,6 +17,8 @@ use taskwire_core::{
     task::{Blocks, Event, Task},
 };
 
+pub use page::{Cursor, Entry, Page};
+pub(crate) use page::{PAGE_EVENTS, Parts};
 pub use sqlite::SqliteStore;
 
 /// What happened to one task, to be made durable.
@@ -135,6 +138,9 @@ pub trait Reader: Send + Sync + 'static {
 
     /// Events after `after`, without chunks, at most `limit`.
     fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error>;
+
+    /// What follows a place in a task's log, events and chunks, as of one moment; nothing if there is no such task.
+    fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error>;
 
     /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`.
     fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error>;

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use taskwire_core::{
     CallerId, Epoch, Payload, Seq, TaskId, Version,
     task::{Blocks, Event, Output, Task, wants},
@@ -19,7 +19,7 @@ use taskwire_core::{
 use super::{
     Error, Reader, Store, Write,
     lock::DirLock,
-    sqlite_read::{SqliteReader, read_event, read_key, read_task},
+    sqlite_read::{SqliteReader, read_event, read_key, read_tail, read_task, steady},
 };
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
@@ -89,6 +89,7 @@ impl SqliteStore {
         connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
         connection.pragma_update(None, "synchronous", "full")?;
         connection.pragma_update(None, "cache_size", -32_768)?;
+        steady(&connection)?;
         connection.set_prepared_statement_cache_capacity(64);
         migrate(&mut connection, dir)?;
         let epoch = next_epoch(&connection)?;
@@ -132,19 +133,9 @@ fn secret(connection: &Connection) -> Result<[u8; 32], Error> {
 impl Store for SqliteStore {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
         let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
-        let mut last = self
-            .connection
-            .prepare_cached("SELECT seq, count, version, blocks_total, bytes_total FROM chunk WHERE task = ? ORDER BY seq DESC LIMIT 1")?;
-        let tail = last
-            .query_row([&id.as_bytes()[..]], |row| {
-                let output =
-                    Output { next_seq: Seq(row.get::<_, u64>(0)? + row.get::<_, u64>(1)?), blocks: row.get(3)?, bytes: row.get(4)? };
-                Ok((output, Version(row.get::<_, u64>(2)? + row.get::<_, u64>(1)? - 1)))
-            })
-            .optional()?;
-        if let Some((output, version)) = tail {
-            task.output = output;
-            task.version = task.version.max(version);
+        if let Some(tail) = read_tail(&self.connection, id)? {
+            task.output = tail.output;
+            task.version = task.version.max(tail.version);
         }
         Ok(Some(task))
     }

@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, config::DbConfig, params};
 use taskwire_core::{
     CallerId, Seq, TaskId, Timestamp, Version,
-    task::{Blocks, Event, Task},
+    task::{Blocks, Event, Output, Task},
 };
 
-use super::{Chunk, Error, Logged, Reader};
+use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader};
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
 const IDLE_CONNECTIONS_MAX: usize = 8;
@@ -36,6 +36,7 @@ impl SqliteReader {
         let connection = Connection::open_with_flags(&self.path, flags)?;
         connection.pragma_update(None, "cache_size", -4_096)?;
         connection.pragma_update(None, "mmap_size", 1_i64 << 30)?;
+        steady(&connection)?;
         connection.set_prepared_statement_cache_capacity(32);
         connection.busy_timeout(std::time::Duration::from_secs(5))?;
         Ok(connection)
@@ -54,6 +55,12 @@ impl SqliteReader {
         }
         result
     }
+}
+
+/// Plans each query once: else SQLite plans it anew for each value of some parameters, `LIMIT` among them.
+pub(super) fn steady(connection: &Connection) -> Result<(), Error> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    Ok(())
 }
 
 fn corrupt(id: TaskId) -> impl Fn(serde_json::Error) -> Error {
@@ -77,19 +84,16 @@ pub(super) fn read_event(connection: &Connection, id: TaskId, version: Version) 
     serde_json::from_str(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?).map(Some).map_err(corrupt(id))
 }
 
+fn read_head(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
+    let mut statement = connection.prepare_cached("SELECT head FROM task WHERE id = ?")?;
+    let mut rows = statement.query([&id.as_bytes()[..]])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let head = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+    serde_json::from_str(head).map(Some).map_err(corrupt(id))
+}
+
 pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
-    let head: Option<Task> = {
-        let mut statement = connection.prepare_cached("SELECT head FROM task WHERE id = ?")?;
-        let mut rows = statement.query([&id.as_bytes()[..]])?;
-        match rows.next()? {
-            None => None,
-            Some(row) => {
-                let head = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
-                Some(serde_json::from_str(head).map_err(corrupt(id))?)
-            }
-        }
-    };
-    let Some(mut task) = head else { return Ok(None) };
+    let Some(mut task) = read_head(connection, id)? else { return Ok(None) };
     if let Some((_, version)) = task.ended {
         // The task may be forgotten between the two reads; then it is not there.
         match read_event(connection, id, version)? {
@@ -103,6 +107,72 @@ pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Ta
 pub(super) fn read_key(connection: &Connection, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
     let mut statement = connection.prepare_cached("SELECT task FROM idempotency WHERE caller = ? AND key = ?")?;
     Ok(statement.query_row(params![caller.as_str(), key], id_of).optional()?.flatten())
+}
+
+fn read_events(connection: &Connection, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
+    let mut statement =
+        connection.prepare_cached("SELECT version, at, event FROM log WHERE task = ? AND version > ? ORDER BY version LIMIT ?")?;
+    let mut rows = statement.query(params![&id.as_bytes()[..], number(after.0), number(limit as u64)])?;
+    let mut events = Vec::new();
+    while let Some(row) = rows.next()? {
+        events.push(Logged {
+            version: Version(row.get(0)?),
+            at: Timestamp::from_millis(row.get(1)?),
+            event: serde_json::from_str(row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?).map_err(corrupt(id))?,
+        });
+    }
+    Ok(events)
+}
+
+/// A number as the database has it; more than it can have is as much as it can.
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// What the last chunk of a task says.
+pub(super) struct Tail {
+    pub(super) output: Output,
+    pub(super) version: Version,
+}
+
+pub(super) fn read_tail(connection: &Connection, id: TaskId) -> Result<Option<Tail>, Error> {
+    let mut last = connection
+        .prepare_cached("SELECT seq, count, version, blocks_total, bytes_total FROM chunk WHERE task = ? ORDER BY seq DESC LIMIT 1")?;
+    let tail = last.query_row([&id.as_bytes()[..]], |row| {
+        let count: u64 = row.get(1)?;
+        let output = Output { next_seq: Seq(row.get::<_, u64>(0)? + count), blocks: row.get(3)?, bytes: row.get(4)? };
+        Ok(Tail { output, version: Version(row.get::<_, u64>(2)? + count - 1) })
+    });
+    Ok(tail.optional()?)
+}
+
+fn read_chunks(connection: &Connection, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
+    // From the row that holds it, if one does.
+    let mut statement = connection.prepare_cached(
+        "SELECT seq, version, first_block, blocks_total, count, blocks FROM chunk
+         WHERE task = ?1 AND seq >= ifnull((SELECT max(seq) FROM chunk WHERE task = ?1 AND seq <= ?2), ?2) ORDER BY seq",
+    )?;
+    let mut rows = statement.query(params![&id.as_bytes()[..], number(from.0)])?;
+    let (mut chunks, mut size) = (Vec::new(), 0);
+    while let Some(row) = rows.next()? {
+        let (seq, version, mut first_block): (u64, u64, u64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let count: u64 = row.get(4)?;
+        let plain = row.get::<_, u64>(3)? + 1 == first_block + count;
+        let text = row.get_ref(5)?.as_str().map_err(rusqlite::Error::from)?;
+        for (nth, line) in (0..count).zip(text.split('\n')) {
+            let blocks = if plain { 1 } else { count_blocks(line).map_err(corrupt(id))? };
+            if seq + nth >= from.0 {
+                size += line.len();
+                if (size > bytes && !chunks.is_empty()) || chunks.len() >= limit {
+                    return Ok(chunks);
+                }
+                let blocks = Blocks::stored(blocks, line);
+                chunks.push(Chunk { seq: Seq(seq + nth), version: Version(version + nth), first_block, blocks });
+            }
+            first_block += blocks;
+        }
+    }
+    Ok(chunks)
 }
 
 /// How many content blocks a chunk has.
@@ -120,62 +190,40 @@ impl Reader for SqliteReader {
     }
 
     fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
+        self.with(|connection| read_events(connection, id, after, limit))
+    }
+
+    fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
         self.with(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT version, at, event FROM log WHERE task = ? AND version > ? ORDER BY version LIMIT ?")?;
-            let mut rows = statement.query(params![&id.as_bytes()[..], after.0, limit])?;
-            let mut events = Vec::new();
-            while let Some(row) = rows.next()? {
-                events.push(Logged {
-                    version: Version(row.get(0)?),
-                    at: Timestamp::from_millis(row.get(1)?),
-                    event: serde_json::from_str(row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?).map_err(corrupt(id))?,
-                });
-            }
-            Ok(events)
+            // One transaction, so that all of it is of one moment.
+            let moment = connection.unchecked_transaction()?;
+            let Some(head) = read_head(&moment, id)? else { return Ok(None) };
+            let (end, version) = read_tail(&moment, id)?.map_or((Seq(0), head.version), |tail| (tail.output.next_seq, tail.version));
+            let mut events = read_events(&moment, id, cursor.after, PAGE_EVENTS + 1)?;
+            let more_events = events.len() > PAGE_EVENTS;
+            events.truncate(PAGE_EVENTS);
+            let (chunks, more_chunks) = match cursor.from.filter(|from| *from < end) {
+                None => (Vec::new(), false),
+                Some(from) => {
+                    let chunks = read_chunks(&moment, id, from, cursor.bytes, cursor.chunks)?;
+                    let more = chunks.last().is_some_and(|last| last.seq.next() < end);
+                    (chunks, more)
+                }
+            };
+            let version = version.max(head.version);
+            Ok(Some(Parts { events, more_events, chunks, more_chunks, version, end, ended: head.ended.is_some() }.merge(cursor.after)))
         })
     }
 
     fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
-        self.with(|connection| {
-            // From the row that holds it, if one does.
-            let mut statement = connection.prepare_cached(
-                "SELECT seq, version, first_block, blocks_total, count, blocks FROM chunk
-                 WHERE task = ?1 AND seq >= ifnull((SELECT max(seq) FROM chunk WHERE task = ?1 AND seq <= ?2), ?2) ORDER BY seq",
-            )?;
-            let mut rows = statement.query(params![&id.as_bytes()[..], i64::try_from(from.0).unwrap_or(i64::MAX)])?;
-            let (mut chunks, mut size) = (Vec::new(), 0);
-            while let Some(row) = rows.next()? {
-                let (seq, version, mut first_block): (u64, u64, u64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-                let count: u64 = row.get(4)?;
-                let plain = row.get::<_, u64>(3)? + 1 == first_block + count;
-                let text = row.get_ref(5)?.as_str().map_err(rusqlite::Error::from)?;
-                for (nth, line) in (0..count).zip(text.split('\n')) {
-                    let blocks = if plain { 1 } else { count_blocks(line).map_err(corrupt(id))? };
-                    if seq + nth >= from.0 {
-                        size += line.len();
-                        if (size > bytes && !chunks.is_empty()) || chunks.len() >= limit {
-                            return Ok(chunks);
-                        }
-                        let blocks = Blocks::stored(blocks, line);
-                        chunks.push(Chunk { seq: Seq(seq + nth), version: Version(version + nth), first_block, blocks });
-                    }
-                    first_block += blocks;
-                }
-            }
-            Ok(chunks)
-        })
+        self.with(|connection| read_chunks(connection, id, from, bytes, limit))
     }
 
     fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
         self.with(|connection| {
-            let mut statement = connection.prepare_cached(
-                "SELECT (SELECT min(seq) FROM chunk WHERE task = ?1),
-                        (SELECT seq + count FROM chunk WHERE task = ?1 ORDER BY seq DESC LIMIT 1)",
-            )?;
-            let (first, next) =
-                statement.query_row([&id.as_bytes()[..]], |row| Ok((row.get::<_, Option<u64>>(0)?, row.get::<_, Option<u64>>(1)?)))?;
-            Ok(Seq(first.unwrap_or(0))..Seq(next.unwrap_or(0)))
+            let mut statement = connection.prepare_cached("SELECT min(seq) FROM chunk WHERE task = ?")?;
+            let first: Option<u64> = statement.query_row([&id.as_bytes()[..]], |row| row.get(0))?;
+            Ok(Seq(first.unwrap_or(0))..read_tail(connection, id)?.map_or(Seq(0), |tail| tail.output.next_seq))
         })
     }
 

@@ -25,7 +25,7 @@ use taskwire_core::{
     },
 };
 
-use super::{Chunk, Error, Reader, SqliteStore, Store, Write};
+use super::{Chunk, Cursor, Entry, Error, Logged, Reader, SqliteStore, Store, Write};
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -35,6 +35,7 @@ macro_rules! suite {
             every_kind_of_event_survives_a_reopening
             all_that_was_committed_and_nothing_else_survives_a_crash
             chunks_are_read_from_any_place_within_a_bound
+            a_log_is_read_on_from_any_place_in_one_order
             chunks_that_came_before_the_task_are_counted
             the_oldest_chunks_go_and_the_rest_stays_as_it_was
             only_the_newest_checkpoint_is_kept
@@ -364,6 +365,12 @@ impl Dice {
         }
     }
 
+    /// A few chunks of different sizes, at least so many.
+    fn chunks(&mut self, least: usize) -> Vec<Blocks> {
+        let count = least + self.roll(3);
+        (0..count).map(|_| Blocks::of(&vec![text(&"x".repeat(self.roll(200))); 1 + self.roll(3)])).collect()
+    }
+
     fn birth(&mut self, name: u8) -> Command {
         let on_interrupt = if self.roll(2) == 0 { OnInterrupt::Fail } else { OnInterrupt::Retry };
         let (timeout_ms, input_timeout_ms) = (Some(60 + self.roll(200) as u64), Some(60));
@@ -443,6 +450,120 @@ fn chunks_are_read_from_any_place_within_a_bound<S: Store>(mut lab: Lab<S>) {
         }
         assert!(reader.chunks(driver.id, Seq(12), bound, usize::MAX).expect("chunks are read").is_empty(), "none after the last");
     }
+}
+
+/// A task that has seen so many commands, some of which wrote several chunks, and what its log has. By its name it has
+/// ended or not, and keeps all its chunks or only the last.
+fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) -> (Driver, Vec<Entry>) {
+    let mut driver = Driver::new(name);
+    let overflow = if name.is_multiple_of(2) { Overflow::DropOldest } else { Overflow::Fail };
+    if overflow == Overflow::DropOldest {
+        driver.limits.task_output_bytes = 2_000;
+    }
+    let mut writes = vec![driver.run(&make(Spec { overflow, ..spec() }, dice.chunks(0))).expect("it is new")];
+    for n in 0..commands {
+        driver.now += 1;
+        let command = match dice.roll(4) {
+            0 => Command::Append { chunks: dice.chunks(1) },
+            1 => Command::Save { chunks: dice.chunks(0), checkpoint: json!(n).into() },
+            _ => Command::Say { message: Some(n.to_string().into()), progress: None },
+        };
+        writes.push(driver.run(&command).expect("it is open, and this is new"));
+    }
+    if name.is_multiple_of(3) {
+        writes.push(driver.run(&ends()[0]).expect("it is open"));
+    }
+    lab.store().commit(&writes).expect("the writes are committed");
+    let kept = lab.reader().span(driver.id).expect("the span is read");
+    let mut log = Vec::new();
+    for Write { first, at, events, .. } in writes {
+        for (version, event) in (first.0..).map(Version).zip(events) {
+            match event {
+                Event::Appended { seq, first_block, blocks } if seq >= kept.start => {
+                    log.push(Entry::Chunk(Chunk { seq, version, first_block, blocks }));
+                }
+                Event::Appended { .. } => {}
+                _ if driver.stale.contains(&version) => {}
+                event => log.push(Entry::Event(Logged { version, at, event })),
+            }
+        }
+    }
+    (driver, log)
+}
+
+/// All that follows a place, read page by page; each page is checked against what was asked for.
+fn read_on(reader: &dyn Reader, driver: &Driver, mut cursor: Cursor) -> Vec<Entry> {
+    let task = driver.task.as_ref().expect("it is there");
+    let mut read = Vec::new();
+    loop {
+        let page = reader.page(driver.id, cursor).expect("the page is read").expect("it is there");
+        assert_eq!((page.end, page.ended), (task.output.next_seq, task.ended.is_some()), "{cursor:?}");
+        assert!(page.upto >= cursor.after, "a place never goes back: {cursor:?} {page:?}");
+        let mut sizes = Vec::new();
+        for entry in &page.entries {
+            match entry {
+                Entry::Event(logged) => assert!(logged.version > cursor.after && logged.version <= page.upto, "{cursor:?} {logged:?}"),
+                Entry::Chunk(chunk) => {
+                    sizes.push(chunk.blocks.as_str().len());
+                    cursor.from = Some(chunk.seq.next());
+                }
+            }
+        }
+        assert!(sizes.len() <= cursor.chunks, "no more than so many: {cursor:?}");
+        assert!(sizes.len() <= 1 || sizes.iter().sum::<usize>() <= cursor.bytes, "no more than asked for: {cursor:?}");
+        assert!(!page.more || !page.entries.is_empty(), "it goes on: {cursor:?}");
+        cursor.after = page.upto;
+        read.extend(page.entries);
+        if !page.more {
+            assert!(page.upto >= task.version, "there is nothing beyond it: {cursor:?}");
+            let after = reader.page(driver.id, cursor).expect("the page is read").expect("it is there");
+            assert!(after.entries.is_empty() && !after.more, "it was the last one: {cursor:?}");
+            return read;
+        }
+    }
+}
+
+/// What follows a place in a log.
+fn following(log: &[Entry], cursor: Cursor) -> Vec<Entry> {
+    let follows = |entry: &&Entry| match entry {
+        Entry::Event(logged) => logged.version > cursor.after,
+        Entry::Chunk(chunk) => cursor.from.is_some_and(|from| chunk.seq >= from),
+    };
+    log.iter().filter(follows).cloned().collect()
+}
+
+fn a_log_is_read_on_from_any_place_in_one_order<S: Store>(mut lab: Lab<S>) {
+    let mut dice = Dice(7);
+    // The last two have more than one page takes.
+    let mut tasks: Vec<_> = (1..=8).map(|name| filled(&mut lab, name, if name <= 6 { 12 } else { 300 }, &mut dice)).collect();
+    lab.reopen();
+    let reader = lab.reader();
+    for (driver, log) in &tasks {
+        let task = driver.task.as_ref().expect("it is there");
+        let afters: Vec<Version> = (0..task.version.0 + 2).chain([u64::MAX]).map(Version).collect();
+        let seqs = (0..task.output.next_seq.0 + 2).chain([u64::MAX]).map(Seq);
+        let froms: Vec<Option<Seq>> = seqs.map(Some).chain([None]).collect();
+        // Every place of a short log, some of a long one.
+        let places: Vec<(Version, Option<Seq>)> = if log.len() < 100 {
+            afters.iter().flat_map(|after| froms.iter().map(move |from| (*after, *from))).collect()
+        } else {
+            (0..50).map(|_| (afters[dice.roll(afters.len())], froms[dice.roll(froms.len())])).collect()
+        };
+        for (after, from) in places {
+            let (bytes, chunks) = ([0, 1, 300, 3_000, usize::MAX][dice.roll(5)], [1, 2, 7, usize::MAX][dice.roll(4)]);
+            let cursor = Cursor { after, from, bytes, chunks };
+            assert_eq!(read_on(&*reader, driver, cursor), following(log, cursor), "{cursor:?}");
+        }
+    }
+    let all = Cursor { after: Version(0), from: Some(Seq(0)), bytes: usize::MAX, chunks: usize::MAX };
+    let page = |id| reader.page(id, all).expect("the page is read");
+    assert_eq!(page(Driver::new(9).id), None, "it never was");
+    let (mut driver, _) = tasks.remove(0);
+    lab.run(&mut driver, &ends()[0]);
+    assert!(page(driver.id).is_some_and(|page| page.ended));
+    driver.now += 1_000;
+    lab.run(&mut driver, &Command::Tick);
+    assert_eq!(page(driver.id), None, "it was forgotten");
 }
 
 fn chunks_that_came_before_the_task_are_counted<S: Store>(mut lab: Lab<S>) {

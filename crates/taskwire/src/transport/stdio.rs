@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -26,14 +29,35 @@ const OUTBOX_LEN: usize = 64;
 /// What listen streams have to say, in frames of many lines: these wait for everything else.
 const STREAM_LEN: usize = 1;
 
-/// One line to write or more, and the task that its reader learns of by it.
-type Line = (Bytes, Option<Orphan>);
+/// Answers that may go before what a listen stream has to say; then it is its turn.
+const AHEAD_MAX: usize = 16;
+
+/// One line to write, or more.
+struct Line {
+    text: Bytes,
+    /// The task that the reader learns of by it.
+    orphan: Option<Orphan>,
+    /// Set when the request that it belongs to was called off: nothing more is said about that.
+    off: Arc<AtomicBool>,
+}
+
+impl Line {
+    fn reply(reply: Reply, off: &Arc<AtomicBool>) -> Self {
+        Self { text: reply.body, orphan: reply.orphan, off: off.clone() }
+    }
+}
+
+/// A request that is not answered yet.
+struct Request {
+    handle: AbortHandle,
+    off: Arc<AtomicBool>,
+}
 
 #[derive(Default)]
-struct InFlight(Mutex<HashMap<RequestId, AbortHandle>>);
+struct InFlight(Mutex<HashMap<RequestId, Request>>);
 
 impl InFlight {
-    fn with<T>(&self, act: impl FnOnce(&mut HashMap<RequestId, AbortHandle>) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut HashMap<RequestId, Request>) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -141,21 +165,33 @@ async fn write(
     mut queue: mpsc::Receiver<Line>,
     mut streams: mpsc::Receiver<Line>,
 ) -> std::io::Result<()> {
+    let mut ahead = 0;
     loop {
-        let (line, orphan) = tokio::select! {
-            biased;
-            Some(line) = queue.recv() => line,
-            Some(line) = streams.recv() => line,
-            else => break,
+        let line = if ahead < AHEAD_MAX {
+            tokio::select! {
+                biased;
+                Some(line) = queue.recv() => { ahead += 1; line }
+                Some(line) = streams.recv() => { ahead = 0; line }
+                else => break,
+            }
+        } else {
+            ahead = 0;
+            match streams.try_recv() {
+                Ok(line) => line,
+                Err(_) => continue,
+            }
         };
-        output.write_all(&line).await?;
-        if line.last() != Some(&b'\n') {
+        if line.off.load(Ordering::Acquire) {
+            continue;
+        }
+        output.write_all(&line.text).await?;
+        if line.text.last() != Some(&b'\n') {
             output.write_all(b"\n").await?;
         }
         if queue.is_empty() && streams.is_empty() {
             output.flush().await?;
         }
-        if let Some(orphan) = orphan {
+        if let Some(orphan) = line.orphan {
             orphan.delivered();
         }
     }
@@ -199,7 +235,7 @@ impl Client {
 
     async fn send(&self, reply: Reply) {
         if !reply.body.is_empty() {
-            let _ = self.lines.send((reply.body, reply.orphan)).await;
+            let _ = self.lines.send(Line::reply(reply, &Arc::default())).await;
         }
     }
 
@@ -213,8 +249,9 @@ impl Client {
                 (Some(id), Some(_)) => (id.clone(), message),
                 (None, Some("notifications/cancelled")) => {
                     let cancelled = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
-                    if let Some(handle) = cancelled.and_then(|cancelled| self.in_flight.with(|map| map.remove(&cancelled.request_id))) {
-                        handle.abort();
+                    if let Some(request) = cancelled.and_then(|cancelled| self.in_flight.with(|map| map.remove(&cancelled.request_id))) {
+                        request.off.store(true, Ordering::Release);
+                        request.handle.abort();
                     }
                     return;
                 }
@@ -241,15 +278,16 @@ impl Client {
         let (lines, room) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), OUTBOX_LEN) };
         let ending = self.ending.clone();
         let (go, mut ready) = watch::channel(false);
-        let key = id.clone();
+        let (key, off) = (id.clone(), Arc::<AtomicBool>::default());
+        let request_off = off.clone();
         let handle = self.requests.spawn(async move {
             // Not before the request is in the table: else a quick answer could leave its entry behind.
             let _ = ready.wait_for(|go| *go).await;
             let (sender, mut messages) = mpsc::channel(room);
-            let forward = lines.clone();
+            let (forward, relay_off) = (lines.clone(), off.clone());
             let relay = async move {
-                while let Some(message) = messages.recv().await {
-                    if forward.send((message, None)).await.is_err() {
+                while let Some(text) = messages.recv().await {
+                    if forward.send(Line { text, orphan: None, off: relay_off.clone() }).await.is_err() {
                         break;
                     }
                 }
@@ -263,9 +301,9 @@ impl Client {
             };
             let ((), reply) = futures_util::future::join(relay, respond).await;
             in_flight.with(|map| map.remove(&key));
-            let _ = lines.send((reply.body, reply.orphan)).await;
+            let _ = lines.send(Line::reply(reply, &off)).await;
         });
-        self.in_flight.with(|map| map.insert(id, handle));
+        self.in_flight.with(|map| map.insert(id, Request { handle, off: request_off }));
         go.send_replace(true);
     }
 }

@@ -1,24 +1,25 @@
 //! What a tool may write, and when it goes out: how output is gathered into chunks, what happens to it when a call becomes
 //! a task, and what bounds it. Time stands still here unless a test moves it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt, stream};
 use serde_json::{Value, json};
 use taskwire::{
     core::Limits,
     engine::{self, Coalesce},
     server::Config,
-    tool::{Content, Overflow, TaskMode, Tool},
+    tool::{Content, Overflow, TaskMode, Tool, ToolError},
 };
 
 use crate::{
-    kit::soon,
+    kit::{Client, TestServer, manual_clock, soon},
+    shutdown::settle,
     stage::{
         Act, MS, SECOND, Stage, brief, follow, follow_output, honoured, large, large_chunks, next, next_partial, output, page, read, rest,
         shortened, sixty, text_of, told, uncoalesced,
     },
-    tasks::{name_form, with_limits},
+    tasks::{life, name_form, registry, reopened, tool, with_limits},
 };
 
 /// How long output waits for more, by default.
@@ -67,6 +68,23 @@ async fn after_a_pause_output_goes_out_at_once_again() {
     says(&act, "four").await;
     stage.clock.advance(WINDOW);
     assert_eq!(told(&mut events, 1).await, ["2 threefour"]);
+}
+
+#[tokio::test]
+async fn much_at_once_does_not_hurry_what_follows_it() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    let mut events = follow_output(&stage.client, &id, 0).await;
+    let much = "x".repeat(20_000);
+    says(&act, &much).await;
+    assert_eq!(told(&mut events, 1).await, [format!("0 {much}")]);
+    says(&act, "two").await;
+    // Had it gone out by now, it would be in the log before what is said after it.
+    settle().await;
+    act.ctx.status("said").await.expect("said");
+    says(&act, "three").await;
+    stage.clock.advance(WINDOW);
+    assert_eq!(told(&mut events, 1).await, ["1 twothree"]);
 }
 
 #[tokio::test]
@@ -188,6 +206,83 @@ async fn long_text_is_split_into_chunks_that_fit_and_join_to_the_same() {
     assert!(count >= text.len() / CHUNK_BYTES, "{count} chunks");
 }
 
+#[tokio::test]
+async fn long_text_waits_for_room_like_any_other() {
+    let mut stage = Stage::new().await;
+    let (id, mut act) = stage.task().await;
+    // Ten bytes, so that characters lie across the places where it is cut.
+    let text = "aä€𝄞".repeat(300_000);
+    let mut writing = Box::pin(act.ctx.text(&text));
+    assert!(writing.as_mut().now_or_never().is_none(), "three megabytes do not wait in memory");
+    soon("room for the output", writing).await.expect("it may write");
+    act.ends("done");
+    let (mut joined, mut events) = (String::new(), follow_output(&stage.client, &id, 0).await);
+    while let Some(message) = next(&mut events).await {
+        if message.get("method").is_some() {
+            let content = &message["params"]["content"];
+            assert!(content.to_string().len() <= 48 * 1024, "chunk {} is large", message["params"]["seq"]);
+            joined.push_str(&text_of(content));
+        }
+    }
+    assert!(joined == text, "{} bytes became {}", text.len(), joined.len());
+}
+
+#[tokio::test]
+async fn a_step_that_is_refused_takes_nothing_away() {
+    let limits = Limits { value_bytes: 100, ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, mut act) = stage.task().await;
+    let mut events = follow_output(&stage.client, &id, 0).await;
+    act.writes("one").await;
+    says(&act, "two").await;
+    let refused = act.ctx.step([Content::text("lost")], &"x".repeat(200)).await.expect_err("it is too large");
+    assert!(format!("{refused:?}").contains("`limits.value_bytes`"), "{refused:?}");
+    // By itself, when its time has come.
+    stage.clock.advance(WINDOW);
+    assert_eq!(told(&mut events, 2).await, ["0 one", "1 two"]);
+    says(&act, "three").await;
+    act.ctx.step([Content::text("four")], &1).await.expect("saved");
+    act.ends("done");
+    soon("the end", stage.client.until(&id, "completed")).await;
+    assert_eq!(output(&stage.client, &id).await.replace('+', ""), "onetwothreefour");
+}
+
+#[tokio::test]
+async fn a_tool_may_do_many_things_at_a_time_and_still_wait_for_its_output() {
+    const JOBS: u32 = 100;
+    // While one job ends and its output is waited for, nobody looks at the others, wherever they are.
+    let many = tool("many", &(), |(), ctx| async move {
+        let its = ctx.clone();
+        let jobs = (0..JOBS).map(move |n| {
+            let ctx = its.clone();
+            async move {
+                for part in 0..=n % 3 {
+                    tokio::task::yield_now().await;
+                    ctx.progress(f64::from(n * 3 + part), None, None).await?;
+                }
+                Ok::<u32, ToolError>(n)
+            }
+        });
+        let mut jobs = stream::iter(jobs).buffer_unordered(8);
+        while let Some(n) = jobs.next().await {
+            ctx.text(format!("{};", n?)).await?;
+            ctx.flush().await?;
+            // On its way while the next ones are looked at.
+            ctx.text("-;").await?;
+        }
+        Ok("done")
+    });
+    let tools = registry([many.task(TaskMode::Always)]);
+    let server = TestServer::start_with(tools, uncoalesced(), Arc::new(manual_clock())).await;
+    let client = server.streaming_client();
+    let id = client.start("many", json!({})).await;
+    soon("the end", client.until(&id, "completed")).await;
+    let all = output(&client, &id).await;
+    let mut done: Vec<u32> = all.split_terminator(';').filter_map(|word| word.parse().ok()).collect();
+    done.sort_unstable();
+    assert!(done.into_iter().eq(0..JOBS), "{all}");
+}
+
 // Calls that become tasks.
 
 #[tokio::test]
@@ -246,6 +341,30 @@ async fn other_calls_do_not_become_tasks_for_the_sake_of_their_output() {
         let result = soon("the result", calling).await.expect("no panic");
         assert_eq!((&result["resultType"], &result["content"][0]["text"]), (&json!("complete"), &json!("done")));
     }
+}
+
+#[tokio::test]
+async fn a_call_of_a_tool_that_streams_is_answered_directly_where_there_is_no_room_for_a_task() {
+    let limits = Limits { tasks_per_caller: 1, ..Limits::DEFAULT };
+    let mut stage = Stage::of(with_limits(limits), |tool| tool.streams()).await;
+    let call = |client: Client| tokio::spawn(async move { client.call("writes", json!({})).await });
+    let first = call(stage.client.clone());
+    let task = stage.run().await;
+    says(&task, "one").await;
+    assert_eq!(soon("the handle", first).await.expect("no panic")["resultType"], "task");
+    let second = call(stage.client.clone());
+    let mut act = stage.run().await;
+    says(&act, "one").await;
+    assert!(act.ctx.text("two").now_or_never().is_some_and(|taken| taken.is_ok()), "it is not tried again with each output");
+    act.ctx.flush().await.expect("there is nothing to wait for");
+    // When its caller has waited long enough there is still no room.
+    stage.clock.advance(SECOND);
+    settle().await;
+    says(&act, "three").await;
+    act.ends("done");
+    let result = soon("the result", second).await.expect("no panic");
+    assert_eq!((&result["resultType"], &result["content"][0]["text"]), (&json!("complete"), &json!("done")));
+    task.writes("two").await;
 }
 
 // Limits.
@@ -330,6 +449,52 @@ async fn output_beyond_what_is_kept_is_refused_to_the_tool() {
     assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([kept, 0, 3, true]));
 }
 
+/// A task that has written as much as it may, and has something more on its way.
+async fn overfull() -> (Stage, String, Act) {
+    let limits = Limits { task_output_bytes: 2 * chunk_bytes(), ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, act) = stage.task().await;
+    for n in 0..2 {
+        act.writes(&sixty(n)).await;
+    }
+    says(&act, &sixty(2)).await;
+    (stage, id, act)
+}
+
+/// Saves, by a step or by a checkpoint, which must be refused because too much was written.
+async fn saves_too_much(act: &Act, by_step: bool) {
+    let saving = async { if by_step { act.ctx.step([Content::text("more")], &1).await } else { act.ctx.checkpoint(&1).await } };
+    let refused = soon("a refusal", saving).await.expect_err("it is too much");
+    assert!(format!("{refused:?}").contains("`limits.task_output_bytes`"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_tool_that_learns_from_a_step_that_its_output_was_lost_may_end_well() {
+    for by_step in [false, true] {
+        let (stage, id, mut act) = overfull().await;
+        stage.clock.advance(WINDOW);
+        settle().await;
+        // What is said after the output comes to the log after it: so it has been refused by then.
+        act.ctx.status("said").await.expect("said");
+        settle().await;
+        saves_too_much(&act, by_step).await;
+        act.ends("done");
+        soon("the end", stage.client.until(&id, "completed")).await;
+        assert_eq!(read(&stage.client, &id, json!({})).await["nextSeq"], 2);
+    }
+}
+
+#[tokio::test]
+async fn a_tool_whose_step_is_the_first_to_be_refused_for_its_output_may_end_well() {
+    for by_step in [false, true] {
+        let (stage, id, mut act) = overfull().await;
+        saves_too_much(&act, by_step).await;
+        act.ends("done");
+        soon("the end", stage.client.until(&id, "completed")).await;
+        assert_eq!(read(&stage.client, &id, json!({})).await["nextSeq"], 2);
+    }
+}
+
 #[tokio::test]
 async fn a_task_whose_output_was_lost_unnoticed_does_not_end_well() {
     for wait in [Duration::ZERO, WINDOW] {
@@ -381,6 +546,28 @@ async fn nothing_goes_before_there_is_too_much() {
     assert_eq!(read(&stage.client, &id, json!({})).await["fromSeq"], 0);
     act.writes(&sixty(3)).await;
     assert_eq!(read(&stage.client, &id, json!({})).await["fromSeq"], 1);
+}
+
+#[test]
+fn where_the_oldest_chunks_went_they_are_not_promised_by_a_life_that_would_keep_more() {
+    let (dir, clock, id, first) = life(async {
+        let (stage, id, _act) = shortened().await;
+        let first = read(&stage.client, &id, json!({})).await["fromSeq"].as_u64().expect("a number");
+        (stage.server.dir(), stage.clock.clone(), id, first)
+    });
+    assert!((1..10).contains(&first), "{first}");
+    let kept: Vec<String> = (first..10).map(|n| format!("{n} {}", sixty(n))).collect();
+    life(async {
+        let server = reopened(&dir, registry([]), Config::default(), &clock).await;
+        let client = server.streaming_client();
+        soon("the end", client.until(&id, "failed")).await;
+        for from in [0, first - 1, first] {
+            let mut events = follow_output(&client, &id, from).await;
+            assert_eq!(honoured(&events), &json!([{"taskId": id, "fromSeq": first, "nextSeq": 10}]));
+            assert_eq!(rest(&mut events).await, [kept.clone(), vec!["end".to_owned()]].concat(), "from {from}");
+        }
+        assert_eq!(page(&read(&client, &id, json!({})).await), json!([kept, first, 10, true]));
+    });
 }
 
 #[tokio::test]

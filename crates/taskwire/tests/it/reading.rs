@@ -220,6 +220,31 @@ async fn a_shutdown_answers_who_waits_and_ends_streams_in_good_order() {
     assert_eq!(rest(&mut events).await, ["end"]);
 }
 
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_a_reader_that_has_much_to_read() {
+    let mut stage = Stage::new().await;
+    let (id, act) = stage.task().await;
+    // Twelve megabytes are more than the sockets take in.
+    for _ in 0..12 {
+        act.writes(&"x".repeat(1 << 20)).await;
+    }
+    let mut events = follow_output(&stage.client.clone().with_receive_buffer(128 * 1024), &id, 0).await;
+    let all = honoured(&events)[0]["nextSeq"].as_u64().expect("a number");
+    assert_eq!(next_partial(&mut events).await["seq"], 0);
+    stage.server.stop();
+    let mut seen = 1;
+    let last = loop {
+        let message = next(&mut events).await.expect("a response at the end");
+        if message.get("method").is_none() {
+            break message;
+        }
+        assert_eq!(message["params"]["seq"], seen, "what comes has no gap");
+        seen += 1;
+    };
+    assert_eq!((brief(&last).as_str(), next(&mut events).await), ("end", None));
+    assert!(seen < all, "all {all} chunks came before the end");
+}
+
 // Where a stream begins.
 
 #[tokio::test]

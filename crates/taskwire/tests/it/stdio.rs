@@ -561,6 +561,57 @@ fn partials(task: &str) -> Value {
     json!([{"taskId": task, "fromSeq": 0}])
 }
 
+/// Bytes that [`pours`] writes: many times what waits between the server and a client that does not read.
+const POURED: usize = 3_000_000;
+
+/// A tool that writes much when it may, says when all of that is stored, and ends when it may.
+fn pours(gate: &Gate) -> Tool {
+    let pours = tool("pours", gate, |gate, ctx| async move {
+        gate.go.wait().await;
+        for _ in 0..300 {
+            ctx.text("x".repeat(POURED / 300)).await?;
+        }
+        ctx.flush().await?;
+        gate.started.send();
+        gate.go.wait().await;
+        Ok("done")
+    });
+    pours.task(TaskMode::Always).streams()
+}
+
+/// Bytes of text in a partial result.
+fn length_of(partial: &Value) -> usize {
+    let blocks = partial["params"]["content"].as_array().expect("blocks");
+    blocks.iter().map(|block| block["text"].as_str().expect("a text").len()).sum()
+}
+
+/// A client that does not read: all that [`pours`] wrote is on its way to its listener `l`, which also wants to hear of
+/// tools and has no more than its acknowledgement.
+async fn flooded(tools: &Registry, gate: &Gate) -> Peer {
+    let mut peer = Peer::start(tools.clone()).with_partials();
+    let task = start(&mut peer, "pours").await;
+    gate.go.send();
+    soon("the end of the output", gate.started.wait()).await;
+    let filter = json!({"toolsListChanged": true, PARTIALS: partials(&task)});
+    peer.request("l", "subscriptions/listen", json!({"notifications": filter})).await;
+    assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
+    // Until nothing more can be sent.
+    settle().await;
+    peer
+}
+
+/// Reads partial results up to the first message that is none; gives that, and how many bytes of output came before it.
+async fn after_partials(peer: &mut Peer) -> (Value, usize) {
+    let mut length = 0;
+    loop {
+        let message = peer.message().await;
+        if message["method"] != "notifications/tasks/partial" {
+            return (message, length);
+        }
+        length += length_of(&message);
+    }
+}
+
 /// Calls a tool that becomes a task, and gives its id.
 async fn start(peer: &mut Peer, tool: &str) -> String {
     peer.call("call", tool).await;
@@ -637,20 +688,8 @@ async fn partial_results_can_be_read_on_a_stream() {
 
 #[tokio::test]
 async fn answers_go_before_partial_results_that_wait_to_be_written() {
-    const PIECE: usize = 10_000;
-    const PIECES: usize = 300;
     let gate = Gate::new();
-    let pours = tool("pours", &gate, |gate, ctx| async move {
-        gate.go.wait().await;
-        for _ in 0..PIECES {
-            ctx.text("x".repeat(PIECE)).await?;
-        }
-        ctx.flush().await?;
-        gate.started.send();
-        gate.go.wait().await;
-        Ok("done")
-    });
-    let mut peer = Peer::start(registry([pours.task(TaskMode::Always).streams()])).with_partials();
+    let mut peer = Peer::start(registry([pours(&gate)])).with_partials();
     let task = start(&mut peer, "pours").await;
     peer.request("l", "subscriptions/listen", json!({"notifications": {PARTIALS: partials(&task)}})).await;
     assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
@@ -660,7 +699,7 @@ async fn answers_go_before_partial_results_that_wait_to_be_written() {
     peer.request("get", "tasks/get", json!({"taskId": task})).await;
     settle().await;
     let (mut seq, mut length, mut before_answer) = (0, 0, None);
-    while length < PIECE * PIECES || before_answer.is_none() {
+    while length < POURED || before_answer.is_none() {
         let message = peer.message().await;
         if message["id"] == "get" {
             assert_eq!(message["result"]["status"], "working");
@@ -669,14 +708,79 @@ async fn answers_go_before_partial_results_that_wait_to_be_written() {
         }
         assert_eq!(message["params"]["seq"], seq, "{message}");
         seq += 1;
-        let blocks = message["params"]["content"].as_array().expect("blocks");
-        length += blocks.iter().map(|block| block["text"].as_str().expect("a text").len()).sum::<usize>();
+        length += length_of(&message);
     }
-    assert_eq!(length, PIECE * PIECES);
+    assert_eq!(length, POURED);
     // What is in the pipe cannot be overtaken, nor what is on its way into it; everything else can.
-    assert!(before_answer.is_some_and(|length| length < PIECE * PIECES / 5), "the answer came after {before_answer:?} bytes");
+    assert!(before_answer.is_some_and(|length| length < POURED / 5), "the answer came after {before_answer:?} bytes");
     gate.go.send();
     peer.result("l").await;
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_client_that_keeps_asking_hears_its_listener_in_between() {
+    // No more than can wait to be written, so that none of them holds up another.
+    const ANSWERS: usize = 60;
+    let gate = Gate::new();
+    let mut peer = flooded(&registry([pours(&gate)]), &gate).await;
+    for id in 0..ANSWERS {
+        peer.request(id, "server/discover", json!({})).await;
+    }
+    settle().await;
+    let (mut answers, mut in_a_row, mut longest) = (0, 0, 0);
+    while answers < ANSWERS {
+        let message = peer.message().await;
+        if message.get("id").is_some() {
+            answers += 1;
+            in_a_row += 1;
+            longest = longest.max(in_a_row);
+        } else {
+            assert_eq!(message["method"], "notifications/tasks/partial");
+            in_a_row = 0;
+        }
+    }
+    assert!(longest < ANSWERS / 2, "{longest} answers came in a row while partial results waited");
+}
+
+#[tokio::test]
+async fn a_listener_that_calls_off_does_not_hear_what_was_on_its_way() {
+    let gate = Gate::new();
+    let mut peer = flooded(&registry([pours(&gate)]), &gate).await;
+    peer.cancel("l").await;
+    peer.request("after", "server/discover", json!({})).await;
+    settle().await;
+    let (answer, length) = after_partials(&mut peer).await;
+    assert_eq!(answer["id"], "after", "{answer}");
+    // What was being written is written to its end.
+    assert!(length < POURED / 5, "{length} bytes came before the answer");
+    for _ in 0..3 {
+        settle().await;
+        peer.ping().await;
+    }
+    peer.ended().await;
+}
+
+#[tokio::test]
+async fn a_listener_with_much_to_read_hears_of_other_changes_in_between() {
+    let gate = Gate::new();
+    let tools = registry([pours(&gate), quick("quick")]);
+    let mut peer = flooded(&tools, &gate).await;
+    tools.remove_tool("quick");
+    let (told, length) = after_partials(&mut peer).await;
+    assert_eq!(told["method"], "notifications/tools/list_changed", "{told}");
+    // What was on its way goes first, which is less than half of it.
+    assert!(length < POURED / 3 * 2, "it came after {length} bytes");
+}
+
+#[tokio::test]
+async fn a_listener_with_much_to_read_is_answered_at_the_end_of_the_input() {
+    let gate = Gate::new();
+    let mut peer = flooded(&registry([pours(&gate)]), &gate).await;
+    peer.end();
+    let (last, length) = after_partials(&mut peer).await;
+    assert_eq!((&last["id"], &last["result"]["resultType"]), (&json!("l"), &json!("complete")), "{last}");
+    assert!(length < POURED / 3 * 2, "it came after {length} bytes");
     peer.ended().await;
 }
 

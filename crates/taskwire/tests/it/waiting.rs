@@ -444,6 +444,62 @@ async fn a_poll_that_comes_in_time_is_answered_at_once() {
 }
 
 #[tokio::test]
+async fn who_polls_when_it_was_told_to_is_never_held_however_long_that_grows() {
+    let stage = Stage::start(Config::default()).await;
+    let (mut connection, client) = (Connection::open(&stage.server).await, stage.server.client());
+    let mut intervals = Vec::new();
+    // It grows with the age of the task, up to five seconds.
+    for age in [0_u32, 20, 60] {
+        stage.clock.advance(age * SECOND);
+        for _ in 0..4 {
+            let interval = stage.poll(&mut connection, &client).await["pollIntervalMs"].as_u64().expect("a number");
+            stage.clock.advance(Duration::from_millis(interval));
+            intervals.push(interval);
+        }
+    }
+    let (first, last) = (intervals[0], intervals[intervals.len() - 1]);
+    assert!(intervals.is_sorted() && intervals.iter().any(|interval| (first + 1..last).contains(interval)), "{intervals:?}");
+    // One that comes a millisecond sooner is.
+    stage.poll(&mut connection, &client).await;
+    stage.clock.advance(Duration::from_millis(last - 1));
+    let request = stage.eager_poll(&mut connection, &client).await;
+    stage.clock.advance(MS);
+    assert_eq!(connection.answer(&request).await["result"]["status"], "working");
+}
+
+#[tokio::test]
+async fn a_poll_that_knows_another_version_is_not_held() {
+    let stage = Stage::start(Config::default()).await;
+    let mut connection = Connection::open(&stage.server).await;
+    let version = stage.poll(&mut connection, &stage.client).await["_meta"][VERSION].as_u64().expect("a number");
+    let known = |version: u64| json!({"taskId": stage.task, "_meta": {VERSION: version}});
+    for other in [0, version + 1, 0] {
+        let answer = connection.ask(&stage.client, "tasks/get", known(other)).await;
+        assert_eq!(answer["result"]["_meta"][VERSION], version, "{answer}");
+    }
+    // One that knows the current version comes too soon.
+    let request = connection.request(&stage.client, "tasks/get", known(version)).await;
+    stage.meanwhile().await;
+    assert!(connection.is_quiet(), "it came too soon");
+    stage.step().await;
+    assert_eq!(connection.answer(&request).await["result"]["statusMessage"], "1");
+}
+
+#[tokio::test]
+async fn a_poll_for_which_there_is_no_place_is_answered_at_once() {
+    let stage = Stage::start(one_place()).await;
+    let (mut connection, client) = (Connection::open(&stage.server).await, stage.server.client());
+    stage.poll(&mut connection, &client).await;
+    let waiting = stage.held(&wait(&stage.task, 20_000)).await;
+    for _ in 0..3 {
+        assert_eq!(stage.poll(&mut connection, &client).await["status"], "working", "who did not ask to wait is not refused");
+    }
+    assert!(!waiting.is_finished(), "the place is taken");
+    stage.step().await;
+    assert_eq!(answered(waiting).await["statusMessage"], "1");
+}
+
+#[tokio::test]
 async fn a_poll_that_is_held_is_answered_when_its_task_changes() {
     let stage = Stage::start(Config::default()).await;
     let (mut connection, client) = (Connection::open(&stage.server).await, stage.server.client());

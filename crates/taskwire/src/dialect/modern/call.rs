@@ -183,7 +183,7 @@ async fn settled(cx: &Cx<'_>, run: &Arc<Run>, patience: Option<Duration>) -> Res
 /// Waits for a task that its caller does not know of, or not yet.
 async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option<Duration>, eager: bool) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
-    let watch = engine.watch(vec![id]);
+    let watch = engine.watch(vec![id], eager);
     let promote = async {
         match patience {
             Some(span) => engine.clock().sleep(span).await,

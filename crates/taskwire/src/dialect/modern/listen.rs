@@ -23,12 +23,16 @@ use super::{
     meta::{Members, number, present},
     view,
 };
-use crate::{dialect::Fault, engine, feed::Watch, tool::Changes};
+use crate::{
+    dialect::Fault,
+    engine,
+    feed::Watch,
+    store::{Chunk, Cursor, Entry},
+    tool::Changes,
+};
 
-/// Events read at once.
-const PAGE: usize = 64;
 /// Bytes of output that one task may send before it is another one's turn.
-const TURN_BYTES: usize = 64 * 1024;
+const TURN_BYTES: usize = 256 * 1024;
 
 #[derive(Deserialize)]
 struct Listen<'a> {
@@ -96,7 +100,7 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
     let outputs = wanted.iter().flatten().filter_map(|(text, from)| Some((text.parse().ok()?, *from)));
     let mut outputs: BTreeMap<TaskId, Option<Seq>> = outputs.collect();
     let ids: BTreeSet<TaskId> = told.iter().chain(outputs.keys()).copied().collect();
-    let watch = cx.shared.engine.watch(ids.iter().copied().collect());
+    let watch = cx.shared.engine.watch(ids.iter().copied().collect(), wanted.is_some());
     let mut owned = BTreeMap::new();
     for id in ids {
         // Somebody else's task, and one that never was, are left out alike.
@@ -161,6 +165,8 @@ struct Asked {
 struct Followed {
     /// As it was last seen; absent if it had ended before the stream began.
     task: Option<Arc<Task>>,
+    /// The last event that was read.
+    read: Version,
     /// Whether its changes are shown.
     told: bool,
     /// The next chunk to be sent, if its output is.
@@ -236,27 +242,13 @@ impl Stream<'_, '_> {
         let ending = self.cx.out.ending();
         tokio::pin!(drained, ending);
         loop {
-            while let Some(id) = queue.pop_front() {
-                match self.turn(&mut tasks, id).await? {
-                    Turn::Idle => {}
-                    Turn::More => enqueue(&mut tasks, &mut queue, id),
-                    Turn::Lost => return Ok(()),
-                }
-                // While one task has much to say, others are heard in between.
-                for id in watch.take() {
-                    enqueue(&mut tasks, &mut queue, id);
-                }
-            }
             if tasks.is_empty() && self.outputs.is_some() && self.filter.is_empty() {
                 return Ok(());
             }
             tokio::select! {
                 biased;
-                changed = watch.changed() => {
-                    for id in changed {
-                        enqueue(&mut tasks, &mut queue, id);
-                    }
-                }
+                () = &mut drained => return Ok(()),
+                () = &mut ending => return Ok(()),
                 result = changes.changed() => {
                     if result.is_err() {
                         return Ok(());
@@ -265,8 +257,16 @@ impl Stream<'_, '_> {
                     self.tell_changes(&seen, &now).await?;
                     seen = now;
                 }
-                () = &mut drained => return Ok(()),
-                () = &mut ending => return Ok(()),
+                changed = watch.changed() => {
+                    for id in changed {
+                        enqueue(&mut tasks, &mut queue, id);
+                    }
+                }
+                Some(id) = async { queue.pop_front() } => match self.turn(&mut tasks, id).await? {
+                    Turn::Idle => {}
+                    Turn::More => enqueue(&mut tasks, &mut queue, id),
+                    Turn::Lost => return Ok(()),
+                },
             }
         }
     }
@@ -280,8 +280,10 @@ impl Stream<'_, '_> {
         if asked.told && !(over && next.is_some()) {
             self.show(&task).await?;
         }
+        // Of one that has ended only its output is read.
+        let read = if over { Version(u64::MAX) } else { task.version };
         let more = !over || next.is_some();
-        Ok(more.then(|| Followed { task: (!over).then_some(task), told: asked.told, next, queued: false }))
+        Ok(more.then(|| Followed { task: (!over).then_some(task), read, told: asked.told, next, queued: false }))
     }
 
     /// Shows what happened to a task since the last time, and sends its output, in the order of the log; as much as one
@@ -289,87 +291,57 @@ impl Stream<'_, '_> {
     async fn turn(&self, tasks: &mut BTreeMap<TaskId, Followed>, id: TaskId) -> Result<Turn, Ended> {
         let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
         followed.queued = false;
-        let mut left = TURN_BYTES;
-        let Some(task) = &mut followed.task else {
-            let sent = self.send_output(id, &mut followed.next, None, &mut left).await?;
-            if matches!(sent, Turn::Idle) {
-                if followed.told {
-                    let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? else { return Ok(Turn::Lost) };
-                    self.show(&task).await?;
+        let cursor = Cursor { after: followed.read, from: followed.next, bytes: TURN_BYTES, chunks: usize::MAX };
+        // Forgotten before its end could be shown.
+        let Some(page) = self.cx.shared.engine.page(id, cursor)? else { return Ok(Turn::Lost) };
+        let mut chunks = Vec::new();
+        for entry in page.entries {
+            match entry {
+                Entry::Chunk(chunk) if followed.next != Some(chunk.seq) => return Ok(Turn::Lost),
+                Entry::Chunk(chunk) => {
+                    followed.next = Some(chunk.seq.next());
+                    chunks.push(chunk);
                 }
-                tasks.remove(&id);
-            }
-            return Ok(sent);
-        };
-        let (before, sent) = (task.version, followed.next);
-        // Output that comes after this moment may follow events that are not read here: it has its own wake-up.
-        let moment = self.cx.shared.engine.version(id);
-        let page = match followed.next.filter(|_| moment.is_none()) {
-            Some(next) => self.cx.shared.engine.chunks(id, next, left, usize::MAX)?.last().map(|chunk| chunk.version),
-            None => None,
-        };
-        let events = self.cx.shared.engine.events(id, task.version, PAGE)?;
-        let more = events.len() >= PAGE;
-        for logged in events {
-            match self.send_output(id, &mut followed.next, Some(logged.version), &mut left).await? {
-                Turn::Idle => {}
-                other => return Ok(other),
-            }
-            let task = Arc::make_mut(task);
-            // Chunks are not read here, so the version is the logged one, not the next.
-            task.version = Version(logged.version.0 - 1);
-            evolve(task, &logged.event, logged.at);
-            if followed.told && logged.event.is_visible() {
-                self.show(task).await?;
+                Entry::Event(logged) => {
+                    self.send_output(id, &mut chunks).await?;
+                    let Some(task) = followed.task.as_mut().map(Arc::make_mut) else { continue };
+                    // Chunks have versions too, so the next one is that of the event.
+                    task.version = Version(logged.version.0 - 1);
+                    evolve(task, &logged.event, logged.at);
+                    if followed.told && logged.event.is_visible() {
+                        self.show(task).await?;
+                    }
+                }
             }
         }
-        if task.ended.is_some() {
-            tasks.remove(&id);
-            return Ok(Turn::Idle);
-        }
-        if more {
+        self.send_output(id, &mut chunks).await?;
+        followed.read = page.upto;
+        if page.more {
             return Ok(Turn::More);
         }
-        let until = Some(moment.or(page).unwrap_or_default().next());
-        let turn = self.send_output(id, &mut followed.next, until, &mut left).await?;
-        // Nothing new, and nobody's: it was forgotten before its end could be shown.
-        let stays = (before, sent) == (task.version, followed.next);
-        match turn {
-            _ if stays && self.cx.shared.engine.owner(id)?.is_none() => Ok(Turn::Lost),
-            Turn::Idle if !stays && moment.is_none() => Ok(Turn::More),
-            turn => Ok(turn),
+        match &followed.task {
+            Some(task) if task.ended.is_none() => return Ok(Turn::Idle),
+            Some(_) => {}
+            None if followed.told => {
+                let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? else { return Ok(Turn::Lost) };
+                self.show(&task).await?;
+            }
+            None => {}
         }
+        tasks.remove(&id);
+        Ok(Turn::Idle)
     }
 
-    /// Sends a task's chunks from `next` on, those before the event `until`, at most `left` bytes.
-    async fn send_output(&self, id: TaskId, next: &mut Option<Seq>, until: Option<Version>, left: &mut usize) -> Result<Turn, Ended> {
-        let Some(next) = next else { return Ok(Turn::Idle) };
-        let head = view::partial_head(&self.subscription, id);
-        let framing = self.cx.out.framing();
-        loop {
-            if *left == 0 {
-                return Ok(Turn::More);
-            }
-            let chunks = self.cx.shared.engine.chunks(id, *next, *left, usize::MAX)?;
-            match chunks.first() {
-                None => return Ok(Turn::Idle),
-                Some(first) if first.seq != *next => return Ok(Turn::Lost),
-                Some(_) => {}
-            }
-            let all = chunks.len();
-            let due: Vec<_> = chunks.into_iter().take_while(|chunk| until.is_none_or(|until| chunk.version < until)).collect();
-            let Some(last) = due.last() else { return Ok(Turn::Idle) };
-            *next = last.seq.next();
-            let (pieces, bytes) = view::partials(&head, &due, framing);
-            *left = left.saturating_sub(bytes);
-            let cut = due.len() < all;
+    /// Sends chunks that follow each other.
+    async fn send_output(&self, id: TaskId, chunks: &mut Vec<Chunk>) -> Result<(), Ended> {
+        if !chunks.is_empty() {
+            let pieces = view::partials(&view::partial_head(&self.subscription, id), chunks, self.cx.out.framing());
+            chunks.clear();
             for piece in pieces {
                 self.cx.out.send_framed(piece).await.map_err(|_| Ended::Gone)?;
             }
-            if cut {
-                return Ok(Turn::Idle);
-            }
         }
+        Ok(())
     }
 
     async fn show(&self, task: &Task) -> Result<(), Ended> {

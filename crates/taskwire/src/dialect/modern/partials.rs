@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use taskwire_core::Seq;
+use taskwire_core::{Seq, Version};
 
 use super::{
     Cx, Done,
@@ -11,7 +11,10 @@ use super::{
     tasks::{not_found, task_id},
     wait::{self, Waiting},
 };
-use crate::{dialect::Fault, store::Chunk};
+use crate::{
+    dialect::Fault,
+    store::{Chunk, Cursor, Entry, Page},
+};
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
@@ -36,16 +39,18 @@ pub(super) async fn read(cx: &Cx<'_>) -> Result<Done, Fault> {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let span = wait::span(cx, number(read.wait_ms, "waitMs", 0)?);
     let engine = &cx.shared.engine;
+    if engine.task(cx.caller, id)?.is_none() {
+        return Err(not_found());
+    }
+    let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: cx.shared.config.read_bytes, chunks: limit };
     let mut waiting = None;
     loop {
-        // The task before its chunks: of one that has ended, all are there.
-        let task = engine.task(cx.caller, id)?.ok_or_else(not_found)?;
-        let chunks = engine.chunks(id, from, cx.shared.config.read_bytes, limit)?;
-        if chunks.is_empty() && task.ended.is_none() && !span.is_zero() {
+        let page = engine.page(id, cursor)?.ok_or_else(not_found)?;
+        if page.entries.is_empty() && !page.ended && !span.is_zero() {
             // Watched from here on; what came in between is seen at the second look.
             let go_on = match &mut waiting {
                 None => {
-                    waiting = Some(Waiting::begin(cx, id, engine.clock().now().after(span))?);
+                    waiting = Some(Waiting::begin(cx, id, span, true)?);
                     true
                 }
                 Some(waiting) => waiting.go_on().await,
@@ -54,14 +59,16 @@ pub(super) async fn read(cx: &Cx<'_>) -> Result<Done, Fault> {
                 continue;
             }
         }
-        return Ok(answer(cx, from, &chunks, engine.span(id)?.end, task.ended.is_some()).into());
+        return Ok(answer(cx, from, &page).into());
     }
 }
 
-fn answer(cx: &Cx<'_>, from: Seq, chunks: &[Chunk], end: Seq, ended: bool) -> Object {
+fn answer(cx: &Cx<'_>, from: Seq, page: &Page) -> Object {
+    let chunks: Vec<&Chunk> =
+        page.entries.iter().filter_map(|entry| if let Entry::Chunk(chunk) = entry { Some(chunk) } else { None }).collect();
     let size = chunks.iter().map(|chunk| chunk.blocks.as_str().len() + 40).sum::<usize>();
     let mut list = String::with_capacity(size + 2);
-    for chunk in chunks {
+    for chunk in &chunks {
         list.push(if list.is_empty() { '[' } else { ',' });
         list.push_str(&format!("{{\"seq\":{},\"content\":{}}}", chunk.seq, chunk.blocks.as_str()));
     }
@@ -76,5 +83,5 @@ fn answer(cx: &Cx<'_>, from: Seq, chunks: &[Chunk], end: Seq, ended: bool) -> Ob
         .raw("chunks", &list)
         .put("fromSeq", &begins.0)
         .put("nextSeq", &next.0)
-        .put("done", &(ended && next >= end))
+        .put("done", &(page.ended && next >= page.end))
 }

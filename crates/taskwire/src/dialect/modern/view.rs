@@ -137,8 +137,8 @@ pub(super) fn partial_head(subscription: &str, id: TaskId) -> Vec<u8> {
 }
 
 /// Notifications of chunks, in their frames, as pieces to be sent one after the other: a large chunk is not even copied,
-/// every reader is given the same bytes. Also says how many bytes the chunks have.
-pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> (Vec<Bytes>, usize) {
+/// every reader is given the same bytes.
+pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> Vec<Bytes> {
     const CONTENT: &[u8] = b",\"content\":";
     const END: &[u8] = b"}}";
     let around = framing.before.len() + head.len() + 20 + CONTENT.len() + END.len() + framing.after.len();
@@ -160,7 +160,7 @@ pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> (Vec<
         piece.extend_from_slice(framing.after);
     }
     pieces.push(piece.into());
-    (pieces, chunks.iter().map(size).sum())
+    pieces
 }
 
 /// The subscription id as JSON text.

@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use taskwire_core::{TaskId, Timestamp, Version, task::Task};
+use taskwire_core::{TaskId, Version, task::Task};
 
 use super::{Cx, meta::number, tasks::not_found, view::poll_interval};
 use crate::{
+    clock::Sleep,
     dialect::{Fault, Told},
     feed::Watch,
     server::Open,
@@ -15,9 +16,19 @@ use crate::{
 /// when the client has waited long enough.
 pub(super) async fn for_change(cx: &Cx<'_>, task: Arc<Task>) -> Result<Arc<Task>, Fault> {
     let id = task.id;
-    let task = match until(cx, &task)? {
-        Some((until, known)) if task.ended.is_none() && task.changed == known => changed(cx, id, known, until).await?,
-        _ => task,
+    let known = number(cx.meta.known, "dev.taskwire/version", task.changed.0)?;
+    let asked = span(cx, number(cx.meta.wait_ms, "dev.taskwire/waitMs", 0)?);
+    let waiting = if task.ended.is_some() || task.changed != Version(known) {
+        None
+    } else if asked.is_zero() {
+        // Nobody asked for it, so nobody is refused for it.
+        early(cx, &task).and_then(|span| Waiting::begin(cx, id, span, false).ok())
+    } else {
+        Some(Waiting::begin(cx, id, asked, false)?)
+    };
+    let task = match waiting {
+        Some(waiting) => changed(cx, id, task.changed, waiting).await?,
+        None => task,
     };
     let told = Told { at: cx.shared.engine.clock().now(), changed: task.changed };
     if cx.shared.config.hold_polls {
@@ -26,19 +37,12 @@ pub(super) async fn for_change(cx: &Cx<'_>, task: Arc<Task>) -> Result<Arc<Task>
     Ok(task)
 }
 
-/// How long to wait, and for what to be no longer so.
-fn until(cx: &Cx<'_>, task: &Task) -> Result<Option<(Timestamp, Version)>, Fault> {
-    let now = cx.shared.engine.clock().now();
-    let known = number(cx.meta.known, "dev.taskwire/version", task.changed.0)?;
-    let wait = span(cx, number(cx.meta.wait_ms, "dev.taskwire/waitMs", 0)?);
-    if !wait.is_zero() {
-        return Ok(Some((now.after(wait), Version(known))));
-    }
-    // A client that asks again before it should.
-    Ok(cx.peer.told(task.id).and_then(|told| {
-        let due = told.at.after(Duration::from_millis(poll_interval(task, now, cx.shared.config.poll_interval)));
-        (due > now).then_some((due, told.changed))
-    }))
+/// How much too early a client asks again for what it was told.
+fn early(cx: &Cx<'_>, task: &Task) -> Option<Duration> {
+    let told = cx.peer.told(task.id).filter(|told| told.changed == task.changed)?;
+    let interval = Duration::from_millis(poll_interval(task, told.at, cx.shared.config.poll_interval));
+    let passed = cx.shared.engine.clock().now().since(told.at);
+    interval.checked_sub(passed).filter(|left| !left.is_zero()).map(|left| left.min(cx.shared.config.wait_max))
 }
 
 /// As long as was asked for, but no longer than a request may wait.
@@ -46,8 +50,7 @@ pub(super) fn span(cx: &Cx<'_>, ms: u64) -> Duration {
     Duration::from_millis(ms).min(cx.shared.config.wait_max)
 }
 
-async fn changed(cx: &Cx<'_>, id: TaskId, known: Version, until: Timestamp) -> Result<Arc<Task>, Fault> {
-    let mut waiting = Waiting::begin(cx, id, until)?;
+async fn changed(cx: &Cx<'_>, id: TaskId, known: Version, mut waiting: Waiting<'_, '_>) -> Result<Arc<Task>, Fault> {
     loop {
         let task = cx.shared.engine.task(cx.caller, id)?.ok_or_else(not_found)?;
         if task.ended.is_some() || task.changed != known || !waiting.go_on().await {
@@ -60,19 +63,20 @@ async fn changed(cx: &Cx<'_>, id: TaskId, known: Version, until: Timestamp) -> R
 pub(super) struct Waiting<'a, 'c> {
     cx: &'a Cx<'c>,
     watch: Watch,
-    over: crate::clock::Sleep,
+    over: Sleep,
     _open: Open,
 }
 
 impl<'a, 'c> Waiting<'a, 'c> {
-    /// Begins to wait, unless too many requests of the caller do. Read after this, never before.
-    pub(super) fn begin(cx: &'a Cx<'c>, id: TaskId, until: Timestamp) -> Result<Self, Fault> {
+    /// Begins to wait, for output too if `output`, unless too many requests of the caller do. Read after this, never
+    /// before.
+    pub(super) fn begin(cx: &'a Cx<'c>, id: TaskId, span: Duration, output: bool) -> Result<Self, Fault> {
         let max = cx.shared.config.waits_per_caller;
         let open = cx.shared.open_wait(cx.caller).ok_or_else(|| {
             Fault::busy(format!("{max} of your requests are waiting already (configuration key `waits_per_caller`): try again in a second"))
         })?;
         let engine = &cx.shared.engine;
-        Ok(Self { cx, watch: engine.watch(vec![id]), over: engine.clock().sleep_until(until), _open: open })
+        Ok(Self { cx, watch: engine.watch(vec![id], output), over: engine.clock().sleep(span), _open: open })
     }
 
     /// Waits for something to happen; says `false` when the time is over or the server shuts down.

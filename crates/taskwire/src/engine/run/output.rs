@@ -1,0 +1,211 @@
+//! How a run's output gets into the log: taken by [`push`](Run::push), gathered, and sent by whoever holds `place`.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use taskwire_core::{
+    Payload, TaskId,
+    task::{Authority, Blocks, Command, Reject},
+};
+
+use super::{Place, Run};
+use crate::engine::{
+    Error,
+    call::Phase,
+    emit::{Piece, Pushed, chunks_of},
+};
+
+/// Text that is written at once; longer text is written by parts.
+const TEXT_BYTES_MAX: usize = 32 * 1024;
+
+impl Run {
+    /// Writes output. It is in the log a little later, together with what is written about the same time; where the tool
+    /// is faster than the store, or than it may be, this waits.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn write(self: &Arc<Self>, piece: Piece<'_>) -> Result<(), Error> {
+        let Piece::Text(mut text) = piece else { return self.push(piece).await };
+        // Long text goes in by parts, so that it waits for room like any other.
+        let most = self.engine.0.config.coalesce.bytes.max(TEXT_BYTES_MAX);
+        loop {
+            let (part, rest) = text.split_at(text.floor_char_boundary(most));
+            self.push(Piece::Text(part)).await?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+            text = rest;
+        }
+    }
+
+    async fn push(self: &Arc<Self>, piece: Piece<'_>) -> Result<(), Error> {
+        loop {
+            self.go_on()?;
+            let room = self.emit.room.notified();
+            let pushed = {
+                let mut pending = self.emit.lock();
+                let pushed = pending.push(piece, self.engine.0.clock.now(), self.engine.0.config.coalesce, self.engine.limits())?;
+                if pending.has_enough() {
+                    self.emit.enough.notify_one();
+                }
+                pushed
+            };
+            match pushed {
+                Pushed::Taken { send } => {
+                    if send {
+                        self.engine.0.runtime.spawn(self.clone().send_output());
+                    }
+                    return self.show_at_once().await;
+                }
+                Pushed::Full if matches!(self.promote().await?, Phase::Task(_)) => tokio::select! {
+                    () = room => {}
+                    () = self.stopped() => {}
+                },
+                Pushed::Full => return Err(Reject::Ended.into()),
+                Pushed::TooFast(wait) => self.pause(wait).await,
+            }
+        }
+    }
+
+    /// Makes work whose caller wants to see its output a task, now that there is some.
+    async fn show_at_once(self: &Arc<Self>) -> Result<(), Error> {
+        if !self.eager.load(Ordering::Relaxed) || !matches!(self.phase(), Phase::Loose) {
+            return Ok(());
+        }
+        match self.promote().await {
+            // Where there is no room for another task, its caller waits on for the result.
+            Err(Error::Rejected(Reject::Limit { .. })) => {
+                self.eager.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+            promoted => promoted.map(drop),
+        }
+    }
+
+    /// Waits for `span`, or until the work must stop.
+    async fn pause(&self, span: Duration) {
+        tokio::select! {
+            () = self.engine.0.clock.sleep(span) => {}
+            () = self.stopped() => {}
+        }
+    }
+
+    /// Makes the work a task as soon as it has written something: its caller wants to see it.
+    pub fn stream_at_once(&self) {
+        self.eager.store(true, Ordering::Relaxed);
+    }
+
+    /// Sees to it that what waits is sent.
+    pub(super) fn send_soon(self: &Arc<Self>) {
+        if self.emit.lock().begin_sending() {
+            self.engine.0.runtime.spawn(self.clone().send_output());
+        }
+    }
+
+    /// Sends what is written, in good time, until nothing is left.
+    async fn send_output(self: Arc<Self>) {
+        loop {
+            loop {
+                let patience = self.emit.lock().patience(self.engine.0.clock.now(), self.engine.0.config.coalesce.window);
+                let Some(patience) = patience else { break };
+                tokio::select! {
+                    () = self.engine.0.clock.sleep(patience) => {}
+                    () = self.emit.enough.notified() => {}
+                }
+            }
+            // A refusal is told to whoever writes next.
+            let _ = self.flush_now().await;
+            let mut pending = self.emit.lock();
+            if pending.is_empty() {
+                pending.sending = false;
+                return;
+            }
+        }
+    }
+
+    /// Waits until all that was written is in the log. Work that is not a task yet has none: there is nothing to wait for.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn flush(self: &Arc<Self>) -> Result<(), Error> {
+        // On its own, so that nothing is lost when the wait is given up.
+        let run = self.clone();
+        let flushed = self.engine.0.runtime.spawn(async move { run.flush_now().await });
+        flushed.await.map_err(|_| self.engine.gone())?.inspect_err(|_| self.emit.lock().tell())
+    }
+
+    async fn flush_now(&self) -> Result<(), Error> {
+        let place = self.place.lock().await;
+        let id = match &*place {
+            Place::Task(id) => *id,
+            Place::Loose => return Ok(()),
+            Place::Done => return Err(Reject::Ended.into()),
+        };
+        let chunks = self.take_output()?;
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        self.append(id, chunks).await
+    }
+
+    /// Writes chunks that were taken. Where they are refused, nothing more is taken.
+    async fn append(&self, id: TaskId, chunks: Vec<Blocks>) -> Result<(), Error> {
+        let appended = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Append { chunks }).await;
+        appended.map(drop).inspect_err(|error| {
+            self.emit.lock().refuse(error.clone());
+            self.emit.room.notify_waiters();
+        })
+    }
+
+    /// What is written and not in the log. Only who holds `place` may take it, so that it stays in order.
+    pub(super) fn take_output(&self) -> Result<Vec<Blocks>, Error> {
+        let taken = self.emit.lock().take(self.engine.0.clock.now());
+        self.emit.room.notify_waiters();
+        taken
+    }
+
+    /// Saves where the work is, and writes `blocks`, in one step: after a crash both are there or neither is. What was
+    /// written before goes along.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub async fn save(self: &Arc<Self>, blocks: &[Payload], checkpoint: Payload) -> Result<(), Error> {
+        let own = chunks_of(blocks, self.engine.0.config.coalesce, self.engine.limits())?;
+        loop {
+            self.go_on()?;
+            let wait = self.emit.lock().pace(&own, self.engine.0.clock.now(), self.engine.limits());
+            match wait {
+                Some(wait) => self.pause(wait).await,
+                None => break,
+            }
+        }
+        let Phase::Task(id) = self.promote().await? else { return Err(Reject::Ended.into()) };
+        let run = self.clone();
+        let saved = self.engine.0.runtime.spawn(async move { run.save_now(id, own, checkpoint).await });
+        saved.await.map_err(|_| self.engine.gone())?.inspect_err(|_| self.emit.lock().tell())
+    }
+
+    async fn save_now(self: &Arc<Self>, id: TaskId, own: Vec<Blocks>, checkpoint: Payload) -> Result<(), Error> {
+        let _place = self.place.lock().await;
+        let earlier = self.take_output()?;
+        let chunks = earlier.iter().cloned().chain(own).collect();
+        let saved = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Save { chunks, checkpoint }).await;
+        let Err(error) = saved else { return Ok(()) };
+        let too_much = matches!(error, Error::Rejected(Reject::Limit { key: "task_output_bytes", .. }));
+        if too_much && !earlier.is_empty() {
+            // What came before may fit without the rest; if it does not, the work learns that now.
+            self.append(id, earlier).await?;
+        } else {
+            self.give_back(earlier);
+        }
+        Err(error)
+    }
+
+    /// Output that was taken and not written waits again.
+    pub(super) fn give_back(self: &Arc<Self>, chunks: Vec<Blocks>) {
+        self.emit.lock().give_back(chunks);
+        self.send_soon();
+    }
+}
