@@ -74,11 +74,13 @@ impl Recent {
         let id = write.task.id;
         let mut shard = self.shard(id);
         let gone = matches!(write.events.last(), Some(Event::Expired));
-        let tail_max = if shard.bytes > self.shard_bytes / 2 { TAIL_BYTES_MIN } else { TAIL_BYTES_MAX };
+        let shard_bytes = shard.bytes;
         let (before, after) = {
             let entry = shard.entry(id, &write);
             let before = entry.bytes();
-            entry.add(write, tail_max);
+            // What others take counts here; else a long tail would cut itself short.
+            let others = shard_bytes.saturating_sub(before);
+            entry.add(write, if others > self.shard_bytes / 2 { TAIL_BYTES_MIN } else { TAIL_BYTES_MAX });
             (before, entry.bytes())
         };
         shard.bytes = shard.bytes + after - before;
@@ -149,7 +151,7 @@ impl Shard {
             let complete = Version(write.first.0 - 1);
             let entry = Entry {
                 task: write.task.clone(),
-                events: VecDeque::new(),
+                events: VecDeque::with_capacity(write.events.len()),
                 complete,
                 events_bytes: 0,
                 tail: VecDeque::new(),
@@ -346,22 +348,21 @@ mod tests {
 
     #[test]
     fn gives_the_last_chunks_and_leaves_older_ones_to_the_store() {
-        // Of which a half of one shard is less than the least.
-        let recent = Recent::new(2 * SHARDS * TAIL_BYTES_MIN - SHARDS);
+        let recent = Recent::new(1 << 30);
         let mut last = made(1);
         let id = last.task.id;
         recent.put(last.clone());
         let chunks = |from, bytes, limit| page(&recent, id, 1, Some(from), bytes, limit).map(|(_, chunks)| chunks);
         assert_eq!(chunks(0, 1, 1), Some(vec![]), "nothing yet is also an answer");
         for n in 0..10 {
-            last = appended(&last, 80 * 1024);
+            last = appended(&last, 640 * 1024);
             recent.put(last.clone());
             assert_eq!(chunks(n, usize::MAX, usize::MAX), Some(vec![n]), "the newest is here");
         }
         let first = (0..10).find(|n| chunks(*n, 1, 1).is_some()).expect("some are here");
         assert!((3..=5).contains(&first), "{first}");
         assert_eq!(chunks(first, usize::MAX, 2), Some(vec![first, first + 1]));
-        assert_eq!(chunks(first, 200 * 1024, 10), Some(vec![first, first + 1]));
+        assert_eq!(chunks(first, 1500 * 1024, 10), Some(vec![first, first + 1]));
         assert_eq!(chunks(8, 1, 10), Some(vec![8]), "at least one");
         assert_eq!(events(&recent, id, 1), Some(vec![]), "chunks are no events");
         let more = recent.page(id, Cursor { after: Version(1), from: Some(Seq(8)), bytes: 1, chunks: 10 }).expect("here");
@@ -369,5 +370,26 @@ mod tests {
         last.dropped_bytes = last.task.output.bytes - 1;
         recent.put(Write { events: vec![], ..last });
         assert_eq!(chunks(9, 1, 1), None, "what is dropped is not here either");
+    }
+
+    #[test]
+    fn keeps_fewer_chunks_where_others_need_the_room() {
+        let recent = Recent::new(SHARDS * 4 * TAIL_BYTES_MIN);
+        // In the same shard: the last byte decides.
+        let (mut first, mut second) = (made(1), made(17));
+        let kept = |id| recent.shard(id).entries[&id].tail_bytes;
+        for _ in 0..30 {
+            first = appended(&first, TAIL_BYTES_MIN / 10);
+            recent.put(first.clone());
+        }
+        let alone = kept(first.task.id);
+        assert!(alone > 2 * TAIL_BYTES_MIN, "with the room to itself it keeps much: {alone}");
+        for _ in 0..30 {
+            second = appended(&second, TAIL_BYTES_MIN / 10);
+            recent.put(second.clone());
+        }
+        let beside = kept(second.task.id);
+        assert!((TAIL_BYTES_MIN / 2..=TAIL_BYTES_MIN).contains(&beside), "beside others it keeps less: {beside}");
+        assert_eq!(kept(first.task.id), alone, "and does not push them out");
     }
 }
