@@ -89,6 +89,26 @@ pub struct Spec {
     pub hidden: bool,
 }
 
+impl Spec {
+    /// A task of `caller` that `tool` does: once, without limits of time, kept for ever, and nobody can be asked.
+    #[must_use]
+    pub fn new(caller: CallerId, tool: &str) -> Self {
+        Self {
+            caller,
+            tool: tool.into(),
+            on_interrupt: OnInterrupt::default(),
+            attempts_max: 1,
+            retention_ms: None,
+            timeout_ms: None,
+            input_timeout_ms: None,
+            overflow: Overflow::default(),
+            idempotency_key: None,
+            accepts: Accepts::default(),
+            hidden: false,
+        }
+    }
+}
+
 /// One question and, once given, its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {

@@ -22,19 +22,7 @@ const LIMITS: Limits = Limits {
 };
 
 fn spec() -> Spec {
-    Spec {
-        caller: CallerId::new("me"),
-        tool: "tool".into(),
-        on_interrupt: OnInterrupt::Fail,
-        attempts_max: 3,
-        retention_ms: Some(1_000),
-        timeout_ms: None,
-        input_timeout_ms: None,
-        overflow: Overflow::Fail,
-        idempotency_key: None,
-        accepts: Accepts::default(),
-        hidden: false,
-    }
+    Spec { attempts_max: 3, retention_ms: Some(1_000), ..Spec::new(CallerId::new("me"), "tool") }
 }
 
 fn text(text: &str) -> Payload {

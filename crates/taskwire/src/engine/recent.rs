@@ -240,26 +240,14 @@ mod tests {
     use taskwire_core::{
         CallerId, Epoch, Seq, Timestamp,
         id::ID_RANDOM_BYTES,
-        task::{Accepts, Blocks, OnInterrupt, Overflow, create, evolve},
+        task::{Blocks, create, evolve},
     };
 
     use super::*;
     use crate::store::Entry;
 
     fn spec() -> Arc<Spec> {
-        Arc::new(Spec {
-            caller: CallerId::new("me"),
-            tool: "t".into(),
-            on_interrupt: OnInterrupt::Fail,
-            attempts_max: 1,
-            retention_ms: None,
-            timeout_ms: None,
-            input_timeout_ms: None,
-            overflow: Overflow::Fail,
-            idempotency_key: None,
-            accepts: Accepts::default(),
-            hidden: false,
-        })
+        Arc::new(Spec::new(CallerId::new("me"), "t"))
     }
 
     /// What the cache has after a place: versions of events, numbers of chunks.

@@ -13,7 +13,7 @@ use rusqlite::Connection;
 use serde_json::json;
 use taskwire_core::{
     InputKey, Timestamp,
-    task::{Accepts, OnInterrupt, Overflow, Status},
+    task::{OnInterrupt, Status},
 };
 use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 
@@ -213,19 +213,7 @@ fn me() -> Authority {
 }
 
 fn spec() -> Spec {
-    Spec {
-        caller: CallerId::new("me"),
-        tool: "tool".into(),
-        on_interrupt: OnInterrupt::Fail,
-        attempts_max: 10,
-        retention_ms: None,
-        timeout_ms: None,
-        input_timeout_ms: None,
-        overflow: Overflow::Fail,
-        idempotency_key: None,
-        accepts: Accepts::default(),
-        hidden: false,
-    }
+    Spec { attempts_max: 10, ..Spec::new(CallerId::new("me"), "tool") }
 }
 
 fn may_be_retried() -> Spec {

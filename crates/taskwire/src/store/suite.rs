@@ -242,19 +242,7 @@ impl<S: Store> Lab<S> {
 }
 
 fn spec() -> Spec {
-    Spec {
-        caller: CallerId::new("me"),
-        tool: "tool".into(),
-        on_interrupt: OnInterrupt::Retry,
-        attempts_max: 3,
-        retention_ms: Some(1_000),
-        timeout_ms: None,
-        input_timeout_ms: None,
-        overflow: Overflow::Fail,
-        idempotency_key: None,
-        accepts: Accepts::default(),
-        hidden: false,
-    }
+    Spec { on_interrupt: OnInterrupt::Retry, attempts_max: 3, retention_ms: Some(1_000), ..Spec::new(CallerId::new("me"), "tool") }
 }
 
 fn make(spec: Spec, chunks: Vec<Blocks>) -> Command {

@@ -10,7 +10,7 @@ use taskwire::{
 };
 use taskwire_core::{
     Attempt, CallerId, Epoch, InputKey, Limits, Payload, TaskId, Timestamp, Version,
-    task::{Accepts, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Overflow, Spec, Task, create, decide, evolve},
+    task::{Accepts, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Spec, Task, create, decide, evolve},
 };
 
 use crate::{dice::Dice, model::Kind};
@@ -80,17 +80,12 @@ impl Filled {
 
 fn spec(kind: Kind) -> Arc<Spec> {
     Arc::new(Spec {
-        caller: CallerId::new("local"),
-        tool: kind.tool().into(),
         on_interrupt: if kind.is_retried() { OnInterrupt::Retry } else { OnInterrupt::Fail },
         attempts_max: 1_000_000,
         retention_ms: Some(WEEK_MS),
-        timeout_ms: None,
         input_timeout_ms: Some(WEEK_MS),
-        overflow: Overflow::Fail,
-        idempotency_key: None,
         accepts: Accepts { elicit_form: true, ..Accepts::default() },
-        hidden: false,
+        ..Spec::new(CallerId::new("local"), kind.tool())
     })
 }
 
