@@ -515,3 +515,20 @@ async fn what_is_stored_is_for_this_user_alone() {
         assert_eq!(mode(&path), 0o600, "{}", path.display());
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_was_acknowledged_keeps_the_engine_from_being_idle() {
+    struct Parked;
+    impl Work for Parked {
+        fn run(&self, _run: Arc<Run>) -> BoxFuture<'static, End> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let dir = TempDir::new();
+    let engine = engine(TestStore::new(&dir, &Faults::default()));
+    engine.set_work(Arc::new(Parked));
+    for n in 1..=200 {
+        made(&engine, spec()).await;
+        assert_eq!(engine.running(), n, "a shutdown right now would wait for it");
+    }
+}

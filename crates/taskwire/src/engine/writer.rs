@@ -1,7 +1,7 @@
 //! The single writer: the only thread that changes tasks.
 //!
-//! It takes what has queued up, decides it all, commits once, and only then answers, wakes readers and starts or stops
-//! work — in that order (invariant I3). A failed commit ends it: nothing may be acknowledged that might not be there.
+//! It takes what has queued up, decides it all, commits once, and only then starts or stops work, answers and wakes
+//! readers (invariant I3). A failed commit ends it: nothing may be acknowledged that might not be there.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -116,16 +116,17 @@ impl<S: Store> Writer<S> {
         for write in batch.writes {
             engine.0.recent.put(write);
         }
-        for (receipt, result) in batch.receipts {
-            let _ = receipt.send(result);
-        }
-        engine.0.feed.wake(news.into_iter());
+        // Work before receipts: who was told of a task can rely on it that the engine is not idle.
         for task in &changed {
             engine.0.runs.reconcile(engine, task);
             if let Some(due) = wants(task).due {
                 engine.0.timers.hint(due);
             }
         }
+        for (receipt, result) in batch.receipts {
+            let _ = receipt.send(result);
+        }
+        engine.0.feed.wake(news.into_iter());
         self.trim(&changed);
         Ok(())
     }
