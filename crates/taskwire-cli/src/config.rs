@@ -133,6 +133,7 @@ struct HttpTable {
     connections: Option<usize>,
     keep_alive: Option<Span>,
     read_timeout: Option<Span>,
+    write_timeout: Option<Span>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -204,6 +205,7 @@ impl Config {
         set(&mut config.http.connections, self.http.connections);
         set(&mut config.http.keep_alive, self.http.keep_alive.map(|span| span.0));
         set(&mut config.http.read_timeout, self.http.read_timeout.map(|span| span.0));
+        set(&mut config.http.write_timeout, self.http.write_timeout.map(|span| span.0));
         config.auth = self.auth.resolve(|name| std::env::var(name).ok())?;
         check(&config)?;
         Ok(config)
@@ -241,6 +243,7 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
         ("input_timeout", config.input_timeout.unwrap_or(Duration::MAX), Duration::from_secs(1)),
         ("http.keep_alive", config.http.keep_alive, Duration::from_secs(1)),
         ("http.read_timeout", config.http.read_timeout, Duration::from_secs(1)),
+        ("http.write_timeout", config.http.write_timeout, Duration::from_secs(1)),
     ];
     for (key, value, least) in spans {
         if value < least {

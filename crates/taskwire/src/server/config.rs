@@ -98,6 +98,8 @@ pub struct HttpConfig {
     pub keep_alive: Duration,
     /// How long a client may take to send a request.
     pub read_timeout: Duration,
+    /// How long a client may leave unread what it was sent; then its connection is closed.
+    pub write_timeout: Duration,
 }
 
 impl Default for HttpConfig {
@@ -109,6 +111,7 @@ impl Default for HttpConfig {
             connections: 10_000,
             keep_alive: Duration::from_secs(15),
             read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(60),
         }
     }
 }

@@ -28,6 +28,7 @@ use tokio::{
 use super::{
     body::{ReplyBody, Stream},
     guard,
+    patience::Patient,
 };
 use crate::{
     dialect::{Fault, Framing, Outbox, Peer, Reply, modern},
@@ -90,7 +91,7 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream) {
         .timer(TokioTimer::new())
         .header_read_timeout(read_timeout)
         .keep_alive(!late)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(Patient::new(TokioIo::new(stream), shared.engine.clock().clone(), shared.config.http.write_timeout), service);
     tokio::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,

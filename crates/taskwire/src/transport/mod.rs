@@ -3,4 +3,5 @@
 pub(crate) mod body;
 pub(crate) mod guard;
 pub(crate) mod http;
+mod patience;
 pub(crate) mod stdio;

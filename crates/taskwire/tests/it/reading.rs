@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 use taskwire::{
     core::Limits,
-    server::Config,
+    server::{Config, HttpConfig},
     tool::{TaskMode, ToolError},
 };
 
@@ -575,4 +575,43 @@ async fn a_reader_that_is_cut_off_fifty_times_has_every_byte_once() {
     }
     assert_eq!(reader.next, CHUNKS);
     assert!(reader.text == (0..CHUNKS).map(line).collect::<String>(), "it is not what was written");
+}
+
+#[tokio::test]
+async fn a_reader_that_takes_nothing_for_too_long_is_cut_off_and_can_come_back() {
+    const CHUNKS: u64 = 400;
+    let http = HttpConfig { connections: 1, ..HttpConfig::default() };
+    let mut stage = Stage::with(Config { http, ..large_chunks(Limits::DEFAULT) }).await;
+    let (id, mut act) = stage.task().await;
+    // Twelve megabytes are more than the sockets take in: the server waits for this reader, which has the only place.
+    let mut stalled = follow_output(&stage.client.clone().with_receive_buffer(128 * 1024), &id, 0).await;
+    for n in 0..CHUNKS {
+        act.writes(&large(n)).await;
+    }
+    let minutes = async {
+        loop {
+            stage.clock.advance(60 * SECOND);
+            tokio::task::yield_now().await;
+        }
+    };
+    let served = async {
+        tokio::select! {
+            task = stage.client.get(&id) => task,
+            never = minutes => never,
+        }
+    };
+    assert_eq!(soon("the place of the reader that does not read", served).await["status"], "working");
+    let mut seen = 0;
+    while let Some(message) = next(&mut stalled).await {
+        assert_eq!(message["params"]["seq"], seen, "cut off, not ended in good order");
+        seen += 1;
+    }
+    assert!(seen < CHUNKS, "it has {seen}, since it was cut off before the end");
+    act.ends("done");
+    let mut again = follow_output(&stage.client, &id, seen).await;
+    for n in seen..CHUNKS {
+        let partial = next_partial(&mut again).await;
+        assert_eq!((&partial["seq"], text_of(&partial["content"])), (&json!(n), large(n)));
+    }
+    assert_eq!(rest(&mut again).await, ["end"]);
 }

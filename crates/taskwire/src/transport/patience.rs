@@ -1,0 +1,75 @@
+//! A connection whose client must read: one that takes nothing for too long is closed, so that its place is free again.
+//!
+//! A reader loses nothing by it. Its place in the log is a number that it knows, and it can come back with it.
+
+use std::{
+    io::{Error, ErrorKind, IoSlice, Result},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+
+use crate::clock::{Clock, Sleep};
+
+/// An input and output that gives up on a client that does not read.
+pub(super) struct Patient<T> {
+    io: T,
+    clock: Arc<dyn Clock>,
+    patience: Duration,
+    /// Runs while the client takes nothing.
+    over: Option<Sleep>,
+}
+
+impl<T> Patient<T> {
+    pub(super) fn new(io: T, clock: Arc<dyn Clock>, patience: Duration) -> Self {
+        Self { io, clock, patience, over: None }
+    }
+
+    fn check<R>(&mut self, poll: Poll<Result<R>>, context: &mut Context<'_>) -> Poll<Result<R>> {
+        if poll.is_ready() {
+            self.over = None;
+            return poll;
+        }
+        let over = self.over.get_or_insert_with(|| self.clock.sleep(self.patience));
+        match over.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(Error::new(
+                ErrorKind::TimedOut,
+                format!("the client read nothing for {:?} (configuration key `http.write_timeout`)", self.patience),
+            ))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<T: Read + Unpin> Read for Patient<T> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, buffer)
+    }
+}
+
+impl<T: Write + Unpin> Write for Patient<T> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        let poll = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.check(poll, context)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<Result<usize>> {
+        let poll = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.check(poll, context)
+    }
+}
