@@ -19,7 +19,7 @@ use serde_json::json;
 use taskwire::{
     clock::{Clock, SystemClock},
     engine,
-    server::{Config, Server},
+    server::{Config, HttpConfig, Server},
     store::SqliteStore,
     tool::{Content, Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, ToolError},
 };
@@ -66,6 +66,8 @@ fn config() -> Config {
         listens_per_caller: LISTENS,
         // The clients of the crash test look as often as they can.
         hold_polls: false,
+        // One of them does not read for as long as its test takes.
+        http: HttpConfig { write_timeout: Duration::from_secs(3600), ..HttpConfig::default() },
         retention: Some(Duration::from_secs(30 * 24 * 3600)),
         ..Config::default()
     }

@@ -27,6 +27,17 @@ impl Blocks {
         draft.closed.pop().unwrap_or_else(|| Self { count: 0, json: "[]".into() })
     }
 
+    /// Whether a block fits into a chunk at all.
+    ///
+    /// # Errors
+    /// When it is larger than a chunk may be.
+    pub fn check(block: &Payload, limits: &Limits) -> Result<(), Reject> {
+        if (block.as_str().len() + "[]".len()) as u64 > limits.chunk_bytes {
+            return Err(Reject::Limit { what: "the chunk is too large", max: limits.chunk_bytes, key: "chunk_bytes" });
+        }
+        Ok(())
+    }
+
     /// As they were stored.
     #[must_use]
     pub fn stored(count: u64, json: &str) -> Self {
@@ -111,11 +122,9 @@ impl Draft {
     /// # Errors
     /// When it is larger than a chunk may be.
     pub fn block(&mut self, block: &Payload, enough: usize, limits: &Limits) -> Result<(), Reject> {
+        Blocks::check(block, limits)?;
         let max = usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX);
         let size = block.as_str().len() + "[]".len();
-        if size > max {
-            return Err(Reject::Limit { what: "the chunk is too large", max: limits.chunk_bytes, key: "chunk_bytes" });
-        }
         if self.open.len() + self.text.len() * ESCAPE_MAX + FRAME + size > max {
             self.close();
         }

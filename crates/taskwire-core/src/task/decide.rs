@@ -88,8 +88,13 @@ fn append(mut written: Output, spec: &Spec, chunks: &[Blocks], limits: &Limits) 
         written =
             Output { next_seq: written.next_seq.next(), blocks: written.blocks + blocks.count(), bytes: written.bytes + blocks.bytes() };
     }
-    if spec.overflow == Overflow::Fail && !chunks.is_empty() {
-        bound("the task has written too much", written.bytes, limits.task_output_bytes, "task_output_bytes")?;
+    // Where the oldest go, a single write must fit all the same.
+    let kept = match spec.overflow {
+        Overflow::Fail => written.bytes,
+        Overflow::DropOldest => chunks.iter().map(Blocks::bytes).sum(),
+    };
+    if !chunks.is_empty() {
+        bound("the task has written too much", kept, limits.task_output_bytes, "task_output_bytes")?;
     }
     Ok(events)
 }

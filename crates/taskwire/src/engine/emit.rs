@@ -68,6 +68,8 @@ pub(super) struct Pending {
     pub(super) sending: bool,
     /// What was said before there was a log.
     pub(super) said: Option<Said>,
+    /// Whether somebody waits for room, so that what is there must not wait for more.
+    hurry: bool,
     /// When output was last sent.
     last: Option<Timestamp>,
     /// Why nothing more is taken.
@@ -111,6 +113,7 @@ impl Pending {
         // As much as one chunk may have: room for a burst while the store is busy, or until there is a log.
         let max = usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX);
         if !self.draft.is_empty() && self.draft.bytes() + piece.bytes() > max {
+            self.hurry = true;
             return Ok(Pushed::Full);
         }
         if let Some(wait) = self.bucket.take(now, piece.bytes() as u64, limits.output_bytes_per_second) {
@@ -132,7 +135,7 @@ impl Pending {
 
     /// How long what waits may still wait for more. A clock that was set back is no reason to wait.
     pub(super) fn patience(&self, now: Timestamp, window: Duration) -> Option<Duration> {
-        let last = self.last.filter(|last| *last <= now && !self.draft.has_closed())?;
+        let last = self.last.filter(|last| *last <= now && !self.has_enough())?;
         window.checked_sub(now.since(last)).filter(|left| !left.is_zero())
     }
 
@@ -158,18 +161,19 @@ impl Pending {
     }
 
     pub(super) fn has_enough(&self) -> bool {
-        self.draft.has_closed()
+        self.hurry || self.draft.has_closed()
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.draft.is_empty()
     }
 
-    /// Everything that waits, to be sent.
+    /// Everything that waits, to be sent. A refusal that the work knows of keeps it from nothing else.
     pub(super) fn take(&mut self, now: Timestamp) -> Result<Vec<Blocks>, Error> {
-        if let Some(refused) = &self.refused {
+        if let Some(refused) = self.refused.as_ref().filter(|_| !self.told) {
             return Err(refused.clone());
         }
+        self.hurry = false;
         if !self.draft.is_empty() {
             self.last = Some(now);
         }
@@ -293,6 +297,9 @@ mod tests {
         pending.refuse(Reject::Ended.into());
         assert!(pending.is_empty());
         assert!(matches!(pending.push(Piece::Text("x"), at(0), coalesce, &limits), Err(Error::Rejected(Reject::Ended))));
-        assert!(matches!(pending.take(at(0)), Err(Error::Rejected(Reject::Ended))));
+        assert!(pending.take(at(0)).is_ok_and(|chunks| chunks.is_empty()), "what it knows of keeps it from nothing else");
+        let mut pending = Pending { live: true, ..Pending::default() };
+        pending.refuse(Reject::Ended.into());
+        assert!(matches!(pending.take(at(0)), Err(Error::Rejected(Reject::Ended))), "it is told once");
     }
 }

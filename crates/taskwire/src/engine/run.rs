@@ -18,10 +18,10 @@ use taskwire_core::{
     task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded},
     wire::code,
 };
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::{
-    Engine, Error, Receipt,
+    Engine, Envelope, Error, Receipt,
     call::{End, Note, Phase, Resumed},
     emit::Emit,
     switch::Switch,
@@ -252,13 +252,16 @@ impl Run {
         }
         *place = Place::Task(id);
         self.settle(Phase::Task(id));
-        // What was written and said while the task was being made.
-        let said = self.emit.lock().go_live();
-        self.send_soon();
-        if let Some((message, progress)) = said {
-            let command = Command::Say { message, progress };
-            let _ = self.engine.submit(id, Authority::Attempt(self.attempt), command).await;
+        // What was said while the task was being made goes before what is said from now on.
+        let place_in_queue = self.engine.0.queue.reserve().await;
+        {
+            let mut pending = self.emit.lock();
+            if let (Some((message, progress)), Ok(queue)) = (pending.go_live(), place_in_queue) {
+                let (by, command) = (Authority::Attempt(self.attempt), Command::Say { message, progress });
+                queue.send(Envelope { id, by, command, receipt: oneshot::channel().0 });
+            }
         }
+        self.send_soon();
         Ok(Phase::Task(id))
     }
 

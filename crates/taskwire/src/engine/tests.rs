@@ -532,3 +532,43 @@ async fn a_task_that_was_acknowledged_keeps_the_engine_from_being_idle() {
         assert_eq!(engine.running(), n, "a shutdown right now would wait for it");
     }
 }
+
+#[tokio::test]
+async fn what_is_kept_in_memory_is_what_the_store_has() {
+    struct Talks;
+    impl Work for Talks {
+        fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End> {
+            Box::pin(async move {
+                for n in 0..40 {
+                    run.write(Piece::Text(&n.to_string())).await.expect("it may write");
+                    if n % 3 == 0 {
+                        run.flush().await.expect("it may write");
+                    }
+                    if n % 10 == 0 {
+                        run.say(Some(n.to_string().into()), None).await.expect("it may talk");
+                    }
+                }
+                run.save(&[json!("last").into()], json!(1).into()).await.expect("it may save");
+                End::Outcome(Outcome::Cancelled { reason: None })
+            })
+        }
+    }
+    let dir = TempDir::new();
+    let engine = engine(TestStore::new(&dir, &Faults::default()));
+    engine.set_work(Arc::new(Talks));
+    let task = ended(&engine, made(&engine, spec()).await).await;
+    let (versions, seqs) = (task.version.0, task.output.next_seq.0);
+    let mut compared = 0;
+    for after in 0..=versions + 1 {
+        for from in std::iter::once(None).chain((0..=seqs + 1).map(|seq| Some(Seq(seq)))) {
+            for (bytes, chunks) in [(1, 1), (100, 3), (usize::MAX, usize::MAX)] {
+                let cursor = Cursor { after: taskwire_core::Version(after), from, bytes, chunks };
+                if let Some(kept) = engine.0.recent.page(task.id, cursor) {
+                    assert_eq!(Some(kept), engine.reader().page(task.id, cursor).expect("readable"), "{cursor:?}");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 500, "{compared}");
+}

@@ -113,7 +113,7 @@ impl<S: Store> Writer<S> {
         // Durable now; not a line of this may move up.
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
         let news: Vec<(TaskId, Changed)> = batch.writes.iter().map(|write| (write.task.id, news(&write.events))).collect();
-        for write in batch.writes {
+        for write in merged(batch.writes) {
             engine.0.recent.put(write);
         }
         // Work before receipts: who was told of a task can rely on it that the engine is not idle.
@@ -258,6 +258,29 @@ impl<S: Store> Writer<S> {
             });
         }
     }
+}
+
+/// One write for each task: what happened to it in one batch is seen at once, or not at all.
+fn merged(writes: Vec<Write>) -> Vec<Write> {
+    if writes.len() < 2 {
+        return writes;
+    }
+    let (mut merged, mut places): (Vec<Write>, HashMap<TaskId, usize>) = (Vec::with_capacity(writes.len()), HashMap::new());
+    for write in writes {
+        match places.entry(write.task.id) {
+            Entry::Vacant(place) => {
+                place.insert(merged.len());
+                merged.push(write);
+            }
+            Entry::Occupied(place) => {
+                let earlier = &mut merged[*place.get()];
+                earlier.task = write.task;
+                earlier.events.extend(write.events);
+                earlier.dropped_bytes = write.dropped_bytes;
+            }
+        }
+    }
+    merged
 }
 
 /// What is new about a task, for those who watch it.

@@ -13,7 +13,7 @@ use std::{
 use rusqlite::{Connection, params};
 use taskwire_core::{
     CallerId, Epoch, Payload, Seq, TaskId, Version,
-    task::{Blocks, Event, Output, Task, wants},
+    task::{Blocks, Event, Task, wants},
 };
 
 use super::{
@@ -173,20 +173,25 @@ impl Store for SqliteStore {
     }
 }
 
-/// Chunks of one write: they follow each other, so they make one row.
+/// A row is not made longer than this, so that to read a little of it is not to read very much.
+const ROW_BYTES: usize = 256 * 1024;
+
+/// Chunks that follow each other in one write make one row, or some.
 #[derive(Default)]
 struct Chunks<'a> {
     count: u64,
     version: u64,
     seq: u64,
     first_block: u64,
+    blocks_total: u64,
     text: Cow<'a, str>,
 }
 
 impl<'a> Chunks<'a> {
     fn add(&mut self, version: u64, seq: Seq, first_block: u64, blocks: &'a Blocks) {
+        let blocks_total = first_block - 1 + blocks.count();
         if self.count == 0 {
-            *self = Self { count: 1, version, seq: seq.0, first_block, text: blocks.as_str().into() };
+            *self = Self { count: 1, version, seq: seq.0, first_block, blocks_total, text: blocks.as_str().into() };
             return;
         }
         // JSON of ours is one line, so lines keep them apart.
@@ -194,21 +199,25 @@ impl<'a> Chunks<'a> {
         text.push('\n');
         text.push_str(blocks.as_str());
         self.count += 1;
+        self.blocks_total = blocks_total;
     }
 
-    fn put(&self, transaction: &Connection, write: &Write) -> Result<(), Error> {
-        let Output { blocks, bytes, .. } = write.task.output;
-        transaction.prepare_cached("INSERT INTO chunk VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
-            &write.task.id.as_bytes()[..],
-            self.seq,
-            self.count,
-            self.version,
-            write.at.as_millis(),
-            self.first_block,
-            blocks,
-            bytes,
-            self.text
-        ])?;
+    /// Writes the row, if there is one; the next begins a new one.
+    fn put(&mut self, transaction: &Connection, write: &Write, bytes_total: u64) -> Result<(), Error> {
+        if self.count > 0 {
+            transaction.prepare_cached("INSERT INTO chunk VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
+                &write.task.id.as_bytes()[..],
+                self.seq,
+                self.count,
+                self.version,
+                write.at.as_millis(),
+                self.first_block,
+                self.blocks_total,
+                bytes_total,
+                self.text
+            ])?;
+            *self = Self::default();
+        }
         Ok(())
     }
 }
@@ -236,9 +245,18 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
     let id = &task.id.as_bytes()[..];
     let corrupt = |source| Error::Corrupt { task: task.id.to_string(), source };
     let (mut head_changed, mut created, mut chunks) = (false, false, Chunks::default());
+    // The total is that after the last chunk; walk back to that before the first.
+    let appended = |event: &Event| if let Event::Appended { blocks, .. } = event { blocks.bytes() } else { 0 };
+    let mut bytes_total = task.output.bytes - write.events.iter().map(appended).sum::<u64>();
     for (version, event) in (write.first.0..).zip(&write.events) {
         match event {
-            Event::Appended { seq, first_block, blocks } => chunks.add(version, *seq, *first_block, blocks),
+            Event::Appended { seq, first_block, blocks } => {
+                if chunks.text.len() + blocks.as_str().len() > ROW_BYTES {
+                    chunks.put(transaction, write, bytes_total)?;
+                }
+                chunks.add(version, *seq, *first_block, blocks);
+                bytes_total += blocks.bytes();
+            }
             Event::Expired => {
                 transaction.prepare_cached("DELETE FROM log WHERE task = ?")?.execute(params![id])?;
                 transaction.prepare_cached("DELETE FROM chunk WHERE task = ?")?.execute(params![id])?;
@@ -263,9 +281,7 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
             }
         }
     }
-    if chunks.count > 0 {
-        chunks.put(transaction, write)?;
-    }
+    chunks.put(transaction, write, bytes_total)?;
     if write.dropped_bytes > 0 {
         drop_oldest(transaction, id, write.dropped_bytes)?;
     }

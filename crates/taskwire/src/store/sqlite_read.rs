@@ -109,10 +109,10 @@ pub(super) fn read_key(connection: &Connection, caller: &CallerId, key: &str) ->
     Ok(statement.query_row(params![caller.as_str(), key], id_of).optional()?.flatten())
 }
 
-fn read_events(connection: &Connection, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
-    let mut statement =
-        connection.prepare_cached("SELECT version, at, event FROM log WHERE task = ? AND version > ? ORDER BY version LIMIT ?")?;
-    let mut rows = statement.query(params![&id.as_bytes()[..], number(after.0), number(limit as u64)])?;
+fn read_events(connection: &Connection, id: TaskId, after: Version, upto: Version, limit: usize) -> Result<Vec<Logged>, Error> {
+    let mut statement = connection
+        .prepare_cached("SELECT version, at, event FROM log WHERE task = ? AND version > ? AND version <= ? ORDER BY version LIMIT ?")?;
+    let mut rows = statement.query(params![&id.as_bytes()[..], number(after.0), number(upto.0), number(limit as u64)])?;
     let mut events = Vec::new();
     while let Some(row) = rows.next()? {
         events.push(Logged {
@@ -190,7 +190,7 @@ impl Reader for SqliteReader {
     }
 
     fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
-        self.with(|connection| read_events(connection, id, after, limit))
+        self.with(|connection| read_events(connection, id, after, Version(u64::MAX), limit))
     }
 
     fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
@@ -199,9 +199,6 @@ impl Reader for SqliteReader {
             let moment = connection.unchecked_transaction()?;
             let Some(head) = read_head(&moment, id)? else { return Ok(None) };
             let (end, version) = read_tail(&moment, id)?.map_or((Seq(0), head.version), |tail| (tail.output.next_seq, tail.version));
-            let mut events = read_events(&moment, id, cursor.after, PAGE_EVENTS + 1)?;
-            let more_events = events.len() > PAGE_EVENTS;
-            events.truncate(PAGE_EVENTS);
             let (chunks, more_chunks) = match cursor.from.filter(|from| *from < end) {
                 None => (Vec::new(), false),
                 Some(from) => {
@@ -210,6 +207,11 @@ impl Reader for SqliteReader {
                     (chunks, more)
                 }
             };
+            // Events behind chunks that are not read yet come with those: some are large.
+            let upto = chunks.last().filter(|_| more_chunks).map_or(Version(u64::MAX), |last| last.version);
+            let mut events = read_events(&moment, id, cursor.after, upto, PAGE_EVENTS + 1)?;
+            let more_events = events.len() > PAGE_EVENTS;
+            events.truncate(PAGE_EVENTS);
             let version = version.max(head.version);
             Ok(Some(Parts { events, more_events, chunks, more_chunks, version, end, ended: head.ended.is_some() }.merge(cursor.after)))
         })
@@ -221,9 +223,10 @@ impl Reader for SqliteReader {
 
     fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
         self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT min(seq) FROM chunk WHERE task = ?")?;
+            let moment = connection.unchecked_transaction()?;
+            let mut statement = moment.prepare_cached("SELECT min(seq) FROM chunk WHERE task = ?")?;
             let first: Option<u64> = statement.query_row([&id.as_bytes()[..]], |row| row.get(0))?;
-            Ok(Seq(first.unwrap_or(0))..read_tail(connection, id)?.map_or(Seq(0), |tail| tail.output.next_seq))
+            Ok(Seq(first.unwrap_or(0))..read_tail(&moment, id)?.map_or(Seq(0), |tail| tail.output.next_seq))
         })
     }
 

@@ -10,7 +10,7 @@ use std::{
     slice,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -25,7 +25,7 @@ use taskwire_core::{
     },
 };
 
-use super::{Chunk, Cursor, Entry, Error, Logged, Reader, SqliteStore, Store, Write};
+use super::{Chunk, Cursor, Entry, Error, Logged, PAGE_EVENTS, Reader, SqliteStore, Store, Write};
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -36,6 +36,7 @@ macro_rules! suite {
             all_that_was_committed_and_nothing_else_survives_a_crash
             chunks_are_read_from_any_place_within_a_bound
             a_log_is_read_on_from_any_place_in_one_order
+            a_page_is_of_one_moment
             chunks_that_came_before_the_task_are_counted
             the_oldest_chunks_go_and_the_rest_stays_as_it_was
             only_the_newest_checkpoint_is_kept
@@ -587,6 +588,33 @@ fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) 
     assert_eq!(Some(loaded.output), driver.task.as_ref().map(|task| task.output), "numbers go on");
 }
 
+/// Each commit has a chunk and an event: no page has one without the other.
+fn a_page_is_of_one_moment<S: Store>(mut lab: Lab<S>) {
+    let over = Arc::new(AtomicBool::new(false));
+    for name in 1..=20 {
+        let mut driver = Driver::new(name);
+        let birth = driver.run(&make(spec(), vec![])).expect("it is new");
+        lab.store().commit(&[birth]).expect("the birth is committed");
+        let (reader, id, done) = (lab.reader(), driver.id, over.clone());
+        let looks = std::thread::spawn(move || {
+            while !done.load(Ordering::Acquire) {
+                let cursor = Cursor { after: Version(1), from: Some(Seq(0)), bytes: usize::MAX, chunks: usize::MAX };
+                let page = reader.page(id, cursor).expect("the page is read").expect("it is there");
+                let chunks = page.entries.iter().filter(|entry| matches!(entry, Entry::Chunk(_))).count();
+                assert_eq!((chunks * 2, page.end), (page.entries.len(), Seq(chunks as u64)), "{page:?}");
+            }
+        });
+        for n in 0..PAGE_EVENTS as u64 {
+            let said = Command::Say { message: Some(n.to_string().into()), progress: None };
+            let pair = [append("x"), said].map(|command| driver.run(&command).expect("it is open"));
+            lab.store().commit(&pair).expect("the pair is committed");
+        }
+        over.store(true, Ordering::Release);
+        looks.join().expect("no page has one without the other");
+        over.store(false, Ordering::Release);
+    }
+}
+
 fn only_the_newest_checkpoint_is_kept<S: Store>(mut lab: Lab<S>) {
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(spec(), vec![]));
@@ -731,6 +759,9 @@ fn a_store_of_the_first_format_is_taken_over() {
     lab.reopen();
     lab.check(&driver);
     lab.run(&mut driver, &append("d"));
+    tool(&lab).execute("UPDATE task SET head = json_remove(head, '$.changed')", []).expect("the head is as it once was");
+    let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
+    assert_eq!((loaded.changed, loaded.version), (Version(0), driver.task.as_ref().expect("it is there").version));
     let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
     assert_eq!(kept.iter().map(|chunk| (chunk.seq.0, chunk.first_block)).collect::<Vec<_>>(), [(0, 1), (1, 3), (2, 4)]);
 }

@@ -57,11 +57,13 @@ impl Stream {
         // when it ends, it is seen whether the stream was quiet.
         while self.sleep.as_mut().poll(context).is_ready() {
             let now = self.clock.now();
+            // A clock that was set back is no reason to be silent.
+            self.last = self.last.min(now);
             let quiet = now.since(self.last) >= self.keep_alive;
             if quiet {
                 self.last = now;
             }
-            self.sleep = self.clock.sleep_until(self.last.after(self.keep_alive));
+            self.sleep = self.clock.sleep(self.keep_alive - now.since(self.last).min(self.keep_alive));
             if quiet {
                 return Poll::Ready(Some(Bytes::from_static(b": keep-alive\n\n")));
             }

@@ -34,13 +34,12 @@ impl<T> Patient<T> {
             return poll;
         }
         let over = self.over.get_or_insert_with(|| self.clock.sleep(self.patience));
-        match over.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Err(Error::new(
-                ErrorKind::TimedOut,
-                format!("the client read nothing for {:?} (configuration key `http.write_timeout`)", self.patience),
-            ))),
-            Poll::Pending => Poll::Pending,
+        if over.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
         }
+        self.over = None;
+        let message = format!("the client read nothing for {:?} (configuration key `http.write_timeout`)", self.patience);
+        Poll::Ready(Err(Error::new(ErrorKind::TimedOut, message)))
     }
 }
 

@@ -181,17 +181,17 @@ async fn write(
                 Err(_) => continue,
             }
         };
-        if line.off.load(Ordering::Acquire) {
-            continue;
-        }
-        output.write_all(&line.text).await?;
-        if line.text.last() != Some(&b'\n') {
-            output.write_all(b"\n").await?;
+        let said = !line.off.load(Ordering::Acquire);
+        if said {
+            output.write_all(&line.text).await?;
+            if line.text.last() != Some(&b'\n') {
+                output.write_all(b"\n").await?;
+            }
         }
         if queue.is_empty() && streams.is_empty() {
             output.flush().await?;
         }
-        if let Some(orphan) = line.orphan {
+        if let Some(orphan) = line.orphan.filter(|_| said) {
             orphan.delivered();
         }
     }

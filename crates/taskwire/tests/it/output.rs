@@ -603,3 +603,29 @@ async fn a_reader_that_lags_behind_what_is_kept_is_told_so_and_can_listen_again(
     }
     assert_eq!(rest(&mut again).await, ["end"]);
 }
+
+#[tokio::test]
+async fn a_tool_whose_output_was_refused_may_still_save_where_it_is() {
+    let limits = Limits { task_output_bytes: 200, ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, mut act) = stage.task().await;
+    act.writes(&"x".repeat(100)).await;
+    act.tries(&"x".repeat(100)).await.expect_err("it is too much");
+    act.ctx.text("x").await.expect_err("nothing more is taken");
+    soon("the checkpoint", act.ctx.checkpoint(&1)).await.expect("it may save all the same");
+    act.ends("as far as it went");
+    let end = soon("the end", stage.client.until(&id, "completed")).await;
+    assert_eq!(end["result"]["content"][0]["text"], "as far as it went");
+}
+
+#[tokio::test]
+async fn no_text_is_no_output() {
+    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let client = stage.client.clone();
+    let call = tokio::spawn(async move { client.call("writes", json!({})).await });
+    let mut act = stage.run().await;
+    act.ctx.text("").await.expect("it may say nothing");
+    act.ends("done");
+    let result = soon("the result", call).await.expect("no panic");
+    assert_eq!(result["resultType"], "complete", "it did not become a task: {result}");
+}

@@ -337,10 +337,9 @@ async fn a_number_beyond_all_numbers_does_no_harm() {
         let answer = pulled.json();
         let is_empty = answer["result"]["chunks"] == json!([]);
         assert!(pulled.status == 200 && (is_empty || answer["error"]["code"] == -32602), "{answer}");
-        let params = json!({"notifications": {PARTIALS: [{"taskId": id, "fromSeq": from}]}});
-        let message = stage.client.message(stage.client.next_id(), "subscriptions/listen", params);
         // It may listen for ever, so it is not read to its end.
-        drop(stage.client.send(&stage.client.headers(&message), message.to_string().as_bytes()).await);
+        let listens = soon("an acknowledgement", stage.client.listen(json!({PARTIALS: [{"taskId": id, "fromSeq": from}]}))).await;
+        assert_eq!(honoured(&listens)[0]["fromSeq"], from);
     }
     act.writes("two").await;
     assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 one", "1 two"], 0, 2, false]));

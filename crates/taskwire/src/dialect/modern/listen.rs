@@ -33,6 +33,8 @@ use crate::{
 
 /// Bytes of output that one task may send before it is another one's turn.
 const TURN_BYTES: usize = 256 * 1024;
+/// The same in chunks: what stands around a small one is larger than itself.
+const TURN_CHUNKS: usize = 1_000;
 
 #[derive(Deserialize)]
 struct Listen<'a> {
@@ -291,7 +293,7 @@ impl Stream<'_, '_> {
     async fn turn(&self, tasks: &mut BTreeMap<TaskId, Followed>, id: TaskId) -> Result<Turn, Ended> {
         let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
         followed.queued = false;
-        let cursor = Cursor { after: followed.read, from: followed.next, bytes: TURN_BYTES, chunks: usize::MAX };
+        let cursor = Cursor { after: followed.read, from: followed.next, bytes: TURN_BYTES, chunks: TURN_CHUNKS };
         // Forgotten before its end could be shown.
         let Some(page) = self.cx.shared.engine.page(id, cursor)? else { return Ok(Turn::Lost) };
         let mut chunks = Vec::new();
@@ -322,10 +324,13 @@ impl Stream<'_, '_> {
         match &followed.task {
             Some(task) if task.ended.is_none() => return Ok(Turn::Idle),
             Some(_) => {}
-            None if followed.told => {
-                let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? else { return Ok(Turn::Lost) };
-                self.show(&task).await?;
-            }
+            // What is kept in memory may be a moment behind; then a wake-up is on its way.
+            None if !page.ended => return Ok(Turn::Idle),
+            None if followed.told => match self.cx.shared.engine.task(self.cx.caller, id)? {
+                None => return Ok(Turn::Lost),
+                Some(task) if task.ended.is_none() => return Ok(Turn::Idle),
+                Some(task) => self.show(&task).await?,
+            },
             None => {}
         }
         tasks.remove(&id);

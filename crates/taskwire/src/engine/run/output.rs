@@ -27,7 +27,14 @@ impl Run {
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
     pub async fn write(self: &Arc<Self>, piece: Piece<'_>) -> Result<(), Error> {
-        let Piece::Text(mut text) = piece else { return self.push(piece).await };
+        let mut text = match piece {
+            Piece::Text("") => return self.go_on(),
+            Piece::Text(text) => text,
+            Piece::Block(block) => {
+                Blocks::check(block, self.engine.limits())?;
+                return self.push(piece).await;
+            }
+        };
         // Long text goes in by parts, so that it waits for room like any other.
         let most = self.engine.0.config.coalesce.bytes.max(TEXT_BYTES_MAX);
         loop {
