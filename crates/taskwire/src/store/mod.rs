@@ -136,14 +136,21 @@ pub trait Reader: Send + Sync + 'static {
     /// One event of a task.
     fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error>;
 
-    /// Events after `after`, without chunks, at most `limit`.
-    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error>;
+    /// Events after `after`, without chunks, at most `limit`, and no more than a page has.
+    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
+        let page = self.page(id, Cursor { after, from: None, bytes: 0, chunks: 1 })?;
+        let events = page.into_iter().flat_map(|page| page.entries).filter_map(Entry::into_event);
+        Ok(events.take(limit).collect())
+    }
 
     /// What follows a place in a task's log, events and chunks, as of one moment; nothing if there is no such task.
     fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error>;
 
     /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`.
-    fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error>;
+    fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
+        let page = self.page(id, Cursor { after: Version(u64::MAX), from: Some(from), bytes, chunks: limit })?;
+        Ok(page.into_iter().flat_map(|page| page.entries).filter_map(Entry::into_chunk).collect())
+    }
 
     /// Which chunks there are: the first that is kept, and the number that the next one will get.
     fn span(&self, id: TaskId) -> Result<Range<Seq>, Error>;

@@ -29,6 +29,20 @@ pub enum Entry {
     Chunk(Chunk),
 }
 
+impl Entry {
+    /// The event, if it is one.
+    #[must_use]
+    pub fn into_event(self) -> Option<Logged> {
+        if let Self::Event(logged) = self { Some(logged) } else { None }
+    }
+
+    /// The chunk, if it is one.
+    #[must_use]
+    pub fn into_chunk(self) -> Option<Chunk> {
+        if let Self::Chunk(chunk) = self { Some(chunk) } else { None }
+    }
+}
+
 /// What a log has at one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {

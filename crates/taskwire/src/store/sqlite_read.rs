@@ -189,10 +189,6 @@ impl Reader for SqliteReader {
         self.with(|connection| read_event(connection, id, version))
     }
 
-    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
-        self.with(|connection| read_events(connection, id, after, Version(u64::MAX), limit))
-    }
-
     fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
         self.with(|connection| {
             // One transaction, so that all of it is of one moment.
@@ -215,10 +211,6 @@ impl Reader for SqliteReader {
             let version = version.max(head.version);
             Ok(Some(Parts { events, more_events, chunks, more_chunks, version, end, ended: head.ended.is_some() }.merge(cursor.after)))
         })
-    }
-
-    fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
-        self.with(|connection| read_chunks(connection, id, from, bytes, limit))
     }
 
     fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {

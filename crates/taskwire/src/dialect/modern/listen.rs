@@ -118,7 +118,6 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
         let known = wanted.iter().filter_map(|(text, _)| Some((text, owned.get(&text.parse().ok()?)?.output?)));
         known.map(|(text, at)| json!({"taskId": text, "fromSeq": at.from.0, "nextSeq": at.next.0})).collect()
     });
-    let filter = Filter { partials: None, ..filter };
     let stream = Stream { cx, filter, outputs, subscription: view::subscription(cx.id) };
     match stream.run(owned, &watch, changes, seen).await {
         Ok(()) | Err(Ended::Gone) => Ok(stream.end().into()),

@@ -59,29 +59,21 @@ pub(super) async fn read(cx: &Cx<'_>) -> Result<Done, Fault> {
                 continue;
             }
         }
-        return Ok(answer(cx, from, &page).into());
+        return Ok(answer(cx, from, page).into());
     }
 }
 
-fn answer(cx: &Cx<'_>, from: Seq, page: &Page) -> Object {
-    let chunks: Vec<&Chunk> =
-        page.entries.iter().filter_map(|entry| if let Entry::Chunk(chunk) = entry { Some(chunk) } else { None }).collect();
-    let size = chunks.iter().map(|chunk| chunk.blocks.as_str().len() + 40).sum::<usize>();
-    let mut list = String::with_capacity(size + 2);
-    for chunk in &chunks {
-        list.push(if list.is_empty() { '[' } else { ',' });
-        list.push_str(&format!("{{\"seq\":{},\"content\":{}}}", chunk.seq, chunk.blocks.as_str()));
-    }
-    if list.is_empty() {
-        list.push('[');
-    }
-    list.push(']');
+fn answer(cx: &Cx<'_>, from: Seq, page: Page) -> Object {
+    let (ended, end) = (page.ended, page.end);
+    let chunks: Vec<Chunk> = page.entries.into_iter().filter_map(Entry::into_chunk).collect();
+    let list: Vec<String> =
+        chunks.iter().map(|chunk| Object::open().put("seq", &chunk.seq.0).raw("content", chunk.blocks.as_str()).into_text()).collect();
     // What is asked for and was dropped is skipped; what is not there yet is waited for where it will be.
     let begins = chunks.first().map_or(from, |chunk| chunk.seq);
     let next = chunks.last().map_or(from, |chunk| chunk.seq.next());
     with_info(Object::result("complete"), cx.shared)
-        .raw("chunks", &list)
+        .raw("chunks", &format!("[{}]", list.join(",")))
         .put("fromSeq", &begins.0)
         .put("nextSeq", &next.0)
-        .put("done", &(page.ended && next >= page.end))
+        .put("done", &(ended && next >= end))
 }
