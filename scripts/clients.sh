@@ -7,5 +7,4 @@ cd "$(dirname "$0")/.."
 trap stop_server EXIT
 mkdir -p target/clients
 start_server target/clients/server.log
-# The 2025-11-25 era is not served yet.
-INTEROP_LEGACY=0 sh interop/run.sh "$url"
+sh interop/run.sh "$url"

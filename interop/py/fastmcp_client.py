@@ -2,7 +2,8 @@
 
 FastMCP drives tasks by itself once `fastmcp_tasks` is imported, polls from
 20 ms upwards and sends no `Mcp-Name` header on `tasks/*`. One `httpx` event
-hook below records what is really sent.
+hook below records what is really sent. After `initialize` it knows no tasks:
+there it is a client whose calls are held open.
 """
 
 from __future__ import annotations
@@ -159,10 +160,71 @@ async def _(url: str) -> None:
 
 @check.legacy("mode=legacy: the same tools, synchronously")
 async def _(url: str) -> None:
-    async with connect(url, mode="legacy") as client:
+    wire = Wire()
+    async with connect(url, wire, mode="legacy") as client:
+        assert client.session.protocol_version == "2025-11-25", client.session.protocol_version
         assert text(await client.call_tool("greet", {"name": "Old"})) == "Hello, Old!"
-        result = await client.call_tool("slow_compute", {"seconds": 1, "label": "fastmcp-legacy"})
+        result = await client.call_tool("slow_compute", {"seconds": 2, "label": "fastmcp-legacy"})
         assert not result.is_error and result.content, result
+        assert wire.count("initialize") == 1 and wire.count("tasks/get") == 0
+
+
+@check.legacy("mode=legacy: the elicitation handler answers in the middle of a call")
+async def _(url: str) -> None:
+    asked: list[str] = []
+    async with connect(url, mode="legacy", elicitation_handler=answering(asked)) as client:
+        result = await client.call_tool("confirm_delete", {"filename": "fastmcp-legacy.txt"})
+        assert text(result) == "Deleted fastmcp-legacy.txt", result
+        result = await client.call_tool("multi_input", {})
+        assert not result.is_error, result
+        assert len(asked) == 3 == len(set(asked)), asked
+
+
+@check.legacy("mode=legacy: progress and log lines on the way")
+async def _(url: str) -> None:
+    steps: list[float] = []
+    lines: list[Any] = []
+
+    async def progressed(progress: float, _total: float | None, _message: str | None) -> None:
+        steps.append(progress)
+
+    async def logged(message: Any) -> None:
+        lines.append(message.data)
+
+    async with connect(url, mode="legacy", progress_handler=progressed, log_handler=logged) as client:
+        await client.call_tool("test_tool_with_progress", {})
+        await client.call_tool("test_tool_with_logging", {})
+        assert steps == [0, 50, 100], steps
+        assert len(lines) == 3, lines
+
+
+@check.legacy("mode=legacy: an error of a tool is raised")
+async def _(url: str) -> None:
+    async with connect(url, mode="legacy") as client:
+        try:
+            await client.call_tool("test_error_handling", {})
+        except ToolError as error:
+            assert "intentionally" in str(error), error
+        else:
+            raise AssertionError("isError must be raised")
+
+
+@check.legacy("mode=legacy: the server closes the stream of a call, the client comes back")
+async def _(url: str) -> None:
+    async with connect(url, mode="legacy") as client:
+        result = await client.call_tool("test_reconnection", {})
+        assert not result.is_error and result.content, result
+
+
+@check.legacy("mode=legacy: calls at the same time do not block each other")
+async def _(url: str) -> None:
+    async with connect(url, mode="legacy") as client:
+        started = time.monotonic()
+        results = await asyncio.gather(
+            *(client.call_tool("slow_compute", {"seconds": 1, "label": f"fastmcp-{n}"}) for n in range(5))
+        )
+        assert all(not result.is_error for result in results)
+        assert time.monotonic() - started < 4, "five one-second calls must overlap"
 
 
 if __name__ == "__main__":

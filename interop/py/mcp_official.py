@@ -1,10 +1,13 @@
-"""The official Python client (`mcp`) against a server, 2026-07-28 era.
+"""The official Python client (`mcp`) against a server, in both eras.
 
 `mcp` 2.3.0 has no task API of its own: it drops every `tasks/*` method. What it
 offers is the extension seam (`ClientExtension`, `ResultClaim`,
-`NotificationBinding`), so there are two parts below: the client as most people
-use it, declaring nothing, and the same client with a tasks extension written
-on that seam. Nothing in the package is patched.
+`NotificationBinding`), so there are two parts below for 2026-07-28: the client
+as most people use it, declaring nothing, and the same client with a tasks
+extension written on that seam. The third part is the same client after
+`initialize`; it cannot make tasks there (it refuses a `tools/call` result
+without `content`), but it can ask for those made in the other era.
+Nothing in the package is patched.
 """
 
 from __future__ import annotations
@@ -300,6 +303,57 @@ async def _(url: str) -> None:
 
 # --- part 3: the legacy era -----------------------------------------------------
 
+RELATED = "io.modelcontextprotocol/related-task"
+WATCHED = "test://watched-resource"
+
+
+class LegacyTask(types.Result):
+    model_config = ConfigDict(populate_by_name=True)
+    task_id: str = Field(alias="taskId")
+    status: Literal["working", "input_required", "completed", "failed", "cancelled"]
+    status_message: str | None = Field(default=None, alias="statusMessage")
+    ttl: int | None
+
+
+class LegacyTaskList(types.Result):
+    tasks: list[LegacyTask]
+    next_cursor: str | None = Field(default=None, alias="nextCursor")
+
+
+class TaskResult(types.Request[TaskParams, Literal["tasks/result"]]):
+    method: Literal["tasks/result"] = "tasks/result"
+    params: TaskParams
+
+
+class ListTasks(types.Request[types.PaginatedRequestParams, Literal["tasks/list"]]):
+    method: Literal["tasks/list"] = "tasks/list"
+    params: types.PaginatedRequestParams
+
+
+async def _sample(_context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+    said = types.TextContent(type="text", text=f"You said: {params.messages[0].content.text}")
+    return types.CreateMessageResult(role="assistant", model="none", content=said)
+
+
+async def _roots(_context: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri="file:///interop")])
+
+
+def legacy(url: str, **options: Any) -> Client:
+    callbacks = {"elicitation_callback": _elicit, "sampling_callback": _sample, "list_roots_callback": _roots}
+    return Client(url, mode="legacy", **(callbacks | options))
+
+
+@check.legacy("mode=legacy: initialize offers core tasks and nothing of the other era")
+async def _(url: str) -> None:
+    async with legacy(url) as client:
+        assert client.protocol_version == "2025-11-25", client.protocol_version
+        offered = client.session.initialize_result.capabilities
+        assert offered.tasks.list is not None and offered.tasks.cancel is not None
+        assert offered.tasks.requests.tools.call is not None
+        assert offered.extensions is None, offered.extensions
+        await client.send_ping()
+
 
 @check.legacy("mode=legacy: never a modern task, whatever the client declares")
 async def _(url: str) -> None:
@@ -308,6 +362,143 @@ async def _(url: str) -> None:
         assert text(await client.call_tool("greet", {"name": "Old"})) == "Hello, Old!"
         result = await client.call_tool("slow_compute", {"seconds": 1, "label": "py-legacy"})
         assert not result.is_error and result.content, result
+
+
+@check.legacy("mode=legacy: a long call is held open")
+async def _(url: str) -> None:
+    async with legacy(url) as client:
+        result = await client.call_tool("slow_compute", {"seconds": 2, "label": "py-held"})
+        assert "py-held" in text(result), result
+
+
+@check.legacy("mode=legacy: progress and log lines on the way")
+async def _(url: str) -> None:
+    steps: list[tuple[float, float | None]] = []
+    lines: list[Any] = []
+
+    async def progressed(progress: float, total: float | None, _message: str | None) -> None:
+        steps.append((progress, total))
+
+    async def logged(params: types.LoggingMessageNotificationParams) -> None:
+        lines.append(params.data)
+
+    async with legacy(url, logging_callback=logged) as client:
+        await client.call_tool("test_tool_with_progress", {}, progress_callback=progressed)
+        assert steps == [(0, 100), (50, 100), (100, 100)], steps
+        await client.set_logging_level("error")
+        await client.call_tool("test_tool_with_logging", {})
+        await client.set_logging_level("info")
+        await client.call_tool("test_tool_with_logging", {})
+        expected = ["Tool execution started", "Tool processing data", "Tool execution completed"]
+        assert lines == expected, lines
+
+
+@check.legacy("mode=legacy: a plain call asks by real requests")
+async def _(url: str) -> None:
+    async with legacy(url) as client:
+        assert text(await client.call_tool("confirm_delete", {"filename": "py-legacy.txt"})) == "Deleted py-legacy.txt"
+        assert "action=accept" in text(await client.call_tool("test_elicitation", {"message": "Who are you?"}))
+        assert "You said: Hello" in text(await client.call_tool("test_sampling", {"prompt": "Hello"}))
+        assert "file:///interop" in text(await client.call_tool("test_input_required_result_list_roots", {}))
+        assert "interop" in text(await client.call_tool("test_input_required_result_multi_round", {}))
+
+
+@check.legacy("mode=legacy: a client that cannot be asked is not asked")
+async def _(url: str) -> None:
+    async with Client(url, mode="legacy") as client:
+        try:
+            await client.call_tool("test_sampling", {"prompt": "Hello"})
+        except MCPError as error:
+            assert error.error.code == -32600, error
+            assert error.error.data["requiredCapabilities"] == {"sampling": {}}, error.error.data
+        else:
+            raise AssertionError("the call must be refused")
+
+
+@check.legacy("mode=legacy: a tool that has to be a task, an unknown tool, an unknown resource")
+async def _(url: str) -> None:
+    async with legacy(url) as client:
+        attempts = (
+            (lambda: client.call_tool("failing_job", {}), -32601),
+            (lambda: client.call_tool("no_such_tool", {}), -32602),
+            (lambda: client.read_resource("test://no-such-resource"), -32002),
+        )
+        for attempt, code in attempts:
+            try:
+                await attempt()
+            except MCPError as error:
+                assert error.error.code == code, error
+            else:
+                raise AssertionError(f"it must be refused with {code}")
+
+
+@check.legacy("mode=legacy: a subscribed resource")
+async def _(url: str) -> None:
+    updates: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_message(message: Any) -> None:
+        if isinstance(message, types.ResourceUpdatedNotification):
+            await updates.put(str(message.params.uri))
+
+    async with legacy(url, message_handler=on_message) as client:
+        await client.subscribe_resource(WATCHED)
+        # The client opens its standing stream without waiting for it.
+        for _attempt in range(50):
+            await client.call_tool("test_trigger_resource_change", {})
+            try:
+                assert await asyncio.wait_for(updates.get(), 0.2) == WATCHED
+                break
+            except TimeoutError:
+                continue
+        else:
+            raise AssertionError("no update came")
+        await client.unsubscribe_resource(WATCHED)
+
+
+@check.legacy("mode=legacy: the server closes the stream of a call, the client comes back")
+async def _(url: str) -> None:
+    async with legacy(url) as client:
+        result = await client.call_tool("test_reconnection", {})
+        assert not result.is_error and result.content, result
+
+
+@check.legacy("mode=legacy: tasks of the other era are read, listed and cancelled")
+async def _(url: str) -> None:
+    async with declaring(url, Tasks()) as modern, legacy(url) as client:
+        arguments = {"seconds": 60, "label": "py-era"}
+        created = await modern.session.call_tool("slow_compute", arguments, allow_claimed=True)
+        named = TaskParams(task_id=created.task_id)
+        task = await client.session.send_request(GetTask(params=named), LegacyTask)
+        assert task.status == "working" and task.ttl is not None and task.ttl > 0, task
+        page = await client.session.send_request(ListTasks(params=types.PaginatedRequestParams()), LegacyTaskList)
+        assert created.task_id in [listed.task_id for listed in page.tasks], page
+        task = await client.session.send_request(CancelTask(params=named), LegacyTask)
+        assert task.status == "cancelled", task
+        assert (await get_task(modern.session, created.task_id)).status == "cancelled"
+
+
+@check.legacy("mode=legacy: a task of the other era is answered through tasks/result")
+async def _(url: str) -> None:
+    async with declaring(url, Tasks()) as modern, legacy(url) as client:
+        arguments = {"filename": "py-era.txt"}
+        created = await modern.session.call_tool("confirm_delete", arguments, allow_claimed=True)
+        request = TaskResult(params=TaskParams(task_id=created.task_id))
+        result = await client.session.send_request(request, types.CallToolResult)
+        assert text(result) == "Deleted py-era.txt", result
+        assert result.meta[RELATED] == {"taskId": created.task_id}, result
+        assert (await get_task(modern.session, created.task_id)).status == "completed"
+
+
+@check.legacy("mode=legacy: an isError result is failed here, completed in the other era")
+async def _(url: str) -> None:
+    async with declaring(url, Tasks()) as modern, legacy(url) as client:
+        created = await modern.session.call_tool("failing_job", {}, allow_claimed=True)
+        named = TaskParams(task_id=created.task_id)
+        result = await client.session.send_request(TaskResult(params=named), types.CallToolResult)
+        assert result.is_error, result
+        task = await client.session.send_request(GetTask(params=named), LegacyTask)
+        assert task.status == "failed" and task.status_message == text(result), task
+        assert (await get_task(modern.session, created.task_id)).status == "completed"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ if (!url) {
 const clientInfo = { name: 'taskwire-interop-ts', version: '0.0.0' };
 
 /** A fetch that records every JSON-RPC message really sent, with its headers and HTTP status, and the text of JSON answers. */
-function recordingFetch(wire) {
+export function recordingFetch(wire) {
   return async (input, init) => {
     const entry = { http: init?.method ?? 'GET', headers: new Headers(init?.headers), at: Date.now() };
     if (typeof init?.body === 'string') entry.message = JSON.parse(init.body);

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Deserializer, de};
-use taskwire::server::{self, Auth};
+use taskwire::server::{self, Auth, Initial, Mode};
 use taskwire_core::Limits;
 
 /// A time span such as `"1s"` or `"10m"`.
@@ -30,14 +30,18 @@ pub(crate) struct Keep(Option<Duration>);
 
 impl<'de> Deserialize<'de> for Keep {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        if text == "forever" {
-            return Ok(Self(None));
-        }
-        humantime::parse_duration(&text)
-            .map(|span| Self(Some(span)))
-            .map_err(|error| de::Error::custom(format!("`{text}` is not a time span such as \"1h\", nor \"forever\": {error}")))
+        span_or(deserializer, "forever").map(Self)
     }
+}
+
+/// A time span, or nothing if it is `word`.
+fn span_or<'de, D: Deserializer<'de>>(deserializer: D, word: &str) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text == word {
+        return Ok(None);
+    }
+    let problem = |error| de::Error::custom(format!("`{text}` is not a time span such as \"1h\", nor \"{word}\": {error}"));
+    humantime::parse_duration(&text).map(Some).map_err(problem)
 }
 
 /// The file.
@@ -71,6 +75,7 @@ pub(crate) struct Config {
     body_bytes: Option<usize>,
     limits: LimitsTable,
     http: HttpTable,
+    legacy: LegacyTable,
     pub(crate) auth: AuthTable,
 }
 
@@ -104,6 +109,7 @@ impl Default for Config {
             body_bytes: None,
             limits: LimitsTable::default(),
             http: HttpTable::default(),
+            legacy: LegacyTable::default(),
             auth: AuthTable::default(),
         }
     }
@@ -122,6 +128,7 @@ struct LimitsTable {
     value_bytes: Option<u64>,
     result_bytes: Option<u64>,
     tasks_per_caller: Option<u64>,
+    session_events: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -134,6 +141,29 @@ struct HttpTable {
     keep_alive: Option<Span>,
     read_timeout: Option<Span>,
     write_timeout: Option<Span>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LegacyTable {
+    modes: Option<Vec<Mode>>,
+    initial: Option<Initial>,
+    immediate_task: Option<bool>,
+    list_tasks: Option<bool>,
+    sessions_per_caller: Option<usize>,
+    session_idle: Option<Span>,
+    retry: Option<Span>,
+    reconnect_after: Option<Never>,
+}
+
+/// A time span, or `"never"`.
+#[derive(Debug, Clone, Copy)]
+struct Never(Option<Duration>);
+
+impl<'de> Deserialize<'de> for Never {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        span_or(deserializer, "never").map(Self)
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -206,6 +236,14 @@ impl Config {
         set(&mut config.http.keep_alive, self.http.keep_alive.map(|span| span.0));
         set(&mut config.http.read_timeout, self.http.read_timeout.map(|span| span.0));
         set(&mut config.http.write_timeout, self.http.write_timeout.map(|span| span.0));
+        set(&mut config.legacy.modes, self.legacy.modes.clone());
+        set(&mut config.legacy.initial, self.legacy.initial);
+        set(&mut config.legacy.immediate_task, self.legacy.immediate_task);
+        set(&mut config.legacy.list_tasks, self.legacy.list_tasks);
+        set(&mut config.legacy.sessions_per_caller, self.legacy.sessions_per_caller);
+        set(&mut config.legacy.session_idle, self.legacy.session_idle.map(|span| span.0));
+        set(&mut config.legacy.retry, self.legacy.retry.map(|span| span.0));
+        set(&mut config.legacy.reconnect_after, self.legacy.reconnect_after.map(|span| span.0));
         config.auth = self.auth.resolve(|name| std::env::var(name).ok())?;
         check(&config)?;
         Ok(config)
@@ -219,6 +257,7 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
         ("http.connections", config.http.connections),
         ("page_len", config.page_len),
         ("requests_per_stream", config.requests_per_stream),
+        ("legacy.sessions_per_caller", config.legacy.sessions_per_caller),
     ];
     for (key, value) in counts {
         if !(1..=1_000_000).contains(&value) {
@@ -244,6 +283,8 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
         ("http.keep_alive", config.http.keep_alive, Duration::from_secs(1)),
         ("http.read_timeout", config.http.read_timeout, Duration::from_secs(1)),
         ("http.write_timeout", config.http.write_timeout, Duration::from_secs(1)),
+        ("legacy.session_idle", config.legacy.session_idle, Duration::from_secs(60)),
+        ("legacy.reconnect_after", config.legacy.reconnect_after.unwrap_or(Duration::MAX), Duration::from_secs(1)),
     ];
     for (key, value, least) in spans {
         if value < least {
@@ -271,6 +312,7 @@ impl LimitsTable {
         set(&mut limits.value_bytes, self.value_bytes);
         set(&mut limits.result_bytes, self.result_bytes);
         set(&mut limits.tasks_per_caller, self.tasks_per_caller);
+        set(&mut limits.session_events, self.session_events);
     }
 }
 
@@ -350,6 +392,9 @@ mod tests {
             ("retention = \"0s\"", "retention"),
             ("http.keep_alive = \"0s\"", "http.keep_alive"),
             ("http.connections = 99999999", "http.connections"),
+            ("legacy.session_idle = \"1s\"", "legacy.session_idle"),
+            ("legacy.reconnect_after = \"1ms\"", "legacy.reconnect_after"),
+            ("legacy.sessions_per_caller = 0", "legacy.sessions_per_caller"),
         ] {
             let error = Config::parse(text).expect("valid").server().expect_err("of no use");
             assert!(error.to_string().contains(key), "{error}");

@@ -137,6 +137,10 @@ name! {
     CallerId
 }
 name! {
+    /// The name of a session: what a client and a server agreed on once, and come back to.
+    SessionId
+}
+name! {
     /// The name of one question that a task asks; never used twice within a task.
     InputKey
 }

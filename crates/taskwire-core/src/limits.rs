@@ -24,6 +24,8 @@ pub struct Limits {
     pub result_bytes: u64,
     /// Tasks of one caller that have not ended.
     pub tasks_per_caller: u64,
+    /// Changes that a session may be behind with; older ones it is not told of.
+    pub session_events: u64,
 }
 
 impl Limits {
@@ -39,6 +41,7 @@ impl Limits {
         value_bytes: 1024 * 1024,
         result_bytes: 16 * 1024 * 1024,
         tasks_per_caller: 1_000,
+        session_events: 4_096,
     };
 }
 

@@ -82,9 +82,10 @@ fn tools(journal: &Arc<File>) -> Result<Registry, InvalidSchema> {
         .tool(Tool::new("quick", "Returns at once", quick).task(TaskMode::Always))?
         .tool(Tool::new("wait", "Waits until it is cancelled", wait).task(TaskMode::Always))?
         .tool(Tool::new("steps", "Goes on where it was", steps).task(TaskMode::Always).retry_on_interrupt())?
-        .tool(Tool::new("count", "Writes a stream, each chunk once", count).task(TaskMode::Always).retry_on_interrupt())?
+        .tool(Tool::new("count", "Writes a stream, each chunk once", count).task(TaskMode::Always).streams().retry_on_interrupt())?
         .tool(Tool::new("flood", "Writes a large stream", flood).task(TaskMode::Always))?
         .tool(Tool::new("ask", "Asks for a name, once", ask).task(TaskMode::Always).retry_on_interrupt())?
+        .tool(Tool::new("interview", "Asks for many names, each once", interview).retry_on_interrupt())?
         .tool(Tool::new("once", "Does something that must not be done twice", once).task(TaskMode::Always))?
         .tool(Tool::new("sign", "As `once`, then asks for a name", sign).task(TaskMode::Always))?
         .tool(Tool::new("direct", "Is never a task", direct).task(TaskMode::Never))?;
@@ -159,14 +160,33 @@ async fn flood(args: Streamed, ctx: Ctx) -> Result<String, ToolError> {
 async fn leg(ctx: &Ctx, args: &Streamed, index: u64) -> Result<(), ToolError> {
     if index.is_multiple_of(args.leg) {
         let schema = json!({"type": "object", "properties": {}});
-        ctx.ask(&format!("leg-{index}"), Question::form("Shall it go on?", schema)).await?;
+        let question = Question::form(&format!("Shall it go on from chunk {index}?"), schema);
+        ctx.ask(&format!("leg-{index}"), question).await?;
     }
     Ok(())
 }
 
 async fn ask(args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
-    let name = name(&ctx).await?;
+    let name = name(&ctx, "name", "What is your name?").await?;
     Ok(format!("hello {name}-{}", args.n))
+}
+
+/// What `interview` is told.
+#[derive(Deserialize, JsonSchema)]
+struct Interview {
+    /// Tells this call from all others.
+    n: u64,
+    /// How many names to ask for.
+    questions: u64,
+}
+
+/// Keeps nothing but its questions: cut off anywhere, it asks again from the first, and is told at once what was answered.
+async fn interview(args: Interview, ctx: Ctx) -> Result<String, ToolError> {
+    let mut names = Vec::new();
+    for index in 0..args.questions {
+        names.push(name(&ctx, &format!("name-{index}"), &format!("What is name {index}?")).await?);
+    }
+    Ok(format!("interview-{}: {}", args.n, names.join(", ")))
 }
 
 async fn once(journal: Arc<File>, args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
@@ -177,7 +197,7 @@ async fn once(journal: Arc<File>, args: Numbered, ctx: Ctx) -> Result<String, To
 
 async fn sign(journal: Arc<File>, args: Numbered, ctx: Ctx) -> Result<String, ToolError> {
     note(&journal, args.n)?;
-    let name = name(&ctx).await?;
+    let name = name(&ctx, "name", "What is your name?").await?;
     Ok(format!("signed {name}-{}", args.n))
 }
 
@@ -187,9 +207,9 @@ struct Name {
     name: String,
 }
 
-async fn name(ctx: &Ctx) -> Result<String, ToolError> {
+async fn name(ctx: &Ctx, key: &str, question: &str) -> Result<String, ToolError> {
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
-    let answer = ctx.ask("name", Question::form("What is your name?", schema)).await?;
+    let answer = ctx.ask(key, Question::form(question, schema)).await?;
     Ok(answer.read::<Name>()?.name)
 }
 

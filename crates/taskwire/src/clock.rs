@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use taskwire_core::{TaskId, Timestamp, id::ID_RANDOM_BYTES};
+use taskwire_core::{SessionId, TaskId, Timestamp, id::ID_RANDOM_BYTES};
 use tokio::sync::watch;
 
 /// A wait that can be kept in a struct.
@@ -97,4 +97,12 @@ pub(crate) fn new_task_id(now: Timestamp) -> TaskId {
     let mut random = [0; ID_RANDOM_BYTES];
     getrandom::fill(&mut random).expect("the operating system gives random bytes");
     TaskId::new(now, random)
+}
+
+/// A fresh, unguessable session id, of characters that are safe in a header.
+pub(crate) fn new_session_id() -> SessionId {
+    let mut random = [0; 20];
+    getrandom::fill(&mut random).expect("the operating system gives random bytes");
+    let text = random.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    SessionId::new(&text)
 }

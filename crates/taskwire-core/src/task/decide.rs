@@ -40,9 +40,10 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
             bound("the status message is too long", size, limits.message_bytes, "message_bytes")?;
             finite(*progress)?;
             room(task, limits)?;
-            let news = message.as_ref().is_some_and(|message| task.message.as_ref() != Some(message))
-                || progress.is_some_and(|progress| task.progress != Some(progress));
-            Ok(if news { vec![Event::Said { message: message.clone(), progress: *progress }] } else { Vec::new() })
+            // Progress grows, or there is none: also when the work was begun anew.
+            let progress = progress.filter(|progress| task.progress.is_none_or(|told| progress.done > told.done));
+            let news = progress.is_some() || message.as_ref().is_some_and(|message| task.message.as_ref() != Some(message));
+            Ok(if news { vec![Event::Said { message: message.clone(), progress }] } else { Vec::new() })
         }
         Command::Ask { key, request } => ask(task, key, request, limits),
         Command::Save { chunks, checkpoint } => {
@@ -101,7 +102,9 @@ fn append(mut written: Output, spec: &Spec, chunks: &[Blocks], limits: &Limits) 
 
 /// The end, after the last output. Output that is too much fails a task that would have gone well.
 fn finish(task: &Task, chunks: &[Blocks], outcome: Outcome, limits: &Limits) -> Vec<Event> {
-    let (mut events, outcome) = match append(task.output, &task.spec, chunks, limits) {
+    // Where the result is written too, a block of it may be as large as in any other result.
+    let chunk_bytes = if task.spec.output_is_result { limits.chunk_bytes.max(limits.result_bytes) } else { limits.chunk_bytes };
+    let (mut events, outcome) = match append(task.output, &task.spec, chunks, &Limits { chunk_bytes, ..*limits }) {
         Ok(events) => (events, outcome),
         Err(reject) if matches!(outcome, Outcome::Completed { is_error: false, .. }) => {
             (Vec::new(), Outcome::Failed(RpcError { code: code::LIMIT_REACHED, message: reject.to_string(), data: None }))
@@ -173,7 +176,8 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
     }
     // A caller that waited for a result lost its call with the server, and will make it again: this one is nobody's,
     // unless it can still be found by its key or by the state that came with a question.
-    let lost = task.spec.hidden && task.spec.idempotency_key.is_none() && task.inputs.is_empty();
+    let unknown = task.spec.hidden && task.spec.idempotency_key.is_none() && task.spec.follower.is_none();
+    let lost = unknown && task.inputs.is_empty();
     let again = !lost && task.spec.on_interrupt == OnInterrupt::Retry && task.attempt.0 < task.spec.attempts_max;
     vec![if again {
         Event::Started { attempt: task.attempt.next(), epoch }

@@ -20,5 +20,5 @@ pub use command::{Authority, Command, NewTask, Reject};
 pub use decide::{bounded, decide};
 pub use event::{Event, Outcome, Progress, RpcError};
 pub use evolve::{create, evolve};
-pub use state::{Accepts, Input, OnInterrupt, Output, Overflow, Spec, Status, Task};
+pub use state::{Accepts, Follower, Input, OnInterrupt, Output, Overflow, Spec, Status, Task};
 pub use wants::{Wants, wants};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::event::{Outcome, Progress};
 use crate::{
-    id::{Attempt, CallerId, Epoch, InputKey, Seq, TaskId, Version},
+    id::{Attempt, CallerId, Epoch, InputKey, Seq, SessionId, TaskId, Version},
     limits::Limits,
     payload::Payload,
     time::Timestamp,
@@ -54,6 +54,16 @@ pub struct Accepts {
     pub roots: bool,
 }
 
+/// A session that is told what happens to a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follower {
+    /// Which.
+    pub session: SessionId,
+    /// Whether it is told of output, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output: bool,
+}
+
 /// What is fixed about a task when it is made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
@@ -87,6 +97,15 @@ pub struct Spec {
     /// Whether the caller waits for a result and knows of no task.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
+    /// Who made it and is told what happens to it, if that is a session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follower: Option<Follower>,
+    /// What whoever made it wants to find here again; nobody else reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Payload>,
+    /// Whether its output is its result: what it returns and has not written is written at its end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output_is_result: bool,
 }
 
 impl Spec {
@@ -105,6 +124,9 @@ impl Spec {
             idempotency_key: None,
             accepts: Accepts::default(),
             hidden: false,
+            follower: None,
+            origin: None,
+            output_is_result: false,
         }
     }
 }

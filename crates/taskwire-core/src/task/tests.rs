@@ -19,6 +19,7 @@ const LIMITS: Limits = Limits {
     value_bytes: 60,
     result_bytes: 60,
     tasks_per_caller: 10,
+    session_events: 100,
 };
 
 fn spec() -> Spec {

@@ -6,6 +6,8 @@ pub const PARSE_ERROR: i64 = -32700;
 pub const INVALID_REQUEST: i64 = -32600;
 /// There is no such method.
 pub const METHOD_NOT_FOUND: i64 = -32601;
+/// There is no such resource (up to 2025-11-25).
+pub const RESOURCE_NOT_FOUND: i64 = -32002;
 /// The parameters are wrong; also: no such tool, prompt, resource or task.
 pub const INVALID_PARAMS: i64 = -32602;
 /// Something went wrong on this side.

@@ -124,7 +124,7 @@ fn template_data(call: &ResourceCall) -> Result<Value, ToolError> {
 }
 
 /// What a resource gives: one piece.
-fn contents(piece: Value) -> Value {
+pub(crate) fn contents(piece: Value) -> Value {
     json!({"contents": [piece]})
 }
 

@@ -50,6 +50,18 @@ pub(crate) fn filled<T: DeserializeOwned>(responses: &Responses, key: &str) -> R
     answer(responses, key)?.map(|answer| answer.read()).transpose()
 }
 
+/// Asks the caller's language model.
+pub(crate) fn sample(text: &str, max_tokens: u32) -> Question {
+    let message = json!({"role": "user", "content": {"type": "text", "text": text}});
+    Question::sampling(json!({"messages": [message], "maxTokens": max_tokens}))
+}
+
+/// What the language model said.
+pub(crate) fn sampled(answer: &Answer) -> Result<&str, ToolError> {
+    let text = answer.content.as_ref().and_then(|content| content["text"].as_str());
+    text.ok_or_else(|| invalid("the model's answer has no text"))
+}
+
 /// The caller sent something that cannot be used.
 pub(crate) fn invalid(message: impl Into<String>) -> ToolError {
     ToolError::protocol(code::INVALID_PARAMS, message)

@@ -1,12 +1,14 @@
 //! Serves what the official conformance suite expects of a server: `conformance --listen ADDR --data DIR`.
 //!
 //! One file per group of fixtures: [`base`] (content), [`protocol`] (capabilities, logging, changes, headers), [`rounds`]
-//! (calls that are answered by a question), [`tasks`] and [`catalog`] (prompts, resources, completions).
+//! (calls that are answered by a question), [`tasks`], [`catalog`] (prompts, resources, completions) and [`legacy`] (what
+//! only older revisions are tested with).
 //! `scripts/conform.sh` runs the suite against it.
 
 mod base;
 mod catalog;
 mod common;
+mod legacy;
 mod protocol;
 mod rounds;
 mod tasks;
@@ -21,6 +23,9 @@ use taskwire::{
 use tokio::net::TcpListener;
 
 const USAGE: &str = "usage: conformance --listen ADDR --data DIR";
+
+/// A page holds all tools, since the suite reads only one, but clients that list their tasks find several.
+const PAGE_LEN: usize = 50;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -39,6 +44,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         name: "taskwire-conformance".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         instructions: Some("The fixtures of the official conformance suite.".to_owned()),
+        page_len: PAGE_LEN,
         ..Config::default()
     };
     let server = Server::start(fixtures()?, SqliteStore::open(&options.data)?, config)?;
@@ -57,6 +63,7 @@ fn fixtures() -> Result<Registry, InvalidSchema> {
     rounds::register(&registry)?;
     tasks::register(&registry)?;
     catalog::register(&registry);
+    legacy::register(&registry)?;
     Ok(registry)
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use taskwire::tool::{Answer, Ctx, InvalidSchema, Question, Registry, Round, ToolError};
 use taskwire_core::Payload;
 
-use crate::common::{Name, answer, filled, form, invalid, name_form, plain};
+use crate::common::{Name, answer, filled, form, invalid, name_form, plain, sample, sampled};
 
 pub(crate) fn register(registry: &Registry) -> Result<(), InvalidSchema> {
     registry
@@ -123,18 +123,6 @@ async fn capabilities(ctx: Ctx) -> Result<&'static str, ToolError> {
         return Ok("There is nothing left to ask.");
     }
     Err(ToolError::round(round))
-}
-
-/// Asks the caller's language model.
-fn sample(text: &str, max_tokens: u32) -> Question {
-    let message = json!({"role": "user", "content": {"type": "text", "text": text}});
-    Question::sampling(json!({"messages": [message], "maxTokens": max_tokens}))
-}
-
-/// What the language model said.
-fn sampled(answer: &Answer) -> Result<&str, ToolError> {
-    let text = answer.content.as_ref().and_then(|content| content["text"].as_str());
-    text.ok_or_else(|| invalid("the model's answer has no text"))
 }
 
 /// The URIs of the root folders.

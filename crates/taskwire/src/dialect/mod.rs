@@ -1,10 +1,19 @@
 //! How each era spells a task on the wire. One folder per era; nothing outside it knows an era's field names.
 
+mod called;
+mod catalog;
+mod era;
+mod json;
+pub(crate) mod legacy;
 pub(crate) mod modern;
+mod notes;
 mod outbox;
+mod params;
 mod peer;
 mod reply;
+mod view;
 
-pub(crate) use outbox::{Framing, Outbox};
+pub(crate) use era::{Era, is_modern};
+pub(crate) use outbox::{Framing, Gone, Outbox};
 pub(crate) use peer::{Peer, Told};
-pub(crate) use reply::{Fault, Orphan, Reply};
+pub(crate) use reply::{Fault, Reply, Sent};

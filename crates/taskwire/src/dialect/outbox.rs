@@ -12,13 +12,23 @@ pub(crate) struct Framing {
     pub(crate) after: &'static [u8],
     /// A message that is larger than this may be sent in pieces: nothing else comes between them.
     pub(crate) whole_max: usize,
+    /// Whether a message can have a name by which a reader that was cut off comes back.
+    pub(crate) named: bool,
 }
 
 impl Framing {
     /// Server-sent events.
-    pub(crate) const EVENTS: Self = Self { before: b"data: ", after: b"\n\n", whole_max: 2 * 1024 };
+    pub(crate) const EVENTS: Self = Self { before: b"data: ", after: b"\n\n", whole_max: 2 * 1024, named: true };
     /// One message a line, among those of other requests.
-    pub(crate) const LINES: Self = Self { before: b"", after: b"\n", whole_max: usize::MAX };
+    pub(crate) const LINES: Self = Self { before: b"", after: b"\n", whole_max: usize::MAX, named: false };
+
+    /// The message with its frame and, where it can have one, its name.
+    pub(crate) fn named(self, name: Option<&str>, message: &[u8]) -> Bytes {
+        match name.filter(|_| self.named) {
+            Some(name) => [b"id: ", name.as_bytes(), b"\n", self.before, message, self.after].concat().into(),
+            None => self.frame(message),
+        }
+    }
 
     /// The message with its frame.
     pub(crate) fn frame(self, message: &[u8]) -> Bytes {

@@ -1,13 +1,14 @@
 //! What a dialect gives back to its transport.
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 use taskwire_core::{
-    CallerId, TaskId,
+    CallerId, SessionId, TaskId,
     task::{Reject, RpcError},
     wire::{RequestId, code, write_error},
 };
 
+use super::json;
 use crate::engine::{self, Engine};
 
 /// A response: for HTTP with its status, for a byte stream without.
@@ -15,17 +16,40 @@ use crate::engine::{self, Engine};
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: Bytes,
-    /// A task that the client does not know of before it has this response.
-    pub(crate) orphan: Option<Orphan>,
+    /// What is to be done when it was sent, or was not.
+    pub(crate) sent: Option<Sent>,
+    /// The session that it begins.
+    pub(crate) session: Option<SessionId>,
 }
 
 impl Reply {
+    pub(crate) fn new(status: u16, body: Vec<u8>) -> Self {
+        Self { status, body: body.into(), sent: None, session: None }
+    }
+
+    /// A response with this result, which is JSON text.
+    pub(crate) fn result(id: &RequestId, result: &[u8]) -> Self {
+        let mut body = Vec::with_capacity(result.len() + 64);
+        body.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":");
+        json::write(&mut body, id);
+        body.extend_from_slice(b",\"result\":");
+        body.extend_from_slice(result);
+        body.push(b'}');
+        Self::new(200, body)
+    }
+
+    /// Has `sent` done when it is sent.
+    pub(crate) fn then(mut self, sent: Option<Sent>) -> Self {
+        self.sent = sent;
+        self
+    }
+
     pub(crate) fn fault(id: Option<&RequestId>, fault: &Fault) -> Self {
         let mut body = Vec::with_capacity(256);
         if let Err(error) = write_error(&mut body, id, &fault.error) {
             tracing::error!(%error, "an error could not be written");
         }
-        Self { status: fault.status, body: body.into(), orphan: None }
+        Self::new(fault.status, body)
     }
 
     /// A handler panicked; the panic has been printed.
@@ -35,29 +59,46 @@ impl Reply {
 
     /// Nothing to say: a notification was taken.
     pub(crate) fn accepted() -> Self {
-        Self { status: 202, body: Bytes::new(), orphan: None }
+        Self::new(202, Vec::new())
     }
 }
 
-/// A task whose handle has not reached its caller: dropped before it was delivered, the task is cancelled.
-#[derive(Debug)]
-pub(crate) struct Orphan(Option<(Engine, CallerId, TaskId)>);
+/// What is to be done when a response was sent, or when it never will be.
+pub(crate) struct Sent(Option<Box<dyn FnOnce(bool) + Send + Sync>>);
 
-impl Orphan {
-    pub(crate) fn new(engine: Engine, caller: CallerId, id: TaskId) -> Self {
-        Self(Some((engine, caller, id)))
+impl std::fmt::Debug for Sent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sent")
+    }
+}
+
+impl Sent {
+    /// Does this: with `true` when the response is on its way, with `false` if it is dropped.
+    pub(crate) fn new(act: impl FnOnce(bool) + Send + Sync + 'static) -> Self {
+        Self(Some(Box::new(act)))
     }
 
-    /// The response is on its way: the task is its caller's now.
+    /// A task whose handle has not reached its caller: if it never does, the task is cancelled.
+    pub(crate) fn orphan(engine: Engine, caller: CallerId, id: TaskId) -> Self {
+        Self::new(move |delivered| {
+            if !delivered {
+                engine.abandon(caller, id);
+            }
+        })
+    }
+
+    /// The response is on its way.
     pub(crate) fn delivered(mut self) {
-        self.0 = None;
+        if let Some(act) = self.0.take() {
+            act(true);
+        }
     }
 }
 
-impl Drop for Orphan {
+impl Drop for Sent {
     fn drop(&mut self) {
-        if let Some((engine, caller, id)) = self.0.take() {
-            engine.abandon(caller, id);
+        if let Some(act) = self.0.take() {
+            act(false);
         }
     }
 }
@@ -99,7 +140,7 @@ impl Fault {
 
     pub(crate) fn missing_capability(required: &Value) -> Self {
         Self::new(400, code::MISSING_CAPABILITY, format!("this request needs client capabilities that it does not declare: {required}"))
-            .with_data(json!({ "requiredCapabilities": required }))
+            .with_data(serde_json::json!({ "requiredCapabilities": required }))
     }
 
     /// Too much at once: a little later it would be well.

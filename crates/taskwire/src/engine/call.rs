@@ -1,6 +1,6 @@
 //! What a run and the call that waits for it tell each other.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use taskwire_core::{
@@ -53,6 +53,8 @@ pub enum Note {
         /// What.
         data: Payload,
     },
+    /// The connection may end now, if the caller can come back: it should, after so long.
+    Disconnect(Duration),
 }
 
 /// Where a run is, for whoever waits for it.

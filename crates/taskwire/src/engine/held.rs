@@ -55,12 +55,8 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        match self.run.phase() {
-            _ if self.released => {}
-            // On its way to a task, it will find that it is stopped.
-            Phase::Loose => self.run.stop(),
-            Phase::Task(id) => self.run.engine().abandon(self.run.spec().caller.clone(), id),
-            Phase::Done(_) => {}
+        if !self.released {
+            self.run.call_off("the caller went away before it was told of the task");
         }
     }
 }

@@ -29,7 +29,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
-    Attempt, CallerId, Epoch, Limits, Payload, Seq, TaskId,
+    Attempt, CallerId, Epoch, Limits, Payload, Seq, SessionId, TaskId,
     task::{Authority, Command, NewTask, Outcome, Overflow, Reject, RpcError, Spec, Task},
     wire::code,
 };
@@ -43,7 +43,7 @@ pub use run::Run;
 use crate::{
     clock::{Clock, new_task_id},
     feed::{Feed, Watch},
-    store::{self, Cursor, Page, Reader, Store},
+    store::{self, Cursor, Page, Reader, SessionChange, Store},
 };
 
 /// What the engine runs: given a run, does its work and says how it ended.
@@ -112,11 +112,21 @@ struct Envelope {
     receipt: oneshot::Sender<Result<Receipt, Error>>,
 }
 
+/// What the writer is asked to do.
+enum Order {
+    /// Something about a task.
+    Task(Envelope),
+    /// Something about a session.
+    Session(SessionChange, oneshot::Sender<()>),
+}
+
 struct Inner {
-    queue: mpsc::Sender<Envelope>,
+    queue: mpsc::Sender<Order>,
     reader: Arc<dyn Reader>,
     recent: recent::Recent,
-    feed: Arc<Feed>,
+    feed: Arc<Feed<TaskId>>,
+    /// Sessions that have something new to be told.
+    sessions: Arc<Feed<SessionId>>,
     clock: Arc<dyn Clock>,
     config: Config,
     epoch: Epoch,
@@ -153,6 +163,7 @@ impl Engine {
             reader: store.reader(),
             recent: recent::Recent::new(config.cache_bytes),
             feed: Arc::default(),
+            sessions: Arc::default(),
             clock,
             config,
             epoch: store.epoch(),
@@ -221,7 +232,7 @@ impl Engine {
     /// When the state machine refuses, or nothing can be stored any more.
     pub async fn submit(&self, id: TaskId, by: Authority, command: Command) -> Result<Receipt, Error> {
         let (receipt, answer) = oneshot::channel();
-        self.0.queue.send(Envelope { id, by, command, receipt }).await.map_err(|_| self.gone())?;
+        self.0.queue.send(Order::Task(Envelope { id, by, command, receipt })).await.map_err(|_| self.gone())?;
         answer.await.map_err(|_| self.gone())?
     }
 
@@ -291,10 +302,44 @@ impl Engine {
         self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts work that is not a task yet. It lives in memory until it becomes one or ends.
+    /// Starts work that is not a task yet. It lives in memory until it becomes one, of this name, or ends.
     #[must_use]
-    pub fn launch(&self, spec: Arc<Spec>, request: Payload, resumed: Resumed, notes: Option<mpsc::Sender<Note>>) -> Held {
-        Held::new(Arc::new(Run::loose(self.clone(), spec, request, resumed, notes)))
+    pub fn launch(&self, id: TaskId, spec: Arc<Spec>, request: Payload, resumed: Resumed, notes: Option<mpsc::Sender<Note>>) -> Held {
+        Held::new(Arc::new(Run::loose(self.clone(), id, spec, request, resumed, notes)))
+    }
+
+    /// Changes a session and waits until that is durable.
+    pub(crate) async fn change_session(&self, change: SessionChange) -> Result<(), Error> {
+        let (receipt, answer) = oneshot::channel();
+        self.0.queue.send(Order::Session(change, receipt)).await.map_err(|_| self.gone())?;
+        answer.await.map_err(|_| self.gone())
+    }
+
+    /// Watches whether a session has something new to be told. Read after this, never before.
+    pub(crate) fn watch_session(&self, id: SessionId) -> Watch<SessionId> {
+        self.0.sessions.watch(vec![id], true)
+    }
+
+    /// Makes a task of work that is done: it is over in the moment in which it begins.
+    pub(crate) async fn record(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
+        let new = NewTask { spec, request, epoch: self.0.epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None };
+        let (made, ended) = (oneshot::channel(), oneshot::channel());
+        self.0.runs.adopt(id, Attempt(1), Arc::default());
+        // Side by side, so that they share a commit.
+        let mut room = self.0.queue.reserve_many(2).await.map_err(|_| self.gone())?;
+        let orders = [
+            Envelope { id, by: Authority::Engine, command: Command::Create(new), receipt: made.0 },
+            Envelope { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), receipt: ended.0 },
+        ];
+        for (order, room) in orders.into_iter().zip(&mut room) {
+            room.send(Order::Task(order));
+        }
+        drop(room);
+        if let Err(error) = made.1.await.map_err(|_| self.gone())? {
+            self.0.runs.disown(id);
+            return Err(error);
+        }
+        ended.1.await.map_err(|_| self.gone())?
     }
 
     /// Who owns a task.
@@ -306,7 +351,7 @@ impl Engine {
     }
 
     /// Watches tasks for changes, and for output if `output`. Read after this, never before: else a change could be missed.
-    pub(crate) fn watch(&self, ids: Vec<TaskId>, output: bool) -> Watch {
+    pub(crate) fn watch(&self, ids: Vec<TaskId>, output: bool) -> Watch<TaskId> {
         self.0.feed.watch(ids, output)
     }
 
@@ -332,13 +377,18 @@ impl Engine {
 
     /// Cancels a task whose caller went away before it was told of it.
     pub(crate) fn abandon(&self, caller: CallerId, id: TaskId) {
+        self.call_off(caller, id, "the caller went away before it was told of the task");
+    }
+
+    /// Cancels a task, sooner or later.
+    pub(crate) fn call_off(&self, caller: CallerId, id: TaskId, reason: &'static str) {
         let engine = self.clone();
         self.0.runtime.spawn(async move {
-            let reason = Some("the caller went away before it was told of the task".into());
+            let reason = Some(reason.into());
             match engine.submit(id, Authority::Caller(caller), Command::Cancel { reason }).await {
                 // It was never made, or is gone: all the better.
                 Ok(_) | Err(Error::Rejected(Reject::NotFound)) => {}
-                Err(error) => tracing::warn!(task = %id, %error, "an abandoned task could not be cancelled"),
+                Err(error) => tracing::warn!(task = %id, %error, "a task could not be cancelled"),
             }
         });
     }

@@ -272,13 +272,21 @@ mod tests {
         let spec = spec();
         let task = create(TaskId::new(at, [n; ID_RANDOM_BYTES]), &spec, Epoch(1), 0, at);
         let created = Event::Created { spec, request: json!({ "n": n }).into(), epoch: Epoch(1), carried: None, spent_ms: 0 };
-        Write { task: Arc::new(task), first: Version(1), at, events: vec![created], stale_checkpoint: None, dropped_bytes: 0 }
+        Write { task: Arc::new(task), first: Version(1), at, events: vec![created], stale_checkpoint: None, dropped_bytes: 0, told_max: 1 }
     }
 
     fn then(write: &Write, event: Event) -> Write {
         let mut task = (*write.task).clone();
         evolve(&mut task, &event, write.at);
-        Write { first: task.version, task: Arc::new(task), at: write.at, events: vec![event], stale_checkpoint: None, dropped_bytes: 0 }
+        Write {
+            first: task.version,
+            task: Arc::new(task),
+            at: write.at,
+            events: vec![event],
+            stale_checkpoint: None,
+            dropped_bytes: 0,
+            told_max: 1,
+        }
     }
 
     #[test]

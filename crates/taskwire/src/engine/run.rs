@@ -21,12 +21,11 @@ use taskwire_core::{
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::{
-    Engine, Envelope, Error, Receipt,
+    Engine, Envelope, Error, Order, Receipt,
     call::{End, Note, Phase, Resumed},
     emit::Emit,
     switch::Switch,
 };
-use crate::clock::new_task_id;
 
 enum Place {
     Loose,
@@ -36,6 +35,8 @@ enum Place {
 
 /// One run of one tool.
 pub struct Run {
+    /// The task that it is, or would be.
+    id: TaskId,
     engine: Engine,
     spec: Arc<Spec>,
     request: Payload,
@@ -62,8 +63,16 @@ impl std::fmt::Debug for Run {
 }
 
 impl Run {
-    pub(super) fn loose(engine: Engine, spec: Arc<Spec>, request: Payload, resumed: Resumed, notes: Option<mpsc::Sender<Note>>) -> Self {
+    pub(super) fn loose(
+        engine: Engine,
+        id: TaskId,
+        spec: Arc<Spec>,
+        request: Payload,
+        resumed: Resumed,
+        notes: Option<mpsc::Sender<Note>>,
+    ) -> Self {
         Self {
+            id,
             began: engine.0.clock.now(),
             engine,
             spec,
@@ -136,6 +145,16 @@ impl Run {
     /// Tells the work to stop.
     pub(super) fn stop(&self) {
         self.stop.turn_on();
+    }
+
+    /// Stops the work, or cancels the task that it became.
+    pub(crate) fn call_off(&self, reason: &'static str) {
+        match self.phase() {
+            // On its way to a task, it will find that it is stopped.
+            Phase::Loose => self.stop(),
+            Phase::Task(id) => self.engine.call_off(self.spec.caller.clone(), id, reason),
+            Phase::Done(_) => {}
+        }
     }
 
     /// Says how the work is getting on.
@@ -240,7 +259,7 @@ impl Run {
             chunks: chunks.clone(),
             said: said.clone(),
         };
-        let id = new_task_id(now);
+        let id = self.id;
         self.engine.0.runs.adopt(id, self.attempt, self.stop.clone());
         if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
             self.engine.0.runs.disown(id);
@@ -258,7 +277,7 @@ impl Run {
             let mut pending = self.emit.lock();
             if let (Some((message, progress)), Ok(queue)) = (pending.go_live(), place_in_queue) {
                 let (by, command) = (Authority::Attempt(self.attempt), Command::Say { message, progress });
-                queue.send(Envelope { id, by, command, receipt: oneshot::channel().0 });
+                queue.send(Order::Task(Envelope { id, by, command, receipt: oneshot::channel().0 }));
             }
         }
         self.send_soon();
@@ -314,7 +333,10 @@ impl Run {
             ))),
         };
         // Nothing is taken any more once it must stop: then there is nothing left to write either.
-        let chunks = self.take_output().unwrap_or_default();
+        let mut chunks = self.take_output().unwrap_or_default();
+        if self.spec.output_is_result {
+            chunks.extend(self.unwritten(id, &chunks, &outcome));
+        }
         let outcome = match (self.emit.lock().lost(), outcome) {
             (Some(error), Outcome::Completed { is_error: false, .. }) => {
                 let code = if matches!(error, Error::Rejected(_)) { code::LIMIT_REACHED } else { code::UNAVAILABLE };
@@ -393,6 +415,7 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         },
     };
     let run = Run {
+        id,
         engine: engine.clone(),
         spec: task.spec.clone(),
         request,

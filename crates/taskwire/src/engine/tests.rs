@@ -136,14 +136,14 @@ impl Store for TestStore {
         self.store.by_idempotency_key(caller, key)
     }
 
-    fn commit(&mut self, writes: &[Write]) -> Result<(), store::Error> {
+    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
         fails(&self.faults.commit)?;
         if let Some((began, go)) = &self.pace {
             // Errors mean that the test is over.
             let _ = began.blocking_send(writes.len());
             let _ = go.recv();
         }
-        self.store.commit(writes)
+        self.store.commit(writes, sessions)
     }
 
     fn epoch(&self) -> Epoch {

@@ -9,18 +9,18 @@ use std::{
 };
 
 use taskwire_core::{
-    CallerId, Payload, TaskId, Timestamp, Version,
+    CallerId, Payload, SessionId, TaskId, Timestamp, Version,
     task::{Command, Event, NewTask, Reject, Task, create, decide, evolve, wants},
 };
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Engine, Envelope, Error, Inner, Receipt,
+    Engine, Envelope, Error, Inner, Order, Receipt,
     recent::{ENTRY_BYTES_MAX, task_weight},
 };
 use crate::{
     feed::Changed,
-    store::{self, Store, Write},
+    store::{self, SessionChange, Store, Write},
 };
 
 /// Commands that share one commit at most.
@@ -28,7 +28,7 @@ const BATCH_MAX: usize = 512;
 /// Tasks kept in memory by the writer; any other is loaded when needed.
 const CACHE_MAX: usize = 16_384;
 
-pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<Envelope>) -> Result<(), store::Error> {
+pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<Order>) -> Result<(), store::Error> {
     let open = store.reader().open_by_caller()?.into_iter().collect();
     let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), open };
     std::thread::Builder::new()
@@ -70,6 +70,9 @@ type Decision = Result<Receipt, Error>;
 struct Batch {
     writes: Vec<Write>,
     receipts: Vec<(oneshot::Sender<Decision>, Decision)>,
+    /// What changes about sessions.
+    sessions: Vec<SessionChange>,
+    session_receipts: Vec<oneshot::Sender<()>>,
     /// Idempotency keys that this batch uses for the first time.
     keys: HashMap<(CallerId, Arc<str>), (TaskId, Payload)>,
     /// Tasks that this batch forgets.
@@ -77,7 +80,7 @@ struct Batch {
 }
 
 impl<S: Store> Writer<S> {
-    fn run(mut self, mut commands: mpsc::Receiver<Envelope>) {
+    fn run(mut self, mut commands: mpsc::Receiver<Order>) {
         let _alarm = Alarm(self.engine.clone());
         while let Some(first) = commands.blocking_recv() {
             let Some(inner) = self.engine.upgrade() else { return };
@@ -90,11 +93,20 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    fn turn(&mut self, engine: &Engine, first: Envelope, commands: &mut mpsc::Receiver<Envelope>) -> Result<(), store::Error> {
+    fn turn(&mut self, engine: &Engine, first: Order, commands: &mut mpsc::Receiver<Order>) -> Result<(), store::Error> {
         let now = engine.0.clock.now();
         let mut batch = Batch::default();
         let mut next = Some(first);
-        while let Some(envelope) = next {
+        while let Some(order) = next {
+            let envelope = match order {
+                Order::Task(envelope) => envelope,
+                Order::Session(change, receipt) => {
+                    batch.sessions.push(change);
+                    batch.session_receipts.push(receipt);
+                    next = if batch.sessions.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
+                    continue;
+                }
+            };
             // What cannot be read concerns this command alone; only what cannot be written ends the writer.
             let result = self.decide(engine, &envelope, now, &mut batch).unwrap_or_else(|error| {
                 tracing::error!(task = %envelope.id, %error, "a task could not be read");
@@ -103,8 +115,8 @@ impl<S: Store> Writer<S> {
             batch.receipts.push((envelope.receipt, result));
             next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
         }
-        if !batch.writes.is_empty()
-            && let Err(error) = self.store.commit(&batch.writes)
+        if !(batch.writes.is_empty() && batch.sessions.is_empty())
+            && let Err(error) = self.store.commit(&batch.writes, &batch.sessions)
         {
             // Before the receipts are dropped, so that whoever waits for one learns the reason.
             engine.0.failed.send_replace(Some(error.to_string().into()));
@@ -112,6 +124,7 @@ impl<S: Store> Writer<S> {
         }
         // Durable now; not a line of this may move up.
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
+        let told: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.told()?.0.clone())).collect();
         let news: Vec<(TaskId, Changed)> = batch.writes.iter().map(|write| (write.task.id, news(&write.events))).collect();
         for write in merged(batch.writes) {
             engine.0.recent.put(write);
@@ -126,7 +139,11 @@ impl<S: Store> Writer<S> {
         for (receipt, result) in batch.receipts {
             let _ = receipt.send(result);
         }
+        for receipt in batch.session_receipts {
+            let _ = receipt.send(());
+        }
         engine.0.feed.wake(news.into_iter());
+        engine.0.sessions.wake(told.into_iter().map(|id| (id, Changed::Task)));
         self.trim(&changed);
         Ok(())
     }
@@ -175,6 +192,7 @@ impl<S: Store> Writer<S> {
             at: now,
             stale_checkpoint: before.as_ref().and_then(|before| before.checkpoint).filter(|stale| Some(*stale) != task.checkpoint),
             dropped_bytes: task.dropped_bytes(engine.limits()),
+            told_max: engine.limits().session_events,
             events,
         });
         Ok(Ok(Receipt { task, changed: true }))

@@ -5,10 +5,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use taskwire_core::TaskId;
 use tokio::sync::Notify;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -25,23 +25,34 @@ pub(crate) enum Changed {
     Task,
 }
 
-/// Who wants to know of which task.
-#[derive(Debug, Default)]
-pub(crate) struct Feed {
-    waiters: Mutex<HashMap<TaskId, Vec<Arc<Waiter>>>>,
+/// Who wants to know of what.
+#[derive(Debug)]
+pub(crate) struct Feed<K> {
+    waiters: Mutex<HashMap<K, Vec<Arc<Waiter<K>>>>>,
 }
 
-#[derive(Debug, Default)]
-struct Waiter {
-    changed: Mutex<BTreeSet<TaskId>>,
+impl<K> Default for Feed<K> {
+    fn default() -> Self {
+        Self { waiters: Mutex::default() }
+    }
+}
+
+#[derive(Debug)]
+struct Waiter<K> {
+    changed: Mutex<BTreeSet<K>>,
     notify: Notify,
     /// Whether output is of interest too.
     output: bool,
 }
 
-impl Feed {
+/// What can be watched: tasks, sessions.
+pub(crate) trait Key: Ord + Hash + Clone {}
+
+impl<K: Ord + Hash + Clone> Key for K {}
+
+impl<K: Key> Feed<K> {
     /// Tells whoever watches one of `ids` that it changed, or only wrote. Call it only after the change is durable.
-    pub(crate) fn wake(&self, ids: impl Iterator<Item = (TaskId, Changed)>) {
+    pub(crate) fn wake(&self, ids: impl Iterator<Item = (K, Changed)>) {
         let waiters = lock(&self.waiters);
         if waiters.is_empty() {
             return;
@@ -51,18 +62,18 @@ impl Feed {
                 if changed == Changed::Output && !waiter.output {
                     continue;
                 }
-                lock(&waiter.changed).insert(id);
+                lock(&waiter.changed).insert(id.clone());
                 waiter.notify.notify_one();
             }
         }
     }
 
     /// Watches `ids` until the watch is dropped; for their output too, if `output`.
-    pub(crate) fn watch(self: &Arc<Self>, ids: Vec<TaskId>, output: bool) -> Watch {
-        let waiter = Arc::new(Waiter { output, ..Waiter::default() });
+    pub(crate) fn watch(self: &Arc<Self>, ids: Vec<K>, output: bool) -> Watch<K> {
+        let waiter = Arc::new(Waiter { changed: Mutex::default(), notify: Notify::new(), output });
         let mut waiters = lock(&self.waiters);
         for id in &ids {
-            waiters.entry(*id).or_default().push(waiter.clone());
+            waiters.entry(id.clone()).or_default().push(waiter.clone());
         }
         Watch { feed: self.clone(), waiter, ids }
     }
@@ -70,20 +81,20 @@ impl Feed {
 
 /// A reader's wake-up.
 #[derive(Debug)]
-pub(crate) struct Watch {
-    feed: Arc<Feed>,
-    waiter: Arc<Waiter>,
-    ids: Vec<TaskId>,
+pub(crate) struct Watch<K: Key> {
+    feed: Arc<Feed<K>>,
+    waiter: Arc<Waiter<K>>,
+    ids: Vec<K>,
 }
 
-impl Watch {
+impl<K: Key> Watch<K> {
     /// Which tasks changed since the last time.
-    pub(crate) fn take(&self) -> BTreeSet<TaskId> {
+    pub(crate) fn take(&self) -> BTreeSet<K> {
         std::mem::take(&mut *lock(&self.waiter.changed))
     }
 
     /// Waits for a change and says which tasks changed since the last time.
-    pub(crate) async fn changed(&self) -> BTreeSet<TaskId> {
+    pub(crate) async fn changed(&self) -> BTreeSet<K> {
         loop {
             let changed = self.take();
             if !changed.is_empty() {
@@ -94,7 +105,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl<K: Key> Drop for Watch<K> {
     fn drop(&mut self) {
         let mut waiters = lock(&self.feed.waiters);
         for id in &self.ids {
@@ -110,7 +121,7 @@ impl Drop for Watch {
 
 #[cfg(test)]
 mod tests {
-    use taskwire_core::{Timestamp, id::ID_RANDOM_BYTES};
+    use taskwire_core::{TaskId, Timestamp, id::ID_RANDOM_BYTES};
 
     use super::*;
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::auth::Auth;
 use crate::engine;
 
@@ -52,6 +54,8 @@ pub struct Config {
     pub auth: Auth,
     /// What concerns HTTP alone.
     pub http: HttpConfig,
+    /// What concerns clients that open a session alone.
+    pub legacy: LegacyConfig,
 }
 
 impl Default for Config {
@@ -79,6 +83,68 @@ impl Default for Config {
             body_bytes: 4 * 1024 * 1024,
             auth: Auth::default(),
             http: HttpConfig::default(),
+            legacy: LegacyConfig::default(),
+        }
+    }
+}
+
+/// How a call that may become a task is answered (SEP-1905).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// With a task.
+    Task,
+    /// With its output, bit by bit.
+    Streaming,
+    /// With its result.
+    Immediate,
+}
+
+/// What the first answer to a streamed call has (SEP-1905).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Initial {
+    /// The task, and the output so far.
+    #[default]
+    Both,
+    /// The task alone.
+    Task,
+    /// The output so far alone; the task is named beside it.
+    Partial,
+}
+
+/// How a server behaves towards clients of 2025-11-25 and before, which open a session.
+#[derive(Debug, Clone)]
+pub struct LegacyConfig {
+    /// How calls may be answered, for clients that know of it; a task is always possible.
+    pub modes: Vec<Mode>,
+    /// What the first answer to a streamed call has.
+    pub initial: Initial,
+    /// Whether a call that is answered with its result leaves a task behind.
+    pub immediate_task: bool,
+    /// Whether callers may list their tasks.
+    pub list_tasks: bool,
+    /// Sessions of one caller; one more ends the one that was quiet longest.
+    pub sessions_per_caller: usize,
+    /// How long a session may be quiet before it is forgotten.
+    pub session_idle: Duration,
+    /// How long a client whose stream was ended should wait before it comes back.
+    pub retry: Duration,
+    /// How long a stream may last before its client is sent away, to come back; for ever if absent.
+    pub reconnect_after: Option<Duration>,
+}
+
+impl Default for LegacyConfig {
+    fn default() -> Self {
+        Self {
+            modes: vec![Mode::Task, Mode::Immediate, Mode::Streaming],
+            initial: Initial::default(),
+            immediate_task: false,
+            list_tasks: true,
+            sessions_per_caller: 1_000,
+            session_idle: Duration::from_secs(24 * 3600),
+            retry: Duration::from_secs(1),
+            reconnect_after: None,
         }
     }
 }

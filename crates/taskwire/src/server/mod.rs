@@ -13,11 +13,11 @@ use taskwire_core::CallerId;
 use tokio::{net::TcpListener, sync::watch};
 
 pub use auth::{Auth, Denied};
-pub use config::{Config, HttpConfig};
+pub use config::{Config, HttpConfig, Initial, LegacyConfig, Mode};
 
 use crate::{
     clock::{Clock, SystemClock},
-    dialect::modern,
+    dialect::{legacy, modern},
     engine::Engine,
     store::{self, Store},
     tool::Provider,
@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) modern_meta: String,
     /// What listeners of the modern era were last shown.
     pub(crate) shown: modern::Shown,
+    /// Sessions of the legacy era.
+    pub(crate) sessions: legacy::Sessions,
     /// Open listen streams of each caller.
     listens: Counts,
     /// Requests of each caller that wait for something to happen.
@@ -83,6 +85,7 @@ impl Server {
             config,
             modern_meta,
             shown: modern::Shown::default(),
+            sessions: legacy::Sessions::default(),
             listens: Counts::default(),
             waits: Counts::default(),
             connections: watch::Sender::new(0),

@@ -37,7 +37,8 @@ impl Work for ToolWork {
                     Err(error) => error,
                 };
                 let round = match error.into_kind() {
-                    Kind::Round(round) if matches!(run.phase(), Phase::Task(_)) => round,
+                    // A session is asked while the call goes on.
+                    Kind::Round(round) if run.spec().follower.is_some() || matches!(run.phase(), Phase::Task(_)) => round,
                     kind => return ToolError::from_kind(kind).into_end(),
                 };
                 if let Err(error) = ask_all(&run, round).await {

@@ -5,6 +5,7 @@
 
 mod lock;
 mod page;
+mod session;
 mod sqlite;
 mod sqlite_read;
 #[cfg(test)]
@@ -13,12 +14,13 @@ mod suite;
 use std::{ops::Range, sync::Arc};
 
 use taskwire_core::{
-    CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
+    CallerId, Epoch, Payload, Seq, SessionId, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task},
 };
 
 pub use page::{Cursor, Entry, Page};
 pub(crate) use page::{PAGE_EVENTS, Parts};
+pub use session::{Session, SessionChange, Told};
 pub use sqlite::SqliteStore;
 
 /// What happened to one task, to be made durable.
@@ -36,6 +38,8 @@ pub struct Write {
     pub stale_checkpoint: Option<Version>,
     /// Bytes at the beginning of the output that need not be kept: chunks that lie within them are to go.
     pub dropped_bytes: u64,
+    /// How many changes a session that follows the task may be behind.
+    pub told_max: u64,
 }
 
 /// One chunk as it was written.
@@ -115,8 +119,8 @@ pub trait Store: Send + 'static {
     /// The task that `caller` made under this idempotency key.
     fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
 
-    /// Makes `writes` durable, all or none. After an error the store must be opened anew.
-    fn commit(&mut self, writes: &[Write]) -> Result<(), Error>;
+    /// Makes `writes` and what changed about sessions durable, all or none. After an error the store must be opened anew.
+    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error>;
 
     /// The number of this life: larger than that of any earlier opening.
     fn epoch(&self) -> Epoch;
@@ -166,6 +170,22 @@ pub trait Reader: Send + Sync + 'static {
 
     /// Tasks that have not ended, in the order of their ids, after `after`, at most `limit`.
     fn open(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
+
+    /// Tasks of a caller, the latest first, from before `before`, at most `limit`.
+    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
+
+    /// A session.
+    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error>;
+
+    /// What a session is to be told after `after`, in order, at most `limit`.
+    fn told(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<Told>, Error>;
+
+    /// The number of the last that a session is to be told.
+    fn told_end(&self, id: &SessionId) -> Result<u64, Error>;
+
+    /// Sessions that need not be kept: some that nobody used since `before`, and those of `caller` but for the `keep` that
+    /// were used last.
+    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error>;
 
     /// How many tasks of each caller have not ended.
     fn open_by_caller(&self) -> Result<Vec<(CallerId, u64)>, Error>;

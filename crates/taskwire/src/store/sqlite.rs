@@ -10,20 +10,20 @@ use std::{
     sync::Arc,
 };
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use taskwire_core::{
     CallerId, Epoch, Payload, Seq, TaskId, Version,
     task::{Blocks, Event, Task, wants},
 };
 
 use super::{
-    Error, Reader, Store, Write,
+    Error, Reader, SessionChange, Store, Told, Write,
     lock::DirLock,
     sqlite_read::{SqliteReader, read_event, read_key, read_tail, read_task, steady},
 };
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
-const FORMAT: i64 = 2;
+const FORMAT: i64 = 3;
 
 const SCHEMA_1: &str = "
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -55,6 +55,18 @@ CREATE TABLE chunk(
 CREATE UNIQUE INDEX chunk_at ON chunk(task, seq);
 INSERT INTO chunk SELECT NULL, task, seq, 1, version, at, first_block, blocks_total, bytes_total, blocks FROM chunk_1 ORDER BY task, seq;
 DROP TABLE chunk_1;
+";
+
+/// Sessions, and in which order each is told of its tasks.
+const SCHEMA_3: &str = "
+CREATE INDEX task_caller ON task(caller, id);
+CREATE TABLE session(id TEXT PRIMARY KEY, caller TEXT NOT NULL, seen INTEGER NOT NULL, data TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX session_seen ON session(seen);
+CREATE INDEX session_caller ON session(caller, seen);
+CREATE TABLE told(
+    session TEXT NOT NULL, number INTEGER NOT NULL, task BLOB NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    from_seq INTEGER NOT NULL, end_seq INTEGER NOT NULL, PRIMARY KEY(session, number)
+) WITHOUT ROWID;
 ";
 
 /// Tasks in a directory, for one process.
@@ -104,7 +116,7 @@ fn migrate(connection: &mut Connection, dir: &Path) -> Result<(), Error> {
     if found > FORMAT {
         return Err(Error::TooNew { path: dir.display().to_string(), found, known: FORMAT });
     }
-    let steps = [SCHEMA_1, SCHEMA_2];
+    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3];
     let transaction = connection.transaction()?;
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;
@@ -151,10 +163,14 @@ impl Store for SqliteStore {
         read_key(&self.connection, caller, key)
     }
 
-    fn commit(&mut self, writes: &[Write]) -> Result<(), Error> {
+    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error> {
         let transaction = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         for write in writes {
             put(&transaction, write)?;
+            tell(&transaction, write)?;
+        }
+        for change in sessions {
+            put_session(&transaction, change)?;
         }
         transaction.commit()?;
         Ok(())
@@ -236,6 +252,47 @@ fn drop_oldest(transaction: &Connection, id: &[u8], bytes: u64) -> Result<(), Er
     drop(rows);
     if let Some(keep) = keep {
         transaction.prepare_cached("DELETE FROM chunk WHERE task = ? AND seq < ?")?.execute(params![id, keep])?;
+    }
+    Ok(())
+}
+
+/// Notes for the session that follows a task what it is to be told, if that session is still there.
+fn tell(transaction: &Connection, write: &Write) -> Result<(), Error> {
+    let Some((session, Told { task, first, last, from, end, .. })) = write.told() else { return Ok(()) };
+    let number: Option<u64> = transaction
+        .prepare_cached(
+            "INSERT INTO told SELECT ?1, ifnull((SELECT max(number) FROM told WHERE session = ?1), 0) + 1, ?2, ?3, ?4, ?5, ?6
+             WHERE EXISTS(SELECT 1 FROM session WHERE id = ?1) RETURNING number",
+        )?
+        .query_row(params![session.as_str(), &task.as_bytes()[..], first.0, last.0, from.0, end.0], |row| row.get(0))
+        .optional()?;
+    if let Some(number) = number.and_then(|number| number.checked_sub(write.told_max)) {
+        transaction.prepare_cached("DELETE FROM told WHERE session = ? AND number <= ?")?.execute(params![session.as_str(), number])?;
+    }
+    Ok(())
+}
+
+fn put_session(transaction: &Connection, change: &SessionChange) -> Result<(), Error> {
+    match change {
+        SessionChange::Begin(session) => {
+            transaction.prepare_cached("INSERT INTO session VALUES(?, ?, ?, ?)")?.execute(params![
+                session.id.as_str(),
+                session.caller.as_str(),
+                session.seen.as_millis(),
+                session.data.as_str()
+            ])?;
+        }
+        SessionChange::Put(session) => {
+            transaction.prepare_cached("UPDATE session SET seen = ?2, data = ?3 WHERE id = ?1")?.execute(params![
+                session.id.as_str(),
+                session.seen.as_millis(),
+                session.data.as_str()
+            ])?;
+        }
+        SessionChange::End(id) => {
+            transaction.prepare_cached("DELETE FROM session WHERE id = ?")?.execute([id.as_str()])?;
+            transaction.prepare_cached("DELETE FROM told WHERE session = ?")?.execute([id.as_str()])?;
+        }
     }
     Ok(())
 }

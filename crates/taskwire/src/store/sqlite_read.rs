@@ -8,11 +8,11 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, config::DbConfig, params};
 use taskwire_core::{
-    CallerId, Seq, TaskId, Timestamp, Version,
+    CallerId, Payload, Seq, SessionId, TaskId, Timestamp, Version,
     task::{Blocks, Event, Output, Task},
 };
 
-use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader};
+use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader, Session, Told};
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
 const IDLE_CONNECTIONS_MAX: usize = 8;
@@ -251,6 +251,61 @@ impl Reader for SqliteReader {
         self.with(|connection| {
             let after = after.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
             ids(connection, "SELECT id FROM task WHERE open = 1 AND id > ? ORDER BY id LIMIT ?", params![after, limit])
+        })
+    }
+
+    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+        self.with(|connection| {
+            // One byte more than any id has, and larger than all.
+            let before = before.as_ref().map_or(&[0xff; 21][..], |id| &id.as_bytes()[..]);
+            let sql = "SELECT id FROM task WHERE caller = ? AND id < ? ORDER BY id DESC LIMIT ?";
+            ids(connection, sql, params![caller.as_str(), before, limit])
+        })
+    }
+
+    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT caller, seen, data FROM session WHERE id = ?")?;
+            let mut rows = statement.query([id.as_str()])?;
+            let Some(row) = rows.next()? else { return Ok(None) };
+            let text = |index: usize| -> rusqlite::Result<&str> { Ok(row.get_ref(index)?.as_str()?) };
+            let data =
+                serde_json::from_str::<Payload>(text(2)?).map_err(|source| Error::Corrupt { task: id.as_str().to_owned(), source })?;
+            let (caller, seen) = (CallerId::new(text(0)?), Timestamp::from_millis(row.get(1)?));
+            Ok(Some(Session { id: id.clone(), caller, seen, data }))
+        })
+    }
+
+    fn told(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<Told>, Error> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT task, number, first, last, from_seq, end_seq FROM told WHERE session = ? AND number > ? ORDER BY number LIMIT ?",
+            )?;
+            let rows = statement.query_map(params![id.as_str(), number(after), limit], |row| {
+                let Some(task) = id_of(row)? else { return Ok(None) };
+                let (first, last) = (Version(row.get(2)?), Version(row.get(3)?));
+                Ok(Some(Told { number: row.get(1)?, task, first, last, from: Seq(row.get(4)?), end: Seq(row.get(5)?) }))
+            })?;
+            Ok(rows.filter_map(Result::transpose).collect::<Result<_, _>>()?)
+        })
+    }
+
+    fn told_end(&self, id: &SessionId) -> Result<u64, Error> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT ifnull(max(number), 0) FROM told WHERE session = ?")?;
+            Ok(statement.query_row([id.as_str()], |row| row.get(0))?)
+        })
+    }
+
+    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT id FROM (SELECT id FROM session WHERE seen < ?1 ORDER BY seen LIMIT 64)
+                 UNION SELECT id FROM (SELECT id FROM session WHERE caller = ?2 ORDER BY seen DESC, id LIMIT -1 OFFSET ?3)",
+            )?;
+            let rows = statement
+                .query_map(params![before.as_millis(), caller.as_str(), keep], |row| Ok(SessionId::new(row.get_ref(0)?.as_str()?)))?;
+            Ok(rows.collect::<Result<_, _>>()?)
         })
     }
 

@@ -123,7 +123,7 @@ impl Driver {
             self.task = None;
         }
         let dropped_bytes = task.dropped_bytes(&self.limits);
-        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint, dropped_bytes })
+        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint, dropped_bytes, told_max: Limits::DEFAULT.session_events })
     }
 }
 
@@ -215,7 +215,7 @@ impl<S: Store> Lab<S> {
     /// Does what a command leads to, which must be something, and checks it.
     fn run(&mut self, driver: &mut Driver, command: &Command) -> Write {
         let write = driver.run(command).expect("the command leads to something");
-        self.store().commit(slice::from_ref(&write)).expect("the write is committed");
+        self.store().commit(slice::from_ref(&write), &[]).expect("the write is committed");
         self.check(driver);
         write
     }
@@ -398,7 +398,7 @@ fn all_that_was_committed_and_nothing_else_survives_a_crash<S: Store>(lab: Lab<S
                     lab.check_all(&kept);
                 }
                 2..=9 => {
-                    lab.store().commit(&batch).expect("the batch is committed");
+                    lab.store().commit(&batch, &[]).expect("the batch is committed");
                     batch.clear();
                     kept = tasks.clone();
                     lab.check_all(&kept);
@@ -462,7 +462,7 @@ fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) 
     if name.is_multiple_of(3) {
         writes.push(driver.run(&ends()[0]).expect("it is open"));
     }
-    lab.store().commit(&writes).expect("the writes are committed");
+    lab.store().commit(&writes, &[]).expect("the writes are committed");
     let kept = lab.reader().span(driver.id).expect("the span is read");
     let mut log = Vec::new();
     for Write { first, at, events, .. } in writes {
@@ -575,7 +575,7 @@ fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) 
     assert_eq!(lab.reader().span(driver.id).expect("the span is read"), Seq(0)..Seq(0));
     for n in 0..20u64 {
         let write = driver.run(&append(&"x".repeat(n as usize))).expect("it is never refused");
-        lab.store().commit(&[write]).expect("the chunk is committed");
+        lab.store().commit(&[write], &[]).expect("the chunk is committed");
         let span = lab.reader().span(driver.id).expect("the span is read");
         let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
         assert_eq!(span, kept[0].seq..Seq(n + 1));
@@ -594,7 +594,7 @@ fn a_page_is_of_one_moment<S: Store>(mut lab: Lab<S>) {
     for name in 1..=20 {
         let mut driver = Driver::new(name);
         let birth = driver.run(&make(spec(), vec![])).expect("it is new");
-        lab.store().commit(&[birth]).expect("the birth is committed");
+        lab.store().commit(&[birth], &[]).expect("the birth is committed");
         let (reader, id, done) = (lab.reader(), driver.id, over.clone());
         let looks = std::thread::spawn(move || {
             while !done.load(Ordering::Acquire) {
@@ -607,7 +607,7 @@ fn a_page_is_of_one_moment<S: Store>(mut lab: Lab<S>) {
         for n in 0..PAGE_EVENTS as u64 {
             let said = Command::Say { message: Some(n.to_string().into()), progress: None };
             let pair = [append("x"), said].map(|command| driver.run(&command).expect("it is open"));
-            lab.store().commit(&pair).expect("the pair is committed");
+            lab.store().commit(&pair, &[]).expect("the pair is committed");
         }
         over.store(true, Ordering::Release);
         looks.join().expect("no page has one without the other");
@@ -695,7 +695,7 @@ fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
     let before = old.clone();
     let chunk = old.run(&append("lost")).expect("it is open");
     let birth = new.run(&make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![Blocks::of(&[text("lost")])])).expect("it is new");
-    lab.store().commit(&[chunk, birth.clone(), birth]).expect_err("a task is created once");
+    lab.store().commit(&[chunk, birth.clone(), birth], &[]).expect_err("a task is created once");
     lab.reopen();
     lab.check_all(&[before, Driver::new(2)]);
     assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
@@ -740,7 +740,7 @@ fn a_store_of_a_newer_release_is_refused() {
     lab.store = None;
     tool(&lab).pragma_update(None, "user_version", 99).expect("the format is set");
     let refused = SqliteStore::open(&lab.dir.0);
-    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 2, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 3, .. })), "{refused:?}");
 }
 
 #[test]
@@ -749,7 +749,7 @@ fn a_store_of_the_first_format_is_taken_over() {
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(spec(), vec![Blocks::of(&[text("a"), text("b")])]));
     lab.run(&mut driver, &append("c"));
-    let old = "DROP INDEX chunk_at; ALTER TABLE chunk RENAME TO chunk_2; \
+    let old = "DROP INDEX task_caller; DROP TABLE session; DROP TABLE told; DROP INDEX chunk_at; ALTER TABLE chunk RENAME TO chunk_2; \
          CREATE TABLE chunk(task BLOB NOT NULL, seq INTEGER NOT NULL, version INTEGER NOT NULL, at INTEGER NOT NULL, \
              first_block INTEGER NOT NULL, blocks_total INTEGER NOT NULL, bytes_total INTEGER NOT NULL, blocks TEXT NOT NULL, \
              PRIMARY KEY(task, seq)) WITHOUT ROWID; \

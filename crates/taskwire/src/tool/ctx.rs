@@ -12,7 +12,7 @@ use super::{
     ToolError,
     content::Content,
     error::from_engine,
-    question::{Answer, Question, payload_lacks},
+    question::{Answer, Question, Refusal, payload_lacks},
 };
 use crate::engine::{Note, Piece, Resumed, Run};
 
@@ -94,7 +94,11 @@ impl Ctx {
         if let Some(lacking) = payload_lacks(&question, self.accepts()) {
             return Err(ToolError::missing_capability(lacking));
         }
-        self.0.ask(&InputKey::new(key), question).await.map_err(from_engine)
+        let answer = self.0.ask(&InputKey::new(key), question).await.map_err(from_engine)?;
+        match Refusal::of(&answer) {
+            Some(refusal) => Err(ToolError::new(format!("the client did not answer `{key}`: {} ({})", refusal.message, refusal.code))),
+            None => Ok(answer),
+        }
     }
 
     /// Saves where the work is; after an interruption the next attempt finds it with [`saved`](Self::saved). What was
@@ -125,6 +129,12 @@ impl Ctx {
         if let Ok(data) = Payload::of(&data) {
             self.0.note(Note::Log { level, logger: None, data });
         }
+    }
+
+    /// Ends the connection, not the call, of a caller that can come back to it: it should, after `retry`. A caller that
+    /// cannot waits on.
+    pub fn disconnect(&self, retry: Duration) {
+        self.0.note(Note::Disconnect(retry));
     }
 
     /// Waits until the tool must stop. Race it against long waits.

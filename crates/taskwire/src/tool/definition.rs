@@ -48,6 +48,8 @@ pub struct Policy {
     pub overflow: Overflow,
     /// Whether it shows its output while it is produced: a hint for clients.
     pub streams: bool,
+    /// What a model may be told at once when a call has become a task.
+    pub immediate_response: Option<Arc<str>>,
 }
 
 type Body = Arc<dyn Fn(Ctx) -> BoxFuture<'static, Result<CallResult, ToolError>> + Send + Sync>;
@@ -173,6 +175,13 @@ impl Tool {
         self
     }
 
+    /// What a model may be told at once when a call has become a task, by clients that know how (2025-11-25).
+    #[must_use]
+    pub fn immediate_response(mut self, text: &str) -> Self {
+        self.policy.immediate_response = Some(text.into());
+        self
+    }
+
     /// Lets the tool be run again after a crash of the server, from its last checkpoint if it saves any.
     #[must_use]
     pub fn retry_on_interrupt(mut self) -> Self {
@@ -199,6 +208,8 @@ pub(crate) struct Ready {
     pub(crate) wire: Payload,
     /// As those see it who want to know that it streams.
     pub(crate) hinted: Option<Payload>,
+    /// As sessions see it: without tasks, with tasks, and with the hint that it streams.
+    pub(crate) sessions: [Payload; 3],
     pub(crate) policy: Policy,
     pub(crate) headers: Vec<HeaderParam>,
     input: Schema,
@@ -210,6 +221,27 @@ impl fmt::Debug for Ready {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ready").field("name", &self.name).finish_non_exhaustive()
     }
+}
+
+/// The definition for clients that open a session. Their structured results are objects, so that no other can be
+/// promised to them.
+fn for_sessions(wire: &Value, policy: &Policy) -> [Payload; 3] {
+    let mut plain = wire.clone();
+    if let Some(members) = plain.as_object_mut().filter(|members| members.get("outputSchema").is_some_and(|it| it["type"] != "object")) {
+        members.remove("outputSchema");
+    }
+    let support = match policy.task {
+        TaskMode::Never => "forbidden",
+        TaskMode::Auto | TaskMode::Always => "optional",
+        TaskMode::Required => "required",
+    };
+    let mut tasks = plain.clone();
+    tasks["execution"] = json!({"taskSupport": support});
+    let mut streams = tasks.clone();
+    if policy.streams {
+        streams["execution"]["streamPartial"] = true.into();
+    }
+    [plain.into(), tasks.into(), streams.into()]
 }
 
 impl Ready {
@@ -235,7 +267,8 @@ impl Ready {
             wire["_meta"]["dev.taskwire/partials"] = json!({"streamPartial": true});
             wire.into()
         });
-        Ok(Self { name: tool.name, wire: wire.into(), hinted, policy: tool.policy, headers, input, output, body: tool.body })
+        let sessions = for_sessions(&wire, &tool.policy);
+        Ok(Self { name: tool.name, wire: wire.into(), hinted, sessions, policy: tool.policy, headers, input, output, body: tool.body })
     }
 
     /// What is wrong with `arguments`, one line each.

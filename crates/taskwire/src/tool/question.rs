@@ -76,6 +76,31 @@ fn lacks(method: &str, url: bool, accepts: Accepts) -> Option<Value> {
     (!accepted).then_some(needed)
 }
 
+/// Marks an answer that is none: the client said that it cannot, or must not, give one.
+pub(crate) const REFUSED: &str = "dev.taskwire/refused";
+
+/// What a client says instead of an answer: an error of the protocol.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) code: i64,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    /// The refusal, if this is no answer.
+    pub(crate) fn of(answer: &Payload) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Refused {
+            #[serde(rename = "dev.taskwire/refused")]
+            refused: Refusal,
+        }
+        if !answer.as_str().contains(REFUSED) {
+            return None;
+        }
+        answer.read().ok().map(|Refused { refused }| refused)
+    }
+}
+
 /// What came back.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Answer {

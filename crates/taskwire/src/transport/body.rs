@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     clock::{Clock, Sleep},
-    dialect::{Framing, Orphan, Reply},
+    dialect::{Framing, Reply, Sent},
 };
 
 /// A response that is still being made, and the way its notifications come.
@@ -35,7 +35,7 @@ pub(crate) struct Stream {
 /// The body of a response.
 pub(crate) enum ReplyBody {
     /// One message.
-    Whole(Option<Bytes>, Option<Orphan>),
+    Whole(Option<Bytes>, Option<Sent>),
     /// Notifications, then the response. It is driven by the reader: one that does not read makes it wait.
     Events(Box<Stream>),
 }
@@ -94,11 +94,13 @@ impl Stream {
         while let Ok(message) = self.messages.try_recv() {
             last.put_slice(&message);
         }
-        last.put_slice(&Framing::EVENTS.frame(&reply.body));
-        if let Some(orphan) = reply.orphan {
-            orphan.delivered();
+        if !reply.body.is_empty() {
+            last.put_slice(&Framing::EVENTS.frame(&reply.body));
         }
-        Poll::Ready(Some(last.freeze()))
+        if let Some(sent) = reply.sent {
+            sent.delivered();
+        }
+        Poll::Ready((!last.is_empty()).then(|| last.freeze()))
     }
 }
 
@@ -108,9 +110,9 @@ impl Body for ReplyBody {
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
-            Self::Whole(bytes, orphan) => {
-                if let Some(orphan) = orphan.take() {
-                    orphan.delivered();
+            Self::Whole(bytes, sent) => {
+                if let Some(sent) = sent.take() {
+                    sent.delivered();
                 }
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }

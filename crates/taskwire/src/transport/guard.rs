@@ -4,7 +4,10 @@
 
 use hyper::{
     HeaderMap,
-    header::{ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST, HeaderValue, ORIGIN, VARY},
+    header::{
+        ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST,
+        HeaderValue, ORIGIN, VARY,
+    },
 };
 
 use crate::server::HttpConfig;
@@ -34,7 +37,8 @@ pub(crate) fn check(headers: &HeaderMap, config: &HttpConfig) -> Result<(), Forb
 /// asks for: tools choose names for some.
 pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue, asked: Option<HeaderValue>) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST"));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST, GET, DELETE"));
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("mcp-session-id"));
     if let Some(asked) = asked {
         headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
     }

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
-    Method, Request, Response, StatusCode,
+    HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming as HttpBody,
     header::{
-        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN,
+        ACCEPT, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN,
         RETRY_AFTER, WWW_AUTHENTICATE,
     },
     service::service_fn,
@@ -31,14 +31,17 @@ use super::{
     patience::Patient,
 };
 use crate::{
-    dialect::{Fault, Framing, Outbox, Peer, Reply, modern},
-    server::{Server, Shared},
+    clock::Clock,
+    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, is_modern, legacy, modern},
+    server::{Denied, Server, Shared},
 };
 
 /// Notes that wait for a call's reader; more are dropped.
 const NOTES_LEN: usize = 16;
 /// Pieces that wait for a stream's reader; then whoever sends waits. The reader drives the sender, so few are enough.
 const STREAM_LEN: usize = 4;
+const SESSION_ID: &str = "mcp-session-id";
+const VERSION: &str = "mcp-protocol-version";
 /// How long to wait after a failed accept (usually: too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -112,14 +115,23 @@ fn json(status: u16, body: ReplyBody) -> Response<ReplyBody> {
     response
 }
 
-fn whole(reply: Reply) -> Response<ReplyBody> {
+fn whole(mut reply: Reply) -> Response<ReplyBody> {
+    let session = reply.session.take().and_then(|session| HeaderValue::from_str(session.as_str()).ok());
+    let mut response = bare(reply);
+    if let Some(session) = session {
+        response.headers_mut().insert(SESSION_ID, session);
+    }
+    response
+}
+
+fn bare(reply: Reply) -> Response<ReplyBody> {
     if reply.body.is_empty() {
         let mut response = Response::new(ReplyBody::Whole(None, None));
         *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::ACCEPTED);
         return response;
     }
     let later = matches!(reply.status, 429 | 503);
-    let mut response = json(reply.status, ReplyBody::Whole(Some(reply.body), reply.orphan));
+    let mut response = json(reply.status, ReplyBody::Whole(Some(reply.body), reply.sent));
     if later {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
@@ -163,23 +175,82 @@ async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>
             *response.status_mut() = StatusCode::NO_CONTENT;
             response
         }
-        ("/mcp", _) => {
-            let mut response = refuse(405, code::INVALID_REQUEST, "use POST");
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+        ("/mcp", &Method::GET | &Method::DELETE) if !text(request.headers(), VERSION).is_some_and(is_modern) => {
+            session(shared, &request).await
+        }
+        ("/mcp", method) => {
+            // What belongs to sessions alone is not for who speaks of none.
+            let allow = if matches!(*method, Method::GET | Method::DELETE) { "POST" } else { "POST, GET, DELETE" };
+            let mut response = refuse(405, code::INVALID_REQUEST, format!("use {allow}"));
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
             response
         }
         _ => plain(StatusCode::NOT_FOUND, "nothing here: the MCP endpoint is /mcp\n"),
     }
 }
 
-async fn post(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
-    let caller = match shared.config.auth.caller(request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes)) {
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    // What is no text is still there, and will not be what is asked for.
+    headers.get(name).map(|value| value.to_str().unwrap_or("?"))
+}
+
+/// Whether a client takes an event stream for an answer.
+fn takes_events(headers: &HeaderMap) -> bool {
+    let kinds = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    let names = kinds.filter_map(|kind| kind.split(';').next()).map(str::trim);
+    names.into_iter().any(|kind| matches!(kind, "text/event-stream" | "text/*" | "*/*"))
+}
+
+fn caller(shared: &Shared, headers: &HeaderMap) -> Result<CallerId, Denied> {
+    shared.config.auth.caller(headers.get(AUTHORIZATION).map(HeaderValue::as_bytes))
+}
+
+fn deny(denied: Denied) -> Response<ReplyBody> {
+    let mut response = refuse(401, code::INVALID_REQUEST, denied.to_string());
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+/// GET and DELETE, which only sessions have.
+async fn session(shared: Arc<Shared>, request: &Request<HttpBody>) -> Response<ReplyBody> {
+    let headers = request.headers();
+    let caller = match caller(&shared, headers) {
         Ok(caller) => caller,
-        Err(denied) => {
-            let mut response = refuse(401, code::INVALID_REQUEST, denied.to_string());
-            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            return response;
+        Err(denied) => return deny(denied),
+    };
+    let (session, version) = (text(headers, SESSION_ID), text(headers, VERSION));
+    if request.method() == Method::DELETE {
+        return match legacy::end(&shared, &caller, session, version).await {
+            Ok(()) => whole(Reply::new(200, Vec::new())),
+            Err(fault) => whole(Reply::fault(None, &fault)),
+        };
+    }
+    if !takes_events(headers) {
+        return refuse(406, code::INVALID_REQUEST, "the answer is an event stream: send `Accept: text/event-stream`");
+    }
+    let listening = match legacy::listen(&shared, &caller, session, version, text(headers, "last-event-id")) {
+        Ok(Some(listening)) => listening,
+        // Nothing follows: what is said so is not asked for again.
+        Ok(None) => return whole(Reply::new(204, Vec::new())),
+        Err(fault) => return whole(Reply::fault(None, &fault)),
+    };
+    let (sender, messages) = mpsc::channel(STREAM_LEN);
+    let outbox = Outbox::new(sender, Framing::EVENTS);
+    let (clock, keep_alive) = (shared.engine.clock().clone(), shared.config.http.keep_alive);
+    let answer = Box::pin(async move {
+        let told = AssertUnwindSafe(listening.run(&shared, &outbox)).catch_unwind().await;
+        if told.is_err() {
+            tracing::error!("a stream ended: what it reads from panicked");
         }
+        Reply::new(200, Vec::new())
+    });
+    stream(answer, messages, None, clock, keep_alive)
+}
+
+async fn post(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
+    let caller = match caller(&shared, request.headers()) {
+        Ok(caller) => caller,
+        Err(denied) => return deny(denied),
     };
     let is_json = request
         .headers()
@@ -209,15 +280,71 @@ fn too_large(max: usize) -> Response<ReplyBody> {
     refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
 }
 
-async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers: hyper::HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
+/// A response that is made while it is sent.
+fn stream(
+    answer: Pin<Box<dyn Future<Output = Reply> + Send>>,
+    messages: mpsc::Receiver<Bytes>,
+    first: Option<Bytes>,
+    clock: Arc<dyn Clock>,
+    keep_alive: Duration,
+) -> Response<ReplyBody> {
+    let (last, sleep) = (clock.now(), clock.sleep(keep_alive));
+    let stream = Stream { answer, messages, first, clock, keep_alive, sleep, last, done: false };
+    let mut response = Response::new(ReplyBody::Events(Box::new(stream)));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// A message, and where it came from.
+struct Posted {
+    shared: Arc<Shared>,
+    peer: Arc<Peer>,
+    caller: CallerId,
+    headers: HeaderMap,
+    bytes: Bytes,
+    message: Incoming,
+    outbox: Outbox,
+}
+
+impl Posted {
+    async fn answer(self, era: Era) -> Reply {
+        let Self { shared, peer, caller, headers, bytes, message, outbox: out } = self;
+        if era == Era::Modern {
+            let origin = modern::Origin { caller: &caller, peer: &peer, headers: Some(headers), out: &out };
+            return modern::answer(&shared, &message, &bytes, origin).await;
+        }
+        let way =
+            legacy::Way::Http { session: text(&headers, SESSION_ID), version: text(&headers, VERSION), events: takes_events(&headers) };
+        let origin = legacy::Origin { caller: &caller, way, out: &out };
+        if legacy::begins(&message) {
+            return legacy::begin(&shared, &message, &bytes, origin).await.0;
+        }
+        legacy::answer(&shared, &message, &bytes, origin).await
+    }
+}
+
+async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers: HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
+    if bytes.trim_ascii_start().starts_with(b"[") && !text(&headers, VERSION).is_some_and(is_modern) {
+        return whole(legacy::batch(&shared, &caller, text(&headers, SESSION_ID), text(&headers, VERSION), &bytes).await);
+    }
     let message = match Incoming::parse(&bytes) {
         Ok(message) => message,
         Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
     };
-    let room = match modern::besides(&message, &bytes) {
-        modern::Besides::Nothing => None,
-        modern::Besides::Notes => Some(NOTES_LEN),
-        modern::Besides::Stream => Some(STREAM_LEN),
+    let era = match Era::of_http(&message, &bytes, text(&headers, VERSION)) {
+        Ok(era) => era,
+        Err(fault) => return whole(Reply::fault(message.id.as_ref(), &fault)),
+    };
+    let room = match era {
+        Era::Legacy => (legacy::streams(&message) && takes_events(&headers)).then_some(STREAM_LEN),
+        Era::Modern => match modern::besides(&message, &bytes) {
+            modern::Besides::Nothing => None,
+            modern::Besides::Notes => Some(NOTES_LEN),
+            modern::Besides::Stream => Some(STREAM_LEN),
+        },
     };
     let (bytes, outbox, messages) = if let Some(room) = room {
         let (sender, messages) = mpsc::channel(room);
@@ -228,12 +355,11 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers
     };
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
+    let id = message.id.clone();
+    let posted = Posted { shared, peer, caller, headers, bytes, message, outbox };
     // On the heap, so that a connection that waits for its next request takes little room.
-    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
-        let origin = modern::Origin { caller: &caller, peer: &peer, headers: Some(headers), out: &outbox };
-        let answer = modern::answer(&shared, &message, &bytes, origin);
-        AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
-    });
+    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> =
+        Box::pin(async move { AssertUnwindSafe(posted.answer(era)).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(id.as_ref())) });
     let Some(mut messages) = messages else { return whole(answer.await) };
     let first = tokio::select! {
         biased;
@@ -249,13 +375,5 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers
         }
         Some(first) = messages.recv() => first,
     };
-    let last = clock.now();
-    let sleep = clock.sleep(keep_alive);
-    let stream = Stream { answer, messages, first: Some(first), clock, keep_alive, sleep, last, done: false };
-    let mut response = Response::new(ReplyBody::Events(Box::new(stream)));
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    stream(answer, messages, Some(first), clock, keep_alive)
 }

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Fault, Framing, Orphan, Outbox, Peer, Reply, modern},
+    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, Sent, legacy, modern},
     server::Server,
 };
 
@@ -36,14 +36,14 @@ const AHEAD_MAX: usize = 16;
 struct Line {
     text: Bytes,
     /// The task that the reader learns of by it.
-    orphan: Option<Orphan>,
+    sent: Option<Sent>,
     /// Set when the request that it belongs to was called off: nothing more is said about that.
     off: Arc<AtomicBool>,
 }
 
 impl Line {
     fn reply(reply: Reply, off: &Arc<AtomicBool>) -> Self {
-        Self { text: reply.body, orphan: reply.orphan, off: off.clone() }
+        Self { text: reply.body, sent: reply.sent, off: off.clone() }
     }
 }
 
@@ -79,6 +79,7 @@ pub(crate) async fn run(
         streams,
         in_flight: Arc::default(),
         peer: Arc::default(),
+        session: None,
         requests: JoinSet::new(),
         ending: ending.subscribe(),
     };
@@ -95,8 +96,11 @@ pub(crate) async fn run(
     ending.send_replace(true);
     let patience = server.0.engine.clock().sleep(server.0.config.drain);
     let finish = async {
-        let Client { lines, streams, mut requests, .. } = client;
+        let Client { lines, streams, mut requests, session, .. } = client;
         while requests.join_next().await.is_some() {}
+        if let Some(session) = session {
+            legacy::end_stream(&server.0, &session).await;
+        }
         drop((lines, streams));
         if stopped {
             server.0.engine.idle().await;
@@ -191,8 +195,8 @@ async fn write(
         if queue.is_empty() && streams.is_empty() {
             output.flush().await?;
         }
-        if let Some(orphan) = line.orphan.filter(|_| said) {
-            orphan.delivered();
+        if let Some(sent) = line.sent.filter(|_| said) {
+            sent.delivered();
         }
     }
     output.flush().await
@@ -204,6 +208,8 @@ struct Client {
     streams: mpsc::Sender<Line>,
     in_flight: Arc<InFlight>,
     peer: Arc<Peer>,
+    /// The session that the client opened, if it is one of the legacy era.
+    session: Option<Arc<legacy::Session>>,
     requests: JoinSet<()>,
     ending: watch::Receiver<bool>,
 }
@@ -255,8 +261,10 @@ impl Client {
                     }
                     return;
                 }
-                // A notification that means nothing here, or a response to a question that was never asked.
-                _ => return,
+                // A response, to a question that we asked or that was never asked.
+                (_, None) => return self.take_answer(message, line).await,
+                // A notification that means nothing here.
+                (None, Some(_)) => return,
             },
         };
         let max = self.server.0.config.requests_per_stream;
@@ -269,12 +277,50 @@ impl Client {
             let fault = Fault::limit(format!("{max} requests are waiting for an answer already (configuration key `requests_per_stream`)"));
             return self.send(Reply::fault(Some(&id), &fault)).await;
         }
+        if Era::of_line(&message, &line) == Era::Legacy && legacy::begins(&message) {
+            return self.open(&message, &line).await;
+        }
         self.begin(id, message, line);
+    }
+
+    /// Begins a session, before anything else is read: what comes next may belong to it.
+    async fn open(&mut self, message: &Incoming, line: &[u8]) {
+        let (caller, out) = (self.server.0.config.auth.owner(), Outbox::closed());
+        let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(self.session.as_ref()), out: &out };
+        let (reply, session) = legacy::begin(&self.server.0, message, line, origin).await;
+        self.send(reply).await;
+        let Some(session) = session else { return };
+        self.session = Some(session.clone());
+        let (server, streams, ending) = (self.server.clone(), self.streams.clone(), self.ending.clone());
+        self.requests.spawn(async move {
+            let (sender, messages) = mpsc::channel(STREAM_LEN);
+            let outbox = Outbox::new(sender, Framing::LINES).until(ending);
+            let told = async move { legacy::stand(&server.0, &session, &outbox).await };
+            let off = Arc::default();
+            futures_util::future::join(relay(messages, &streams, &off), told).await;
+        });
+    }
+
+    async fn take_answer(&self, message: Incoming, line: Vec<u8>) {
+        if self.session.is_none() {
+            return;
+        }
+        let (caller, out) = (self.server.0.config.auth.owner(), Outbox::closed());
+        let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(self.session.as_ref()), out: &out };
+        let reply = legacy::answer(&self.server.0, &message, &line, origin).await;
+        if !reply.body.is_empty() {
+            tracing::debug!(reason = %String::from_utf8_lossy(&reply.body), "a response was not taken");
+        }
     }
 
     fn begin(&mut self, id: RequestId, message: Incoming, line: Vec<u8>) {
         let (server, in_flight, peer) = (self.server.clone(), self.in_flight.clone(), self.peer.clone());
-        let streams = modern::besides(&message, &line) == modern::Besides::Stream;
+        let era = Era::of_line(&message, &line);
+        let streams = match era {
+            Era::Modern => modern::besides(&message, &line) == modern::Besides::Stream,
+            Era::Legacy => message.method.as_deref() == Some("tasks/result"),
+        };
+        let session = self.session.clone();
         let (lines, room) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), OUTBOX_LEN) };
         let ending = self.ending.clone();
         let (go, mut ready) = watch::channel(false);
@@ -283,27 +329,41 @@ impl Client {
         let handle = self.requests.spawn(async move {
             // Not before the request is in the table: else a quick answer could leave its entry behind.
             let _ = ready.wait_for(|go| *go).await;
-            let (sender, mut messages) = mpsc::channel(room);
-            let (forward, relay_off) = (lines.clone(), off.clone());
-            let relay = async move {
-                while let Some(text) = messages.recv().await {
-                    if forward.send(Line { text, orphan: None, off: relay_off.clone() }).await.is_err() {
-                        break;
-                    }
-                }
-            };
+            let (sender, messages) = mpsc::channel(room);
             let respond = async move {
                 let caller = server.0.config.auth.owner();
-                let outbox = Outbox::new(sender, Framing::LINES).until(ending);
-                let origin = modern::Origin { caller: &caller, peer: &peer, headers: None, out: &outbox };
-                let answer = modern::answer(&server.0, &message, &line, origin);
+                let out = Outbox::new(sender, Framing::LINES).until(ending);
+                let answer = async {
+                    match era {
+                        Era::Modern => {
+                            let origin = modern::Origin { caller: &caller, peer: &peer, headers: None, out: &out };
+                            modern::answer(&server.0, &message, &line, origin).await
+                        }
+                        Era::Legacy => {
+                            let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(session.as_ref()), out: &out };
+                            legacy::answer(&server.0, &message, &line, origin).await
+                        }
+                    }
+                };
                 AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };
-            let ((), reply) = futures_util::future::join(relay, respond).await;
+            let ((), reply) = futures_util::future::join(relay(messages, &lines, &off), respond).await;
             in_flight.with(|map| map.remove(&key));
-            let _ = lines.send(Line::reply(reply, &off)).await;
+            // Empty if all was said before.
+            if !reply.body.is_empty() {
+                let _ = lines.send(Line::reply(reply, &off)).await;
+            }
         });
         self.in_flight.with(|map| map.insert(id, Request { handle, off: request_off }));
         go.send_replace(true);
+    }
+}
+
+/// Passes messages on, until there are no more.
+async fn relay(mut messages: mpsc::Receiver<Bytes>, lines: &mpsc::Sender<Line>, off: &Arc<AtomicBool>) {
+    while let Some(text) = messages.recv().await {
+        if lines.send(Line { text, sent: None, off: off.clone() }).await.is_err() {
+            break;
+        }
     }
 }

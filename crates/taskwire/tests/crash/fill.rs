@@ -49,7 +49,7 @@ pub(crate) fn fill(dir: &Path, dice: &mut Dice) -> Filled {
                 write(id, kind(n), n, store.epoch(), at)
             })
             .collect();
-        store.commit(&writes).expect("the tasks are stored");
+        store.commit(&writes, &[]).expect("the tasks are stored");
     }
     filled
 }
@@ -99,7 +99,7 @@ fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> Write {
     if let Some(command) = then(kind, n) {
         events.extend(apply(&mut task, &command, at));
     }
-    Write { task: Arc::new(task), first: Version(1), at, events, stale_checkpoint: None, dropped_bytes: 0 }
+    Write { task: Arc::new(task), first: Version(1), at, events, stale_checkpoint: None, dropped_bytes: 0, told_max: 1 }
 }
 
 /// What its first attempt did before the server was killed.

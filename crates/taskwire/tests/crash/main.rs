@@ -2,15 +2,18 @@
 //!
 //! `TASKWIRE_KILLS` says how often (200), `TASKWIRE_SEED` repeats the choices of an earlier run (not its timing).
 //! Start with the two tests here; [`model`] holds what was promised, [`load`] the clients, [`stored`] a look at the disk.
-//! What becomes of a task's output is in [`stream`] and [`stalled`], which read it through [`partials`].
+//! What becomes of a task's output is in [`stream`] and [`stalled`], which read it through [`partials`]. What becomes of
+//! sessions of the legacy era and their streams is in [`legacy`], which reads them through [`session`].
 
 mod client;
 mod dice;
 mod fill;
+mod legacy;
 mod load;
 mod model;
 mod partials;
 mod server;
+mod session;
 mod stalled;
 mod stored;
 mod stream;

@@ -13,7 +13,7 @@ use taskwire::{
         task::{Status, Task},
     },
     server::{Config, HttpConfig, Server},
-    store::{self, Reader, SqliteStore, Store, Write},
+    store::{self, Reader, SessionChange, SqliteStore, Store, Write},
     tool::{Ctx, Round, TaskMode, Tool, ToolError},
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -177,11 +177,11 @@ impl Store for Paced {
         self.store.by_idempotency_key(caller, key)
     }
 
-    fn commit(&mut self, writes: &[Write]) -> Result<(), store::Error> {
+    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
         self.began.send();
         // An error means that the test is over.
         let _ = self.go.recv();
-        self.store.commit(writes)
+        self.store.commit(writes, sessions)
     }
 
     fn epoch(&self) -> Epoch {

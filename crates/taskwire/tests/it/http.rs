@@ -174,7 +174,7 @@ async fn a_page_that_may_call_is_told_so_before_it_does() {
         assert!(head.starts_with("http/1.1 204 "), "{head}");
         let value = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         assert_eq!(value("access-control-allow-origin"), Some(origin));
-        assert_eq!(value("access-control-allow-methods"), Some("post"));
+        assert_eq!(value("access-control-allow-methods"), Some("post, get, delete"));
         let allowed = value("access-control-allow-headers").expect("the headers that a page may send");
         let asked = PREFLIGHT.iter().find(|(name, _)| name.eq_ignore_ascii_case("access-control-request-headers"));
         assert_eq!(Some(allowed), asked.map(|(_, value)| *value), "those that it asked for");

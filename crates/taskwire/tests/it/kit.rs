@@ -360,7 +360,7 @@ impl Client {
     }
 }
 
-async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, Vec<(String, String)>) {
+pub(crate) async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, Vec<(String, String)>) {
     loop {
         if let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
             let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
@@ -375,7 +375,7 @@ async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, Vec<(S
     }
 }
 
-async fn read_response(mut stream: TcpStream) -> Response {
+pub(crate) async fn read_response(mut stream: TcpStream) -> Response {
     let mut buffer = Vec::new();
     let (status, headers) = read_head(&mut stream, &mut buffer).await;
     let header = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
@@ -398,7 +398,7 @@ async fn read_response(mut stream: TcpStream) -> Response {
 }
 
 /// The next chunk of a chunked body; none at its end or when the connection closes.
-async fn next_chunk(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
+pub(crate) async fn next_chunk(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
     loop {
         if let Some(line) = buffer.windows(2).position(|window| window == b"\r\n") {
             let size = usize::from_str_radix(std::str::from_utf8(&buffer[..line]).expect("ASCII").trim(), 16).expect("a chunk size");

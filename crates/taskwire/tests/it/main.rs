@@ -4,6 +4,7 @@ mod bad_input;
 mod hidden;
 mod http;
 mod kit;
+mod legacy;
 mod opt_out;
 mod output;
 mod partials;

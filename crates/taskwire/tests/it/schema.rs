@@ -36,7 +36,7 @@ pub(crate) fn check_response(method: &str, message: &Value) {
 }
 
 #[track_caller]
-fn assert_clean(found: &[String], message: &Value) {
+pub(crate) fn assert_clean(found: &[String], message: &Value) {
     let list = found.join("\n  ");
     assert!(found.is_empty(), "schema violations:\n  {list}\nin {message:#}");
 }
@@ -120,10 +120,14 @@ fn in_error(message: &Value) -> Vec<String> {
     }
 }
 
-/// Where `instance` breaks the definition, one line each.
 fn violations(def: &str, instance: &Value) -> Vec<String> {
+    violations_of(validators(), def, instance)
+}
+
+/// Where `instance` breaks the definition, one line each.
+pub(crate) fn violations_of(validators: &BTreeMap<String, Validator>, def: &str, instance: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    for error in validators()[def].iter_errors(instance) {
+    for error in validators[def].iter_errors(instance) {
         describe(def, &error, &mut lines);
     }
     lines
@@ -146,42 +150,46 @@ fn describe(def: &str, error: &ValidationError<'_>, lines: &mut Vec<String>) {
     }
 }
 
-/// One validator per definition, from the first file that has it: our rules narrow the published
-/// definition of the same name, and what both published files define, they define alike.
 fn validators() -> &'static BTreeMap<String, Validator> {
     static VALIDATORS: OnceLock<BTreeMap<String, Validator>> = OnceLock::new();
     VALIDATORS.get_or_init(|| {
-        let files = [
+        compile(&[
             ("https://taskwire.dev/schema/rules.json", RULES),
             ("https://modelcontextprotocol.io/ext-tasks/schema.json", EXT),
             // The core file has no `$id`; the name is ours.
             ("https://modelcontextprotocol.io/2026-07-28/schema.json", CORE),
-        ]
-        .map(|(uri, text)| {
-            let file: Value = serde_json::from_str(text).expect("a schema file is JSON");
-            (uri, file)
-        });
-        let registry = Registry::new()
-            .extend(files.iter().map(|(uri, file)| (*uri, file)))
-            .and_then(|builder| builder.prepare())
-            .expect("the schema files form a registry");
-        let mut validators = BTreeMap::new();
-        for (uri, file) in &files {
-            let defs = file["$defs"].as_object();
-            for def in defs.expect("a schema file has definitions").keys() {
-                validators.entry(def.clone()).or_insert_with(|| {
-                    jsonschema::options()
-                        .with_draft(Draft::Draft202012)
-                        .with_registry(&registry)
-                        .should_validate_formats(true)
-                        .with_format("byte", |text: &str| BASE64_STANDARD.decode(text).is_ok())
-                        .build(&json!({"$ref": format!("{uri}#/$defs/{def}")}))
-                        .unwrap_or_else(|error| panic!("`{def}` does not compile: {error}"))
-                });
-            }
-        }
-        validators
+        ])
     })
+}
+
+/// One validator per definition, from the first file that has it: our rules narrow the published
+/// definition of the same name, and what both published files define, they define alike.
+pub(crate) fn compile(files: &[(&'static str, &'static str)]) -> BTreeMap<String, Validator> {
+    let parsed = files.iter().map(|(uri, text)| {
+        let file: Value = serde_json::from_str(text).expect("a schema file is JSON");
+        (*uri, file)
+    });
+    let files: Vec<(&'static str, Value)> = parsed.collect();
+    let registry = Registry::new()
+        .extend(files.iter().map(|(uri, file)| (*uri, file)))
+        .and_then(|builder| builder.prepare())
+        .expect("the schema files form a registry");
+    let mut validators = BTreeMap::new();
+    for (uri, file) in &files {
+        let defs = file["$defs"].as_object();
+        for def in defs.expect("a schema file has definitions").keys() {
+            validators.entry(def.clone()).or_insert_with(|| {
+                jsonschema::options()
+                    .with_draft(Draft::Draft202012)
+                    .with_registry(&registry)
+                    .should_validate_formats(true)
+                    .with_format("byte", |text: &str| BASE64_STANDARD.decode(text).is_ok())
+                    .build(&json!({"$ref": format!("{uri}#/$defs/{def}")}))
+                    .unwrap_or_else(|error| panic!("`{def}` does not compile: {error}"))
+            });
+        }
+    }
+    validators
 }
 
 /// A `tasks/get` result with `more` laid over it; a null removes the member.

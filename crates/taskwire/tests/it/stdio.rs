@@ -510,18 +510,6 @@ async fn the_end_of_one_stream_leaves_another_alone() {
 }
 
 #[tokio::test]
-async fn the_handshake_of_the_legacy_era_is_answered_with_the_versions_spoken_here() {
-    let mut peer = Peer::start(registry([]));
-    let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
-    peer.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})).await;
-    let error = peer.error(1).await;
-    assert_eq!(error["code"], -32022);
-    assert_eq!(error["data"], json!({"supported": ["2026-07-28"], "requested": "2025-11-25"}));
-    peer.ping().await;
-    peer.ended().await;
-}
-
-#[tokio::test]
 async fn a_request_without_metadata_is_told_what_is_missing() {
     let mut peer = Peer::start(registry([]));
     peer.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})).await;

@@ -1,7 +1,8 @@
 //! Whole sessions as they go over the wire, written down for readers in `docs/traces`.
 //!
 //! Each test plays a session in which every message is the same in each run, and compares what was said with its
-//! document. With `TASKWIRE_TRACES=write` it writes the document instead.
+//! document. With `TASKWIRE_TRACES=write` it writes the document instead. Sessions of the legacy era are in
+//! `legacy/traces.rs`.
 
 use std::{path::Path, sync::Arc};
 
@@ -19,8 +20,8 @@ use crate::{
     tasks::{Signal, registry},
 };
 
-const CLIENT: &str = "Client → server";
-const SERVER: &str = "Server → client";
+pub(crate) const CLIENT: &str = "Client → server";
+pub(crate) const SERVER: &str = "Server → client";
 /// Columns that a line of a document should not exceed.
 const WIDTH: usize = 120;
 /// Members that come first, in this order; all others follow by name.
@@ -33,7 +34,7 @@ A message is one line on the wire; here it is broken into lines, and its members
 shown that tell what a request is: each also has `Content-Type: application/json` and `Accept: application/json, text/event-stream`.";
 
 /// A session, written down as Markdown.
-struct Recorder {
+pub(crate) struct Recorder {
     text: String,
     steps: usize,
     /// What is different in each run, and what stands for it in the document.
@@ -43,22 +44,23 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn new(title: &str, intro: &str) -> Self {
-        Self { text: format!("# {title}\n\n{intro}\n\n{LEGEND}\n"), steps: 0, aliases: Vec::new(), speaker: None }
+    /// A document with this to say before its first step; the legend is how to read it.
+    pub(crate) fn new(title: &str, intro: &str, legend: &str) -> Self {
+        Self { text: format!("# {title}\n\n{intro}\n\n{legend}\n"), steps: 0, aliases: Vec::new(), speaker: None }
     }
 
-    fn alias(&mut self, real: &str, alias: &'static str) {
+    pub(crate) fn alias(&mut self, real: &str, alias: &'static str) {
         self.aliases.push((real.to_owned(), alias));
     }
 
     /// Begins a step: its title, and a sentence on what happens.
-    fn step(&mut self, title: &str, sentence: &str) {
+    pub(crate) fn step(&mut self, title: &str, sentence: &str) {
         self.steps += 1;
         self.paragraph(&format!("## {}. {title}\n\n{sentence}", self.steps));
     }
 
     /// What happens between two messages.
-    fn remark(&mut self, sentence: &str) {
+    pub(crate) fn remark(&mut self, sentence: &str) {
         self.paragraph(&format!("*{sentence}*"));
     }
 
@@ -75,7 +77,7 @@ impl Recorder {
     }
 
     /// What one side says; what it says next follows in the same block.
-    fn said(&mut self, speaker: &'static str, text: &str) {
+    pub(crate) fn said(&mut self, speaker: &'static str, text: &str) {
         if self.speaker == Some(speaker) {
             self.text.push('\n');
         } else {
@@ -93,18 +95,21 @@ impl Recorder {
     }
 
     /// The head of a response, and its message if it is no stream.
-    fn response(&mut self, status: u16, kind: &str, message: Option<&Value>) {
+    pub(crate) fn response(&mut self, status: u16, headers: &[(&str, &str)], message: Option<&Value>) {
         let reason = match status {
             200 => "OK",
+            202 => "Accepted",
             400 => "Bad Request",
+            404 => "Not Found",
             other => panic!("the reason of status {other} is not known here"),
         };
+        let head: String = headers.iter().map(|(key, value)| format!("\n{key}: {value}")).collect();
         let body = message.map(|message| format!("\n\n{}", layout(message, 0, 0))).unwrap_or_default();
-        self.said(SERVER, &format!("{status} {reason}\nContent-Type: {kind}{body}"));
+        self.said(SERVER, &format!("{status} {reason}{head}{body}"));
     }
 
     /// Compares what was said with the document, or makes it the document.
-    fn finish(mut self, name: &str) {
+    pub(crate) fn finish(mut self, name: &str) {
         self.close();
         for (real, alias) in &self.aliases {
             self.text = self.text.replace(real.as_str(), alias);
@@ -132,7 +137,7 @@ impl Recorder {
 }
 
 /// JSON for readers: on one line if there is room for it, else a line for each member. So many columns are taken.
-fn layout(value: &Value, indent: usize, taken: usize) -> String {
+pub(crate) fn layout(value: &Value, indent: usize, taken: usize) -> String {
     let line = one_line(value);
     if taken + line.chars().count() <= WIDTH {
         return line;
@@ -187,7 +192,8 @@ impl Session {
         let response = soon(method, self.client.post(&headers, message.to_string().as_bytes())).await;
         let answer = response.json();
         schema::check_response(method, &answer);
-        self.recorder.response(response.status, response.header("content-type").expect("a content type"), Some(&answer));
+        let kind = response.header("content-type").expect("a content type");
+        self.recorder.response(response.status, &[("Content-Type", kind)], Some(&answer));
         answer
     }
 
@@ -195,7 +201,7 @@ impl Session {
         let message = self.client.message(self.client.next_id(), "subscriptions/listen", json!({"notifications": filter}));
         self.recorder.request(&self.client.headers(&message), &message);
         let events = soon("the stream", self.client.open(&message)).await;
-        self.recorder.response(200, "text/event-stream", None);
+        self.recorder.response(200, &[("Content-Type", "text/event-stream")], None);
         events
     }
 
@@ -250,7 +256,7 @@ async fn listen_by_lines(server: &Server, message: &Value, recorder: &mut Record
     heard
 }
 
-const TOKENS: [&str; 6] = ["The keeper", " lit the lamp", " again", " and finished", " the", " word."];
+pub(crate) const TOKENS: [&str; 6] = ["The keeper", " lit the lamp", " again", " and finished", " the", " word."];
 
 /// A storyteller in the hands of its test: one token at a time, and the end when told to.
 struct Story {
@@ -299,6 +305,7 @@ async fn partial_results_go_over_the_wire_as_the_document_shows() {
             "Partial results, message by message",
             "A tool tells a story of six tokens. A client watches, loses its connection, comes back, and takes the result. Output \
              that is written while a task runs is the extension `dev.taskwire/partials`; the body of its notification is that of SEP-2679.",
+            LEGEND,
         ),
     };
 

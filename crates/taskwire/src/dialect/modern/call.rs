@@ -7,47 +7,45 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::Deserialize;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, json};
 use taskwire_core::{
     Payload, Seq, TaskId,
     task::{Authority, Command, Outcome, Reject, Spec, Task},
-    wire::parse_strict,
 };
 use tokio::sync::mpsc;
 
 use super::{
     Cx, Done, headers,
-    json::{Object, complete, with_info},
-    meta::{level_of, text},
+    json::{Object, complete, typed, with_info},
     sealed::{Binding, Carried},
     tasks::answers,
     view,
 };
 use crate::{
-    dialect::{Fault, Orphan},
+    dialect::{
+        Fault, Sent,
+        called::{self, Wanted, find_tool, misfit, ms},
+        catalog,
+        notes::Notes,
+        params::text,
+    },
     engine::{self, End, Note, Phase, Resumed, Run},
-    tool::{CallResult, ReadyTool, TaskMode, payload_lacks},
+    tool::{ReadyTool, TaskMode, payload_lacks},
 };
 
 /// How long a client has to come back with answers.
 const STATE_GOOD_FOR: Duration = Duration::from_secs(3600);
 /// Notes that wait for a client to read; more are dropped, the newest first.
 const NOTES_MAX: usize = 256;
-/// Bytes of an idempotency key.
-const KEY_BYTES_MAX: usize = 256;
 
 pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     let name = text(cx.params.name, "name")?;
     let name = &*name;
-    let tool = cx.shared.provider.tool(name).ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))?;
+    let tool = find_tool(cx.shared, name)?;
     if tool.0.policy.task == TaskMode::Required {
         cx.needs_tasks()?;
     }
-    let raw = cx.params.arguments.map_or("{}", RawValue::get);
-    let arguments = parse_strict(raw).map_err(|error| Fault::params(format!("invalid `arguments`: {error}")))?;
-    if !arguments.is_object() {
-        return Err(Fault::params("`arguments` must be an object"));
-    }
+    let arguments = catalog::arguments(cx.params.arguments)?;
     if let Some(headers) = &cx.headers {
         headers::check_arguments(headers, &tool, &arguments)?;
     }
@@ -56,10 +54,8 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     if let Some(id) = continued {
         return go_on(cx, &binding, id, resumed).await;
     }
-    let problems = tool.0.problems(&arguments);
-    if !problems.is_empty() {
-        let text = format!("The arguments of `{name}` are not valid. Correct them and call again.\n- {}", problems.join("\n- "));
-        return Ok(finished(cx, &CallResult::error(text).into_outcome())?.into());
+    if let Some(misfit) = misfit(&tool, &arguments) {
+        return Ok(finished(cx, &misfit.into_outcome())?.into());
     }
     let request = cx.params.arguments.map_or_else(|| json!({}).into(), Payload::from);
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
@@ -83,7 +79,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     }
     if patience == Some(Duration::ZERO) {
         let id = engine.new_id();
-        let orphan = Orphan::new(engine.clone(), cx.caller.clone(), id);
+        let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
         return match engine.create(id, spec, request, &resumed, None).await {
             Ok(receipt) => Ok(handle(cx, &receipt.task, Some(orphan))),
             Err(error) => {
@@ -96,29 +92,15 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
 }
 
 fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Result<Spec, Fault> {
-    let config = &cx.shared.config;
-    let policy = &tool.0.policy;
-    let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    if cx.meta.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
-        return Err(Fault::params(format!("`dev.taskwire/idempotencyKey` needs 1 to {KEY_BYTES_MAX} bytes")));
+    let wanted = Wanted { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
+    let mut spec = called::spec(cx.shared, tool, &wanted)?;
+    if mode == TaskMode::Never {
+        spec.hidden = true;
+        // Nobody can answer a hidden task once the state that names it is no longer good.
+        let good_for = ms(STATE_GOOD_FOR);
+        spec.input_timeout_ms = Some(spec.input_timeout_ms.map_or(good_for, |span| span.min(good_for)));
     }
-    let hidden = mode == TaskMode::Never;
-    // Nobody can answer a hidden task once the state that names it is no longer good.
-    let input_timeout =
-        if hidden { Some(config.input_timeout.map_or(STATE_GOOD_FOR, |span| span.min(STATE_GOOD_FOR))) } else { config.input_timeout };
-    Ok(Spec {
-        caller: cx.caller.clone(),
-        tool: tool.0.name.clone(),
-        on_interrupt: policy.on_interrupt,
-        attempts_max: config.attempts_max,
-        retention_ms: policy.retention.or(config.retention).map(ms),
-        timeout_ms: policy.timeout.map(ms),
-        input_timeout_ms: input_timeout.map(ms),
-        overflow: policy.overflow,
-        idempotency_key: cx.meta.idempotency_key.as_deref().map(Into::into),
-        accepts: cx.meta.accepts,
-        hidden,
-    })
+    Ok(spec)
 }
 
 /// Runs the call in memory until it ends, becomes a task, or has had its time.
@@ -133,7 +115,7 @@ async fn hold(
 ) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let mut teller = Teller::new(cx);
-    let mut held = engine.launch(spec, request, resumed, teller.notes());
+    let mut held = engine.launch(engine.new_id(), spec, request, resumed, teller.notes());
     if eager {
         held.run().stream_at_once();
     }
@@ -148,7 +130,7 @@ async fn hold(
         Phase::Done(End::Suspended(round)) => Ok(again(cx, binding, &round)?.into()),
         Phase::Task(id) if patience.is_some() => {
             let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-            let orphan = Orphan::new(engine.clone(), cx.caller.clone(), id);
+            let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
             held.release();
             Ok(handle(cx, &task, Some(orphan)))
         }
@@ -217,7 +199,7 @@ async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed)
     let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
     // As in the first call: what its caller cannot find again ends with the call.
     let keyed = task.spec.idempotency_key.is_some();
-    let orphan = (!keyed).then(|| Orphan::new(engine.clone(), cx.caller.clone(), id));
+    let orphan = (!keyed).then(|| Sent::orphan(engine.clone(), cx.caller.clone(), id));
     let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
     let answered = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await;
     let done = match answered {
@@ -231,8 +213,8 @@ async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed)
 }
 
 /// The handle of a task. A new one is cancelled if the handle does not reach its caller.
-fn handle(cx: &Cx<'_>, task: &Task, orphan: Option<Orphan>) -> Done {
-    let object = with_info(Object::result("task"), cx.shared);
+fn handle(cx: &Cx<'_>, task: &Task, orphan: Option<Sent>) -> Done {
+    let object = with_info(typed("task"), cx.shared);
     let now = cx.shared.engine.clock().now();
     let result = view::task(object, task, now, cx.shared.config.poll_interval).end();
     Done { result, orphan }
@@ -278,7 +260,7 @@ fn input_required<'a>(
     questions: impl Iterator<Item = (&'a str, &'a Payload)>,
     carried: Option<Carried>,
 ) -> Object {
-    let object = with_info(Object::result("input_required"), cx.shared).raw("inputRequests", &view::requests(questions));
+    let object = with_info(typed("input_required"), cx.shared).raw("inputRequests", &view::requests(questions));
     match carried {
         None => object,
         Some(carried) => {
@@ -308,18 +290,17 @@ pub(super) fn carried(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(Resumed, Op
 struct Teller<'a, 'c> {
     cx: &'a Cx<'c>,
     notes: Option<mpsc::Receiver<Note>>,
-    /// The progress last told: it must grow.
-    done: f64,
+    wanted: Notes,
 }
 
 impl<'a, 'c> Teller<'a, 'c> {
     fn new(cx: &'a Cx<'c>) -> Self {
-        Self { cx, notes: None, done: f64::NEG_INFINITY }
+        Self { cx, notes: None, wanted: Notes::new(cx.meta.progress_token.clone(), cx.meta.log_level) }
     }
 
     /// Where notes can be sent, if the caller wants any.
     fn notes(&mut self) -> Option<mpsc::Sender<Note>> {
-        if self.cx.meta.progress_token.is_none() && self.cx.meta.log_level.is_none() {
+        if !self.wanted.wanted() {
             return None;
         }
         let (sender, notes) = mpsc::channel(NOTES_MAX);
@@ -338,7 +319,7 @@ impl<'a, 'c> Teller<'a, 'c> {
                     return done;
                 }
                 note = notes.recv() => match note {
-                    Some(note) => self.tell(note),
+                    Some(note) => self.tell(&note),
                     None => self.notes = None,
                 },
             }
@@ -349,37 +330,13 @@ impl<'a, 'c> Teller<'a, 'c> {
     /// Passes on what has been sent so far: it goes before the response.
     fn tell_rest(&mut self) {
         while let Some(Ok(note)) = self.notes.as_mut().map(mpsc::Receiver::try_recv) {
-            self.tell(note);
+            self.tell(&note);
         }
     }
 
-    fn tell(&mut self, note: Note) {
-        let meta = &self.cx.meta;
-        let (method, params) = match note {
-            Note::Progress { progress, message } => {
-                let Some(token) = meta.progress_token.as_ref().filter(|_| progress.done > self.done) else { return };
-                self.done = progress.done;
-                let mut params = Object::open().put("progressToken", token).put("progress", &progress.done);
-                if let Some(total) = progress.total {
-                    params = params.put("total", &total);
-                }
-                if let Some(message) = message {
-                    params = params.put("message", &*message);
-                }
-                ("notifications/progress", params)
-            }
-            Note::Log { level, logger, data } => {
-                if meta.log_level.is_none_or(|least| level_of(level).is_none_or(|level| level < least)) {
-                    return;
-                }
-                let mut params = Object::open().put("level", level);
-                if let Some(logger) = logger {
-                    params = params.put("logger", &logger);
-                }
-                ("notifications/message", params.raw("data", data.as_str()))
-            }
-        };
-        let message = Object::open().put("jsonrpc", "2.0").put("method", method).raw("params", &params.into_text()).end();
-        self.cx.out.try_send(&message);
+    fn tell(&mut self, note: &Note) {
+        if let Some(message) = self.wanted.message(note, None) {
+            self.cx.out.try_send(&message);
+        }
     }
 }

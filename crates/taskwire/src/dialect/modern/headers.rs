@@ -4,8 +4,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hyper::HeaderMap;
 use serde_json::{Value, value::RawValue};
 
-use super::meta::{Params, text};
-use crate::{dialect::Fault, tool::ReadyTool};
+use super::meta::Params;
+use crate::{
+    dialect::{Fault, params::text},
+    tool::ReadyTool,
+};
 
 /// Which parameter `Mcp-Name` repeats.
 fn named_by<'a>(method: &str, params: &Params<'a>) -> Option<(&'static str, Option<&'a RawValue>)> {

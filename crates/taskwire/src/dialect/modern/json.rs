@@ -1,93 +1,20 @@
-//! JSON objects written member by member, so that payloads are copied and never parsed again.
+//! What results of this era have in common.
 
-use serde::Serialize;
 use taskwire_core::Payload;
 
+pub(super) use crate::dialect::json::{Object, text, write};
 use crate::server::Shared;
 
-/// An object being written.
-pub(super) struct Object(Vec<u8>);
-
-impl Object {
-    /// A result of this kind.
-    pub(super) fn result(kind: &str) -> Self {
-        let mut object = Self(Vec::with_capacity(512));
-        object.0.push(b'{');
-        object.put("resultType", kind)
-    }
-
-    /// An object without members yet.
-    pub(super) fn open() -> Self {
-        Self(b"{".to_vec())
-    }
-
-    /// Adds a member.
-    pub(super) fn put<T: Serialize + ?Sized>(mut self, key: &str, value: &T) -> Self {
-        self.key(key);
-        write(&mut self.0, value);
-        self
-    }
-
-    /// Adds a member whose text is JSON already.
-    pub(super) fn raw(mut self, key: &str, json: &str) -> Self {
-        self.key(key);
-        self.0.extend_from_slice(json.as_bytes());
-        self
-    }
-
-    /// Adds all members of an object whose text is JSON already.
-    pub(super) fn splice(mut self, object: &str) -> Self {
-        let members = object.trim().trim_start_matches('{').trim_start();
-        if members.starts_with('}') {
-            return self;
-        }
-        if self.0.last() != Some(&b'{') {
-            self.0.push(b',');
-        }
-        let members = members.strip_suffix('}').unwrap_or(members);
-        self.0.extend_from_slice(members.as_bytes());
-        self
-    }
-
-    pub(super) fn end(mut self) -> Vec<u8> {
-        self.0.push(b'}');
-        self.0
-    }
-
-    /// The finished text.
-    pub(super) fn into_text(self) -> String {
-        String::from_utf8(self.end()).expect("only JSON text was written")
-    }
-
-    /// The text so far, of an object that somebody else will end.
-    pub(super) fn begun(self) -> String {
-        String::from_utf8(self.0).expect("only JSON text was written")
-    }
-
-    fn key(&mut self, key: &str) {
-        if self.0.last() != Some(&b'{') {
-            self.0.push(b',');
-        }
-        write(&mut self.0, key);
-        self.0.push(b':');
-    }
-}
-
-/// Writes a value.
-pub(super) fn write<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
-    serde_json::to_writer(out, value).expect("identifiers, texts and JSON values can always be written");
-}
-
-/// A value as JSON text.
-pub(super) fn text<T: Serialize + ?Sized>(value: &T) -> String {
-    serde_json::to_string(value).expect("identifiers, texts and JSON values can always be written")
+/// A result of this kind.
+pub(super) fn typed(kind: &str) -> Object {
+    Object::roomy().put("resultType", kind)
 }
 
 /// A result of the protocol, from one that the tool gave: with the members that this era adds.
-pub(super) fn complete(result: &Payload, shared: &Shared) -> Object {
-    let object = Object::result("complete");
+pub(super) fn complete(given: &Payload, shared: &Shared) -> Object {
+    let object = typed("complete");
     // A tool's own `_meta` stays as it is; a result may carry only one.
-    if result.as_str().contains("\"_meta\"") { object.splice(result.as_str()) } else { with_info(object, shared).splice(result.as_str()) }
+    if given.as_str().contains("\"_meta\"") { object.splice(given.as_str()) } else { with_info(object, shared).splice(given.as_str()) }
 }
 
 /// Adds the name and version of this server.
@@ -98,19 +25,4 @@ pub(super) fn with_info(object: Object, shared: &Shared) -> Object {
 /// What [`with_info`] adds.
 pub(crate) fn server_meta(name: &str, version: &str) -> String {
     text(&serde_json::json!({super::SERVER_INFO: {"name": name, "version": version}}))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn members_are_joined_whatever_they_are() {
-        let object = Object::open().splice("{}").put("a", "x\"y").splice(r#" { "b" : [{}] } "#).splice("{ }").raw("c", "null");
-        let value: serde_json::Value = serde_json::from_str(&object.into_text()).expect("JSON");
-        assert_eq!(value, json!({"a": "x\"y", "b": [{}], "c": null}));
-        assert_eq!(Object::open().splice(r#"{"a":{}}"#).into_text(), r#"{"a":{}}"#);
-    }
 }

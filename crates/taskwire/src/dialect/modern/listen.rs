@@ -19,12 +19,14 @@ use tokio::sync::watch;
 
 use super::{
     Cx, Done, PARTIALS, SUBSCRIPTION_ID,
-    json::Object,
-    meta::{Members, number, present},
+    json::{Object, typed},
     view,
 };
 use crate::{
-    dialect::Fault,
+    dialect::{
+        Fault,
+        params::{Members, number, present},
+    },
     engine,
     feed::Watch,
     store::{Chunk, Cursor, Entry},
@@ -227,7 +229,7 @@ impl Stream<'_, '_> {
     async fn run(
         &self,
         owned: BTreeMap<TaskId, Asked>,
-        watch: &Watch,
+        watch: &Watch<TaskId>,
         mut changes: watch::Receiver<Changes>,
         mut seen: Seen,
     ) -> Result<(), Ended> {
@@ -406,7 +408,7 @@ impl Stream<'_, '_> {
     /// The response that ends the stream in good order.
     fn end(&self) -> Object {
         let meta = Object::open().raw(SUBSCRIPTION_ID, &self.subscription).splice(&self.cx.shared.modern_meta);
-        Object::result("complete").raw("_meta", &meta.into_text())
+        typed("complete").raw("_meta", &meta.into_text())
     }
 }
 

@@ -1,20 +1,17 @@
 //! The parameters of a request, read once: what it says about itself (`_meta`), and the members that several methods
 //! share.
 
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::borrow::Cow;
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, value::MapAccessDeserializer},
-};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use taskwire_core::{task::Accepts, wire::RequestId};
 
 use super::unsupported;
-use crate::dialect::Fault;
-
-/// Log levels, from least to most severe.
-const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
+use crate::dialect::{
+    Fault,
+    params::{Anything, Elicitation, Members, accepts, level_of, present, text},
+};
 
 /// The members of `params` that more than one method has, unopened.
 #[derive(Deserialize, Default)]
@@ -38,53 +35,6 @@ pub(super) struct Params<'a> {
     #[serde(borrow, rename = "protocolVersion", deserialize_with = "present")]
     protocol_version: Option<&'a RawValue>,
 }
-
-/// A member that is there counts as there, also when it is `null`.
-pub(super) fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
-    <&RawValue>::deserialize(deserializer).map(Some)
-}
-
-/// A member that must be text.
-pub(super) fn text<'a>(raw: Option<&'a RawValue>, key: &str) -> Result<Cow<'a, str>, Fault> {
-    #[derive(Deserialize)]
-    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-    let raw = raw.ok_or_else(|| Fault::params(format!("`{key}` is missing")))?;
-    serde_json::from_str(raw.get()).map(|Text(text)| text).map_err(|_| Fault::params(format!("`{key}` must be a string")))
-}
-
-/// A member that must be a whole number, not negative; `default` where it is not there.
-pub(super) fn number(raw: Option<&RawValue>, key: &str, default: u64) -> Result<u64, Fault> {
-    match raw {
-        None => Ok(default),
-        Some(raw) => serde_json::from_str(raw.get()).map_err(|_| Fault::params(format!("`{key}` must be a whole number, not negative"))),
-    }
-}
-
-/// The members of an object. Unlike serde's own reading of a struct, a list is not taken for one.
-#[derive(Default)]
-pub(super) struct Members<T>(pub(super) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> serde::de::Visitor<'de> for Visitor<T> {
-            type Value = Members<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Members<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(Members)
-            }
-        }
-        deserializer.deserialize_map(Visitor(PhantomData))
-    }
-}
-
-/// An object of which only its presence counts.
-#[derive(Deserialize)]
-struct Anything {}
 
 #[derive(Deserialize)]
 struct RawMeta<'a> {
@@ -120,13 +70,6 @@ struct Extensions {
     tasks: Option<Members<Anything>>,
     #[serde(rename = "dev.taskwire/partials")]
     partials: Option<Members<Anything>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Elicitation {
-    form: Option<Members<Anything>>,
-    url: Option<Members<Anything>>,
 }
 
 /// What a request says about itself.
@@ -174,7 +117,7 @@ impl<'a> Params<'a> {
             // Keys of ours mean nothing to who did not declare that they do.
             wait_ms: meta.wait_ms.filter(|_| partials),
             known: meta.known.filter(|_| partials),
-            accepts: capabilities.accepts(),
+            accepts: accepts(capabilities.elicitation.as_ref(), capabilities.sampling.is_some(), capabilities.roots.is_some()),
             progress_token: meta.progress_token,
             log_level,
             idempotency_key: meta.idempotency_key,
@@ -190,27 +133,10 @@ impl<'a> Params<'a> {
     }
 }
 
-impl Capabilities {
-    fn accepts(&self) -> Accepts {
-        let (form, url) = match &self.elicitation {
-            None => (false, false),
-            // An empty object means forms, as it did before there was anything else.
-            Some(Members(Elicitation { form: None, url: None })) => (true, false),
-            Some(Members(Elicitation { form, url })) => (form.is_some(), url.is_some()),
-        };
-        Accepts { elicit_form: form, elicit_url: url, sampling: self.sampling.is_some(), roots: self.roots.is_some() }
-    }
-}
-
 fn missing(key: &str) -> Fault {
     Fault::meta(format!(
         "`{key}` is missing: each request needs `_meta` with `io.modelcontextprotocol/protocolVersion` (such as \"{}\") and \
          `io.modelcontextprotocol/clientCapabilities`",
         super::VERSIONS[0]
     ))
-}
-
-/// How severe a log level is.
-pub(super) fn level_of(name: &str) -> Option<usize> {
-    LEVELS.iter().position(|level| *level == name)
 }

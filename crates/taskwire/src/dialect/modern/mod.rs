@@ -30,7 +30,7 @@ use self::{
     meta::{Meta, Params},
 };
 pub(crate) use self::{json::server_meta, view::Shown};
-use super::{Fault, Orphan, Outbox, Peer, Reply};
+use super::{Fault, Outbox, Peer, Reply, Sent};
 use crate::server::Shared;
 
 /// The versions that this dialect speaks.
@@ -80,7 +80,7 @@ impl Cx<'_> {
 /// What a method comes to: the text of its result.
 struct Done {
     result: Vec<u8>,
-    orphan: Option<Orphan>,
+    orphan: Option<Sent>,
 }
 
 impl From<Object> for Done {
@@ -122,20 +122,12 @@ pub(crate) struct Origin<'a> {
 pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
     let Some(method) = message.method.as_deref() else {
         let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
-        return Reply::fault(message.id.as_ref(), &fault);
+        return Reply::fault(None, &fault);
     };
     let Some(id) = &message.id else { return Reply::accepted() };
     match respond(shared, method, id, message.params(bytes).unwrap_or("{}"), origin).await {
         Err(fault) => Reply::fault(Some(id), &fault),
-        Ok(done) => {
-            let mut body = Vec::with_capacity(done.result.len() + 64);
-            body.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":");
-            json::write(&mut body, id);
-            body.extend_from_slice(b",\"result\":");
-            body.extend_from_slice(&done.result);
-            body.push(b'}');
-            Reply { status: 200, body: body.into(), orphan: done.orphan }
-        }
+        Ok(done) => Reply::result(id, &done.result).then(done.orphan),
     }
 }
 

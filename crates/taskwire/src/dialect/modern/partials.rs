@@ -6,13 +6,15 @@ use taskwire_core::{Seq, Version};
 
 use super::{
     Cx, Done,
-    json::{Object, with_info},
-    meta::{number, present},
+    json::{Object, typed, with_info},
     tasks::{not_found, task_id},
     wait::{self, Waiting},
 };
 use crate::{
-    dialect::Fault,
+    dialect::{
+        Fault,
+        params::{number, present},
+    },
     store::{Chunk, Cursor, Entry, Page},
 };
 
@@ -71,7 +73,7 @@ fn answer(cx: &Cx<'_>, from: Seq, page: Page) -> Object {
     // What is asked for and was dropped is skipped; what is not there yet is waited for where it will be.
     let begins = chunks.first().map_or(from, |chunk| chunk.seq);
     let next = chunks.last().map_or(from, |chunk| chunk.seq.next());
-    with_info(Object::result("complete"), cx.shared)
+    with_info(typed("complete"), cx.shared)
         .raw("chunks", &format!("[{}]", list.join(",")))
         .put("fromSeq", &begins.0)
         .put("nextSeq", &next.0)

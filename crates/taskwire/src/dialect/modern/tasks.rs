@@ -10,11 +10,13 @@ use taskwire_core::{
 
 use super::{
     Cx, Done,
-    json::{Object, with_info},
-    meta::text,
+    json::{Object, typed, with_info},
     view, wait,
 };
-use crate::{dialect::Fault, engine};
+use crate::{
+    dialect::{Fault, params::text},
+    engine,
+};
 
 /// Which state of a task a result shows; its reader may send it back and be told when there is a later one.
 const VERSION: &str = "dev.taskwire/version";
@@ -33,7 +35,7 @@ pub(super) async fn get(cx: &Cx<'_>) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let task = engine.task(cx.caller, task_id(cx)?)?.ok_or_else(not_found)?;
     let task = wait::for_change(cx, task).await?;
-    let object = Object::result("complete");
+    let object = typed("complete");
     let object = if cx.meta.partials {
         let meta = Object::open().splice(&cx.shared.modern_meta).put(VERSION, &task.changed.0);
         object.raw("_meta", &meta.into_text())
@@ -71,5 +73,5 @@ pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Done, Fault> {
 
 /// An acknowledgement says nothing else: some clients refuse one with more in it.
 fn ack() -> Done {
-    Object::result("complete").into()
+    typed("complete").into()
 }

@@ -8,53 +8,20 @@ use std::{
 use bytes::Bytes;
 use taskwire_core::{
     Payload, TaskId, Timestamp, Version,
-    task::{Outcome, Status, Task},
+    task::{Outcome, Task},
 };
 
-use super::json::{Object, text};
-use crate::{dialect::Framing, store::Chunk};
-
-/// How much longer clients should wait between two looks at a long task.
-const POLL_GROWTH_MAX: u32 = 5;
+use super::json::{Object, text, typed};
+use crate::{
+    dialect::{
+        Framing,
+        view::{poll_interval, status_message, status_name},
+    },
+    store::Chunk,
+};
 
 /// A view that is larger than this is written anew for each listener.
 const SHOWN_BYTES_MAX: usize = 64 * 1024;
-
-const fn status_name(status: Status) -> &'static str {
-    match status {
-        Status::Working => "working",
-        Status::InputRequired => "input_required",
-        Status::Completed => "completed",
-        Status::Failed => "failed",
-        Status::Cancelled => "cancelled",
-    }
-}
-
-/// What to read next to the status: why it ended, or how it is getting on.
-fn status_message(task: &Task) -> Option<String> {
-    match &task.outcome {
-        Some(Outcome::Failed(error)) => Some(error.message.clone()),
-        Some(Outcome::Cancelled { reason: Some(reason) }) => Some(reason.to_string()),
-        Some(Outcome::Cancelled { reason: None }) => Some("cancelled".to_owned()),
-        Some(Outcome::Completed { .. }) | None => {
-            let progress = task.progress.map(|progress| match progress.total {
-                Some(total) => format!("{}/{total}", progress.done),
-                None => progress.done.to_string(),
-            });
-            match (task.message.as_deref(), progress) {
-                (Some(message), Some(progress)) => Some(format!("{message} ({progress})")),
-                (Some(message), None) => Some(message.to_owned()),
-                (None, progress) => progress,
-            }
-        }
-    }
-}
-
-/// A tenth of the time that the task has taken so far, within bounds.
-pub(super) fn poll_interval(task: &Task, now: Timestamp, base: Duration) -> u64 {
-    let interval = (now.since(task.created_at) / 10).clamp(base, base * POLL_GROWTH_MAX);
-    u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(1)
-}
 
 /// The members that every view has.
 pub(super) fn task(object: Object, task: &Task, now: Timestamp, poll: Duration) -> Object {
@@ -74,7 +41,7 @@ pub(super) fn task(object: Object, task: &Task, now: Timestamp, poll: Duration) 
 pub(super) fn detailed(object: Object, shown: &Task, now: Timestamp, poll: Duration) -> Object {
     let object = task(object, shown, now, poll);
     match &shown.outcome {
-        Some(Outcome::Completed { result, .. }) => object.raw("result", &Object::result("complete").splice(result.as_str()).into_text()),
+        Some(Outcome::Completed { result, .. }) => object.raw("result", &typed("complete").splice(result.as_str()).into_text()),
         Some(Outcome::Failed(error)) => object.put("error", error),
         Some(Outcome::Cancelled { .. }) => object,
         None if shown.asked_at.is_some() => {

@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use taskwire_core::{TaskId, Version, task::Task};
 
-use super::{Cx, meta::number, tasks::not_found, view::poll_interval};
+use super::{Cx, tasks::not_found};
 use crate::{
     clock::Sleep,
-    dialect::{Fault, Told},
+    dialect::{Fault, Told, params::number, view::poll_interval},
     feed::Watch,
     server::Open,
 };
@@ -62,7 +62,7 @@ async fn changed(cx: &Cx<'_>, id: TaskId, known: Version, mut waiting: Waiting<'
 /// One request that waits for something to happen to a task.
 pub(super) struct Waiting<'a, 'c> {
     cx: &'a Cx<'c>,
-    watch: Watch,
+    watch: Watch<TaskId>,
     over: Sleep,
     _open: Open,
 }

@@ -1,21 +1,72 @@
 //! How a run's output gets into the log: taken by [`push`](Run::push), gathered, and sent by whoever holds `place`.
 
 use std::{
+    borrow::Cow,
+    hash::{DefaultHasher, Hasher},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use taskwire_core::{
-    Payload, TaskId,
-    task::{Authority, Blocks, Command, Reject},
+    Payload, Seq, TaskId, Version,
+    task::{Authority, Blocks, Command, Outcome, Reject},
 };
 
 use super::{Place, Run};
-use crate::engine::{
-    Error,
-    call::Phase,
-    emit::{Piece, Pushed, chunks_of},
+use crate::{
+    engine::{
+        Error,
+        call::Phase,
+        emit::{Piece, Pushed, chunks_of},
+    },
+    store::{Cursor, Entry},
 };
+
+/// Bytes of output that are read back at one time.
+const READ_BACK_BYTES: usize = 1024 * 1024;
+
+/// What content says, however it is divided into blocks: how many bytes, and their hash.
+#[derive(Debug, Clone, Default)]
+struct Said {
+    bytes: u64,
+    hash: DefaultHasher,
+}
+
+impl Said {
+    /// A list of blocks.
+    fn blocks(&mut self, json: &str) {
+        for block in serde_json::from_str::<Vec<&RawValue>>(json).unwrap_or_default() {
+            self.block(block.get());
+        }
+    }
+
+    fn block(&mut self, json: &str) {
+        #[derive(Deserialize)]
+        struct Text<'a> {
+            #[serde(borrow)]
+            r#type: Cow<'a, str>,
+            #[serde(borrow)]
+            text: Cow<'a, str>,
+        }
+        match serde_json::from_str::<Text<'_>>(json) {
+            Ok(Text { r#type, text }) if r#type == "text" => self.take(text.as_bytes()),
+            _ => self.take(json.as_bytes()),
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        self.hash.write(bytes);
+    }
+}
+
+impl PartialEq for Said {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes && self.hash.finish() == other.hash.finish()
+    }
+}
 
 /// Text that is written at once; longer text is written by parts.
 const TEXT_BYTES_MAX: usize = 32 * 1024;
@@ -208,6 +259,48 @@ impl Run {
             self.give_back(earlier);
         }
         Err(error)
+    }
+
+    /// The part of its result that work whose output is its result has not written: all of it, or nothing if it wrote the
+    /// same. An error is not written where nothing else is. `pending` is written and not in the log yet.
+    pub(super) fn unwritten(&self, id: TaskId, pending: &[Blocks], outcome: &Outcome) -> Vec<Blocks> {
+        #[derive(Deserialize)]
+        struct Content {
+            content: Vec<Payload>,
+        }
+        let Outcome::Completed { result, is_error } = outcome else { return Vec::new() };
+        let Ok(Content { content }) = result.read() else { return Vec::new() };
+        let mut written = Said::default();
+        if self.read_back(id, &mut written).is_err() {
+            return Vec::new();
+        }
+        pending.iter().for_each(|blocks| written.blocks(blocks.as_str()));
+        let mut said = Said::default();
+        content.iter().for_each(|block| said.block(block.as_str()));
+        if said == written || (*is_error && written == Said::default()) {
+            return Vec::new();
+        }
+        let (coalesce, limits) = (self.engine.0.config.coalesce, self.engine.limits());
+        // A block that no chunk has room for is a chunk by itself.
+        chunks_of(&content, coalesce, limits)
+            .unwrap_or_else(|_| content.iter().map(|block| Blocks::of(std::slice::from_ref(block))).collect())
+    }
+
+    /// What is in the log.
+    fn read_back(&self, id: TaskId, written: &mut Said) -> Result<(), Error> {
+        let mut from = Seq(0);
+        loop {
+            let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BACK_BYTES, chunks: usize::MAX };
+            let Some(page) = self.engine.page(id, cursor)? else { return Ok(()) };
+            let more = page.more;
+            for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+                written.blocks(chunk.blocks.as_str());
+                from = chunk.seq.next();
+            }
+            if !more {
+                return Ok(());
+            }
+        }
     }
 
     /// Output that was taken and not written waits again.

@@ -1,0 +1,62 @@
+//! A tool call, as far as both eras understand it alike.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
+use taskwire_core::{
+    CallerId,
+    task::{Accepts, Spec},
+};
+
+use super::Fault;
+use crate::{
+    server::Shared,
+    tool::{CallResult, ReadyTool},
+};
+
+/// Bytes of an idempotency key.
+const KEY_BYTES_MAX: usize = 256;
+
+pub(super) fn find_tool(shared: &Shared, name: &str) -> Result<Arc<ReadyTool>, Fault> {
+    shared.provider.tool(name).ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))
+}
+
+/// What a model is told about arguments that do not fit.
+pub(super) fn misfit(tool: &ReadyTool, arguments: &Value) -> Option<CallResult> {
+    let problems = tool.0.problems(arguments);
+    let list = problems.join("\n- ");
+    let name = &tool.0.name;
+    (!problems.is_empty())
+        .then(|| CallResult::error(format!("The arguments of `{name}` are not valid. Correct them and call again.\n- {list}")))
+}
+
+/// Who calls, and what it wants of the task that the call may become.
+pub(super) struct Wanted<'a> {
+    pub(super) caller: &'a CallerId,
+    pub(super) accepts: Accepts,
+    pub(super) idempotency_key: Option<&'a str>,
+}
+
+/// What is fixed about the task that a call may become, by the tool and the configuration.
+pub(super) fn spec(shared: &Shared, tool: &ReadyTool, wanted: &Wanted<'_>) -> Result<Spec, Fault> {
+    let (config, policy) = (&shared.config, &tool.0.policy);
+    if wanted.idempotency_key.is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
+        return Err(Fault::params(format!("`dev.taskwire/idempotencyKey` needs 1 to {KEY_BYTES_MAX} bytes")));
+    }
+    Ok(Spec {
+        on_interrupt: policy.on_interrupt,
+        attempts_max: config.attempts_max,
+        retention_ms: policy.retention.or(config.retention).map(ms),
+        timeout_ms: policy.timeout.map(ms),
+        input_timeout_ms: config.input_timeout.map(ms),
+        overflow: policy.overflow,
+        idempotency_key: wanted.idempotency_key.map(Into::into),
+        accepts: wanted.accepts,
+        ..Spec::new(wanted.caller.clone(), &tool.0.name)
+    })
+}
+
+/// A span in the unit of the wire and the store.
+pub(super) fn ms(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,465 @@
+//! `tools/call`: the result, a stream that leads to it, or a task.
+//!
+//! A call without `task` is run in memory at first. When it has something to say before its result, or takes its time, it
+//! becomes a task that its caller does not know of, and its caller reads that task's log: so it can come back to it.
+
+use std::{sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json, value::RawValue};
+use taskwire_core::{
+    Payload, Seq, TaskId,
+    task::{Accepts, Follower, Outcome, Reject, Spec, Task},
+    wire::{RequestId, code},
+};
+use tokio::sync::mpsc;
+
+use super::{
+    Cx,
+    modes::{Choice, choose, mode_of},
+    outcome::{self, Origin},
+    place::{At, Kind},
+    session::Request,
+    streamed,
+    tail::{self, Tail},
+    view::{self, FALLBACK_MODE, IMMEDIATE_RESPONSE, RELATED_TASK},
+};
+use crate::{
+    dialect::{
+        Fault, Reply, Sent,
+        called::{self, Wanted, find_tool, misfit},
+        catalog,
+        notes::Notes,
+        params::{Members, present, text},
+    },
+    engine::{self, End, Note, Phase, Resumed, Run},
+    server::Mode,
+    tool::{ReadyTool, TaskMode},
+};
+
+/// Notes that wait for a client to read; more are dropped, the newest first.
+const NOTES_MAX: usize = 256;
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Params<'a> {
+    #[serde(borrow, deserialize_with = "present")]
+    name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    task: Option<&'a RawValue>,
+    #[serde(rename = "_meta")]
+    meta: Option<Members<Meta>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Meta {
+    #[serde(rename = "progressToken")]
+    progress_token: Option<RequestId>,
+    #[serde(rename = "dev.taskwire/idempotencyKey")]
+    idempotency_key: Option<String>,
+}
+
+/// What a client wants of the task that it asks for.
+#[derive(Debug, Default)]
+struct Augment {
+    ttl: Option<u64>,
+    modes: Option<Vec<Mode>>,
+}
+
+/// One call.
+struct Call<'a, 'c> {
+    cx: &'a Cx<'c>,
+    tool: Arc<ReadyTool>,
+    arguments: Payload,
+    token: Option<RequestId>,
+    spec: Spec,
+}
+
+pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let name = text(params.name, "name")?;
+    let tool = find_tool(cx.shared, &name)?;
+    let agreed = cx.session.agreed();
+    let asked = params.task.filter(|_| agreed.has_tasks());
+    match (asked.is_some(), tool.0.policy.task) {
+        (true, TaskMode::Never) => {
+            let message = format!("the tool `{name}` cannot be called as a task: leave `task` out");
+            return Err(Fault::new(200, code::METHOD_NOT_FOUND, message));
+        }
+        (false, TaskMode::Required) => {
+            let message = format!("the tool `{name}` can only be called as a task: add `task` to the parameters");
+            return Err(Fault::new(200, code::METHOD_NOT_FOUND, message));
+        }
+        _ => {}
+    }
+    let augment = asked.map(|raw| augment(raw, agreed.modes.is_some())).transpose()?;
+    let arguments = catalog::arguments(params.arguments)?;
+    if let Some(misfit) = misfit(&tool, &arguments) {
+        let Outcome::Completed { result, .. } = misfit.into_outcome() else { return Err(Fault::internal("a misfit is a result")) };
+        if augment.is_none() {
+            return Ok(cx.reply(view::call_result(&result, None, None)));
+        }
+        // What is no task at all must not look like one.
+        let result: Value = result.read()?;
+        return Err(Fault::params(result["content"][0]["text"].as_str().unwrap_or_default()));
+    }
+    if *cx.shared.draining.borrow() {
+        return Err(engine::Error::Unavailable("it is shutting down".into()).into());
+    }
+    let Members(meta) = params.meta.unwrap_or_default();
+    // A task can be answered elsewhere; a call only where it was made.
+    let accepts = if augment.is_some() || cx.events { agreed.accepts } else { Accepts::default() };
+    let wanted = Wanted { caller: &cx.session.caller, accepts, idempotency_key: meta.idempotency_key.as_deref() };
+    let mut spec = called::spec(cx.shared, &tool, &wanted)?;
+    spec.origin = Origin::keep(meta.progress_token.clone());
+    spec.follower = Some(Follower { session: cx.session.id.clone(), output: agreed.partial });
+    let arguments = params.arguments.map_or_else(|| json!({}).into(), Payload::from);
+    let mut call = Call { cx, tool, arguments, token: meta.progress_token, spec };
+    let Some(augment) = augment else { return call.plain().await };
+    if let Some(ttl) = augment.ttl {
+        call.spec.retention_ms = Some(call.spec.retention_ms.map_or(ttl, |most| ttl.min(most)));
+    }
+    let choice = choose(&cx.shared.config.legacy.modes, agreed.modes.as_deref().unwrap_or_default(), augment.modes.as_deref());
+    match choice.mode {
+        Mode::Task => call.with_task(choice).await,
+        Mode::Immediate => call.at_once(choice).await,
+        Mode::Streaming => call.bit_by_bit().await,
+    }
+}
+
+/// Reads `task`; what it says about modes counts only for clients that know of them.
+fn augment(raw: &RawValue, modes: bool) -> Result<Augment, Fault> {
+    #[derive(Deserialize, Default)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Task<'a> {
+        #[serde(borrow, deserialize_with = "present")]
+        ttl: Option<&'a RawValue>,
+        #[serde(borrow, deserialize_with = "present")]
+        response_modes: Option<&'a RawValue>,
+    }
+    let Members(task): Members<Task<'_>> =
+        serde_json::from_str(raw.get()).map_err(|error| Fault::params(format!("`task` must be an object: {error}")))?;
+    let ttl = match task.ttl.filter(|raw| raw.get() != "null") {
+        None => None,
+        Some(raw) => {
+            let ttl: Option<u64> = serde_json::from_str(raw.get()).ok().filter(|ttl| *ttl > 0);
+            Some(ttl.ok_or_else(|| Fault::params("`task.ttl` must be a whole number of milliseconds, at least 1"))?)
+        }
+    };
+    let modes = match task.response_modes.filter(|_| modes) {
+        None => None,
+        Some(raw) => {
+            let names: Vec<String> =
+                serde_json::from_str(raw.get()).map_err(|_| Fault::params("`task.responseModes` must be a list of strings"))?;
+            Some(names.iter().filter_map(|name| mode_of(name)).collect())
+        }
+    };
+    Ok(Augment { ttl, modes })
+}
+
+impl Call<'_, '_> {
+    fn patience(&self) -> Duration {
+        super::promote_after(self.cx.shared, &self.tool.0.name)
+    }
+
+    fn notes(&self) -> Notes {
+        Notes::new(self.token.clone(), Some(self.cx.session.agreed().level))
+    }
+
+    /// Says nothing of a task until the client knows its name.
+    fn hush(&self, id: TaskId) -> Sent {
+        let session = self.cx.session.clone();
+        session.hush(id);
+        Sent::new(move |_| session.speak(id))
+    }
+
+    /// Where log lines of a task go: to the standing stream, if there is one.
+    fn aside(&self, id: TaskId) -> mpsc::Sender<Note> {
+        let (sender, mut notes) = mpsc::channel(NOTES_MAX);
+        let session = self.cx.session.clone();
+        tokio::spawn(async move {
+            let meta = view::related(id);
+            while let Some(note) = notes.recv().await {
+                let mut wanted = Notes::new(None, Some(session.agreed().level));
+                if let Some(message) = wanted.message(&note, Some(&meta)) {
+                    session.aside(message);
+                }
+            }
+        });
+        sender
+    }
+
+    /// A call whose caller wants its result, and knows of no task.
+    async fn plain(mut self) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        let engine = &cx.shared.engine;
+        self.spec.hidden = true;
+        let request = cx.begin()?;
+        let (sender, mut notes) = mpsc::channel(NOTES_MAX);
+        let patience = self.patience();
+        let keyed = self.spec.idempotency_key.is_some();
+        let spec = Arc::new(self.spec.clone());
+        if keyed {
+            // Its caller will ask again if it does not get this answer, so it must live on.
+            let receipt = engine.create(engine.new_id(), spec, self.arguments.clone(), &Resumed::default(), Some(sender)).await?;
+            return self.follow(&receipt.task, request, Vec::new(), notes).await;
+        }
+        let mut held = engine.launch(engine.new_id(), spec, self.arguments.clone(), Resumed::default(), Some(sender));
+        let run = held.run().clone();
+        request.runs(&run);
+        let mut phase = held.start().await;
+        // A client that is cut off does not mean to cancel; where there is no other way to lose it, it does.
+        let held = if cx.detaches {
+            held.release();
+            None
+        } else {
+            Some(held)
+        };
+        let mut earlier = Vec::new();
+        if matches!(phase, Phase::Loose) {
+            tokio::select! {
+                biased;
+                settled = run.settled() => phase = settled,
+                () = request.off() => return Ok(Reply::accepted()),
+                Some(note) = notes.recv(), if cx.events => {
+                    earlier.push(note);
+                    phase = self.begin_stream(&run, &request).await?;
+                }
+                () = engine.clock().sleep(patience), if cx.events => phase = self.begin_stream(&run, &request).await?,
+            }
+        }
+        if request.is_off() {
+            return Ok(Reply::accepted());
+        }
+        let done = match phase {
+            Phase::Done(End::Outcome(outcome)) => self.finished(outcome, request, earlier, notes).await,
+            Phase::Task(id) => {
+                let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+                self.follow(&task, request, earlier, notes).await
+            }
+            Phase::Loose | Phase::Done(End::Suspended(_)) => Err(Fault::internal("the tool went away")),
+        };
+        if let Some(held) = held {
+            held.release();
+        }
+        done
+    }
+
+    /// Makes a call a task, so that there is a log to be read; where there is no room for one, its caller waits on.
+    async fn begin_stream(&self, run: &Arc<Run>, request: &Request) -> Result<Phase, Fault> {
+        match run.promote().await {
+            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+            promoted => return Ok(promoted?),
+        }
+        tokio::select! {
+            phase = run.settled() => Ok(phase),
+            () = request.off() => Ok(run.phase()),
+        }
+    }
+
+    /// The result is there: what was noted on the way goes before it.
+    async fn finished(
+        &self,
+        outcome: Outcome,
+        request: Request,
+        mut earlier: Vec<Note>,
+        mut notes: mpsc::Receiver<Note>,
+    ) -> Result<Reply, Fault> {
+        while let Ok(note) = notes.try_recv() {
+            earlier.push(note);
+        }
+        let mut wanted = self.notes();
+        let told = earlier.iter().any(|note| wanted.message(note, None).is_some());
+        if told && self.cx.events {
+            // A stream leads to something that is kept, so that its reader can come back.
+            let engine = &self.cx.shared.engine;
+            let spec = Arc::new(self.spec.clone());
+            match engine.record(engine.new_id(), spec, self.arguments.clone(), outcome.clone()).await {
+                Ok(receipt) => return self.follow(&receipt.task, request, earlier, notes).await,
+                Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        request.answered();
+        match outcome {
+            Outcome::Completed { result, .. } => Ok(self.cx.reply(view::call_result(&result, None, None))),
+            Outcome::Failed(error) => Err(error.into()),
+            Outcome::Cancelled { .. } => Ok(Reply::accepted()),
+        }
+    }
+
+    /// Reads the log of the task that the call became, to its end.
+    async fn follow(&self, task: &Arc<Task>, request: Request, earlier: Vec<Note>, live: mpsc::Receiver<Note>) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        let _open = cx.waits()?;
+        if !cx.events {
+            let ended = cx.until_ended(task.id, &request).await?;
+            request.answered();
+            return match ended {
+                Some(task) => outcome::result(cx.shared, &task, false).map(|object| cx.reply(object)),
+                None => Ok(Reply::accepted()),
+            };
+        }
+        let stream = tail::stream(Kind::Call, task, cx.id);
+        let tail = Tail::new(cx.shared, cx.session, cx.out, stream, At::default(), task);
+        let ended = tail.of(&request).hearing(earlier, live).run().await;
+        cx.streamed(ended, request)
+    }
+
+    /// Makes a task at once.
+    async fn make(&self, spec: Spec) -> Result<(Arc<Task>, Sent), Fault> {
+        let engine = &self.cx.shared.engine;
+        let id = engine.new_id();
+        let hush = self.hush(id);
+        let receipt = engine.create(id, Arc::new(spec), self.arguments.clone(), &Resumed::default(), Some(self.aside(id))).await?;
+        Ok((receipt.task, hush))
+    }
+
+    /// The answer that has a task and nothing else.
+    fn created(&self, task: &Task, choice: Choice, hush: Sent) -> Reply {
+        let mut meta = Map::new();
+        if let Some(text) = &self.tool.0.policy.immediate_response {
+            meta.insert(IMMEDIATE_RESPONSE.to_owned(), (&**text).into());
+        }
+        if choice.fallback {
+            meta.insert(FALLBACK_MODE.to_owned(), "task".into());
+        }
+        self.cx.reply(streamed::created(self.cx.shared, task, &Value::Object(meta))).then(Some(hush))
+    }
+
+    async fn with_task(self, choice: Choice) -> Result<Reply, Fault> {
+        let (task, hush) = self.make(self.spec.clone()).await?;
+        Ok(self.created(&task, choice, hush))
+    }
+
+    /// The result if it is there at once; else a stream or a task.
+    async fn at_once(mut self, choice: Choice) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        let engine = &cx.shared.engine;
+        let streams = choice.may_stream && self.tool.0.policy.streams;
+        if self.spec.idempotency_key.is_some() {
+            // One that may be repeated must be found again: it is a task from the beginning.
+            return if streams { self.bit_by_bit().await } else { self.with_task(choice).await };
+        }
+        if streams {
+            self.streams();
+        }
+        let spec = Arc::new(self.spec.clone());
+        let id = engine.new_id();
+        let hush = self.hush(id);
+        let mut held = engine.launch(id, spec.clone(), self.arguments.clone(), Resumed::default(), Some(self.aside(id)));
+        let run = held.run().clone();
+        if streams {
+            run.stream_at_once();
+        }
+        let mut phase = held.start().await;
+        // Before it is a task, its caller does not know of it; and then it does.
+        held.release();
+        if matches!(phase, Phase::Loose) {
+            phase = tokio::select! {
+                biased;
+                settled = run.settled() => settled,
+                () = engine.clock().sleep(self.patience()) => run.promote().await?,
+            };
+        }
+        match phase {
+            Phase::Done(End::Outcome(Outcome::Completed { result, is_error })) => {
+                let meta = if cx.shared.config.legacy.immediate_task {
+                    let spec = Arc::new(Spec { output_is_result: false, ..Spec::clone(&spec) });
+                    engine.record(id, spec, self.arguments.clone(), Outcome::Completed { result: result.clone(), is_error }).await?;
+                    Some(json!({RELATED_TASK: {"taskId": id}}))
+                } else {
+                    None
+                };
+                Ok(cx.reply(view::call_result(&result, meta.as_ref(), None)).then(Some(hush)))
+            }
+            Phase::Done(End::Outcome(Outcome::Failed(error))) => Err(error.into()),
+            Phase::Task(id) => {
+                let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+                if streams { self.stream(&task, hush).await } else { Ok(self.created(&task, choice, hush)) }
+            }
+            Phase::Done(_) | Phase::Loose => Err(Fault::internal("the tool went away")),
+        }
+    }
+
+    /// Its output is its result, and is sent in answer to the call.
+    fn streams(&mut self) {
+        self.spec.output_is_result = true;
+        let pushes = self.pushes();
+        if let Some(follower) = &mut self.spec.follower {
+            // What is sent as an answer is not told as well.
+            follower.output &= !pushes;
+        }
+    }
+
+    /// Whether more than one answer can be given.
+    fn pushes(&self) -> bool {
+        self.cx.events && self.cx.out.framing().named
+    }
+
+    async fn bit_by_bit(mut self) -> Result<Reply, Fault> {
+        self.streams();
+        let (task, hush) = self.make(self.spec.clone()).await?;
+        self.stream(&task, hush).await
+    }
+
+    async fn stream(&self, task: &Arc<Task>, hush: Sent) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        if self.pushes() {
+            let _open = cx.waits()?;
+            let request = cx.begin()?;
+            let stream = tail::stream(Kind::Streamed, task, cx.id);
+            let tail = Tail::new(cx.shared, cx.session, cx.out, stream, At::default(), task).of(&request).naming(hush);
+            return cx.streamed(tail.run().await, request);
+        }
+        let (task, part) = self.first_part(task.id).await?;
+        cx.session.give(task.id, Seq(0)..part.next, true);
+        let (object, _) = streamed::first(cx.shared, &task, part)?;
+        Ok(cx.reply(object).then(Some(hush)))
+    }
+
+    /// What a task writes first, within the time that a call may take.
+    async fn first_part(&self, id: TaskId) -> Result<(Arc<Task>, streamed::Part), Fault> {
+        let engine = &self.cx.shared.engine;
+        let watch = engine.watch(vec![id], true);
+        let patience = engine.clock().sleep(self.patience());
+        tokio::pin!(patience);
+        let mut waited = false;
+        loop {
+            let gone = || engine::Error::Rejected(Reject::NotFound);
+            let mut part = streamed::read(engine, id, Seq(0), 0, self.cx.shared.config.read_bytes)?.ok_or_else(gone)?;
+            let task = engine.task(&self.cx.session.caller, id)?.ok_or_else(gone)?;
+            part.over &= task.ended.is_some();
+            if waited || part.over || !part.segments.is_empty() {
+                return Ok((task, part));
+            }
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = &mut patience => waited = true,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<(Option<u64>, Option<usize>), i64> {
+        let raw: &RawValue = serde_json::from_str(text).expect("JSON");
+        augment(raw, true).map(|augment| (augment.ttl, augment.modes.map(|modes| modes.len()))).map_err(|fault| fault.error.code)
+    }
+
+    #[test]
+    fn what_a_client_wants_of_a_task_is_read_with_care() {
+        assert_eq!(read("{}"), Ok((None, None)));
+        assert_eq!(read(r#"{"ttl":null}"#), Ok((None, None)));
+        assert_eq!(read(r#"{"ttl":60000,"responseModes":["task","new","streaming"]}"#), Ok((Some(60_000), Some(2))));
+        for bad in ["[]", "null", "3", r#"{"ttl":0}"#, r#"{"ttl":-1}"#, r#"{"ttl":1.5}"#, r#"{"ttl":"1"}"#, r#"{"responseModes":"task"}"#] {
+            assert_eq!(read(bad), Err(code::INVALID_PARAMS), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What the server has: lists, prompts, resources, completions, and what a session wants to hear of.
+
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use taskwire_core::{Payload, wire::code};
+
+use super::Cx;
+use crate::{
+    dialect::{
+        Fault, catalog,
+        json::{Object, text},
+        params::{level_of, present, text as member},
+    },
+    engine::Resumed,
+    tool::{Kind, PromptCall, ResourceCall, ToolError},
+};
+
+/// The members that the methods here have.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Params<'a> {
+    #[serde(borrow, deserialize_with = "present")]
+    name: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    uri: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    level: Option<&'a RawValue>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+}
+
+fn page<T>(cx: &Cx<'_>, key: &str, all: &[T], wire: impl Fn(&T) -> String) -> Result<Object, Fault> {
+    let page = catalog::page(cx.text, all, cx.shared.config.page_len, wire)?;
+    let object = Object::roomy().raw(key, &page.list);
+    Ok(match page.next {
+        Some(next) => object.put("nextCursor", &next),
+        None => object,
+    })
+}
+
+pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let agreed = cx.session.agreed();
+    let shape = match (agreed.has_tasks(), agreed.partial) {
+        (false, _) => 0,
+        (true, false) => 1,
+        (true, true) => 2,
+    };
+    page(cx, "tools", &cx.shared.provider.tools(), |tool| tool.0.sessions[shape].as_str().to_owned())
+}
+
+pub(super) fn prompts(cx: &Cx<'_>) -> Result<Object, Fault> {
+    page(cx, "prompts", &cx.shared.provider.prompts(), |prompt| text(&prompt.wire))
+}
+
+pub(super) fn resources(cx: &Cx<'_>) -> Result<Object, Fault> {
+    page(cx, "resources", &cx.shared.provider.resources(), |resource| text(&resource.wire))
+}
+
+pub(super) fn templates(cx: &Cx<'_>) -> Result<Object, Fault> {
+    page(cx, "resourceTemplates", &cx.shared.provider.templates(), |template| text(&template.wire))
+}
+
+pub(super) async fn complete(cx: &Cx<'_>) -> Result<Object, Fault> {
+    Ok(Object::open().put("completion", &catalog::complete(&cx.shared.provider, cx.text).await?))
+}
+
+pub(super) async fn prompt(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let name = member(params.name, "name")?;
+    let given = catalog::arguments(params.arguments)?;
+    let (prompt, arguments) = catalog::prompt(&cx.shared.provider, &name, &given)?;
+    let accepts = cx.session.agreed().accepts;
+    finish((prompt.get)(PromptCall { arguments, resumed: Resumed::default(), accepts }).await)
+}
+
+pub(super) async fn read(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let uri = member(params.uri, "uri")?;
+    let not_found = || Fault::new(200, code::RESOURCE_NOT_FOUND, format!("there is no resource `{uri}`")).with_data(json!({"uri": uri}));
+    let handler = catalog::resource(&cx.shared.provider, &uri).ok_or_else(not_found)?;
+    let call = ResourceCall { uri: uri.to_string(), resumed: Resumed::default(), accepts: cx.session.agreed().accepts };
+    finish(handler(call).await)
+}
+
+fn finish(outcome: Result<Value, ToolError>) -> Result<Object, Fault> {
+    match outcome.map_err(ToolError::into_kind) {
+        Ok(value) if !value.is_object() => Err(Fault::internal("the handler gave a result that is not an object")),
+        Ok(value) => Ok(Object::roomy().splice(Payload::from(value).as_str())),
+        Err(Kind::Round(_)) => {
+            Err(Fault::internal("this asks for something on the way, for which a client of 2026-07-28 or later is needed"))
+        }
+        Err(Kind::Said(text)) => Err(Fault::internal(text)),
+        Err(Kind::Protocol(error)) => Err(error.into()),
+        Err(Kind::Stopped) => Err(Fault::internal("the request was stopped")),
+    }
+}
+
+pub(super) async fn set_level(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let name = member(params.level, "level")?;
+    let level = level_of(&name).ok_or_else(|| Fault::params(format!("`{name}` is no log level")))?;
+    cx.session.agree(cx.shared, |agreed| agreed.level = level).await?;
+    Ok(Object::open())
+}
+
+pub(super) async fn subscribe(cx: &Cx<'_>, wanted: bool) -> Result<Object, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let uri = member(params.uri, "uri")?.into_owned();
+    let resources = &cx.session.agreed().resources;
+    if resources.contains(&uri) == wanted {
+        return Ok(Object::open());
+    }
+    let max = cx.shared.config.tasks_per_listen;
+    if wanted && resources.len() >= max {
+        return Err(Fault::limit(format!("a session may subscribe to {max} resources (configuration key `tasks_per_listen`)")));
+    }
+    let change = |agreed: &mut super::session::Agreed| {
+        if wanted {
+            agreed.resources.insert(uri)
+        } else {
+            agreed.resources.remove(&uri)
+        };
+    };
+    cx.session.agree(cx.shared, change).await?;
+    Ok(Object::open())
+}

@@ -1,0 +1,117 @@
+//! `initialize`: which version, and what both sides can do.
+
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+
+use super::{VERSIONS, modes::mode_of, session::Agreed};
+use crate::{
+    dialect::{
+        Fault,
+        json::Object,
+        params::{Anything, Elicitation, Members, accepts, level_of, text},
+    },
+    server::Shared,
+};
+
+/// Log lines that a client is sent that did not say what it wants.
+const LEVEL: &str = "info";
+
+#[derive(Deserialize)]
+struct Initialize<'a> {
+    #[serde(borrow, default, rename = "protocolVersion")]
+    version: Option<&'a RawValue>,
+    #[serde(default)]
+    capabilities: Option<Members<Capabilities>>,
+    #[serde(default, rename = "clientInfo")]
+    client: Option<Members<Anything>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Capabilities {
+    elicitation: Option<Members<Elicitation>>,
+    sampling: Option<Members<Anything>>,
+    roots: Option<Members<Anything>>,
+    tasks: Option<Members<Tasks>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Tasks {
+    streaming: Option<Members<Streaming>>,
+    responses: Option<Members<Responses>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Streaming {
+    partial: Option<Members<Anything>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Responses {
+    modes: Option<Vec<String>>,
+}
+
+/// What a client that says this of itself and the server agree on.
+pub(super) fn agree(params: &str) -> Result<Agreed, Fault> {
+    let asked: Initialize<'_> = serde_json::from_str(params).map_err(|error| Fault::params(format!("invalid params: {error}")))?;
+    let version = text(asked.version, "protocolVersion")?;
+    let Members(capabilities) = asked.capabilities.ok_or_else(|| Fault::params("`capabilities` is missing"))?;
+    if asked.client.is_none() {
+        return Err(Fault::params("`clientInfo` is missing"));
+    }
+    let version = VERSIONS.into_iter().find(|known| *known == version).unwrap_or(VERSIONS[0]);
+    // Tasks, and what builds on them, came with the latest version.
+    let tasks = capabilities.tasks.filter(|_| version == VERSIONS[0]).map(|Members(tasks)| tasks).unwrap_or_default();
+    let mut accepts = accepts(capabilities.elicitation.as_ref(), capabilities.sampling.is_some(), capabilities.roots.is_some());
+    accepts.elicit_url &= version == VERSIONS[0];
+    accepts.elicit_form &= version != VERSIONS[2];
+    let modes = tasks.responses.and_then(|Members(responses)| responses.modes);
+    Ok(Agreed {
+        version: version.to_owned(),
+        accepts,
+        partial: tasks.streaming.is_some_and(|Members(streaming)| streaming.partial.is_some()),
+        modes: modes.map(|modes| modes.iter().filter_map(|mode| mode_of(mode)).collect()),
+        level: level_of(LEVEL).unwrap_or_default(),
+        resources: Default::default(),
+    })
+}
+
+/// What a client is told about the server.
+pub(super) fn result(shared: &Shared, agreed: &Agreed) -> Object {
+    let config = &shared.config;
+    let info = json!({"name": config.name, "version": config.version});
+    let object =
+        Object::roomy().put("protocolVersion", &agreed.version).put("capabilities", &capabilities(shared, agreed)).put("serverInfo", &info);
+    match &config.instructions {
+        Some(instructions) => object.put("instructions", instructions),
+        None => object,
+    }
+}
+
+fn capabilities(shared: &Shared, agreed: &Agreed) -> Value {
+    let mut capabilities = json!({
+        "tools": {"listChanged": true},
+        "prompts": {"listChanged": true},
+        "resources": {"listChanged": true, "subscribe": true},
+        "completions": {},
+        "logging": {},
+    });
+    if agreed.has_tasks() {
+        let mut tasks = json!({"cancel": {}, "requests": {"tools": {"call": {}}}});
+        if shared.config.legacy.list_tasks {
+            tasks["list"] = json!({});
+        }
+        // Drafts are shown only to who knows of them.
+        if agreed.partial {
+            tasks["streaming"] = json!({"partial": {}});
+        }
+        if agreed.modes.is_some() {
+            tasks["responses"] = json!({"modes": shared.config.legacy.modes});
+        }
+        capabilities["tasks"] = tasks;
+    }
+    capabilities
+}

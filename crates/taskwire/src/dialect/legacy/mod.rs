@@ -1,0 +1,397 @@
+//! The legacy era: 2025-11-25 with its core tasks, and the two versions before it. A client opens a session, and both sides
+//! remember it.
+//!
+//! Start with [`answer`]. Every stream is a reading of a log from a place on (`tail` for one task, `standing` for all of a
+//! session); an event id is such a place (`place`).
+
+mod batch;
+mod call;
+mod catalog;
+mod handshake;
+mod modes;
+mod outcome;
+mod place;
+mod session;
+mod standing;
+mod streamed;
+mod tail;
+mod tasks;
+mod view;
+
+use std::{sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use serde_json::json;
+use taskwire_core::{
+    CallerId, InputKey, Payload, TaskId,
+    task::{Authority, Command, RpcError, Task},
+    wire::{Incoming, RequestId, code},
+};
+
+pub(crate) use self::{
+    batch::batch,
+    session::{Session, Sessions},
+};
+use self::{
+    place::{At, Place, Standing, Stream, question_of},
+    session::Request,
+    tail::{Ended, Tail},
+};
+use super::{Fault, Gone, Outbox, Reply, json::Object};
+use crate::{
+    engine,
+    server::{Open, Shared},
+    tool::REFUSED,
+};
+
+/// The versions that this dialect speaks, the latest first.
+const VERSIONS: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
+
+/// Where a message came from, and the way back.
+pub(crate) struct Origin<'a> {
+    pub(crate) caller: &'a CallerId,
+    pub(crate) way: Way<'a>,
+    pub(crate) out: &'a Outbox,
+}
+
+/// The way that a message came.
+#[derive(Clone, Copy)]
+pub(crate) enum Way<'a> {
+    /// With headers.
+    Http {
+        /// `Mcp-Session-Id`.
+        session: Option<&'a str>,
+        /// `MCP-Protocol-Version`.
+        version: Option<&'a str>,
+        /// Whether the client takes an event stream for an answer.
+        events: bool,
+    },
+    /// On a byte stream, which has one session at most.
+    Stream(Option<&'a Arc<Session>>),
+}
+
+/// One request of a session.
+struct Cx<'a> {
+    shared: &'a Arc<Shared>,
+    session: &'a Arc<Session>,
+    id: &'a RequestId,
+    /// The parameters as they came.
+    text: &'a str,
+    out: &'a Outbox,
+    /// Whether there may be more messages than the response.
+    events: bool,
+    /// Whether a client that goes away means to come back.
+    detaches: bool,
+}
+
+impl Cx<'_> {
+    /// Reads parameters.
+    fn read<'p, T: Deserialize<'p>>(&'p self) -> Result<T, Fault> {
+        serde_json::from_str(self.text).map_err(|error| Fault::params(format!("invalid params: {error}")))
+    }
+
+    fn reply(&self, result: Object) -> Reply {
+        Reply::result(self.id, &result.end())
+    }
+
+    /// Notes the request, so that it can be called off.
+    fn begin(&self) -> Result<Request, Fault> {
+        self.session.begin(self.id).ok_or_else(|| {
+            Fault::new(400, code::INVALID_REQUEST, format!("the id `{}` is in use by a request that is not answered yet", self.id))
+        })
+    }
+
+    /// One more request that waits, if there is room for it.
+    fn waits(&self) -> Result<Open, Fault> {
+        let max = self.shared.config.waits_per_caller;
+        let busy = || {
+            Fault::busy(format!("{max} of your requests are waiting already (configuration key `waits_per_caller`): try again in a second"))
+        };
+        self.shared.open_wait(&self.session.caller).ok_or_else(busy)
+    }
+
+    /// What is left to say when a stream has ended: nothing, or why it could not begin.
+    fn streamed(&self, ended: Result<(), Ended>, request: Request) -> Result<Reply, Fault> {
+        request.answered();
+        match ended {
+            Ok(()) | Err(Ended::Gone) => Ok(Reply::new(200, Vec::new())),
+            Err(Ended::Fault(fault)) => Err(fault),
+        }
+    }
+
+    /// The task when it has ended; nothing if the request was called off before.
+    async fn until_ended(&self, id: TaskId, request: &Request) -> Result<Option<Arc<Task>>, Fault> {
+        let engine = &self.shared.engine;
+        let watch = engine.watch(vec![id], false);
+        loop {
+            let not_found = || engine::Error::Rejected(taskwire_core::task::Reject::NotFound);
+            let task = engine.task(&self.session.caller, id)?.ok_or_else(not_found)?;
+            if task.ended.is_some() {
+                return Ok(Some(task));
+            }
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = request.off() => return Ok(None),
+                () = self.session.over() => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Whether more than the response may come in answer to this message.
+pub(crate) fn streams(message: &Incoming) -> bool {
+    message.id.is_some() && matches!(message.method.as_deref(), Some("tools/call" | "tasks/result"))
+}
+
+/// Whether this message begins a session.
+pub(crate) fn begins(message: &Incoming) -> bool {
+    message.id.is_some() && message.method.as_deref() == Some("initialize")
+}
+
+/// Begins a session.
+pub(crate) async fn begin(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> (Reply, Option<Arc<Session>>) {
+    let Some(id) = &message.id else { return (Reply::accepted(), None) };
+    match handshake(shared, message, bytes, origin).await {
+        Ok(session) => {
+            let result = handshake::result(shared, &session.agreed());
+            let mut reply = Reply::result(id, &result.end());
+            reply.session = Some(session.id.clone());
+            (reply, Some(session))
+        }
+        Err(fault) => (Reply::fault(Some(id), &fault), None),
+    }
+}
+
+async fn handshake(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Result<Arc<Session>, Fault> {
+    let already = match origin.way {
+        Way::Http { session, .. } => session.map(|name| shared.sessions.find(shared, origin.caller, name)).transpose()?.is_some(),
+        Way::Stream(session) => session.is_some(),
+    };
+    if already {
+        return Err(Fault::new(400, code::INVALID_REQUEST, "the session has been initialized already: `initialize` comes once"));
+    }
+    let agreed = handshake::agree(message.params(bytes).unwrap_or("{}"))?;
+    shared.sessions.open(shared, origin.caller, agreed).await
+}
+
+/// Answers one message of a session, read from `bytes`.
+pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
+    let id = message.id.as_ref().filter(|_| message.method.is_some());
+    match respond(shared, message, bytes, origin).await {
+        Ok(reply) => reply,
+        Err(fault) => Reply::fault(id, &downgraded(fault)),
+    }
+}
+
+async fn respond(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Result<Reply, Fault> {
+    let found;
+    let (session, events, detaches) = match origin.way {
+        Way::Http { session, version, events } => {
+            found = find(shared, origin.caller, session, version)?;
+            (&found, events, true)
+        }
+        Way::Stream(Some(session)) => (session, true, false),
+        // So much is allowed before there is a session.
+        Way::Stream(None) if message.method.as_deref() == Some("ping") => {
+            return Ok(message.id.as_ref().map_or_else(Reply::accepted, |id| Reply::result(id, b"{}")));
+        }
+        Way::Stream(None) => return Err(no_session()),
+    };
+    let text = message.params(bytes).unwrap_or("{}");
+    match (message.method.as_deref(), &message.id) {
+        (None, id) => take_answer(shared, session, id.as_ref(), bytes).await,
+        (Some(method), None) => {
+            notified(session, method, text);
+            Ok(Reply::accepted())
+        }
+        (Some(method), Some(id)) => {
+            let cx = Cx { shared, session, id, text, out: origin.out, events, detaches };
+            request(&cx, method).await
+        }
+    }
+}
+
+async fn request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
+    let tasks = cx.session.agreed().has_tasks();
+    let object = match method {
+        "ping" => Object::open(),
+        "tools/call" => return call::call(cx).await,
+        "tasks/result" if tasks => return tasks::result(cx).await,
+        "tasks/get" if tasks => tasks::get(cx)?,
+        "tasks/cancel" if tasks => tasks::cancel(cx).await?,
+        "tasks/list" if tasks && cx.shared.config.legacy.list_tasks => tasks::list(cx)?,
+        "tools/list" => catalog::tools(cx)?,
+        "prompts/list" => catalog::prompts(cx)?,
+        "prompts/get" => catalog::prompt(cx).await?,
+        "resources/list" => catalog::resources(cx)?,
+        "resources/templates/list" => catalog::templates(cx)?,
+        "resources/read" => catalog::read(cx).await?,
+        "resources/subscribe" => catalog::subscribe(cx, true).await?,
+        "resources/unsubscribe" => catalog::subscribe(cx, false).await?,
+        "completion/complete" => catalog::complete(cx).await?,
+        "logging/setLevel" => catalog::set_level(cx).await?,
+        _ => return Err(Fault::new(200, code::METHOD_NOT_FOUND, format!("there is no method `{method}`"))),
+    };
+    Ok(cx.reply(object))
+}
+
+/// The session that a request over HTTP names.
+fn find(shared: &Arc<Shared>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<Arc<Session>, Fault> {
+    let name = session.ok_or_else(no_session)?;
+    if let Some(version) = version.filter(|version| !VERSIONS.contains(version)) {
+        let message = format!("the protocol version `{version}` is not spoken in sessions: use {}", VERSIONS.join(" or "));
+        return Err(Fault::new(400, code::INVALID_REQUEST, message));
+    }
+    shared.sessions.find(shared, caller, name)
+}
+
+fn no_session() -> Fault {
+    Fault::meta(
+        "this message belongs to no session: begin with `initialize` and name the session from then on (over HTTP in `Mcp-Session-Id`), \
+         or say in `_meta` of each request `io.modelcontextprotocol/protocolVersion` (such as \"2026-07-28\") and \
+         `io.modelcontextprotocol/clientCapabilities`",
+    )
+}
+
+fn notified(session: &Arc<Session>, method: &str, text: &str) {
+    #[derive(Deserialize)]
+    struct Cancelled {
+        #[serde(rename = "requestId")]
+        request_id: RequestId,
+    }
+    if method == "notifications/cancelled"
+        && let Ok(Cancelled { request_id }) = serde_json::from_str(text)
+    {
+        session.call_off(&request_id);
+    }
+}
+
+/// Takes the answer to a question.
+async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&RequestId>, bytes: &[u8]) -> Result<Reply, Fault> {
+    #[derive(Deserialize)]
+    struct Answer {
+        #[serde(default)]
+        result: Option<Payload>,
+        #[serde(default)]
+        error: Option<RpcError>,
+    }
+    let never = || Fault::new(400, code::INVALID_REQUEST, "this answers a question that was never asked");
+    let (task, key) = id.and_then(question_of).ok_or_else(never)?;
+    let known = shared.engine.task(&session.caller, task)?.ok_or_else(never)?;
+    let key = InputKey::new(key);
+    if !known.inputs.contains_key(&key) {
+        return Err(never());
+    }
+    let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
+    let Answer { result, error } = serde_json::from_slice(bytes).map_err(|error| invalid(format!("not a response: {error}")))?;
+    let answer = match (result, error) {
+        (None, Some(error)) => json!({REFUSED: error}).into(),
+        (Some(result), None) if result.as_str().starts_with('{') => result,
+        _ => return Err(invalid("a response has an object as its `result`, or an `error`, and not both".to_owned())),
+    };
+    let command = Command::Answer(vec![(key, answer)]);
+    match shared.engine.submit(task, Authority::Caller(session.caller.clone()), command).await {
+        // Nobody waits for it any more.
+        Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => Ok(Reply::accepted()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What a GET asks for: to be told what happens in a session, or the rest of a stream that was cut off.
+pub(crate) struct Listening {
+    session: Arc<Session>,
+    /// Counts against what the caller may have open.
+    _open: Open,
+    from: Since,
+}
+
+enum Since {
+    /// What happens in the session, from a place on.
+    Standing(Option<Standing>),
+    /// What is left of a stream.
+    Task(Stream, At, Arc<Task>),
+    /// Of a stream nothing is left but to say so.
+    Expired(Stream),
+}
+
+/// Begins to listen, if that is possible; nothing if there is nothing left to be told.
+pub(crate) fn listen(
+    shared: &Arc<Shared>,
+    caller: &CallerId,
+    session: Option<&str>,
+    version: Option<&str>,
+    last: Option<&str>,
+) -> Result<Option<Listening>, Fault> {
+    let session = find(shared, caller, session, version)?;
+    let unknown = || Fault::meta("`Last-Event-ID` is not the name of an event of this session");
+    let from = match last.map(|id| Place::parse(&session.id, id).ok_or_else(unknown)).transpose()? {
+        None => Since::Standing(None),
+        Some(Place::Standing(from)) => Since::Standing(Some(from)),
+        Some(Place::Task(stream, at)) => match shared.engine.task(caller, stream.task)? {
+            _ if at == At::END || session.is_called_off(&stream.request) => return Ok(None),
+            None => Since::Expired(stream),
+            Some(task) if tail::is_over(&stream, at, &task) => return Ok(None),
+            Some(task) => Since::Task(stream, at, task),
+        },
+    };
+    let (open, key) = match &from {
+        Since::Standing(_) => (shared.open_listen(caller), "listens_per_caller"),
+        _ => (shared.open_wait(caller), "waits_per_caller"),
+    };
+    let busy = || Fault::busy(format!("you have too many streams open already (configuration key `{key}`): try again in a second"));
+    Ok(Some(Listening { session, _open: open.ok_or_else(busy)?, from }))
+}
+
+impl Listening {
+    /// Says what there is to say, for as long as there is.
+    pub(crate) async fn run(self, shared: &Arc<Shared>, out: &Outbox) {
+        // Who went away meanwhile need not be told anything.
+        let _ = match self.from {
+            Since::Standing(from) => {
+                standing::stand(shared, &self.session, out, from).await;
+                Ok(())
+            }
+            Since::Task(stream, at, task) => Tail::new(shared, &self.session, out, stream, at, &task).run().await,
+            Since::Expired(stream) => tail::fail(&self.session, out, &stream, tail::forgotten(&stream)).await,
+        };
+    }
+}
+
+/// Tells a session on a byte stream what happens, for as long as it lasts.
+pub(crate) async fn stand(shared: &Arc<Shared>, session: &Arc<Session>, out: &Outbox) {
+    standing::stand(shared, session, out, None).await;
+}
+
+/// Ends a session.
+pub(crate) async fn end(shared: &Arc<Shared>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<(), Fault> {
+    let session = find(shared, caller, session, version)?;
+    Ok(shared.sessions.end_now(shared, &session.id).await?)
+}
+
+/// Ends the session of a byte stream that has ended.
+pub(crate) async fn end_stream(shared: &Arc<Shared>, session: &Arc<Session>) {
+    if let Err(error) = shared.sessions.end_now(shared, &session.id).await {
+        tracing::warn!(%error, "the end of a session could not be stored");
+    }
+}
+
+/// A fault in codes that this era knows.
+fn downgraded(mut fault: Fault) -> Fault {
+    if fault.error.code == code::MISSING_CAPABILITY {
+        fault.error.code = code::INVALID_REQUEST;
+        fault.status = 200;
+    }
+    fault
+}
+
+/// How long a call of a tool may take before something else than its result is said.
+fn promote_after(shared: &Shared, tool: &str) -> Duration {
+    let own = shared.provider.tool(tool).and_then(|tool| tool.0.policy.promote_after);
+    own.unwrap_or(shared.config.promote_after)
+}
+
+/// Gives a client a place to come back to, and says when.
+async fn prime(out: &Outbox, place: &str, retry: Option<Duration>) -> Result<(), Gone> {
+    let retry = retry.map(|span| format!("retry: {}\n", span.as_millis())).unwrap_or_default();
+    out.send_framed(format!("id: {place}\n{retry}data: \n\n").into()).await
+}

@@ -1,0 +1,59 @@
+//! Which of several ways a call is answered in (SEP-1905).
+
+use crate::server::Mode;
+
+/// What a call comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) mode: Mode,
+    /// Whether a call that is not done at once may be streamed.
+    pub(super) may_stream: bool,
+    /// Whether none of the ways that the client named can be gone.
+    pub(super) fallback: bool,
+}
+
+/// Chooses the best of the ways that the server has, the client knows and the call names: a result before a stream before
+/// a task. Where there is none, or the call names none, it is a task.
+pub(super) fn choose(server: &[Mode], client: &[Mode], call: Option<&[Mode]>) -> Choice {
+    let task = Choice { mode: Mode::Task, may_stream: false, fallback: false };
+    let Some(call) = call else { return task };
+    let common = |mode: &Mode| (server.contains(mode) || *mode == Mode::Task) && client.contains(mode) && call.contains(mode);
+    let best = [Mode::Immediate, Mode::Streaming, Mode::Task].into_iter().find(common);
+    Choice { mode: best.unwrap_or(Mode::Task), may_stream: common(&Mode::Streaming), fallback: best.is_none() }
+}
+
+/// A mode by its name; others may come to be that we do not know.
+pub(super) fn mode_of(name: &str) -> Option<Mode> {
+    match name {
+        "task" => Some(Mode::Task),
+        "immediate" => Some(Mode::Immediate),
+        "streaming" => Some(Mode::Streaming),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use Mode::{Immediate, Streaming, Task};
+
+    use super::*;
+
+    #[test]
+    fn the_best_common_way_is_chosen_and_a_task_is_the_floor() {
+        let all = [Task, Immediate, Streaming];
+        let chosen = |server: &[Mode], client: &[Mode], call: Option<&[Mode]>| {
+            let Choice { mode, may_stream, fallback } = choose(server, client, call);
+            (mode, may_stream, fallback)
+        };
+        assert_eq!(chosen(&all, &all, None), (Task, false, false));
+        assert_eq!(chosen(&all, &all, Some(&[Task, Streaming, Immediate])), (Immediate, true, false), "the client's order does not count");
+        assert_eq!(chosen(&all, &all, Some(&[Task, Streaming])), (Streaming, true, false));
+        assert_eq!(chosen(&all, &all, Some(&[Task, Immediate])), (Immediate, false, false));
+        assert_eq!(chosen(&all, &all, Some(&[Task])), (Task, false, false));
+        assert_eq!(chosen(&all, &all, Some(&[])), (Task, false, true));
+        assert_eq!(chosen(&[Task], &all, Some(&[Immediate, Streaming])), (Task, false, true));
+        assert_eq!(chosen(&[], &all, Some(&[Immediate, Task])), (Task, false, false), "a task is always possible");
+        assert_eq!(chosen(&all, &[Task, Streaming], Some(&[Immediate, Streaming])), (Streaming, true, false));
+        assert_eq!(chosen(&all, &[Task], Some(&[Immediate])), (Task, false, true));
+    }
+}

@@ -1,0 +1,186 @@
+//! Event ids: each names a stream and a place in it. A stream is a reading of a log, so nothing needs to be remembered
+//! of it: whoever comes back with an id is read on to from there, whatever happened to the server meanwhile.
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use taskwire_core::{Seq, SessionId, TaskId, Version, wire::RequestId};
+
+use crate::dialect::json;
+
+/// A request id that is longer is not repeated in every event: its stream cannot be resumed.
+const REQUEST_CHARS_MAX: usize = 128;
+
+/// How much of its session's name an event id has.
+const TAG_CHARS: usize = 8;
+
+/// What a stream of one task is the answer to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A call whose caller knows of no task.
+    Call,
+    /// `tasks/result`.
+    Result,
+    /// A call that is answered bit by bit (SEP-1905).
+    Streamed,
+}
+
+/// A stream of one task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stream {
+    pub(super) kind: Kind,
+    pub(super) task: TaskId,
+    /// The request that it is the answer to.
+    pub(super) request: RequestId,
+}
+
+/// A place in a stream of one task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct At {
+    /// Whether what it begins with was sent: open questions, or the first answer.
+    pub(super) begun: bool,
+    /// The last event that was read.
+    pub(super) version: Version,
+    /// The next chunk.
+    pub(super) seq: Seq,
+}
+
+/// A place in the stream that a session has besides its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) struct Standing {
+    /// How many of the session's changes were told.
+    pub(super) number: u64,
+    /// How far the next one was told.
+    pub(super) version: Version,
+}
+
+/// What an event id names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    Standing(Standing),
+    Task(Stream, At),
+}
+
+impl Stream {
+    /// The part that all ids of this stream have in common; none if it cannot be resumed.
+    pub(super) fn prefix(&self, session: &SessionId) -> Option<String> {
+        let kind = match self.kind {
+            Kind::Call => 'c',
+            Kind::Result => 'r',
+            Kind::Streamed => 'p',
+        };
+        let request = URL_SAFE_NO_PAD.encode(json::text(&self.request));
+        (request.len() <= REQUEST_CHARS_MAX).then(|| format!("{}.{kind}.{}.{request}", tag(session), self.task))
+    }
+}
+
+impl At {
+    /// Behind the answer, where nothing follows.
+    pub(super) const END: Self = Self { begun: true, version: Version(u64::MAX), seq: Seq(u64::MAX) };
+
+    pub(super) fn id(self, prefix: &str) -> String {
+        format!("{prefix}.{}.{}.{}", u8::from(self.begun), self.version, self.seq)
+    }
+}
+
+impl Standing {
+    pub(super) fn id(self, session: &SessionId) -> String {
+        format!("{}.s.{}.{}", tag(session), self.number, self.version)
+    }
+}
+
+impl Place {
+    /// The place that an id of this session names.
+    pub(super) fn parse(session: &SessionId, id: &str) -> Option<Self> {
+        let parts: Vec<&str> = id.strip_prefix(tag(session))?.strip_prefix('.')?.split('.').collect();
+        match parts[..] {
+            ["s", number, version] => {
+                Some(Self::Standing(Standing { number: number.parse().ok()?, version: Version(version.parse().ok()?) }))
+            }
+            [kind, task, request, begun, version, seq] => {
+                let kind = match kind {
+                    "c" => Kind::Call,
+                    "r" => Kind::Result,
+                    "p" => Kind::Streamed,
+                    _ => return None,
+                };
+                let begun = match begun {
+                    "0" => false,
+                    "1" => true,
+                    _ => return None,
+                };
+                let request = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(request).ok()?).ok()?;
+                let at = At { begun, version: Version(version.parse().ok()?), seq: Seq(seq.parse().ok()?) };
+                Some(Self::Task(Stream { kind, task: task.parse().ok()?, request }, at))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What tells the ids of one session from those of another.
+fn tag(session: &SessionId) -> &str {
+    session.as_str().get(..TAG_CHARS).unwrap_or(session.as_str())
+}
+
+/// The name of a question as a request of ours: unique, and enough to know what an answer to it is for. It is another one
+/// on the stream of each request, and on the stream besides them.
+pub(super) fn question_id(task: TaskId, request: Option<&RequestId>, key: &str) -> String {
+    let nonce = request.map_or_else(|| "-".to_owned(), |request| URL_SAFE_NO_PAD.encode(json::text(request)));
+    format!("{task}.{nonce}.{key}")
+}
+
+/// The task and the key of a question.
+pub(super) fn question_of(id: &RequestId) -> Option<(TaskId, &str)> {
+    let RequestId::Text(text) = id else { return None };
+    let (task, rest) = text.split_once('.')?;
+    let (_, key) = rest.split_once('.')?;
+    Some((task.parse().ok()?, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use taskwire_core::{Timestamp, id::ID_RANDOM_BYTES};
+
+    use super::*;
+
+    fn task() -> TaskId {
+        TaskId::new(Timestamp::from_millis(7), [9; ID_RANDOM_BYTES])
+    }
+
+    fn session() -> SessionId {
+        SessionId::new("0123456789abcdef")
+    }
+
+    #[test]
+    fn an_id_names_its_place() {
+        for request in [RequestId::Number(-3), RequestId::Text("a.b ü".into())] {
+            for kind in [Kind::Call, Kind::Result, Kind::Streamed] {
+                let stream = Stream { kind, task: task(), request: request.clone() };
+                let at = At { begun: true, version: Version(12), seq: Seq(3) };
+                let id = at.id(&stream.prefix(&session()).expect("a short request id"));
+                assert_eq!(Place::parse(&session(), &id), Some(Place::Task(stream.clone(), at)), "{id}");
+                assert_eq!(Place::parse(&SessionId::new("another"), &id), None, "it belongs to its session");
+                let question = RequestId::Text(question_id(task(), Some(&stream.request), "a.key").into());
+                assert_eq!(question_of(&question), Some((task(), "a.key")));
+            }
+        }
+        let standing = Standing { number: 4, version: Version(2) };
+        assert_eq!(Place::parse(&session(), &standing.id(&session())), Some(Place::Standing(standing)));
+        let long = Stream { kind: Kind::Call, task: task(), request: RequestId::Text("x".repeat(200).into()) };
+        assert_eq!(long.prefix(&session()), None);
+    }
+
+    #[test]
+    fn other_text_names_nothing() {
+        let stream = Stream { kind: Kind::Call, task: task(), request: RequestId::Number(1) };
+        let good = At::default().id(&stream.prefix(&session()).expect("short"));
+        let tagged = ["s", "s.1", "s.x.1", "s.1.-1", "q.1.2"].map(|rest| format!("01234567.{rest}"));
+        let changed =
+            [good.replace(".c.", ".d."), good.replacen(".0.", ".2.", 1), format!("{good}.1"), good[1..].to_owned(), String::new()];
+        for bad in tagged.iter().chain(&changed) {
+            assert_eq!(Place::parse(&session(), bad), None, "{bad}");
+        }
+        for bad in [RequestId::Number(1), RequestId::Text("1".into()), RequestId::Text("a.b.c".into())] {
+            assert_eq!(question_of(&bad), None, "{bad}");
+        }
+    }
+}

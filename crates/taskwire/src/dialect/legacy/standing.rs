@@ -1,0 +1,272 @@
+//! The stream that a session has besides its requests: what happens to its tasks, in the order in which it happened, and
+//! to lists and resources.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use taskwire_core::{InputKey, Payload, TaskId, Version, task::Event};
+use tokio::sync::mpsc;
+
+use super::{outcome, place::Standing, session::Session, tail::is_behind, view};
+use crate::{
+    dialect::{
+        Gone, Outbox,
+        json::Object,
+        notes::{Notes, notification},
+    },
+    engine,
+    server::Shared,
+    store::{Cursor, Entry, Told},
+    tool::{Changes, payload_lacks},
+};
+
+/// Changes that are read at a time.
+const TURN: usize = 64;
+/// Bytes of output that are read at a time.
+const TURN_BYTES: usize = 256 * 1024;
+/// What may wait for the stream that stands in no log; more is dropped.
+const ASIDE_LEN: usize = 256;
+
+/// Why a stream ends.
+#[derive(Debug)]
+enum Ended {
+    Gone,
+    Store(engine::Error),
+}
+
+impl From<Gone> for Ended {
+    fn from(_: Gone) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<engine::Error> for Ended {
+    fn from(error: engine::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+struct Stream<'a> {
+    shared: &'a Arc<Shared>,
+    session: &'a Arc<Session>,
+    out: &'a Outbox,
+    at: Standing,
+    /// Stands for this stream, for as long as it is there.
+    token: Arc<()>,
+}
+
+/// Tells a session what happens, from a place on; without one, from where it was last told.
+pub(super) async fn stand(shared: &Arc<Shared>, session: &Arc<Session>, out: &Outbox, from: Option<Standing>) {
+    let (aside, mut asides) = mpsc::channel(ASIDE_LEN);
+    let token = Arc::default();
+    let (told, replaced) = session.stand(&token, aside);
+    let mut stream = Stream { shared, session, out, at: from.unwrap_or(Standing { number: told, version: Version(0) }), token };
+    let told = tokio::select! {
+        biased;
+        () = replaced => Ok(()),
+        told = stream.run(&mut asides) => told,
+    };
+    drop(stream);
+    // What was asked here may have to be asked elsewhere.
+    session.released.notify_waiters();
+    if let Err(Ended::Store(error)) = told {
+        tracing::warn!(%error, "a session could not be told what happened");
+    }
+}
+
+impl Stream<'_> {
+    async fn run(&mut self, asides: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Ended> {
+        let (shared, session) = (self.shared, self.session);
+        let config = &shared.config.legacy;
+        let mut changes = shared.provider.changes();
+        let mut seen = changes.borrow_and_update().clone();
+        // Watch first, then read: no change can fall between.
+        let watch = shared.engine.watch_session(session.id.clone());
+        let named = self.out.framing().named;
+        if named {
+            super::prime(self.out, &self.at.id(&self.session.id), None).await?;
+        }
+        let reconnect = async {
+            match config.reconnect_after.filter(|_| named) {
+                Some(span) => shared.engine.clock().sleep(span).await,
+                None => std::future::pending().await,
+            }
+        };
+        let (drained, over, ending) = (shared.drained(), session.over(), self.out.ending());
+        tokio::pin!(reconnect, drained, over, ending);
+        loop {
+            let bell = session.bell.notified();
+            let waits = self.tell_on().await?;
+            for id in session.let_go() {
+                self.ask_again(id).await?;
+            }
+            tokio::select! {
+                biased;
+                () = &mut over => return Ok(()),
+                () = &mut drained => break,
+                () = &mut ending => return Ok(()),
+                () = &mut reconnect => break,
+                result = changes.changed() => {
+                    if result.is_err() {
+                        return Ok(());
+                    }
+                    let now = changes.borrow_and_update().clone();
+                    self.tell_changes(&seen, &now).await?;
+                    seen = now;
+                }
+                Some(message) = asides.recv() => self.out.send(&message).await?,
+                () = bell => {}
+                _ = watch.changed() => {}
+                () = std::future::ready(()), if !waits => {}
+            }
+        }
+        if named {
+            super::prime(self.out, &self.at.id(&self.session.id), Some(config.retry)).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells what the session was not told yet, some of it; whether there is nothing more to be told for now.
+    async fn tell_on(&mut self) -> Result<bool, Ended> {
+        let told = self.shared.engine.reader().told(&self.session.id, self.at.number, TURN).map_err(engine::Error::from)?;
+        let all = told.len() < TURN;
+        for told in told {
+            if self.session.is_hushed(told.task) || !self.tell(told).await? {
+                return Ok(true);
+            }
+            self.at = Standing { number: told.number, version: Version(0) };
+            self.session.told(told.number);
+        }
+        Ok(all)
+    }
+
+    /// Tells one change; says `false` if its time has not come.
+    async fn tell(&mut self, told: Told) -> Result<bool, Ended> {
+        let engine = &self.shared.engine;
+        let Some(task) = engine.task(&self.session.caller, told.task)? else { return Ok(true) };
+        let output = task.spec.follower.as_ref().is_some_and(|follower| follower.output);
+        let meta = view::related(told.task);
+        let mut notes = Notes::new(outcome::progress_token(&task), None);
+        // What comes before was told when the stream was last here.
+        let resumed = self.at.version;
+        let (mut from, mut after) = (told.from, Version(told.first.0 - 1).max(resumed));
+        loop {
+            if self.session.is_claimed(told.task) {
+                return Ok(true);
+            }
+            let from_chunk = (output && from < told.end).then_some(from);
+            let cursor = Cursor { after, from: from_chunk, bytes: TURN_BYTES, chunks: usize::MAX };
+            let Some(mut page) = engine.page(told.task, cursor)? else { return Ok(true) };
+            let cut = page.entries.iter().position(|entry| version_of(entry) > told.last);
+            if let Some(cut) = cut {
+                page.entries.truncate(cut);
+            }
+            // What is kept in memory may be a moment behind; then a wake-up is on its way.
+            let short = cut.is_none() && !page.more && page.upto < told.last;
+            if short || is_behind(&task, &page) {
+                return Ok(false);
+            }
+            let done = cut.is_some() || !page.more;
+            for entry in page.entries {
+                let messages = match &entry {
+                    Entry::Chunk(chunk) => {
+                        from = chunk.seq.next();
+                        if chunk.version <= resumed || self.session.given_elsewhere(told.task, chunk.seq) {
+                            continue;
+                        }
+                        vec![view::partial(told.task, chunk, &meta)]
+                    }
+                    Entry::Event(logged) if self.session.told_elsewhere(told.task, logged.version) => {
+                        after = after.max(logged.version);
+                        continue;
+                    }
+                    Entry::Event(logged) => {
+                        let mut messages = Vec::new();
+                        if let Event::Said { message, progress: Some(progress) } = &logged.event {
+                            messages.extend(notes.progress(*progress, message.as_deref(), Some(&meta)));
+                        }
+                        // An older state need not be told: a newer one will be.
+                        if logged.event.is_visible() && task.changed == logged.version && !matches!(logged.event, Event::Created { .. }) {
+                            messages.push(view::status_notification(&task, engine.clock().now(), &self.shared.config));
+                        }
+                        if let Event::Asked { key, request } = &logged.event
+                            && task.open_inputs().any(|(open, _)| open == key)
+                        {
+                            messages.extend(self.question(told.task, key, request));
+                        }
+                        messages
+                    }
+                };
+                let version = version_of(&entry);
+                after = after.max(version);
+                // Of a change, every place but the last lies before the next change.
+                self.at.version = version;
+                let place = if version == told.last { Standing { number: told.number, version: Version(0) } } else { self.at };
+                if let Entry::Chunk(chunk) = &entry {
+                    self.session.give(told.task, chunk.seq..from, false);
+                }
+                let last = messages.len();
+                for (nth, message) in messages.iter().enumerate() {
+                    let name = (nth + 1 == last).then(|| place.id(&self.session.id));
+                    self.out.send_framed(self.out.framing().named(name.as_deref(), message)).await?;
+                }
+            }
+            if done {
+                break;
+            }
+        }
+        if task.ended.is_some_and(|(_, version)| version <= told.last) {
+            self.session.forget(told.task);
+        }
+        Ok(true)
+    }
+
+    /// A question as the client is asked here, unless another stream has asked it.
+    fn question(&self, id: TaskId, key: &InputKey, asked: &Payload) -> Option<Vec<u8>> {
+        let agreed = self.session.agreed();
+        if payload_lacks(asked, agreed.accepts).is_some() || !self.session.asks(id, key, &self.token) {
+            return None;
+        }
+        view::question(id, None, (key, asked), &agreed, Some(&view::related(id)))
+    }
+
+    /// Asks what a task asks and no other stream does any more.
+    async fn ask_again(&self, id: TaskId) -> Result<(), Ended> {
+        let Some(task) = self.shared.engine.task(&self.session.caller, id)? else { return Ok(()) };
+        let follows = task.spec.follower.as_ref().is_some_and(|follower| follower.session == self.session.id);
+        if !follows || self.session.is_claimed(id) {
+            return Ok(());
+        }
+        let messages: Vec<_> = task.open_inputs().filter_map(|(key, asked)| self.question(id, key, asked)).collect();
+        for message in messages {
+            self.out.send(&message).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell_changes(&self, before: &Changes, now: &Changes) -> Result<(), Ended> {
+        for (changed, method) in [
+            (before.tools != now.tools, "notifications/tools/list_changed"),
+            (before.prompts != now.prompts, "notifications/prompts/list_changed"),
+            (before.resources != now.resources, "notifications/resources/list_changed"),
+        ] {
+            if changed {
+                self.out.send(&notification(method, Object::open(), None)).await?;
+            }
+        }
+        for uri in &self.session.agreed().resources {
+            if before.updated.get(uri) != now.updated.get(uri) {
+                self.out.notify("notifications/resources/updated", &json!({ "uri": uri })).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The place of an entry in its task's log.
+fn version_of(entry: &Entry) -> Version {
+    match entry {
+        Entry::Event(logged) => logged.version,
+        Entry::Chunk(chunk) => chunk.version,
+    }
+}

@@ -1,0 +1,516 @@
+//! A stream of one task: the answer to a call that takes its time, to `tasks/result`, or to a streamed call.
+//!
+//! It reads the task's log from a place on and says what stands there. Begun, resumed, after a restart: all the same.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::json;
+use taskwire_core::{
+    Attempt, InputKey, Payload, Version,
+    task::{Event, Outcome, Task},
+    wire::{RequestId, write_error},
+};
+use tokio::sync::mpsc;
+
+use super::{
+    outcome,
+    place::{At, Kind, Stream},
+    session::{Agreed, Claim, Request, Session},
+    streamed, view,
+};
+use crate::{
+    clock::Sleep,
+    dialect::{Fault, Outbox, json::Object, notes::Notes},
+    engine::{self, Note},
+    server::Shared,
+    store::{Chunk, Cursor, Entry, Logged, Page},
+    tool::payload_lacks,
+};
+
+/// Bytes of output that are read at a time.
+const TURN_BYTES: usize = 256 * 1024;
+/// The same in chunks.
+const TURN_CHUNKS: usize = 1_000;
+
+/// Why a stream ends before its answer.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The client stopped reading; there is nobody to answer.
+    Gone,
+    Fault(Fault),
+}
+
+impl From<crate::dialect::Gone> for Ended {
+    fn from(_: crate::dialect::Gone) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<engine::Error> for Ended {
+    fn from(error: engine::Error) -> Self {
+        Self::Fault(error.into())
+    }
+}
+
+/// What came of a look at the log.
+enum Turn {
+    /// There is nothing more for now.
+    Idle,
+    /// There is more.
+    More,
+    /// The answer was given.
+    Over,
+}
+
+pub(super) struct Tail<'a> {
+    shared: &'a Arc<Shared>,
+    session: &'a Arc<Session>,
+    out: &'a Outbox,
+    agreed: Arc<Agreed>,
+    stream: Stream,
+    prefix: Option<String>,
+    at: At,
+    /// Names the task, for clients that know of it.
+    meta: Option<String>,
+    notes: Notes,
+    /// Where notes of the running work come from, if it runs here and its caller is still the first one.
+    live: Option<mpsc::Receiver<Note>>,
+    /// Notes that came before the stream began.
+    earlier: Vec<Note>,
+    /// Whether its log was begun when all was done.
+    late: bool,
+    request: Option<&'a Request>,
+    /// Within which time the first answer to a streamed call must be given.
+    patience: Duration,
+    /// Done when the client was told the name of the task.
+    named: Option<crate::dialect::Sent>,
+    claim: Option<Claim>,
+    held: bool,
+    /// Stands for this stream, for as long as it is there.
+    token: Arc<()>,
+    /// Questions that the client was asked on its standing stream, and is asked here if that ends.
+    deferred: Vec<InputKey>,
+}
+
+impl<'a> Tail<'a> {
+    /// Reads on at a place.
+    pub(super) fn new(shared: &'a Arc<Shared>, session: &'a Arc<Session>, out: &'a Outbox, stream: Stream, at: At, task: &Task) -> Self {
+        let agreed = session.agreed();
+        let meta = (stream.kind != Kind::Call).then(|| view::related(stream.task));
+        let notes = Notes::new(outcome::progress_token(task), Some(agreed.level));
+        let patience = super::promote_after(shared, &task.spec.tool);
+        Self {
+            shared,
+            session,
+            out,
+            agreed,
+            prefix: stream.prefix(&session.id),
+            held: true,
+            token: Arc::default(),
+            deferred: Vec::new(),
+            claim: (stream.kind == Kind::Result).then(|| session.claim(stream.task)),
+            stream,
+            at,
+            meta,
+            notes,
+            live: None,
+            earlier: Vec::new(),
+            late: task.attempt == Attempt(1) && task.ended.is_some() && task.version == Version(2),
+            request: None,
+            patience,
+            named: None,
+        }
+    }
+
+    /// The request that can be called off.
+    pub(super) fn of(mut self, request: &'a Request) -> Self {
+        self.request = Some(request);
+        self
+    }
+
+    /// Passes on what the running work has to say besides: what it said before, and what it will say.
+    pub(super) fn hearing(mut self, earlier: Vec<Note>, live: mpsc::Receiver<Note>) -> Self {
+        self.earlier = earlier;
+        self.live = Some(live);
+        self
+    }
+
+    /// Has this done when the client was told the name of the task.
+    pub(super) fn naming(mut self, named: crate::dialect::Sent) -> Self {
+        self.named = Some(named);
+        self
+    }
+
+    /// Runs to the answer, or until the stream ends otherwise.
+    pub(super) async fn run(mut self) -> Result<(), Ended> {
+        match self.follow().await {
+            // The answer to the request, whatever became of the stream.
+            Err(Ended::Fault(fault)) => fail(self.session, self.out, &self.stream, fault).await,
+            ended => ended,
+        }
+    }
+
+    async fn follow(&mut self) -> Result<(), Ended> {
+        let shared = self.shared;
+        let engine = &shared.engine;
+        // Watch first, then read: no change can fall between.
+        let watch = engine.watch(vec![self.stream.task], self.wants_output());
+        self.prime(None).await?;
+        let mut earlier = std::mem::take(&mut self.earlier);
+        while let Some(Ok(note)) = self.live.as_mut().map(mpsc::Receiver::try_recv) {
+            earlier.push(note);
+        }
+        for note in earlier {
+            match note {
+                Note::Disconnect(retry) => return self.leave(retry).await,
+                // Progress stands in the log, unless the work was done before there was one.
+                Note::Progress { .. } if !self.late => {}
+                note => self.tell(&note).await?,
+            }
+        }
+        let config = &shared.config.legacy;
+        let (drained, over, ending) = (shared.drained(), self.session.over(), self.out.ending());
+        let (comes_back, request) = (self.out.framing().named && self.prefix.is_some(), self.request);
+        let reconnect = async {
+            match config.reconnect_after.filter(|_| comes_back) {
+                Some(span) => engine.clock().sleep(span).await,
+                None => std::future::pending().await,
+            }
+        };
+        let off = async {
+            match request {
+                Some(request) => request.off().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut patience: Sleep = engine.clock().sleep(self.patience);
+        tokio::pin!(drained, over, ending, reconnect, off);
+        let session = self.session;
+        loop {
+            let released = session.released.notified();
+            let turn = match self.stream.kind {
+                Kind::Streamed => self.stream_on(false).await?,
+                Kind::Call | Kind::Result => self.tell_on().await?,
+            };
+            match turn {
+                Turn::Over => return Ok(()),
+                Turn::More => continue,
+                Turn::Idle => {}
+            }
+            let waits = self.stream.kind == Kind::Result;
+            tokio::select! {
+                biased;
+                () = &mut off => return Ok(()),
+                () = &mut over => return Ok(()),
+                // What has a place to go on from goes on after the restart.
+                () = &mut drained, if self.out.framing().named => return self.leave(config.retry).await,
+                () = &mut ending, if waits => return Ok(()),
+                () = &mut reconnect => return self.leave(config.retry).await,
+                Some(note) = next(&mut self.live) => match note {
+                    Note::Disconnect(retry) => return self.leave(retry).await,
+                    // Progress stands in the log.
+                    Note::Progress { .. } => {}
+                    note @ Note::Log { .. } => self.tell(&note).await?,
+                },
+                () = &mut patience, if self.stream.kind == Kind::Streamed && !self.at.begun => {
+                    self.stream_on(true).await?;
+                }
+                _ = watch.changed() => {}
+                () = released, if waits => {}
+            }
+        }
+    }
+
+    /// Whether it is this stream that tells of the task, and no later one. One that tells again asks what is open, and goes
+    /// on where the later one was.
+    fn holds(&mut self) -> bool {
+        let Some(claim) = &self.claim else { return true };
+        let holds = claim.holds();
+        if holds && !self.held {
+            self.at.seq = self.at.seq.max(self.session.given(self.stream.task));
+            self.at.begun = false;
+        }
+        self.held = holds;
+        holds
+    }
+
+    fn wants_output(&self) -> bool {
+        match self.stream.kind {
+            Kind::Call => false,
+            Kind::Result => self.agreed.partial,
+            Kind::Streamed => true,
+        }
+    }
+
+    /// The name of the place where the stream is.
+    fn place(&self) -> Option<String> {
+        self.prefix.as_deref().map(|prefix| self.at.id(prefix))
+    }
+
+    /// Sends a message, named if `named`.
+    async fn send(&self, message: &[u8], named: bool) -> Result<(), Ended> {
+        let name = if named { self.place() } else { None };
+        Ok(self.out.send_framed(self.out.framing().named(name.as_deref(), message)).await?)
+    }
+
+    /// Gives the client a place to come back to, before there is anything to say.
+    async fn prime(&self, retry: Option<Duration>) -> Result<(), Ended> {
+        if let Some(place) = self.place().filter(|_| self.out.framing().named) {
+            super::prime(self.out, &place, retry).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, not the stream, of a client that can come back.
+    async fn leave(&self, retry: Duration) -> Result<(), Ended> {
+        if self.prefix.is_some() && self.out.framing().named {
+            return self.prime(Some(retry)).await;
+        }
+        // One that cannot must not be left without an answer.
+        Err(Ended::Fault(engine::Error::Unavailable("it is shutting down".into()).into()))
+    }
+
+    async fn tell(&mut self, note: &Note) -> Result<(), Ended> {
+        if let Some(message) = self.notes.message(note, self.meta.as_deref()) {
+            self.send(&message, false).await?;
+        }
+        Ok(())
+    }
+
+    fn task(&self) -> Result<Option<Arc<Task>>, engine::Error> {
+        self.shared.engine.task(&self.session.caller, self.stream.task)
+    }
+
+    /// Asks what was open before the stream began.
+    async fn ask_open(&mut self) -> Result<(), Ended> {
+        if self.stream.kind != Kind::Result || self.at.begun {
+            return Ok(());
+        }
+        let Some(task) = self.task()? else { return Err(self.forgotten()) };
+        let open: Vec<(InputKey, Payload)> = task.open_inputs().map(|(key, asked)| (key.clone(), asked.clone())).collect();
+        self.at.begun = true;
+        if task.ended.is_none() {
+            // What was asked up to here is asked now, and not once more when it is read.
+            self.at.version = self.at.version.max(task.changed);
+        }
+        let messages: Vec<_> = open.iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
+        self.send_all(&messages).await
+    }
+
+    /// A question as the client is asked here; not if it cannot answer it, or was asked on its standing stream.
+    fn question(&mut self, key: &InputKey, asked: &Payload) -> Option<Vec<u8>> {
+        if payload_lacks(asked, self.agreed.accepts).is_some() {
+            return None;
+        }
+        let (task, request) = (self.stream.task, Some(&self.stream.request));
+        if self.stream.kind == Kind::Result {
+            if self.session.stands_asked(task, key) {
+                self.deferred.push(key.clone());
+                return None;
+            }
+            self.session.asked(task, key, &self.token);
+        }
+        view::question(task, request, (key, asked), &self.agreed, self.meta.as_deref())
+    }
+
+    /// Asks what was asked on a standing stream that is gone.
+    async fn ask_deferred(&mut self) -> Result<(), Ended> {
+        if self.deferred.is_empty() {
+            return Ok(());
+        }
+        let Some(task) = self.task()? else { return Err(self.forgotten()) };
+        let deferred = std::mem::take(&mut self.deferred);
+        let open: Vec<_> = task.open_inputs().filter(|(key, _)| deferred.contains(key)).collect();
+        let messages: Vec<_> = open.into_iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
+        for message in messages {
+            self.send(&message, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends messages that belong together: who has the last has them all.
+    async fn send_all(&self, messages: &[Vec<u8>]) -> Result<(), Ended> {
+        for (nth, message) in messages.iter().enumerate() {
+            self.send(message, nth + 1 == messages.len()).await?;
+        }
+        Ok(())
+    }
+
+    /// Says what stands in the log from here on.
+    async fn tell_on(&mut self) -> Result<Turn, Ended> {
+        let holds = self.holds();
+        if holds {
+            self.ask_open().await?;
+            self.ask_deferred().await?;
+        }
+        let from = (holds && self.wants_output()).then_some(self.at.seq);
+        let cursor = Cursor { after: self.at.version, from, bytes: TURN_BYTES, chunks: TURN_CHUNKS };
+        let Some(page) = self.shared.engine.page(self.stream.task, cursor)? else { return Err(self.forgotten()) };
+        let Some(task) = self.task()? else { return Err(self.forgotten()) };
+        if is_behind(&task, &page) {
+            return Ok(Turn::Idle);
+        }
+        for entry in page.entries {
+            match entry {
+                Entry::Chunk(chunk) => self.tell_chunk(&chunk).await?,
+                Entry::Event(logged) if logged.event.outcome().is_some() => return self.answer(&task, logged.version).await,
+                Entry::Event(logged) if holds => self.tell_event(&task, &logged).await?,
+                Entry::Event(logged) => self.at.version = logged.version,
+            }
+        }
+        if page.more {
+            return Ok(Turn::More);
+        }
+        self.at.version = self.at.version.max(page.upto);
+        // Its end is behind us: the answer was given.
+        Ok(if page.ended { Turn::Over } else { Turn::Idle })
+    }
+
+    async fn tell_chunk(&mut self, chunk: &Chunk) -> Result<(), Ended> {
+        self.at.seq = chunk.seq.next();
+        self.at.version = self.at.version.max(chunk.version);
+        let message = view::partial(self.stream.task, chunk, self.meta.as_deref().unwrap_or("{}"));
+        self.session.give(self.stream.task, chunk.seq..self.at.seq, true);
+        self.send(&message, true).await
+    }
+
+    async fn tell_event(&mut self, task: &Task, logged: &Logged) -> Result<(), Ended> {
+        self.at.version = logged.version;
+        self.tell_here(logged.version);
+        let mut messages = Vec::new();
+        if let Event::Said { message, progress: Some(progress) } = &logged.event {
+            messages.extend(self.notes.progress(*progress, message.as_deref(), self.meta.as_deref()));
+        }
+        // An older state need not be told: a newer one will be.
+        if self.stream.kind == Kind::Result && logged.event.is_visible() && task.changed == logged.version {
+            messages.push(self.status(task));
+        }
+        if let Event::Asked { key, request } = &logged.event
+            && is_open(task, key)
+        {
+            messages.extend(self.question(key, request));
+        }
+        self.send_all(&messages).await
+    }
+
+    /// Notes that an event is told here, and need not be told elsewhere.
+    fn tell_here(&self, version: Version) {
+        if self.stream.kind == Kind::Result {
+            self.session.tell_elsewhere(self.stream.task, version..version.next());
+        }
+    }
+
+    fn status(&self, task: &Task) -> Vec<u8> {
+        view::status_notification(task, self.shared.engine.clock().now(), &self.shared.config)
+    }
+
+    /// Answers the request, now that the task has ended.
+    async fn answer(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, Ended> {
+        if self.stream.kind == Kind::Result {
+            self.tell_here(ended);
+            self.send(&self.status(task), false).await?;
+        } else if matches!(task.outcome, Some(Outcome::Cancelled { .. })) {
+            // Called off by who made the call: nobody waits for an answer.
+            return Ok(Turn::Over);
+        }
+        self.at.version = ended;
+        let message = outcome::message(self.shared, &self.stream.request, task, self.stream.kind == Kind::Result)?;
+        self.send(&message, true).await?;
+        Ok(Turn::Over)
+    }
+
+    /// Sends what was written since; the first time also if that is nothing, if it `must`.
+    async fn stream_on(&mut self, must: bool) -> Result<Turn, Ended> {
+        if self.at.version > Version(0) {
+            return Ok(Turn::Over);
+        }
+        let engine = &self.shared.engine;
+        let Some(mut part) = streamed::read(engine, self.stream.task, self.at.seq, 0, TURN_BYTES)? else { return Err(self.forgotten()) };
+        let Some(task) = self.task()? else { return Err(self.forgotten()) };
+        // What is kept in memory may be a moment behind; then a wake-up is on its way.
+        part.over &= task.ended.is_some();
+        let (over, more, next) = (part.over, part.more, part.next);
+        if part.segments.is_empty() && !over && (self.at.begun || !must) {
+            return Ok(Turn::Idle);
+        }
+        let (result, all) = match self.at.begun {
+            false => streamed::first(self.shared, &task, part)?,
+            true => (streamed::result(self.shared, &task, part, false)?, true),
+        };
+        self.at.begun = true;
+        if all {
+            self.at.seq = next;
+            self.at.version = Version(u64::from(over));
+        }
+        self.respond(result).await?;
+        Ok(match (all, over) {
+            (true, true) => Turn::Over,
+            (true, false) if !more => Turn::Idle,
+            _ => Turn::More,
+        })
+    }
+
+    async fn respond(&mut self, result: Object) -> Result<(), Ended> {
+        self.send(&view::response(&self.stream.request, result), true).await?;
+        if let Some(named) = self.named.take() {
+            named.delivered();
+        }
+        Ok(())
+    }
+
+    fn forgotten(&self) -> Ended {
+        Ended::Fault(forgotten(&self.stream))
+    }
+}
+
+/// Answers the request that a stream belongs to with an error; nothing follows.
+pub(super) async fn fail(session: &Session, out: &Outbox, stream: &Stream, fault: Fault) -> Result<(), Ended> {
+    let mut message = Vec::new();
+    if let Err(error) = write_error(&mut message, Some(&stream.request), &super::downgraded(fault).error) {
+        tracing::error!(%error, "an error could not be written");
+    }
+    let name = stream.prefix(&session.id).map(|prefix| At::END.id(&prefix));
+    Ok(out.send_framed(out.framing().named(name.as_deref(), &message)).await?)
+}
+
+/// The task was kept long enough.
+pub(super) fn forgotten(stream: &Stream) -> Fault {
+    Fault::params("Task not found: it has expired").with_data(json!({"taskId": stream.task}))
+}
+
+/// Whether the task, which may come from memory, is a moment behind what was read of its log; then a wake-up is on its way.
+pub(super) fn is_behind(task: &Task, page: &Page) -> bool {
+    page.entries.iter().any(|entry| matches!(entry, Entry::Event(logged) if logged.event.is_visible() && logged.version > task.changed))
+}
+
+/// Whether a question waits for an answer.
+fn is_open(task: &Task, key: &InputKey) -> bool {
+    task.open_inputs().any(|(open, _)| open == key)
+}
+
+async fn next(notes: &mut Option<mpsc::Receiver<Note>>) -> Option<Note> {
+    match notes {
+        Some(live) => {
+            let note = live.recv().await;
+            if note.is_none() {
+                *notes = None;
+            }
+            note
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the answer that a stream leads to was given before this place, or will never be.
+pub(super) fn is_over(stream: &Stream, at: At, task: &Task) -> bool {
+    match (stream.kind, task.ended) {
+        (Kind::Streamed, _) => at.version > Version(0),
+        (Kind::Call, Some(_)) if matches!(task.outcome, Some(Outcome::Cancelled { .. })) => true,
+        (_, ended) => ended.is_some_and(|(_, version)| at.version >= version),
+    }
+}
+
+/// The request that a stream is the answer to.
+pub(super) fn stream(kind: Kind, task: &Task, request: &RequestId) -> Stream {
+    Stream { kind, task: task.id, request: request.clone() }
+}

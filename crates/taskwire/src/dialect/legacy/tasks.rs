@@ -1,0 +1,142 @@
+//! `tasks/get`, `tasks/result`, `tasks/list`, `tasks/cancel`.
+
+use std::sync::Arc;
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use taskwire_core::{
+    TaskId,
+    task::{Authority, Command, Reject, Task},
+};
+
+use super::{
+    Cx, outcome,
+    place::{At, Kind},
+    streamed,
+    tail::{self, Tail},
+    view,
+};
+use crate::{
+    dialect::{
+        Fault, Reply, catalog,
+        json::Object,
+        params::{present, text},
+    },
+    engine,
+};
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Params<'a> {
+    #[serde(borrow, deserialize_with = "present")]
+    task_id: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    last_seq_nr: Option<&'a RawValue>,
+}
+
+fn not_found() -> Fault {
+    engine::Error::Rejected(Reject::NotFound).into()
+}
+
+/// The task that is named. Text that cannot be an id names no task: the same answer as for any other unknown one.
+fn task_id(params: &Params<'_>) -> Result<TaskId, Fault> {
+    text(params.task_id, "taskId")?.parse().map_err(|_| not_found())
+}
+
+fn task(cx: &Cx<'_>, id: TaskId) -> Result<Arc<Task>, Fault> {
+    cx.shared.engine.task(&cx.session.caller, id)?.ok_or_else(not_found)
+}
+
+fn shown(cx: &Cx<'_>, task: &Task) -> Object {
+    view::task(Object::roomy(), task, cx.shared.engine.clock().now(), &cx.shared.config)
+}
+
+pub(super) fn get(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let task = task(cx, task_id(&cx.read()?)?)?;
+    Ok(shown(cx, &task))
+}
+
+pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let id = task_id(&cx.read()?)?;
+    let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
+    let receipt = cx.shared.engine.submit(id, Authority::Caller(cx.session.caller.clone()), command).await?;
+    if !receipt.changed {
+        let status = crate::dialect::view::status_name(view::status(&receipt.task));
+        return Err(Fault::params(format!("the task has already ended: it is {status}, and cannot be cancelled any more")));
+    }
+    Ok(shown(cx, &receipt.task))
+}
+
+/// The caller's tasks, the latest first. A cursor is the last task before it.
+pub(super) fn list(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let mut before = match catalog::cursor(cx.text)? {
+        None => None,
+        Some(cursor) => Some(decode(&cursor).ok_or_else(catalog::bad_cursor)?),
+    };
+    let engine = &cx.shared.engine;
+    let len = cx.shared.config.page_len.max(1);
+    let (mut tasks, mut next) = (Vec::new(), None);
+    'pages: loop {
+        let ids = engine.reader().tasks_of(&cx.session.caller, before, len + 1).map_err(engine::Error::from)?;
+        for id in &ids {
+            let Some(task) = engine.task(&cx.session.caller, *id)?.filter(|task| !task.spec.hidden) else { continue };
+            if tasks.len() == len {
+                next = before;
+                break 'pages;
+            }
+            tasks.push(shown(cx, &task).into_text());
+            before = Some(*id);
+        }
+        match ids.last() {
+            Some(last) if ids.len() > len => before = Some(*last),
+            _ => break,
+        }
+    }
+    let object = Object::roomy().raw("tasks", &format!("[{}]", tasks.join(",")));
+    Ok(match next {
+        Some(last) => object.put("nextCursor", &URL_SAFE_NO_PAD.encode(format!("before:{last}"))),
+        None => object,
+    })
+}
+
+fn decode(cursor: &str) -> Option<TaskId> {
+    let text = String::from_utf8(URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()?;
+    text.strip_prefix("before:")?.parse().ok()
+}
+
+pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let id = task_id(&params)?;
+    let mut task = task(cx, id)?;
+    if let Some(raw) = params.last_seq_nr.filter(|_| cx.session.agreed().modes.is_some()) {
+        return pull(cx, &task, raw).map(|object| cx.reply(object));
+    }
+    if task.ended.is_none() {
+        let _open = cx.waits()?;
+        let request = cx.begin()?;
+        if cx.events {
+            let stream = tail::stream(Kind::Result, &task, cx.id);
+            let at = At { begun: false, version: task.version, seq: cx.session.given(id) };
+            return cx.streamed(Tail::new(cx.shared, cx.session, cx.out, stream, at, &task).of(&request).run().await, request);
+        }
+        match cx.until_ended(id, &request).await? {
+            Some(ended) => task = ended,
+            None => return Ok(Reply::accepted()),
+        }
+        request.answered();
+    }
+    outcome::result(cx.shared, &task, true).map(|object| cx.reply(object))
+}
+
+/// What follows a block (SEP-1905).
+fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Object, Fault> {
+    let number: Option<u64> = serde_json::from_str(raw.get()).ok();
+    let last = number.filter(|number| *number > 0).ok_or_else(|| Fault::params("`lastSeqNr` must be a whole number from 1 on"))?;
+    let engine = &cx.shared.engine;
+    let block = last.saturating_add(1);
+    let from = streamed::chunk_of(engine, task.id, block)?;
+    let mut part = streamed::read(engine, task.id, from, block, cx.shared.config.read_bytes)?.ok_or_else(not_found)?;
+    part.over &= task.ended.is_some();
+    Ok(streamed::pulled(task, part))
+}

@@ -1,0 +1,16 @@
+//! The legacy era from outside: sessions, core tasks, and the two drafts that build on them.
+
+mod bad_input;
+mod eras;
+mod input;
+mod kit;
+mod modes;
+mod partials;
+mod schema;
+mod sep1905;
+mod session;
+mod stdio;
+mod streamed;
+mod streams;
+mod tasks;
+mod traces;

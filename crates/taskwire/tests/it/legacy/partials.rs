@@ -1,0 +1,597 @@
+//! Partial results in the legacy era: the rules of SEP-2679 on every stream of a session, how they are negotiated, who may see
+//! them, and that each goes to exactly one stream. The same rules in the modern era are in `../partials.rs`.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde_json::{Value, json};
+use taskwire::{
+    core::Limits,
+    server::Config,
+    tool::{CallResult, Content, Overflow, TaskMode, Tool, ToolError},
+};
+
+use crate::{
+    kit::{TestServer, manual_clock, soon},
+    legacy::{
+        kit::{LATEST, Legacy, Sse},
+        tasks::{awaiting, gone, is_response, related, story, until_is, until_told},
+    },
+    stage::{Act, HOUR, SECOND, Stage, not_found, sixty, text_of, uncoalesced},
+    tasks::{Gate, accept, name_form, quick, registry, tool, two_callers, with_limits},
+};
+
+/// What a client declares that can be asked and wants to see partials.
+pub(crate) fn streaming() -> Value {
+    json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})
+}
+
+/// The next partial on a stream.
+pub(crate) async fn next_partial(events: &mut Sse) -> Value {
+    events.until("notifications/tasks/partial").await["params"].clone()
+}
+
+/// The next partial on a stream, in short.
+async fn partial(events: &mut Sse) -> String {
+    let partial = next_partial(events).await;
+    format!("{} {}", partial["seq"], text_of(&partial["content"]))
+}
+
+/// The id of the event that a stream begins with, and of which nothing else was read yet.
+pub(crate) async fn prime(events: &mut Sse) -> String {
+    if events.last_id.is_none() {
+        let prime = events.event().await.expect("an event that primes the stream");
+        assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
+    }
+    events.last_id.clone().expect("an id")
+}
+
+/// What a stream tells up to the end of its task, in short.
+async fn to_the_end(events: &mut Sse) -> Vec<String> {
+    let mut told = Vec::new();
+    loop {
+        let message = events.next().await.unwrap_or_else(|| panic!("the stream ended after {told:?}"));
+        let ended = ["completed", "failed", "cancelled"].iter().any(|status| message["params"]["status"] == **status);
+        told.push(message);
+        if ended {
+            return story(&told);
+        }
+    }
+}
+
+/// Where partials may come.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// On a `tasks/result`, else on the standing stream.
+    waits: bool,
+    /// On a stream that was cut off and goes on by `Last-Event-ID`.
+    resumed: bool,
+}
+
+const PLACES: [Place; 4] = [
+    Place { waits: false, resumed: false },
+    Place { waits: true, resumed: false },
+    Place { waits: false, resumed: true },
+    Place { waits: true, resumed: true },
+];
+
+impl Place {
+    async fn open(self, legacy: &Legacy, task: &str) -> Sse {
+        let mut events = if self.waits { awaiting(legacy, task).await } else { legacy.stand().await };
+        if !self.resumed {
+            return events;
+        }
+        let begin = prime(&mut events).await;
+        drop(events);
+        legacy.resume(&begin).await
+    }
+}
+
+/// A task of a session that wants to see partials, and a stream on which they come.
+struct Scene {
+    stage: Stage,
+    legacy: Legacy,
+    id: String,
+    act: Act,
+    place: Place,
+    events: Sse,
+}
+
+impl Scene {
+    async fn at(place: Place) -> Self {
+        let mut stage = Stage::new().await;
+        let legacy = Legacy::declaring(&stage.server, streaming()).await;
+        let id = legacy.start("writes", json!({})).await;
+        let act = stage.run().await;
+        let events = place.open(&legacy, &id).await;
+        Self { stage, legacy, id, act, place, events }
+    }
+
+    /// No partial follows: what waited for the task has its response, what stands goes on with the next task.
+    async fn says_no_more(&mut self) {
+        if self.place.waits {
+            let rest = self.events.rest().await;
+            assert!(rest.len() == 1 && is_response(&rest[0]), "{:?}: {rest:?}", self.place);
+            return;
+        }
+        self.legacy.start("writes", json!({})).await;
+        let next = self.stage.run().await;
+        next.writes("of the next task").await;
+        assert_eq!(partial(&mut self.events).await, "0 of the next task", "{:?}", self.place);
+    }
+}
+
+// The eleven rules of SEP-2679, §1.3.
+
+#[tokio::test]
+async fn rule_01_partials_come_while_the_task_works_and_while_it_waits_for_input() {
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        scene.act.writes("one").await;
+        let ctx = scene.act.ctx.clone();
+        let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(drop) });
+        until_is(&scene.legacy, &scene.id, "input_required").await;
+        scene.act.writes("two").await;
+        scene.stage.client.answer(&scene.id, json!({"name": accept("Ada")})).await;
+        soon("the answer", asking).await.expect("no panic").expect("an answer");
+        scene.act.writes("three").await;
+        scene.act.ends("done");
+        let mut told = to_the_end(&mut scene.events).await;
+        told.retain(|brief| brief != "elicitation/create");
+        assert_eq!(told, ["0 one", "input_required", "1 two", "working", "2 three", "completed"], "{place:?}");
+    }
+}
+
+#[tokio::test]
+async fn rule_01_a_task_may_have_no_partials_at_all() {
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        scene.act.ends("done");
+        assert_eq!(to_the_end(&mut scene.events).await, ["completed"], "{place:?}");
+        scene.says_no_more().await;
+    }
+}
+
+#[tokio::test]
+async fn rule_02_no_partial_follows_the_end_of_a_task_however_it_ends() {
+    for place in PLACES {
+        for end in ["completed", "failed", "cancelled"] {
+            let mut scene = Scene::at(place).await;
+            scene.act.writes("one").await;
+            match end {
+                "completed" => scene.act.ends("done"),
+                "failed" => scene.act.ends_with(Err(ToolError::protocol(-32603, "broken"))),
+                _ => drop(scene.legacy.cancel(&scene.id).await),
+            }
+            assert_eq!(to_the_end(&mut scene.events).await, ["0 one", end], "{place:?}");
+            assert!(scene.act.tries("late").await.is_err(), "{place:?} {end}");
+            scene.stage.clock.advance(SECOND);
+            scene.says_no_more().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn rule_03_what_is_pending_goes_out_before_the_end() {
+    for place in PLACES {
+        for end in ["completed", "failed"] {
+            let mut scene = Scene::at(place).await;
+            scene.act.writes("one").await;
+            scene.act.ctx.text("two").await.expect("taken");
+            scene.act.ctx.text("three").await.expect("taken");
+            match end {
+                "completed" => scene.act.ends("done"),
+                _ => scene.act.ends_with(Err(ToolError::protocol(-32603, "broken"))),
+            }
+            assert_eq!(to_the_end(&mut scene.events).await, ["0 one", "1 twothree", end], "{place:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
+    let mut stage = Stage::new().await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let mut events = legacy.stand().await;
+    let one = legacy.start("writes", json!({})).await;
+    let first = stage.run().await;
+    let two = legacy.start("writes", json!({})).await;
+    let second = stage.run().await;
+    for n in 0..20 {
+        first.writes("x").await;
+        if n % 2 == 0 {
+            second.writes("y").await;
+        }
+    }
+    let mut seen = BTreeMap::<String, Vec<u64>>::new();
+    for _ in 0..30 {
+        let partial = next_partial(&mut events).await;
+        let task = partial["taskId"].as_str().expect("an id").to_owned();
+        seen.entry(task).or_default().push(partial["seq"].as_u64().expect("a whole number"));
+    }
+    assert_eq!(seen, BTreeMap::from([(one, Vec::from_iter(0..20)), (two, Vec::from_iter(0..10))]));
+}
+
+#[tokio::test]
+async fn rule_04_a_gap_shows_and_nothing_is_made_up_for_it() {
+    let limits = Limits { task_output_bytes: 250, ..Limits::DEFAULT };
+    let mut stage = Stage::of(with_limits(limits), |tool| tool.overflow(Overflow::DropOldest)).await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let id = legacy.start("writes", json!({})).await;
+    let act = stage.run().await;
+    for n in 0..10 {
+        act.writes(&sixty(n)).await;
+    }
+    let mut events = awaiting(&legacy, &id).await;
+    let first = next_partial(&mut events).await;
+    let from = first["seq"].as_u64().expect("a number");
+    assert!((1..10).contains(&from), "{first}");
+    assert_eq!(text_of(&first["content"]), sixty(from));
+    for n in from + 1..10 {
+        assert_eq!(partial(&mut events).await, format!("{n} {}", sixty(n)));
+    }
+}
+
+#[tokio::test]
+async fn rule_05_content_is_never_empty() {
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        scene.act.ctx.flush().await.expect("nothing waits");
+        scene.act.writes("").await;
+        scene.act.ctx.step(Vec::<Content>::new(), &1).await.expect("saved");
+        scene.act.writes("one").await;
+        scene.act.writes("").await;
+        scene.act.ends("done");
+        assert_eq!(to_the_end(&mut scene.events).await, ["0 one", "completed"], "{place:?}");
+    }
+}
+
+#[tokio::test]
+async fn rule_06_the_result_is_whole_whatever_the_partials_said() {
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        scene.act.writes("the beginning, ").await;
+        scene.act.ends(CallResult::of([Content::text("the beginning, the middle"), Content::text("and the end")]));
+        assert_eq!(to_the_end(&mut scene.events).await, ["0 the beginning, ", "completed"], "{place:?}");
+        let whole = json!([{"type": "text", "text": "the beginning, the middle"}, {"type": "text", "text": "and the end"}]);
+        // The same for who never saw a partial and for who saw them all.
+        for legacy in [Legacy::open(&scene.stage.server).await, scene.legacy.clone()] {
+            assert_eq!(legacy.result(&scene.id).await, json!({"content": whole, "_meta": related(&scene.id)}));
+        }
+        if place.waits {
+            assert_eq!(scene.events.rest().await[0]["result"]["content"], whole);
+        }
+    }
+}
+
+#[tokio::test]
+async fn rule_07_each_partial_adds_to_those_before_it() {
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        for text in ["Hel", "lo, ", "world", "."] {
+            scene.act.writes(text).await;
+        }
+        scene.act.ends("done");
+        assert_eq!(to_the_end(&mut scene.events).await, ["0 Hel", "1 lo, ", "2 world", "3 .", "completed"], "{place:?}");
+    }
+}
+
+#[tokio::test]
+async fn rule_08_result_and_partials_need_not_have_anything_in_common() {
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        scene.act.writes("a draft").await;
+        scene.act.ends("something else");
+        assert_eq!(to_the_end(&mut scene.events).await, ["0 a draft", "completed"], "{place:?}");
+        assert_eq!(text_of(&scene.legacy.result(&scene.id).await["content"]), "something else", "{place:?}");
+    }
+}
+
+#[tokio::test]
+async fn rule_09_blocks_of_every_kind_come_as_they_were_written() {
+    let blocks = || {
+        [
+            (Content::image(b"x", "image/png"), json!({"type": "image", "data": "eA==", "mimeType": "image/png"})),
+            (Content::audio(b"x", "audio/wav"), json!({"type": "audio", "data": "eA==", "mimeType": "audio/wav"})),
+            (Content::link("test://a", "a"), json!({"type": "resource_link", "uri": "test://a", "name": "a"})),
+            (
+                Content::resource("test://b", "text/plain", "b"),
+                json!({"type": "resource", "resource": {"uri": "test://b", "mimeType": "text/plain", "text": "b"}}),
+            ),
+        ]
+    };
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        for (seq, (block, shape)) in (0..).zip(blocks()) {
+            scene.act.ctx.block(block).await.expect("taken");
+            scene.act.ctx.flush().await.expect("written");
+            let expected = json!({"taskId": scene.id, "seq": seq, "content": [shape], "_meta": related(&scene.id)});
+            assert_eq!(next_partial(&mut scene.events).await, expected, "{place:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn rule_10_what_comes_again_is_the_same_under_the_same_number() {
+    for place in PLACES.into_iter().filter(|place| !place.resumed) {
+        let Scene { stage: _stage, legacy, act, mut events, .. } = Scene::at(place).await;
+        // Each message with the event that goes before it.
+        let (mut seen, mut before) = (Vec::new(), Vec::new());
+        for n in 0..6 {
+            act.writes(&format!("\u{1f600} \"{n}\"\n")).await;
+            before.push(events.last_id.clone());
+            seen.push(events.until("notifications/tasks/partial").await);
+        }
+        drop(events);
+        for from in [1, 3, 5] {
+            let mut again = legacy.resume(before[from].as_deref().expect("an id")).await;
+            for message in &seen[from..] {
+                assert_eq!(&again.until("notifications/tasks/partial").await, message, "{place:?} from {from}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn rule_11_blocks_of_one_partial_keep_their_order_and_mean_the_same_as_several() {
+    let blocks = || [Content::text("a"), Content::link("test://b", "b"), Content::image(b"c", "image/png"), Content::link("test://d", "d")];
+    for place in PLACES {
+        for together in [true, false] {
+            let mut scene = Scene::at(place).await;
+            scene.act.writes("-").await;
+            for block in blocks() {
+                scene.act.ctx.block(block).await.expect("taken");
+                if !together {
+                    scene.act.ctx.flush().await.expect("written");
+                }
+            }
+            scene.act.ends("done");
+            let expected = if together {
+                vec!["0 -", "1 a+<resource_link>+<image>+<resource_link>", "completed"]
+            } else {
+                vec!["0 -", "1 a", "2 <resource_link>", "3 <image>", "4 <resource_link>", "completed"]
+            };
+            assert_eq!(to_the_end(&mut scene.events).await, expected, "{place:?}");
+        }
+    }
+}
+
+// Negotiation: SEP-2679, §2.3, declared once, with the handshake.
+
+#[tokio::test]
+async fn negotiation_1_who_does_not_declare_partials_sees_nothing_of_them() {
+    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    for capabilities in [json!({}), json!({"tasks": {}}), json!({"tasks": {"streaming": {}}}), json!({"streaming": {"partial": {}}})] {
+        let plain = Legacy::declaring(&stage.server, capabilities.clone()).await;
+        assert_eq!(plain.init()["capabilities"]["tasks"].get("streaming"), None, "{capabilities}");
+        let tools = plain.ok("tools/list", json!({})).await;
+        assert_eq!(tools["tools"][0]["execution"], json!({"taskSupport": "optional"}), "{capabilities}");
+        let mut standing = plain.stand().await;
+        for waits in [false, true] {
+            let id = plain.start("writes", json!({})).await;
+            let mut act = stage.run().await;
+            let waiting = if waits { Some(awaiting(&plain, &id).await) } else { None };
+            act.writes("one").await;
+            act.ends("done");
+            let told = match waiting {
+                Some(mut waiting) => story(&waiting.rest().await),
+                None => to_the_end(&mut standing).await,
+            };
+            assert_eq!(told[0], "completed", "{capabilities}: {told:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn negotiation_2_who_declares_partials_learns_that_there_are_some() {
+    let server = TestServer::start(registry([quick("streams").streams(), quick("plain")])).await;
+    let legacy = Legacy::declaring(&server, streaming()).await;
+    let all = json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}, "streaming": {"partial": {}}});
+    assert_eq!(legacy.init()["capabilities"]["tasks"], all);
+    // The hint of a tool.
+    let tools = legacy.ok("tools/list", json!({})).await;
+    let hints: BTreeMap<_, _> =
+        tools["tools"].as_array().expect("tools").iter().map(|tool| (tool["name"].as_str(), &tool["execution"])).collect();
+    assert_eq!(hints[&Some("streams")], &json!({"taskSupport": "optional", "streamPartial": true}));
+    assert_eq!(hints[&Some("plain")], &json!({"taskSupport": "optional"}));
+}
+
+#[tokio::test]
+async fn negotiation_3_partials_need_a_version_that_has_tasks() {
+    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    for older in ["2025-06-18", "2025-03-26"] {
+        let legacy = Legacy::of(stage.server.port, None, older, streaming()).await;
+        assert_eq!(legacy.init()["capabilities"].get("tasks"), None, "{older}");
+        let tools = legacy.ok("tools/list", json!({})).await;
+        assert!(!tools.to_string().contains("streamPartial"), "{older}: {tools}");
+        let calling = tokio::spawn(async move { legacy.call("writes", json!({})).await });
+        let mut act = stage.run().await;
+        act.ctx.text("one").await.expect("taken");
+        act.ends("done");
+        // Each message on the way was checked: a partial among them would not have been let pass.
+        assert_eq!(text_of(&soon("the result", calling).await.expect("no panic")["content"]), "done", "{older}");
+    }
+}
+
+#[tokio::test]
+async fn negotiation_4_tasks_are_the_same_with_and_without_partials() {
+    let mut stage = Stage::new().await;
+    let (with, without) = (Legacy::declaring(&stage.server, streaming()).await, Legacy::open(&stage.server).await);
+    // Who made a task, and what was declared then, does not matter: the session that asks does.
+    for maker in [&with, &without] {
+        let id = maker.start("writes", json!({})).await;
+        let mut act = stage.run().await;
+        let (mut all, mut states) = (awaiting(&with, &id).await, awaiting(&without, &id).await);
+        act.writes("one").await;
+        act.ends("done");
+        assert_eq!(story(&all.rest().await), ["0 one", "completed", "= done"]);
+        assert_eq!(story(&states.rest().await), ["completed", "= done"]);
+        assert_eq!(with.get(&id).await, without.get(&id).await);
+        assert_eq!(with.result(&id).await, without.result(&id).await);
+    }
+}
+
+// Security: who may see what.
+
+#[tokio::test]
+async fn security_partials_reach_only_the_session_that_made_the_task() {
+    let mut stage = Stage::with(two_callers()).await;
+    let mut sessions = Vec::new();
+    for token in ["ann-token", "bob-token", "ann-token"] {
+        let legacy = Legacy::of(stage.server.port, Some(token), LATEST, streaming()).await;
+        let events = legacy.stand().await;
+        let id = legacy.start("writes", json!({})).await;
+        sessions.push((legacy, events, id, stage.run().await));
+    }
+    // The first one writes before the others: who saw it would see it first.
+    for (n, (_, _, _, act)) in sessions.iter_mut().enumerate() {
+        act.writes(&format!("of {n}")).await;
+        act.ends("done");
+    }
+    for (n, (_, events, id, _)) in sessions.iter_mut().enumerate() {
+        let told = next_partial(events).await;
+        assert_eq!((&told["taskId"], text_of(&told["content"])), (&json!(id), format!("of {n}")));
+        let ended = until_told(events, |told| told["status"] == "completed").await;
+        assert_eq!(ended["taskId"], json!(id));
+    }
+    // Nor can one of them ask for what is the other caller's, or go on with a stream that is not its own.
+    let (ann, bob, again) = (&sessions[0], &sessions[1], &sessions[2].0);
+    assert_eq!(ann.0.error("tasks/result", json!({"taskId": bob.2})).await, not_found());
+    let stream = ann.1.last_id.clone().expect("an id");
+    for stranger in [&bob.0, again] {
+        let refused = stranger.http("GET", &[("Last-Event-ID", stream.as_str())]).await;
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!(-32602)));
+    }
+}
+
+#[tokio::test]
+async fn security_output_is_guarded_like_the_result() {
+    let mut scene = Scene::at(PLACES[1]).await;
+    let request = scene.legacy.message(scene.legacy.next_id(), "tasks/result", json!({"taskId": scene.id}));
+    let begin = prime(&mut scene.legacy.stream_message(&request).await).await;
+    scene.act.writes("one").await;
+    scene.act.ends("done");
+    until_is(&scene.legacy, &scene.id, "completed").await;
+    // When the result is no longer kept, neither is the output.
+    scene.stage.clock.advance(HOUR);
+    assert_eq!(gone(&scene.legacy, &scene.id).await, not_found());
+    assert_eq!(scene.legacy.error("tasks/result", json!({"taskId": scene.id})).await, not_found());
+    let rest = scene.legacy.resume(&begin).await.rest().await;
+    assert_eq!((rest.len(), &rest[0]["id"], &rest[0]["error"]["code"]), (1, &request["id"], &json!(-32602)), "{rest:?}");
+}
+
+#[tokio::test]
+async fn security_a_cancelled_task_says_nothing_more() {
+    for place in PLACES {
+        let mut scene = Scene::at(place).await;
+        scene.act.writes("one").await;
+        scene.act.ctx.text("still waiting to go out").await.expect("taken");
+        assert_eq!(partial(&mut scene.events).await, "0 one");
+        scene.legacy.cancel(&scene.id).await;
+        soon("the word to stop", scene.act.ctx.cancelled()).await;
+        assert!(soon("a refusal", scene.act.ctx.step([Content::text("late")], &1)).await.is_err());
+        scene.stage.clock.advance(SECOND);
+        assert_eq!(to_the_end(&mut scene.events).await, ["cancelled"], "{place:?}");
+        scene.says_no_more().await;
+    }
+}
+
+// Routing: each partial goes to exactly one stream of a session.
+
+#[tokio::test]
+async fn routing_a_partial_goes_where_its_task_is_waited_for_and_nowhere_else() {
+    let mut stage = Stage::new().await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let id = legacy.start("writes", json!({})).await;
+    let mut act = stage.run().await;
+    act.writes("before there was a stream").await;
+    let mut standing = legacy.stand().await;
+    assert_eq!(partial(&mut standing).await, "0 before there was a stream");
+    let request = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
+    let mut waiting = legacy.stream_message(&request).await;
+    prime(&mut waiting).await;
+    act.writes("waited for").await;
+    assert_eq!(partial(&mut waiting).await, "1 waited for");
+    // Who called off the wait stands again.
+    legacy.notify("notifications/cancelled", json!({"requestId": request["id"]})).await;
+    assert_eq!(story(&waiting.rest().await), [""; 0]);
+    act.writes("waited for no more").await;
+    assert_eq!(partial(&mut standing).await, "2 waited for no more");
+    let mut waiting = awaiting(&legacy, &id).await;
+    prime(&mut waiting).await;
+    act.writes("the last").await;
+    act.ends("done");
+    assert_eq!(story(&waiting.rest().await), ["3 the last", "completed", "= done"]);
+    let mut scene = Scene { stage, legacy, id, act, place: PLACES[0], events: standing };
+    scene.says_no_more().await;
+}
+
+#[tokio::test]
+async fn routing_what_one_stream_was_told_no_other_is() {
+    let mut stage = Stage::new().await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let id = legacy.start("writes", json!({})).await;
+    let mut act = stage.run().await;
+    let (mut one, mut two) = (awaiting(&legacy, &id).await, awaiting(&legacy, &id).await);
+    for n in 0..10 {
+        act.writes(&n.to_string()).await;
+    }
+    act.ends("done");
+    let mut seen = Vec::new();
+    for events in [&mut one, &mut two] {
+        let rest = events.rest().await;
+        assert_eq!(rest.last().map(is_response), Some(true), "{rest:?}");
+        seen.extend(rest.iter().filter_map(|message| message["params"]["seq"].as_u64()));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, Vec::from_iter(0..10), "each once");
+    // Nor is a standing stream that comes later, and of two standing streams only the newer.
+    let older = legacy.stand().await;
+    let mut scene = Scene { stage, legacy, id, act, place: PLACES[0], events: older };
+    scene.says_no_more().await;
+    let newer = scene.legacy.stand().await;
+    let mut older = std::mem::replace(&mut scene.events, newer);
+    let rest = older.rest().await;
+    assert!(!rest.iter().any(|message| message["method"] == "notifications/tasks/partial"), "{rest:?}");
+    scene.says_no_more().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_is_cut_off_fifty_times_has_every_chunk_once() {
+    const CHUNKS: u64 = 2_000;
+    const CUTS: u64 = 50;
+    const STRETCH: u64 = CHUNKS / CUTS;
+    for place in PLACES.into_iter().filter(|place| !place.resumed) {
+        let gate = Gate::new();
+        let writes = tool("writes", &gate, |gate, ctx| async move {
+            for n in 0..CHUNKS {
+                if n % STRETCH == 0 {
+                    gate.go.wait().await;
+                }
+                ctx.text(format!("<{n}>")).await?;
+            }
+            Ok("done")
+        });
+        let server = TestServer::start_with(registry([writes.task(TaskMode::Always)]), uncoalesced(), Arc::new(manual_clock())).await;
+        let legacy = Legacy::declaring(&server, streaming()).await;
+        let id = legacy.start("writes", json!({})).await;
+        let mut events = place.open(&legacy, &id).await;
+        let (mut last, mut seen) = (prime(&mut events).await, 0);
+        for cut in 1..=CUTS {
+            // The tool writes its next stretch while it is read. Now and then nothing of it is.
+            gate.go.send();
+            let until = if cut % 10 == 0 { seen } else { cut * STRETCH - cut * 17 % STRETCH };
+            while seen < until {
+                assert_eq!(partial(&mut events).await, format!("{seen} <{seen}>"), "{place:?}");
+                seen += 1;
+            }
+            last = events.last_id.take().unwrap_or(last);
+            drop(events);
+            events = legacy.resume(&last).await;
+        }
+        while seen < CHUNKS {
+            assert_eq!(partial(&mut events).await, format!("{seen} <{seen}>"), "{place:?}");
+            seen += 1;
+        }
+        assert_eq!(to_the_end(&mut events).await, ["completed"], "{place:?}");
+    }
+}
