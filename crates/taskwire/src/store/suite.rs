@@ -17,15 +17,15 @@ use std::{
 use rusqlite::Connection;
 use serde_json::{Value, json};
 use taskwire_core::{
-    CallerId, Epoch, InputKey, Limits, Payload, Seq, TaskId, Timestamp, Version,
+    CallerId, Epoch, InputKey, Limits, Payload, Seq, SessionId, TaskId, Timestamp, Version,
     id::ID_RANDOM_BYTES,
     task::{
-        Accepts, Authority, Blocks, Command, Event, NewTask, OnInterrupt, Outcome, Output, Overflow, Progress, RpcError, Spec, Task,
-        create, decide, evolve,
+        Accepts, Authority, Blocks, Command, Event, Follower, NewTask, OnInterrupt, Outcome, Output, Overflow, Progress, RpcError, Spec,
+        Task, create, decide, evolve,
     },
 };
 
-use super::{Chunk, Cursor, Entry, Error, Logged, PAGE_EVENTS, Reader, SqliteStore, Store, Write};
+use super::{Chunk, Cursor, Entry, Error, Logged, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store, Write};
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -44,6 +44,11 @@ macro_rules! suite {
             open_tasks_are_listed_in_pages_by_id_and_counted_by_caller
             an_idempotency_key_is_its_callers_until_the_task_is_forgotten
             a_batch_is_kept_whole_or_not_at_all
+            sessions_are_kept_changed_and_ended
+            sessions_that_are_idle_or_too_many_are_named
+            a_session_is_told_of_its_tasks_in_one_order
+            what_a_session_is_told_is_bounded
+            the_tasks_of_a_caller_are_listed_latest_first
         }
     };
     ($backend:ident, $open:expr; $($promise:ident)+) => {
@@ -702,6 +707,115 @@ fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
 }
 
 /// Another connection to the database, as any SQLite tool would make it.
+fn session(name: &str, caller: &str, seen: i64) -> Session {
+    let data = json!({ "of": name }).into();
+    Session { id: SessionId::new(name), caller: CallerId::new(caller), seen: Timestamp::from_millis(seen), data }
+}
+
+impl<S: Store> Lab<S> {
+    fn change(&mut self, changes: &[SessionChange]) {
+        self.store().commit(&[], changes).expect("the changes are committed");
+    }
+
+    fn session(&self, name: &str) -> Option<Session> {
+        self.reader().session(&SessionId::new(name)).expect("the session is read")
+    }
+
+    /// What a session is told after `after`: which task, which events, which chunks.
+    fn told(&self, name: &str, after: u64) -> Vec<(u64, TaskId, u64, u64, u64, u64)> {
+        let told = self.reader().told(&SessionId::new(name), after, 100).expect("it is read");
+        told.iter().map(|told| (told.number, told.task, told.first.0, told.last.0, told.from.0, told.end.0)).collect()
+    }
+}
+
+fn sessions_are_kept_changed_and_ended<S: Store>(mut lab: Lab<S>) {
+    let (one, two) = (session("one", "me", 1), session("two", "you", 2));
+    lab.change(&[SessionChange::Begin(one.clone()), SessionChange::Begin(two.clone())]);
+    lab.kill();
+    assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(one), Some(two.clone()), None));
+    let later = Session { data: json!([1]).into(), ..session("one", "me", 9) };
+    lab.change(&[SessionChange::Put(later.clone()), SessionChange::End(two.id.clone())]);
+    lab.change(&[SessionChange::Put(two), SessionChange::Put(session("three", "me", 1))]);
+    lab.reopen();
+    assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(later), None, None), "what is gone stays gone");
+}
+
+fn sessions_that_are_idle_or_too_many_are_named<S: Store>(mut lab: Lab<S>) {
+    let all = [("a", "me", 1), ("b", "me", 5), ("c", "me", 3), ("d", "you", 2), ("e", "you", 9)];
+    lab.change(&all.map(|(name, caller, seen)| SessionChange::Begin(session(name, caller, seen))));
+    let idle = |caller: &str, before, keep| {
+        let ids = lab.reader().idle_sessions(&CallerId::new(caller), Timestamp::from_millis(before), keep).expect("they are read");
+        ids.iter().map(|id| id.as_str().to_owned()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("")
+    };
+    assert_eq!(idle("me", 0, 3), "");
+    assert_eq!(idle("me", 3, 3), "ad", "whoever's they are");
+    assert_eq!(idle("me", 0, 1), "ac", "the latest stays");
+    assert_eq!(idle("you", 2, 0), "ade");
+    assert_eq!(idle("nobody", 0, 0), "");
+}
+
+fn following_spec(session: &str, output: bool) -> Spec {
+    Spec { follower: Some(Follower { session: SessionId::new(session), output }), ..spec() }
+}
+
+fn a_session_is_told_of_its_tasks_in_one_order<S: Store>(mut lab: Lab<S>) {
+    lab.change(&[SessionChange::Begin(session("one", "me", 1)), SessionChange::Begin(session("two", "me", 1))]);
+    let [mut loud, mut quiet, mut other, mut hidden, mut orphan] = [1, 2, 3, 4, 5].map(Driver::new);
+    lab.run(&mut loud, &make(following_spec("one", true), vec![Blocks::of(&[text("early")])]));
+    lab.run(&mut quiet, &make(following_spec("one", false), vec![]));
+    lab.run(&mut other, &make(spec(), vec![]));
+    lab.run(&mut hidden, &make(Spec { hidden: true, ..following_spec("one", true) }, vec![]));
+    lab.run(&mut orphan, &make(following_spec("nobody", true), vec![]));
+    for driver in [&mut loud, &mut quiet, &mut other, &mut hidden, &mut orphan] {
+        lab.run(driver, &append("a"));
+        lab.run(driver, &ask("k"));
+        lab.run(driver, &save(json!(1)));
+    }
+    let expected = [(1, loud.id, 1, 3, 0, 1), (2, loud.id, 4, 4, 1, 2), (3, loud.id, 5, 5, 2, 2), (4, quiet.id, 3, 3, 1, 1)];
+    assert_eq!(lab.told("one", 0), expected, "its own, and of output only where it wants to hear of it");
+    assert_eq!((lab.told("one", 2), lab.told("two", 0), lab.told("nobody", 0)), (expected[2..].to_vec(), vec![], vec![]));
+    lab.kill();
+    assert_eq!(lab.told("one", 0), expected);
+    let end = |lab: &Lab<S>, name: &str| lab.reader().told_end(&SessionId::new(name)).expect("it is read");
+    assert_eq!((end(&lab, "one"), end(&lab, "two")), (4, 0));
+    lab.change(&[SessionChange::End(SessionId::new("one"))]);
+    lab.run(&mut loud, &answer(&["k"]));
+    assert_eq!((lab.told("one", 0), end(&lab, "one")), (vec![], 0), "nobody is there to be told");
+}
+
+fn what_a_session_is_told_is_bounded<S: Store>(mut lab: Lab<S>) {
+    lab.change(&[SessionChange::Begin(session("one", "me", 1))]);
+    let mut driver = Driver::new(1);
+    lab.run(&mut driver, &make(following_spec("one", true), vec![]));
+    for _ in 0..10 {
+        let write = Write { told_max: 3, ..driver.run(&append("a")).expect("it is written") };
+        lab.store().commit(&[write], &[]).expect("the chunk is committed");
+    }
+    let numbers: Vec<u64> = lab.told("one", 0).iter().map(|told| told.0).collect();
+    assert_eq!(numbers, [8, 9, 10], "the latest are kept");
+}
+
+fn the_tasks_of_a_caller_are_listed_latest_first<S: Store>(mut lab: Lab<S>) {
+    let mut mine: Vec<Driver> = (1..=5).map(Driver::new).collect();
+    let mut theirs = Driver::new(9);
+    for driver in &mut mine {
+        lab.run(driver, &make(spec(), vec![]));
+    }
+    lab.run(&mut theirs, &make(Spec { caller: CallerId::new("you"), ..spec() }, vec![]));
+    lab.run(&mut mine[2], &ends()[0]);
+    let list =
+        |lab: &Lab<S>, before: Option<TaskId>, limit| lab.reader().tasks_of(&CallerId::new("me"), before, limit).expect("they are listed");
+    let latest: Vec<TaskId> = mine.iter().rev().map(|driver| driver.id).collect();
+    assert_eq!(list(&lab, None, 100), latest, "also those that have ended");
+    assert_eq!(list(&lab, None, 2), latest[..2]);
+    assert_eq!(list(&lab, Some(latest[1]), 2), latest[2..4]);
+    assert_eq!(list(&lab, Some(latest[4]), 2), []);
+    let expiry = &mut mine[2];
+    expiry.now += 10_000;
+    lab.run(expiry, &Command::Tick);
+    assert_eq!(list(&lab, None, 100).len(), 4, "what is forgotten is not listed");
+}
+
 fn tool(lab: &Lab<SqliteStore>) -> Connection {
     Connection::open(lab.dir.0.join("tasks.db")).expect("the database opens")
 }

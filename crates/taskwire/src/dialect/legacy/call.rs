@@ -27,16 +27,18 @@ use super::{
 use crate::{
     dialect::{
         Fault, Reply, Sent,
-        called::{self, Wanted, find_tool, misfit},
+        called::{self, Wanted, find_tool, misfit, ms},
         catalog,
         notes::Notes,
         params::{Members, present, text},
     },
     engine::{self, End, Note, Phase, Resumed, Run},
-    server::Mode,
+    server::{Mode, Open},
     tool::{ReadyTool, TaskMode},
 };
 
+/// How long a call waits for an answer, at most.
+const INPUT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Notes that wait for a client to read; more are dropped, the newest first.
 const NOTES_MAX: usize = 256;
 
@@ -197,9 +199,11 @@ impl Call<'_, '_> {
         let cx = self.cx;
         let engine = &cx.shared.engine;
         self.spec.hidden = true;
+        // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
+        let input_timeout = ms(INPUT_TIMEOUT);
+        self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
         let request = cx.begin()?;
         let (sender, mut notes) = mpsc::channel(NOTES_MAX);
-        let patience = self.patience();
         let keyed = self.spec.idempotency_key.is_some();
         let spec = Arc::new(self.spec.clone());
         if keyed {
@@ -220,16 +224,7 @@ impl Call<'_, '_> {
         };
         let mut earlier = Vec::new();
         if matches!(phase, Phase::Loose) {
-            tokio::select! {
-                biased;
-                settled = run.settled() => phase = settled,
-                () = request.off() => return Ok(Reply::accepted()),
-                Some(note) = notes.recv(), if cx.events => {
-                    earlier.push(note);
-                    phase = self.begin_stream(&run, &request).await?;
-                }
-                () = engine.clock().sleep(patience), if cx.events => phase = self.begin_stream(&run, &request).await?,
-            }
+            phase = self.settled(&run, &request, &mut notes, &mut earlier).await?;
         }
         if request.is_off() {
             return Ok(Reply::accepted());
@@ -248,15 +243,35 @@ impl Call<'_, '_> {
         done
     }
 
-    /// Makes a call a task, so that there is a log to be read; where there is no room for one, its caller waits on.
-    async fn begin_stream(&self, run: &Arc<Run>, request: &Request) -> Result<Phase, Fault> {
-        match run.promote().await {
-            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
-            promoted => return Ok(promoted?),
-        }
-        tokio::select! {
-            phase = run.settled() => Ok(phase),
-            () = request.off() => Ok(run.phase()),
+    /// Waits until a run has ended or become a task. It is made one, so that there is a log to be read, when it has
+    /// something to say that its caller wants to hear, or has had its time; where there is no room for it, its caller waits.
+    async fn settled(
+        &self,
+        run: &Arc<Run>,
+        request: &Request,
+        notes: &mut mpsc::Receiver<Note>,
+        earlier: &mut Vec<Note>,
+    ) -> Result<Phase, Fault> {
+        let patience = self.cx.shared.engine.clock().sleep(self.patience());
+        tokio::pin!(patience);
+        let (mut wanted, mut streams) = (self.notes(), self.cx.events);
+        loop {
+            tokio::select! {
+                biased;
+                phase = run.settled() => return Ok(phase),
+                () = request.off() => return Ok(run.phase()),
+                Some(note) = notes.recv(), if streams => {
+                    if !matches!(note, Note::Disconnect(_)) && wanted.message(&note, None).is_none() {
+                        continue;
+                    }
+                    earlier.push(note);
+                }
+                () = &mut patience, if streams => {}
+            }
+            match run.promote().await {
+                Err(engine::Error::Rejected(Reject::Limit { .. })) => streams = false,
+                promoted => return Ok(promoted?),
+            }
         }
     }
 
@@ -294,8 +309,9 @@ impl Call<'_, '_> {
     /// Reads the log of the task that the call became, to its end.
     async fn follow(&self, task: &Arc<Task>, request: Request, earlier: Vec<Note>, live: mpsc::Receiver<Note>) -> Result<Reply, Fault> {
         let cx = self.cx;
-        let _open = cx.waits()?;
-        if !cx.events {
+        let open = cx.waits().ok().filter(|_| cx.events);
+        if open.is_none() {
+            // Held, like any other that is no stream.
             let ended = cx.until_ended(task.id, &request).await?;
             request.answered();
             return match ended {
@@ -344,9 +360,12 @@ impl Call<'_, '_> {
             // One that may be repeated must be found again: it is a task from the beginning.
             return if streams { self.bit_by_bit().await } else { self.with_task(choice).await };
         }
-        if streams {
+        let place = if streams {
             self.streams();
-        }
+            self.place()?
+        } else {
+            None
+        };
         let spec = Arc::new(self.spec.clone());
         let id = engine.new_id();
         let hush = self.hush(id);
@@ -379,7 +398,7 @@ impl Call<'_, '_> {
             Phase::Done(End::Outcome(Outcome::Failed(error))) => Err(error.into()),
             Phase::Task(id) => {
                 let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-                if streams { self.stream(&task, hush).await } else { Ok(self.created(&task, choice, hush)) }
+                if streams { self.stream(&task, place, hush).await } else { Ok(self.created(&task, choice, hush)) }
             }
             Phase::Done(_) | Phase::Loose => Err(Fault::internal("the tool went away")),
         }
@@ -402,15 +421,20 @@ impl Call<'_, '_> {
 
     async fn bit_by_bit(mut self) -> Result<Reply, Fault> {
         self.streams();
+        let place = self.place()?;
         let (task, hush) = self.make(self.spec.clone()).await?;
-        self.stream(&task, hush).await
+        self.stream(&task, place, hush).await
     }
 
-    async fn stream(&self, task: &Arc<Task>, hush: Sent) -> Result<Reply, Fault> {
+    /// A place among the requests that wait, for a call that is answered more than once. Before it is begun: else it would
+    /// go on without anybody.
+    fn place(&self) -> Result<Option<(Open, Request)>, Fault> {
+        if self.pushes() { Ok(Some((self.cx.waits()?, self.cx.begin()?))) } else { Ok(None) }
+    }
+
+    async fn stream(&self, task: &Arc<Task>, place: Option<(Open, Request)>, hush: Sent) -> Result<Reply, Fault> {
         let cx = self.cx;
-        if self.pushes() {
-            let _open = cx.waits()?;
-            let request = cx.begin()?;
+        if let Some((_open, request)) = place {
             let stream = tail::stream(Kind::Streamed, task, cx.id);
             let tail = Tail::new(cx.shared, cx.session, cx.out, stream, At::default(), task).of(&request).naming(hush);
             return cx.streamed(tail.run().await, request);
