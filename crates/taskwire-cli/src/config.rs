@@ -253,7 +253,6 @@ impl Config {
 /// Refuses values with which nothing would work.
 fn check(config: &server::Config) -> anyhow::Result<()> {
     let counts = [
-        ("queue_len", config.engine.queue_len),
         ("http.connections", config.http.connections),
         ("page_len", config.page_len),
         ("requests_per_stream", config.requests_per_stream),
@@ -265,6 +264,8 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
         }
     }
     let sizes = [
+        ("queue_len", config.engine.queue_len as u64, 2),
+        ("limits.session_events", config.engine.limits.session_events, 1),
         ("body_bytes", config.body_bytes as u64, 1024),
         ("coalesce_bytes", config.engine.coalesce.bytes as u64, 1),
         ("read_bytes", config.read_bytes as u64, 1024),
@@ -283,6 +284,7 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
         ("http.keep_alive", config.http.keep_alive, Duration::from_secs(1)),
         ("http.read_timeout", config.http.read_timeout, Duration::from_secs(1)),
         ("http.write_timeout", config.http.write_timeout, Duration::from_secs(1)),
+        ("legacy.retry", config.legacy.retry, Duration::from_millis(10)),
         ("legacy.session_idle", config.legacy.session_idle, Duration::from_secs(60)),
         ("legacy.reconnect_after", config.legacy.reconnect_after.unwrap_or(Duration::MAX), Duration::from_secs(1)),
     ];
@@ -394,6 +396,9 @@ mod tests {
             ("http.connections = 99999999", "http.connections"),
             ("legacy.session_idle = \"1s\"", "legacy.session_idle"),
             ("legacy.reconnect_after = \"1ms\"", "legacy.reconnect_after"),
+            ("legacy.retry = \"0s\"", "legacy.retry"),
+            ("limits.session_events = 0", "limits.session_events"),
+            ("queue_len = 1", "queue_len"),
             ("legacy.sessions_per_caller = 0", "legacy.sessions_per_caller"),
         ] {
             let error = Config::parse(text).expect("valid").server().expect_err("of no use");

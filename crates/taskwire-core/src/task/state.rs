@@ -50,6 +50,9 @@ pub struct Accepts {
     pub elicit_url: bool,
     /// Completions from the caller's language model.
     pub sampling: bool,
+    /// Such completions in which the model may use tools.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub sampling_tools: bool,
     /// The caller's root folders.
     pub roots: bool,
 }

@@ -69,15 +69,23 @@ pub(crate) struct Elicitation {
     url: Option<Members<Anything>>,
 }
 
+/// What a language model can be asked.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(crate) struct Sampling {
+    tools: Option<Members<Anything>>,
+}
+
 /// What a client that declares these capabilities can be asked.
-pub(crate) fn accepts(elicitation: Option<&Members<Elicitation>>, sampling: bool, roots: bool) -> Accepts {
+pub(crate) fn accepts(elicitation: Option<&Members<Elicitation>>, sampling: Option<&Members<Sampling>>, roots: bool) -> Accepts {
     let (elicit_form, elicit_url) = match elicitation {
         None => (false, false),
         // An empty object means forms, as it did before there was anything else.
         Some(Members(Elicitation { form: None, url: None })) => (true, false),
         Some(Members(Elicitation { form, url })) => (form.is_some(), url.is_some()),
     };
-    Accepts { elicit_form, elicit_url, sampling, roots }
+    let sampling_tools = sampling.is_some_and(|Members(sampling)| sampling.tools.is_some());
+    Accepts { elicit_form, elicit_url, sampling: sampling.is_some(), sampling_tools, roots }
 }
 
 /// How severe a log level is.

@@ -322,11 +322,18 @@ impl Engine {
 
     /// Makes a task of work that is done: it is over in the moment in which it begins.
     pub(crate) async fn record(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
+        // On its own, so that a caller that goes away cannot leave a run behind that nobody ends.
+        let engine = self.clone();
+        let recorded = self.0.runtime.spawn(async move { engine.record_now(id, spec, request, outcome).await });
+        recorded.await.map_err(|_| self.gone())?
+    }
+
+    async fn record_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
         let new = NewTask { spec, request, epoch: self.0.epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None };
         let (made, ended) = (oneshot::channel(), oneshot::channel());
-        self.0.runs.adopt(id, Attempt(1), Arc::default());
         // Side by side, so that they share a commit.
         let mut room = self.0.queue.reserve_many(2).await.map_err(|_| self.gone())?;
+        self.0.runs.adopt(id, Attempt(1), Arc::default());
         let orders = [
             Envelope { id, by: Authority::Engine, command: Command::Create(new), receipt: made.0 },
             Envelope { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), receipt: ended.0 },

@@ -7,6 +7,7 @@
 mod output;
 
 use std::{
+    any::Any,
     panic::AssertUnwindSafe,
     sync::{Arc, PoisonError, atomic::AtomicBool},
     time::Duration,
@@ -54,6 +55,8 @@ pub struct Run {
     settled: Switch,
     stop: Arc<Switch>,
     notes: Option<mpsc::Sender<Note>>,
+    /// Dropped with the run.
+    kept: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl std::fmt::Debug for Run {
@@ -87,7 +90,13 @@ impl Run {
             settled: Switch::default(),
             stop: Arc::default(),
             notes,
+            kept: std::sync::Mutex::default(),
         }
+    }
+
+    /// Keeps something for as long as the work goes on.
+    pub(crate) fn keep(&self, kept: Box<dyn Any + Send>) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
     }
 
     /// What is fixed about the work.
@@ -430,6 +439,7 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         settled: Switch::default(),
         stop,
         notes: engine.listeners().remove(&id),
+        kept: std::sync::Mutex::default(),
     };
     execute(Arc::new(run)).await;
     Ok(())

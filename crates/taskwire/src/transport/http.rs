@@ -225,15 +225,15 @@ async fn session(shared: Arc<Shared>, request: &Request<HttpBody>) -> Response<R
             Err(fault) => whole(Reply::fault(None, &fault)),
         };
     }
-    if !takes_events(headers) {
-        return refuse(406, code::INVALID_REQUEST, "the answer is an event stream: send `Accept: text/event-stream`");
-    }
     let listening = match legacy::listen(&shared, &caller, session, version, text(headers, "last-event-id")) {
         Ok(Some(listening)) => listening,
         // Nothing follows: what is said so is not asked for again.
         Ok(None) => return whole(Reply::new(204, Vec::new())),
         Err(fault) => return whole(Reply::fault(None, &fault)),
     };
+    if !takes_events(headers) {
+        return refuse(406, code::INVALID_REQUEST, "the answer is an event stream: send `Accept: text/event-stream`");
+    }
     let (sender, messages) = mpsc::channel(STREAM_LEN);
     let outbox = Outbox::new(sender, Framing::EVENTS);
     let (clock, keep_alive) = (shared.engine.clock().clone(), shared.config.http.keep_alive);
@@ -328,7 +328,9 @@ impl Posted {
 
 async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers: HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
     if bytes.trim_ascii_start().starts_with(b"[") && !text(&headers, VERSION).is_some_and(is_modern) {
-        return whole(legacy::batch(&shared, &caller, text(&headers, SESSION_ID), text(&headers, VERSION), &bytes).await);
+        let way = legacy::Way::Http { session: text(&headers, SESSION_ID), version: text(&headers, VERSION), events: false };
+        let answers = AssertUnwindSafe(legacy::batch(&shared, &caller, way, &bytes)).catch_unwind().await;
+        return whole(answers.unwrap_or_else(|_| Reply::panicked(None)));
     }
     let message = match Incoming::parse(&bytes) {
         Ok(message) => message,

@@ -246,6 +246,13 @@ impl Client {
     }
 
     async fn take(&mut self, line: Vec<u8>) {
+        if line.trim_ascii_start().starts_with(b"[") {
+            if self.requests.len() > self.server.0.config.requests_per_stream {
+                let fault = Fault::limit("too many requests are waiting for an answer already (configuration key `requests_per_stream`)");
+                return self.send(Reply::fault(None, &fault)).await;
+            }
+            return self.take_batch(line);
+        }
         let (id, message) = match Incoming::parse(&line) {
             Err(malformed) => {
                 self.send(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })).await;
@@ -277,7 +284,7 @@ impl Client {
             let fault = Fault::limit(format!("{max} requests are waiting for an answer already (configuration key `requests_per_stream`)"));
             return self.send(Reply::fault(Some(&id), &fault)).await;
         }
-        if Era::of_line(&message, &line) == Era::Legacy && legacy::begins(&message) {
+        if legacy::begins(&message) && Era::of_line(&message, &line) == Era::Legacy {
             return self.open(&message, &line).await;
         }
         self.begin(id, message, line);
@@ -298,6 +305,19 @@ impl Client {
             let told = async move { legacy::stand(&server.0, &session, &outbox).await };
             let off = Arc::default();
             futures_util::future::join(relay(messages, &streams, &off), told).await;
+        });
+    }
+
+    /// Answers several messages at once, where the session has that.
+    fn take_batch(&mut self, line: Vec<u8>) {
+        let (server, session, lines) = (self.server.clone(), self.session.clone(), self.lines.clone());
+        self.requests.spawn(async move {
+            let caller = server.0.config.auth.owner();
+            let batch = legacy::batch(&server.0, &caller, legacy::Way::Stream(session.as_ref()), &line);
+            let reply = AssertUnwindSafe(batch).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(None));
+            if !reply.body.is_empty() {
+                let _ = lines.send(Line::reply(reply, &Arc::default())).await;
+            }
         });
     }
 

@@ -8,41 +8,37 @@ use taskwire_core::{
     wire::{Incoming, code},
 };
 
-use super::{Origin, Way, answer, begins, find};
+use super::{In, Way, answer_in, begins, find};
 use crate::{
     dialect::{Fault, Outbox, Reply},
     server::Shared,
 };
 
 /// Answers each message of a batch. Nothing but responses comes back, so that nobody can be asked on the way.
-pub(crate) async fn batch(shared: &Arc<Shared>, caller: &CallerId, session: Option<&str>, version: Option<&str>, bytes: &[u8]) -> Reply {
-    match answers(shared, caller, session, version, bytes).await {
+pub(crate) async fn batch(shared: &Arc<Shared>, caller: &CallerId, way: Way<'_>, bytes: &[u8]) -> Reply {
+    match answers(shared, caller, way, bytes).await {
         Ok(reply) => reply,
         Err(fault) => Reply::fault(None, &fault),
     }
 }
 
-async fn answers(
-    shared: &Arc<Shared>,
-    caller: &CallerId,
-    session: Option<&str>,
-    version: Option<&str>,
-    bytes: &[u8],
-) -> Result<Reply, Fault> {
+async fn answers(shared: &Arc<Shared>, caller: &CallerId, way: Way<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
-    let batches = match session {
-        Some(_) => find(shared, caller, session, version)?.agreed().has_batches(),
-        None => false,
+    let session = match way {
+        Way::Http { session: Some(name), version, .. } => Some(find(shared, caller, Some(name), version)?),
+        Way::Http { session: None, .. } => None,
+        Way::Stream(session) => session.cloned(),
     };
-    if !batches {
+    let Some(session) = session.filter(|session| session.agreed().has_batches()) else {
         return Err(invalid("batches are not part of this protocol: send one message at a time".to_owned()));
-    }
+    };
     let messages: Vec<&RawValue> =
         serde_json::from_slice(bytes).map_err(|error| Fault::new(400, code::PARSE_ERROR, format!("the batch is not JSON: {error}")))?;
     let max = shared.config.requests_per_stream;
     if messages.is_empty() || messages.len() > max {
         return Err(invalid(format!("a batch has 1 to {max} messages (configuration key `requests_per_stream`)")));
     }
+    let session = &session;
     let replies = messages.iter().map(|raw| async move {
         let bytes = raw.get().as_bytes();
         let message = match Incoming::parse(bytes) {
@@ -54,8 +50,7 @@ async fn answers(
             Err(malformed) => return Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error }),
         };
         let out = Outbox::closed();
-        let origin = Origin { caller, way: Way::Http { session, version, events: false }, out: &out };
-        answer(shared, &message, bytes, origin).await
+        answer_in(shared, &message, bytes, In { session, out: &out, events: false, detaches: true }).await
     });
     let replies = futures_util::future::join_all(replies).await;
     let bodies: Vec<&[u8]> = replies.iter().map(|reply| &*reply.body).filter(|body| !body.is_empty()).collect();

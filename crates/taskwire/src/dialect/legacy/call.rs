@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 
 use super::{
     Cx,
+    live::{CALLED_OFF, Request},
     modes::{Choice, choose, mode_of},
     outcome::{self, Origin},
-    place::{At, Kind},
-    session::Request,
+    place::Kind,
     streamed,
     tail::{self, Tail},
     view::{self, FALLBACK_MODE, IMMEDIATE_RESPONSE, RELATED_TASK},
@@ -37,6 +37,8 @@ use crate::{
     tool::{ReadyTool, TaskMode},
 };
 
+/// Bytes of a progress token: it is kept with the task.
+const TOKEN_BYTES_MAX: usize = 256;
 /// How long a call waits for an answer, at most.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Notes that wait for a client to read; more are dropped, the newest first.
@@ -112,6 +114,9 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
         return Err(engine::Error::Unavailable("it is shutting down".into()).into());
     }
     let Members(meta) = params.meta.unwrap_or_default();
+    if matches!(&meta.progress_token, Some(RequestId::Text(text)) if text.len() > TOKEN_BYTES_MAX) {
+        return Err(Fault::params(format!("`progressToken` has more than {TOKEN_BYTES_MAX} bytes")));
+    }
     // A task can be answered elsewhere; a call only where it was made.
     let accepts = if augment.is_some() || cx.events { agreed.accepts } else { Accepts::default() };
     let wanted = Wanted { caller: &cx.session.caller, accepts, idempotency_key: meta.idempotency_key.as_deref() };
@@ -187,7 +192,7 @@ impl Call<'_, '_> {
             while let Some(note) = notes.recv().await {
                 let mut wanted = Notes::new(None, Some(session.agreed().level));
                 if let Some(message) = wanted.message(&note, Some(&meta)) {
-                    session.aside(message);
+                    session.aside(id, message);
                 }
             }
         });
@@ -202,7 +207,8 @@ impl Call<'_, '_> {
         // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
         let input_timeout = ms(INPUT_TIMEOUT);
         self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
-        let request = cx.begin()?;
+        // Before it is begun: else it would go on without anybody.
+        let (open, request) = (cx.waits()?, cx.begin()?);
         let (sender, mut notes) = mpsc::channel(NOTES_MAX);
         let keyed = self.spec.idempotency_key.is_some();
         let spec = Arc::new(self.spec.clone());
@@ -213,6 +219,7 @@ impl Call<'_, '_> {
         }
         let mut held = engine.launch(engine.new_id(), spec, self.arguments.clone(), Resumed::default(), Some(sender));
         let run = held.run().clone();
+        run.keep(Box::new(open));
         request.runs(&run);
         let mut phase = held.start().await;
         // A client that is cut off does not mean to cancel; where there is no other way to lose it, it does.
@@ -309,10 +316,8 @@ impl Call<'_, '_> {
     /// Reads the log of the task that the call became, to its end.
     async fn follow(&self, task: &Arc<Task>, request: Request, earlier: Vec<Note>, live: mpsc::Receiver<Note>) -> Result<Reply, Fault> {
         let cx = self.cx;
-        let open = cx.waits().ok().filter(|_| cx.events);
-        if open.is_none() {
-            // Held, like any other that is no stream.
-            let ended = cx.until_ended(task.id, &request).await?;
+        if !cx.events {
+            let ended = cx.until_ended(task.id, &request, false).await?;
             request.answered();
             return match ended {
                 Some(task) => outcome::result(cx.shared, &task, false).map(|object| cx.reply(object)),
@@ -320,8 +325,11 @@ impl Call<'_, '_> {
             };
         }
         let stream = tail::stream(Kind::Call, task, cx.id);
-        let tail = Tail::new(cx.shared, cx.session, cx.out, stream, At::default(), task);
+        let tail = Tail::new(cx.shared, cx.session, cx.out, stream, None, task);
         let ended = tail.of(&request).hearing(earlier, live).run().await;
+        if request.is_off() {
+            cx.shared.engine.call_off(cx.session.caller.clone(), task.id, CALLED_OFF);
+        }
         cx.streamed(ended, request)
     }
 
@@ -330,7 +338,11 @@ impl Call<'_, '_> {
         let engine = &self.cx.shared.engine;
         let id = engine.new_id();
         let hush = self.hush(id);
+        let key = spec.idempotency_key.clone();
         let receipt = engine.create(id, Arc::new(spec), self.arguments.clone(), &Resumed::default(), Some(self.aside(id))).await?;
+        if receipt.task.spec.hidden {
+            return Err(engine::Error::Rejected(Reject::IdempotencyKeyReused(key.as_deref().unwrap_or_default().to_owned())).into());
+        }
         Ok((receipt.task, hush))
     }
 
@@ -360,17 +372,17 @@ impl Call<'_, '_> {
             // One that may be repeated must be found again: it is a task from the beginning.
             return if streams { self.bit_by_bit().await } else { self.with_task(choice).await };
         }
-        let place = if streams {
+        if streams {
             self.streams();
-            self.place()?
-        } else {
-            None
-        };
+        }
+        let place = if streams { self.place()? } else { None };
+        let open = cx.waits()?;
         let spec = Arc::new(self.spec.clone());
         let id = engine.new_id();
         let hush = self.hush(id);
         let mut held = engine.launch(id, spec.clone(), self.arguments.clone(), Resumed::default(), Some(self.aside(id)));
         let run = held.run().clone();
+        run.keep(Box::new(open));
         if streams {
             run.stream_at_once();
         }
@@ -381,19 +393,33 @@ impl Call<'_, '_> {
             phase = tokio::select! {
                 biased;
                 settled = run.settled() => settled,
-                () = engine.clock().sleep(self.patience()) => run.promote().await?,
+                () = engine.clock().sleep(self.patience()) => match run.promote().await {
+                    // No room for another task: the caller waits on, which costs it nothing but time.
+                    Err(engine::Error::Rejected(Reject::Limit { .. })) => run.settled().await,
+                    Err(error) => {
+                        run.call_off("the task could not be made");
+                        return Err(error.into());
+                    }
+                    Ok(promoted) => promoted,
+                },
             };
         }
         match phase {
             Phase::Done(End::Outcome(Outcome::Completed { result, is_error })) => {
-                let meta = if cx.shared.config.legacy.immediate_task {
+                let mut meta = None;
+                if cx.shared.config.legacy.immediate_task {
                     let spec = Arc::new(Spec { output_is_result: false, ..Spec::clone(&spec) });
-                    engine.record(id, spec, self.arguments.clone(), Outcome::Completed { result: result.clone(), is_error }).await?;
-                    Some(json!({RELATED_TASK: {"taskId": id}}))
-                } else {
-                    None
-                };
-                Ok(cx.reply(view::call_result(&result, meta.as_ref(), None)).then(Some(hush)))
+                    let outcome = Outcome::Completed { result: result.clone(), is_error };
+                    match engine.record(id, spec, self.arguments.clone(), outcome).await {
+                        Ok(_) => meta = Some(json!({RELATED_TASK: {"taskId": id}})),
+                        // The result is what counts.
+                        Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                let object = view::call_result(&result, meta.as_ref(), None);
+                let object = if is_error { object } else { object.put("isError", &false) };
+                Ok(cx.reply(object).then(Some(hush)))
             }
             Phase::Done(End::Outcome(Outcome::Failed(error))) => Err(error.into()),
             Phase::Task(id) => {
@@ -434,14 +460,21 @@ impl Call<'_, '_> {
 
     async fn stream(&self, task: &Arc<Task>, place: Option<(Open, Request)>, hush: Sent) -> Result<Reply, Fault> {
         let cx = self.cx;
+        if !task.spec.output_is_result {
+            // An earlier call under the same key wanted no stream.
+            return Ok(self.created(task, Choice { mode: Mode::Task, may_stream: false, fallback: false }, hush));
+        }
         if let Some((_open, request)) = place {
             let stream = tail::stream(Kind::Streamed, task, cx.id);
-            let tail = Tail::new(cx.shared, cx.session, cx.out, stream, At::default(), task).of(&request).naming(hush);
+            let tail = Tail::new(cx.shared, cx.session, cx.out, stream, None, task).of(&request).naming(hush);
             return cx.streamed(tail.run().await, request);
         }
         let (task, part) = self.first_part(task.id).await?;
-        cx.session.give(task.id, Seq(0)..part.next, true);
-        let (object, _) = streamed::first(cx.shared, &task, part)?;
+        let next = part.next;
+        let (object, all) = streamed::first(cx.shared, &task, part)?;
+        if all {
+            cx.session.give(task.id, Seq(0)..next);
+        }
         Ok(cx.reply(object).then(Some(hush)))
     }
 

@@ -106,6 +106,10 @@ pub(super) async fn set_level(cx: &Cx<'_>) -> Result<Object, Fault> {
 pub(super) async fn subscribe(cx: &Cx<'_>, wanted: bool) -> Result<Object, Fault> {
     let params: Params<'_> = cx.read()?;
     let uri = member(params.uri, "uri")?.into_owned();
+    let most = cx.shared.engine.limits().message_bytes;
+    if uri.len() as u64 > most {
+        return Err(Fault::params(format!("the URI has more than {most} bytes (configuration key `limits.message_bytes`)")));
+    }
     let resources = &cx.session.agreed().resources;
     if resources.contains(&uri) == wanted {
         return Ok(Object::open());

@@ -1,5 +1,7 @@
 //! `initialize`: which version, and what both sides can do.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 
@@ -8,9 +10,9 @@ use crate::{
     dialect::{
         Fault,
         json::Object,
-        params::{Anything, Elicitation, Members, accepts, level_of, text},
+        params::{Anything, Elicitation, Members, Sampling, accepts, level_of, text},
     },
-    server::Shared,
+    server::{Mode, Shared},
 };
 
 /// Log lines that a client is sent that did not say what it wants.
@@ -30,7 +32,7 @@ struct Initialize<'a> {
 #[serde(default)]
 struct Capabilities {
     elicitation: Option<Members<Elicitation>>,
-    sampling: Option<Members<Anything>>,
+    sampling: Option<Members<Sampling>>,
     roots: Option<Members<Anything>>,
     tasks: Option<Members<Tasks>>,
 }
@@ -65,7 +67,7 @@ pub(super) fn agree(params: &str) -> Result<Agreed, Fault> {
     let version = VERSIONS.into_iter().find(|known| *known == version).unwrap_or(VERSIONS[0]);
     // Tasks, and what builds on them, came with the latest version.
     let tasks = capabilities.tasks.filter(|_| version == VERSIONS[0]).map(|Members(tasks)| tasks).unwrap_or_default();
-    let mut accepts = accepts(capabilities.elicitation.as_ref(), capabilities.sampling.is_some(), capabilities.roots.is_some());
+    let mut accepts = accepts(capabilities.elicitation.as_ref(), capabilities.sampling.as_ref(), capabilities.roots.is_some());
     accepts.elicit_url &= version == VERSIONS[0];
     accepts.elicit_form &= version != VERSIONS[2];
     let modes = tasks.responses.and_then(|Members(responses)| responses.modes);
@@ -73,9 +75,11 @@ pub(super) fn agree(params: &str) -> Result<Agreed, Fault> {
         version: version.to_owned(),
         accepts,
         partial: tasks.streaming.is_some_and(|Members(streaming)| streaming.partial.is_some()),
-        modes: modes.map(|modes| modes.iter().filter_map(|mode| mode_of(mode)).collect()),
+        // Each once, however often it is named.
+        modes: modes.map(|modes| modes.iter().filter_map(|mode| mode_of(mode)).collect::<BTreeSet<_>>().into_iter().collect()),
         level: level_of(LEVEL).unwrap_or_default(),
-        resources: Default::default(),
+        resources: BTreeSet::new(),
+        stood: false,
     })
 }
 
@@ -89,6 +93,11 @@ pub(super) fn result(shared: &Shared, agreed: &Agreed) -> Object {
         Some(instructions) => object.put("instructions", instructions),
         None => object,
     }
+}
+
+/// Whether the server answers in this way; with a task it always can.
+fn has(shared: &Shared, mode: Mode) -> bool {
+    mode == Mode::Task || shared.config.legacy.modes.contains(&mode)
 }
 
 fn capabilities(shared: &Shared, agreed: &Agreed) -> Value {
@@ -109,7 +118,8 @@ fn capabilities(shared: &Shared, agreed: &Agreed) -> Value {
             tasks["streaming"] = json!({"partial": {}});
         }
         if agreed.modes.is_some() {
-            tasks["responses"] = json!({"modes": shared.config.legacy.modes});
+            let modes: Vec<Mode> = [Mode::Task, Mode::Immediate, Mode::Streaming].into_iter().filter(|mode| has(shared, *mode)).collect();
+            tasks["responses"] = json!({"modes": modes});
         }
         capabilities["tasks"] = tasks;
     }

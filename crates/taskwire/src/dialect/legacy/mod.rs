@@ -8,6 +8,7 @@ mod batch;
 mod call;
 mod catalog;
 mod handshake;
+mod live;
 mod modes;
 mod outcome;
 mod place;
@@ -33,8 +34,8 @@ pub(crate) use self::{
     session::{Session, Sessions},
 };
 use self::{
-    place::{At, Place, Standing, Stream, question_of},
-    session::Request,
+    live::{CALLED_OFF, Request},
+    place::{At, Kind, Place, Standing, Stream, question_of},
     tail::{Ended, Tail},
 };
 use super::{Fault, Gone, Outbox, Reply, json::Object};
@@ -111,16 +112,18 @@ impl Cx<'_> {
     }
 
     /// What is left to say when a stream has ended: nothing, or why it could not begin.
-    fn streamed(&self, ended: Result<(), Ended>, request: Request) -> Result<Reply, Fault> {
-        request.answered();
+    fn streamed(&self, ended: Result<bool, Ended>, request: Request) -> Result<Reply, Fault> {
+        if matches!(ended, Ok(true)) {
+            request.answered();
+        }
         match ended {
-            Ok(()) | Err(Ended::Gone) => Ok(Reply::new(200, Vec::new())),
+            Ok(_) | Err(Ended::Gone) => Ok(Reply::new(200, Vec::new())),
             Err(Ended::Fault(fault)) => Err(fault),
         }
     }
 
-    /// The task when it has ended; nothing if the request was called off before.
-    async fn until_ended(&self, id: TaskId, request: &Request) -> Result<Option<Arc<Task>>, Fault> {
+    /// The task when it has ended; nothing if the request was called off before. A wait that `yields` ends with the server.
+    async fn until_ended(&self, id: TaskId, request: &Request, yields: bool) -> Result<Option<Arc<Task>>, Fault> {
         let engine = &self.shared.engine;
         let watch = engine.watch(vec![id], false);
         loop {
@@ -132,7 +135,8 @@ impl Cx<'_> {
             tokio::select! {
                 _ = watch.changed() => {}
                 () = request.off() => return Ok(None),
-                () = self.session.over() => return Ok(None),
+                () = self.session.over() => return Err(no_session()),
+                () = self.shared.drained(), if yields => return Err(engine::Error::Unavailable("it is shutting down".into()).into()),
             }
         }
     }
@@ -165,7 +169,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8]
 async fn handshake(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Result<Arc<Session>, Fault> {
     let already = match origin.way {
         Way::Http { session, .. } => session.map(|name| shared.sessions.find(shared, origin.caller, name)).transpose()?.is_some(),
-        Way::Stream(session) => session.is_some(),
+        Way::Stream(session) => session.is_some_and(|session| !session.is_over()),
     };
     if already {
         return Err(Fault::new(400, code::INVALID_REQUEST, "the session has been initialized already: `initialize` comes once"));
@@ -176,39 +180,56 @@ async fn handshake(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origi
 
 /// Answers one message of a session, read from `bytes`.
 pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
-    let id = message.id.as_ref().filter(|_| message.method.is_some());
-    match respond(shared, message, bytes, origin).await {
-        Ok(reply) => reply,
-        Err(fault) => Reply::fault(id, &downgraded(fault)),
-    }
+    let found;
+    let place = match origin.way {
+        Way::Http { session, version, events } => match find(shared, origin.caller, session, version) {
+            Ok(session) => {
+                found = session;
+                In { session: &found, out: origin.out, events, detaches: true }
+            }
+            Err(fault) => return refused(message, fault),
+        },
+        Way::Stream(Some(session)) if !session.is_over() => {
+            session.touch(shared);
+            In { session, out: origin.out, events: true, detaches: false }
+        }
+        // So much is allowed before there is a session.
+        Way::Stream(_) if message.method.as_deref() == Some("ping") => {
+            return message.id.as_ref().map_or_else(Reply::accepted, |id| Reply::result(id, b"{}"));
+        }
+        Way::Stream(_) => return refused(message, no_session()),
+    };
+    answer_in(shared, message, bytes, place).await
 }
 
-async fn respond(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Result<Reply, Fault> {
-    let found;
-    let (session, events, detaches) = match origin.way {
-        Way::Http { session, version, events } => {
-            found = find(shared, origin.caller, session, version)?;
-            (&found, events, true)
-        }
-        Way::Stream(Some(session)) => (session, true, false),
-        // So much is allowed before there is a session.
-        Way::Stream(None) if message.method.as_deref() == Some("ping") => {
-            return Ok(message.id.as_ref().map_or_else(Reply::accepted, |id| Reply::result(id, b"{}")));
-        }
-        Way::Stream(None) => return Err(no_session()),
-    };
+/// Where a message belongs, and how it can be answered.
+#[derive(Clone, Copy)]
+struct In<'a> {
+    session: &'a Arc<Session>,
+    out: &'a Outbox,
+    /// Whether there may be more messages than the response.
+    events: bool,
+    /// Whether a client that goes away means to come back.
+    detaches: bool,
+}
+
+/// The answer to a message that is not carried out: a response has no name to be repeated.
+fn refused(message: &Incoming, fault: Fault) -> Reply {
+    Reply::fault(message.id.as_ref().filter(|_| message.method.is_some()), &downgraded(fault))
+}
+
+async fn answer_in(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], place: In<'_>) -> Reply {
+    let In { session, out, events, detaches } = place;
     let text = message.params(bytes).unwrap_or("{}");
-    match (message.method.as_deref(), &message.id) {
+    let answered = match (message.method.as_deref(), &message.id) {
         (None, id) => take_answer(shared, session, id.as_ref(), bytes).await,
         (Some(method), None) => {
             notified(session, method, text);
             Ok(Reply::accepted())
         }
-        (Some(method), Some(id)) => {
-            let cx = Cx { shared, session, id, text, out: origin.out, events, detaches };
-            request(&cx, method).await
-        }
-    }
+        (Some(method), Some(id)) => request(&Cx { shared, session, id, text, out, events, detaches }, method).await,
+    };
+    answered.unwrap_or_else(|fault| refused(message, fault))
 }
 
 async fn request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
@@ -289,10 +310,14 @@ async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&R
         (Some(result), None) if result.as_str().starts_with('{') => result,
         _ => return Err(invalid("a response has an object as its `result`, or an `error`, and not both".to_owned())),
     };
-    let command = Command::Answer(vec![(key, answer)]);
-    match shared.engine.submit(task, Authority::Caller(session.caller.clone()), command).await {
+    let command = Command::Answer(vec![(key.clone(), answer)]);
+    let answered = shared.engine.submit(task, Authority::Caller(session.caller.clone()), command).await;
+    // Not before: else it could be asked once more.
+    session.answered(task, &key);
+    match answered {
         // Nobody waits for it any more.
         Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => Ok(Reply::accepted()),
+        Err(error @ engine::Error::Rejected(_)) => Err(invalid(error.to_string())),
         Err(error) => Err(error.into()),
     }
 }
@@ -301,7 +326,7 @@ async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&R
 pub(crate) struct Listening {
     session: Arc<Session>,
     /// Counts against what the caller may have open.
-    _open: Open,
+    _open: Arc<Open>,
     from: Since,
 }
 
@@ -335,8 +360,8 @@ pub(crate) fn listen(
         },
     };
     let (open, key) = match &from {
-        Since::Standing(_) => (shared.open_listen(caller), "listens_per_caller"),
-        _ => (shared.open_wait(caller), "waits_per_caller"),
+        Since::Standing(_) => (session.stands_open(shared), "listens_per_caller"),
+        _ => (shared.open_wait(caller).map(Arc::new), "waits_per_caller"),
     };
     let busy = || Fault::busy(format!("you have too many streams open already (configuration key `{key}`): try again in a second"));
     Ok(Some(Listening { session, _open: open.ok_or_else(busy)?, from }))
@@ -351,7 +376,19 @@ impl Listening {
                 standing::stand(shared, &self.session, out, from).await;
                 Ok(())
             }
-            Since::Task(stream, at, task) => Tail::new(shared, &self.session, out, stream, at, &task).run().await,
+            Since::Task(stream, at, task) => {
+                let (plain, request) = (stream.kind == Kind::Call, self.session.begin(&stream.request));
+                let tail = Tail::new(shared, &self.session, out, stream, Some(at), &task);
+                let ended = match &request {
+                    Some(request) => tail.of(request).run().await,
+                    // Whoever asked first still waits, for all we know.
+                    None => tail.run().await,
+                };
+                if plain && request.is_some_and(|request| request.is_off()) {
+                    shared.engine.call_off(self.session.caller.clone(), task.id, CALLED_OFF);
+                }
+                ended.map(drop)
+            }
             Since::Expired(stream) => tail::fail(&self.session, out, &stream, tail::forgotten(&stream)).await,
         };
     }

@@ -43,16 +43,16 @@ pub(super) fn progress_token(task: &Task) -> Option<RequestId> {
 /// What a request for a task's result gets; the task is named if it is `known`.
 pub(super) fn result(shared: &Shared, task: &Task, known: bool) -> Result<Object, Fault> {
     let meta = known.then(|| json!({RELATED_TASK: {"taskId": task.id}}));
-    let whole = if task.spec.output_is_result { Some(streamed::merged(&shared.engine, task.id)?) } else { None };
+    let whole = || task.spec.output_is_result.then(|| streamed::merged(&shared.engine, task.id)).transpose();
     match &task.outcome {
         Some(Outcome::Completed { result, is_error }) => {
             // An error is the result, if there is nothing else.
-            let content = whole.filter(|content| !(*is_error && content == "[]"));
+            let content = whole()?.filter(|content| !(*is_error && content == "[]"));
             Ok(view::call_result(result, meta.as_ref(), content.as_deref()))
         }
         Some(Outcome::Failed(error)) => Err(Fault::from(error.clone())),
-        Some(Outcome::Cancelled { .. }) if whole.is_some() => {
-            let object = Object::roomy().raw("content", whole.as_deref().unwrap_or("[]")).put("isError", &true);
+        Some(Outcome::Cancelled { .. }) if task.spec.output_is_result => {
+            let object = Object::roomy().raw("content", whole()?.as_deref().unwrap_or("[]")).put("isError", &true);
             Ok(match meta {
                 Some(meta) => object.put("_meta", &meta),
                 None => object,

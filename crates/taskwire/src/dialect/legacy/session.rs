@@ -4,30 +4,27 @@
 //! costs a client some repetition at most.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use serde::{Deserialize, Serialize};
-use taskwire_core::{CallerId, InputKey, Payload, Seq, SessionId, TaskId, Timestamp, Version, task::Accepts, wire::RequestId};
-use tokio::sync::{Notify, mpsc, watch};
+use taskwire_core::{CallerId, Payload, SessionId, Timestamp, task::Accepts};
+use tokio::sync::{Notify, watch};
 
+use super::live::Live;
 use crate::{
     dialect::Fault,
-    engine::{self, Run},
+    engine,
     server::{Mode, Shared},
     store::{self, SessionChange},
 };
 
 /// Sessions that are kept in memory; any can be loaded again.
 const SESSIONS_MAX: usize = 4_096;
-/// Tasks of one session whose last chunk is remembered.
-const GIVEN_MAX: usize = 1_024;
-/// Stretches of a task's output that are remembered to have been given elsewhere.
-const RANGES_MAX: usize = 64;
-/// Requests after which those whose work is over are forgotten.
-const RUNNING_MAX: usize = 64;
 
 /// What was agreed on with a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +43,9 @@ pub(super) struct Agreed {
     /// Resources that it wants to hear of.
     #[serde(default)]
     pub(super) resources: BTreeSet<String>,
+    /// Whether it ever had a standing stream: else it has yet to be told everything.
+    #[serde(default)]
+    pub(super) stood: bool,
 }
 
 impl Agreed {
@@ -71,81 +71,18 @@ pub(crate) struct Session {
     live: Mutex<Live>,
     /// Held while it is being stored, so that nothing older comes after something newer.
     storing: tokio::sync::Mutex<()>,
+    /// Whether somebody is storing that it is in use.
+    touching: AtomicBool,
     /// Rung when something that kept the standing stream from going on is over.
     pub(super) bell: Notify,
     /// Rung when a stream has let go of its task.
     pub(super) released: Notify,
     /// Counts standing streams: a newer one ends an older one.
-    standing: watch::Sender<u64>,
+    pub(super) standing: watch::Sender<u64>,
     over: watch::Sender<bool>,
 }
 
-#[derive(Debug, Default)]
-struct Live {
-    /// Tasks whose names the client has not been told yet.
-    hushed: HashSet<TaskId>,
-    /// What the session was given of each task's output.
-    given: HashMap<TaskId, Given>,
-    /// Tasks that streams of their own tell of: the latest does.
-    claims: HashMap<TaskId, Vec<u64>>,
-    /// How many such streams there were.
-    claimed: u64,
-    /// Tasks whose own stream has ended: what it asked may have to be asked again.
-    let_go: BTreeSet<TaskId>,
-    /// Questions that were asked on a stream that may still be there.
-    asked: HashMap<(TaskId, InputKey), Weak<()>>,
-    /// Requests that are not answered yet.
-    running: HashMap<RequestId, Running>,
-    /// The latest requests that were called off.
-    called_off: VecDeque<RequestId>,
-    /// How many changes were told on the standing stream; nobody knows after a restart.
-    told: u64,
-    /// Where the standing stream takes what stands in no log.
-    aside: Option<mpsc::Sender<Vec<u8>>>,
-    /// The standing stream, if there is one.
-    stands: Weak<()>,
-}
-
-impl Live {
-    /// What the session was given of a task; there is always room for it.
-    fn given_of(&mut self, id: TaskId) -> &mut Given {
-        if self.given.len() >= GIVEN_MAX && !self.given.contains_key(&id) {
-            self.given.clear();
-        }
-        self.given.entry(id).or_default()
-    }
-}
-
-/// What a session was given of a task's output.
-#[derive(Debug, Default)]
-struct Given {
-    /// The first chunk that it was not given.
-    next: Seq,
-    /// Chunks that it was given elsewhere than on its standing stream.
-    elsewhere: Vec<Range<Seq>>,
-    /// Events that it was told of elsewhere.
-    told_elsewhere: Vec<Range<Version>>,
-}
-
-/// Adds a stretch to those that are known.
-fn extend<T: PartialEq>(known: &mut Vec<Range<T>>, more: Range<T>) {
-    let count = known.len();
-    match known.last_mut() {
-        Some(last) if last.end == more.start => last.end = more.end,
-        _ if count < RANGES_MAX => known.push(more),
-        _ => {}
-    }
-}
-
-#[derive(Debug)]
-struct Running {
-    off: Arc<watch::Sender<bool>>,
-    run: Option<Weak<Run>>,
-    /// Whether somebody waits for the answer.
-    awaited: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each is consistent between statements, so a panic elsewhere does not spoil it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -157,8 +94,9 @@ impl Session {
             caller: row.caller.clone(),
             agreed: Mutex::new(Arc::new(agreed)),
             seen: Mutex::new((row.seen, row.seen)),
-            live: Mutex::new(Live { told, ..Live::default() }),
+            live: Mutex::new(Live::new(told)),
             storing: tokio::sync::Mutex::default(),
+            touching: AtomicBool::new(false),
             bell: Notify::new(),
             released: Notify::new(),
             standing: watch::Sender::new(0),
@@ -170,7 +108,7 @@ impl Session {
         lock(&self.agreed).clone()
     }
 
-    fn live(&self) -> MutexGuard<'_, Live> {
+    pub(super) fn live(&self) -> MutexGuard<'_, Live> {
         lock(&self.live)
     }
 
@@ -185,10 +123,19 @@ impl Session {
         self.store(shared).await
     }
 
+    /// Whether it was used since that was last stored.
+    fn is_newer(&self) -> bool {
+        let seen = lock(&self.seen);
+        seen.0 > seen.1
+    }
+
     async fn store(&self, shared: &Shared) -> Result<(), engine::Error> {
         let _storing = self.storing.lock().await;
         let row = self.row(&self.agreed());
-        shared.engine.change_session(SessionChange::Put(row)).await
+        let seen = row.seen;
+        shared.engine.change_session(SessionChange::Put(row)).await?;
+        lock(&self.seen).1 = seen;
+        Ok(())
     }
 
     fn row(&self, agreed: &Agreed) -> store::Session {
@@ -196,240 +143,34 @@ impl Session {
         store::Session { id: self.id.clone(), caller: self.caller.clone(), seen: lock(&self.seen).0, data }
     }
 
+    /// Whether the session is over.
+    pub(super) fn is_over(&self) -> bool {
+        *self.over.borrow()
+    }
+
+    /// Notes that the session is in use. Not with every request in the store: a little earlier than need be it is
+    /// forgotten, then.
+    pub(super) fn touch(self: &Arc<Self>, shared: &Arc<Shared>) {
+        let now = shared.engine.clock().now();
+        let due = {
+            let mut seen = lock(&self.seen);
+            seen.0 = now.max(seen.0);
+            now.since(seen.1) > shared.config.legacy.session_idle / 16
+        };
+        if due && !self.touching.swap(true, Ordering::AcqRel) {
+            let (session, shared) = (self.clone(), shared.clone());
+            tokio::spawn(async move {
+                if let Err(error) = session.store(&shared).await {
+                    tracing::warn!(%error, "that a session is in use could not be stored");
+                }
+                session.touching.store(false, Ordering::Release);
+            });
+        }
+    }
+
     /// Waits until the session is over.
     pub(super) async fn over(&self) {
         let _ = self.over.subscribe().wait_for(|over| *over).await;
-    }
-
-    /// Says nothing of a task until [`speak`](Self::speak): its name comes first.
-    pub(super) fn hush(&self, id: TaskId) {
-        self.live().hushed.insert(id);
-    }
-
-    pub(super) fn speak(&self, id: TaskId) {
-        if self.live().hushed.remove(&id) {
-            self.bell.notify_one();
-        }
-    }
-
-    pub(super) fn is_hushed(&self, id: TaskId) -> bool {
-        self.live().hushed.contains(&id)
-    }
-
-    /// The next chunk of a task that the session was not given.
-    pub(super) fn given(&self, id: TaskId) -> Seq {
-        self.live().given.get(&id).map(|given| given.next).unwrap_or_default()
-    }
-
-    /// Whether the session was given a chunk elsewhere than on its standing stream.
-    pub(super) fn given_elsewhere(&self, id: TaskId, chunk: Seq) -> bool {
-        self.live().given.get(&id).is_some_and(|given| given.elsewhere.iter().any(|range| range.contains(&chunk)))
-    }
-
-    /// Notes that the session was given chunks, on its standing stream or `elsewhere`.
-    pub(super) fn give(&self, id: TaskId, chunks: Range<Seq>, elsewhere: bool) {
-        let mut live = self.live();
-        let given = live.given_of(id);
-        given.next = chunks.end.max(given.next);
-        if elsewhere {
-            extend(&mut given.elsewhere, chunks);
-        }
-    }
-
-    /// Notes that the session was told of events elsewhere than on its standing stream.
-    pub(super) fn tell_elsewhere(&self, id: TaskId, events: Range<Version>) {
-        extend(&mut self.live().given_of(id).told_elsewhere, events);
-    }
-
-    /// Whether the session was told of an event elsewhere than on its standing stream.
-    pub(super) fn told_elsewhere(&self, id: TaskId, event: Version) -> bool {
-        self.live().given.get(&id).is_some_and(|given| given.told_elsewhere.iter().any(|range| range.contains(&event)))
-    }
-
-    /// Forgets what the session was given of a task that is over.
-    pub(super) fn forget(&self, id: TaskId) {
-        self.live().given.remove(&id);
-    }
-
-    /// Lets a stream of its own tell of a task, for as long as the claim lives.
-    pub(super) fn claim(self: &Arc<Self>, id: TaskId) -> Claim {
-        let mut live = self.live();
-        live.claimed += 1;
-        let nth = live.claimed;
-        live.claims.entry(id).or_default().push(nth);
-        Claim { session: self.clone(), id, nth }
-    }
-
-    pub(super) fn is_claimed(&self, id: TaskId) -> bool {
-        self.live().claims.contains_key(&id)
-    }
-
-    /// Tasks whose own stream has ended since the last time.
-    pub(super) fn let_go(&self) -> BTreeSet<TaskId> {
-        std::mem::take(&mut self.live().let_go)
-    }
-
-    /// Whether a question is to be asked on the standing stream: it is not, while another stream that asked it is there.
-    pub(super) fn asks(&self, id: TaskId, key: &InputKey, stream: &Arc<()>) -> bool {
-        let mut live = self.live();
-        live.asked.retain(|_, stream| stream.strong_count() > 0);
-        match live.asked.get(&(id, key.clone())) {
-            Some(_) => false,
-            None => {
-                live.asked.insert((id, key.clone()), Arc::downgrade(stream));
-                true
-            }
-        }
-    }
-
-    /// Notes that a stream of its own asks a task's question.
-    pub(super) fn asked(&self, id: TaskId, key: &InputKey, stream: &Arc<()>) {
-        self.live().asked.insert((id, key.clone()), Arc::downgrade(stream));
-    }
-
-    /// Whether the standing stream, which is still there, asked a question.
-    pub(super) fn stands_asked(&self, id: TaskId, key: &InputKey) -> bool {
-        let live = self.live();
-        let asked = live.asked.get(&(id, key.clone())).and_then(Weak::upgrade);
-        matches!((asked, live.stands.upgrade()), (Some(asked), Some(stands)) if Arc::ptr_eq(&asked, &stands))
-    }
-
-    /// Begins a standing stream; the number of the last change that was told, and a wait for the one after this.
-    pub(super) fn stand(&self, stream: &Arc<()>, aside: mpsc::Sender<Vec<u8>>) -> (u64, impl Future<Output = ()> + use<>) {
-        let mut live = self.live();
-        live.aside = Some(aside);
-        live.stands = Arc::downgrade(stream);
-        let mut later = self.standing.subscribe();
-        self.standing.send_modify(|count| *count += 1);
-        let mine = *later.borrow_and_update();
-        let replaced = async move {
-            let _ = later.wait_for(|count| *count > mine).await;
-        };
-        (live.told, replaced)
-    }
-
-    /// Notes how many changes were told on the standing stream.
-    pub(super) fn told(&self, number: u64) {
-        let mut live = self.live();
-        live.told = live.told.max(number);
-    }
-
-    /// Says something on the standing stream that stands in no log; nobody may be listening.
-    pub(super) fn aside(&self, message: Vec<u8>) {
-        if let Some(aside) = &self.live().aside {
-            let _ = aside.try_send(message);
-        }
-    }
-
-    /// Notes a request, so that it can be called off; none if another one of that name is not answered yet.
-    pub(super) fn begin(self: &Arc<Self>, id: &RequestId) -> Option<Request> {
-        let mut live = self.live();
-        if live.running.len() >= RUNNING_MAX {
-            live.running.retain(|_, running| running.awaited || running.run.as_ref().is_some_and(|run| run.strong_count() > 0));
-        }
-        let known = live.running.get(id);
-        if known.is_some_and(|running| running.awaited || running.run.as_ref().is_some_and(|run| run.strong_count() > 0)) {
-            return None;
-        }
-        let off = Arc::new(watch::Sender::new(false));
-        live.running.insert(id.clone(), Running { off: off.clone(), run: None, awaited: true });
-        Some(Request { session: self.clone(), id: id.clone(), off, answered: false })
-    }
-
-    /// Whether a request was called off, of late.
-    pub(super) fn is_called_off(&self, id: &RequestId) -> bool {
-        self.live().called_off.contains(id)
-    }
-
-    /// Calls a request off.
-    pub(super) fn call_off(&self, id: &RequestId) {
-        let Some(running) = self.live().running.remove(id) else { return };
-        {
-            let mut live = self.live();
-            live.called_off.push_back(id.clone());
-            if live.called_off.len() > RUNNING_MAX {
-                live.called_off.pop_front();
-            }
-        }
-        running.off.send_replace(true);
-        if let Some(run) = running.run.and_then(|run| run.upgrade()) {
-            run.call_off("the call was cancelled by its caller");
-        }
-    }
-}
-
-/// A request that is not answered yet. Its work goes on without it.
-#[derive(Debug)]
-pub(super) struct Request {
-    session: Arc<Session>,
-    id: RequestId,
-    off: Arc<watch::Sender<bool>>,
-    answered: bool,
-}
-
-impl Request {
-    /// Names the work to be stopped when the request is called off.
-    pub(super) fn runs(&self, run: &Arc<Run>) {
-        if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.run = Some(Arc::downgrade(run));
-        }
-    }
-
-    /// Waits until the request is called off.
-    pub(super) async fn off(&self) {
-        let _ = self.off.subscribe().wait_for(|off| *off).await;
-    }
-
-    pub(super) fn is_off(&self) -> bool {
-        *self.off.borrow()
-    }
-
-    pub(super) fn answered(mut self) {
-        self.answered = true;
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        let mut live = self.session.live();
-        let Some(running) = live.running.get_mut(&self.id).filter(|running| Arc::ptr_eq(&running.off, &self.off)) else { return };
-        running.awaited = false;
-        if self.answered || running.run.is_none() {
-            live.running.remove(&self.id);
-        }
-    }
-}
-
-/// A task that a stream of its own tells of.
-#[derive(Debug)]
-pub(super) struct Claim {
-    session: Arc<Session>,
-    id: TaskId,
-    nth: u64,
-}
-
-impl Claim {
-    /// Whether no later stream has claimed the task.
-    pub(super) fn holds(&self) -> bool {
-        self.session.live().claims.get(&self.id).and_then(|claims| claims.last()) == Some(&self.nth)
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        let mut live = self.session.live();
-        if let Some(claims) = live.claims.get_mut(&self.id) {
-            claims.retain(|nth| *nth != self.nth);
-            if claims.is_empty() {
-                live.claims.remove(&self.id);
-                if live.let_go.len() < GIVEN_MAX {
-                    live.let_go.insert(self.id);
-                }
-            }
-        }
-        drop(live);
-        self.session.released.notify_waiters();
-        self.session.bell.notify_one();
     }
 }
 
@@ -463,7 +204,9 @@ impl Sessions {
             None => {
                 let row = shared.engine.reader().session(&id).map_err(engine::Error::from)?.ok_or_else(gone)?;
                 let agreed = row.data.read().map_err(|error| Fault::internal(format!("the session cannot be read: {error}")))?;
-                let told = shared.engine.reader().told_end(&id).map_err(engine::Error::from)?;
+                let agreed: Agreed = agreed;
+                // One that never listened has yet to be told everything.
+                let told = if agreed.stood { shared.engine.reader().told_end(&id).map_err(engine::Error::from)? } else { 0 };
                 let session = self.keep(Session::new(&row, agreed, told));
                 // It may have ended since it was read.
                 if shared.engine.reader().session(&id).map_err(engine::Error::from)?.is_none() {
@@ -478,22 +221,11 @@ impl Sessions {
         }
         let now = shared.engine.clock().now();
         let idle = shared.config.legacy.session_idle;
-        let (seen, stored) = *lock(&session.seen);
-        if now.since(seen) > idle {
+        if now.since(lock(&session.seen).0) > idle {
             self.end(shared, &session.id);
             return Err(gone());
         }
-        *lock(&session.seen) = (now.max(seen), stored);
-        // Not with every request: a little earlier than need be it is forgotten, then.
-        if now.since(stored) > idle / 16 {
-            lock(&session.seen).1 = now;
-            let (session, shared) = (session.clone(), shared.clone());
-            tokio::spawn(async move {
-                if let Err(error) = session.store(&shared).await {
-                    tracing::warn!(%error, "that a session is in use could not be stored");
-                }
-            });
-        }
+        session.touch(shared);
         Ok(session)
     }
 
@@ -506,10 +238,9 @@ impl Sessions {
         let idle = || shared.engine.reader().idle_sessions(caller, before, keep).map_err(engine::Error::from);
         if !idle()?.is_empty() {
             // When they were last used is known here better than there.
-            let used: Vec<_> = self.map().values().filter(|session| session.caller == *caller).cloned().collect();
-            for session in used {
-                session.store(shared).await?;
-            }
+            let used: Vec<_> = self.map().values().filter(|session| session.caller == *caller && session.is_newer()).cloned().collect();
+            // All at once, so that they share a commit.
+            futures_util::future::try_join_all(used.iter().map(|session| session.store(shared))).await?;
             for id in idle()? {
                 self.end_now(shared, &id).await?;
             }
@@ -542,6 +273,11 @@ impl Sessions {
     fn close(&self, id: &SessionId) {
         if let Some(session) = self.map().remove(id) {
             session.over.send_replace(true);
+            // Nobody can come back to a call of a session that is over.
+            let runs: Vec<_> = session.live().running.values().filter_map(|running| running.run.as_ref()?.upgrade()).collect();
+            for run in runs {
+                run.call_off("the session that made the call is over");
+            }
         }
     }
 }

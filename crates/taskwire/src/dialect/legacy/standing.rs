@@ -1,13 +1,19 @@
 //! The stream that a session has besides its requests: what happens to its tasks, in the order in which it happened, and
 //! to lists and resources.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::json;
-use taskwire_core::{InputKey, Payload, TaskId, Version, task::Event};
+use taskwire_core::{InputKey, Payload, Seq, TaskId, Version, task::Event};
 use tokio::sync::mpsc;
 
-use super::{outcome, place::Standing, session::Session, tail::is_behind, view};
+use super::{
+    outcome,
+    place::Standing,
+    session::Session,
+    tail::{ASIDE_LEN, is_behind},
+    view,
+};
 use crate::{
     dialect::{
         Gone, Outbox,
@@ -24,9 +30,6 @@ use crate::{
 const TURN: usize = 64;
 /// Bytes of output that are read at a time.
 const TURN_BYTES: usize = 256 * 1024;
-/// What may wait for the stream that stands in no log; more is dropped.
-const ASIDE_LEN: usize = 256;
-
 /// Why a stream ends.
 #[derive(Debug)]
 enum Ended {
@@ -52,31 +55,55 @@ struct Stream<'a> {
     out: &'a Outbox,
     at: Standing,
     /// Stands for this stream, for as long as it is there.
-    token: Arc<()>,
+    token: Token<'a>,
+    /// What was told before, and is told again to who was cut off.
+    replay_upto: u64,
+}
+
+/// Stands for a stream. When that is gone, what it asked may have to be asked elsewhere.
+struct Token<'a> {
+    session: &'a Session,
+    token: Option<Arc<()>>,
+}
+
+impl Token<'_> {
+    fn get(&self) -> &Arc<()> {
+        self.token.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Token<'_> {
+    fn drop(&mut self) {
+        self.token = None;
+        self.session.released.notify_waiters();
+    }
 }
 
 /// Tells a session what happens, from a place on; without one, from where it was last told.
 pub(super) async fn stand(shared: &Arc<Shared>, session: &Arc<Session>, out: &Outbox, from: Option<Standing>) {
     let (aside, mut asides) = mpsc::channel(ASIDE_LEN);
-    let token = Arc::default();
-    let (told, replaced) = session.stand(&token, aside);
-    let mut stream = Stream { shared, session, out, at: from.unwrap_or(Standing { number: told, version: Version(0) }), token };
+    let token = Token { session, token: Some(Arc::default()) };
+    let (told, replaced) = session.stand(token.get(), from.is_some(), aside);
+    let at = from.unwrap_or(Standing { number: told, version: Version(0) });
+    let mut stream = Stream { shared, session, out, at, token, replay_upto: told };
     let told = tokio::select! {
         biased;
         () = replaced => Ok(()),
-        told = stream.run(&mut asides) => told,
+        told = stream.run(&mut asides, from.is_none()) => told,
     };
-    drop(stream);
-    // What was asked here may have to be asked elsewhere.
-    session.released.notify_waiters();
     if let Err(Ended::Store(error)) = told {
         tracing::warn!(%error, "a session could not be told what happened");
     }
 }
 
 impl Stream<'_> {
-    async fn run(&mut self, asides: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Ended> {
+    async fn run(&mut self, asides: &mut mpsc::Receiver<Vec<u8>>, fresh: bool) -> Result<(), Ended> {
         let (shared, session) = (self.shared, self.session);
+        if !session.agreed().stood {
+            session.agree(shared, |agreed| agreed.stood = true).await?;
+        } else if fresh {
+            self.ask_all_again()?;
+        }
         let config = &shared.config.legacy;
         let mut changes = shared.provider.changes();
         let mut seen = changes.borrow_and_update().clone();
@@ -97,8 +124,8 @@ impl Stream<'_> {
         loop {
             let bell = session.bell.notified();
             let waits = self.tell_on().await?;
-            for id in session.let_go() {
-                self.ask_again(id).await?;
+            while let Some(id) = session.next_let_go().filter(|_| waits) {
+                self.catch_up(id).await?;
             }
             tokio::select! {
                 biased;
@@ -148,12 +175,10 @@ impl Stream<'_> {
         let meta = view::related(told.task);
         let mut notes = Notes::new(outcome::progress_token(&task), None);
         // What comes before was told when the stream was last here.
-        let resumed = self.at.version;
+        let resumed = if told.number == self.at.number + 1 { self.at.version } else { Version(0) };
+        let replays = told.number <= self.replay_upto;
         let (mut from, mut after) = (told.from, Version(told.first.0 - 1).max(resumed));
         loop {
-            if self.session.is_claimed(told.task) {
-                return Ok(true);
-            }
             let from_chunk = (output && from < told.end).then_some(from);
             let cursor = Cursor { after, from: from_chunk, bytes: TURN_BYTES, chunks: usize::MAX };
             let Some(mut page) = engine.page(told.task, cursor)? else { return Ok(true) };
@@ -168,6 +193,9 @@ impl Stream<'_> {
             }
             let done = cut.is_some() || !page.more;
             for entry in page.entries {
+                if self.session.is_claimed(told.task) {
+                    return Ok(true);
+                }
                 let messages = match &entry {
                     Entry::Chunk(chunk) => {
                         from = chunk.seq.next();
@@ -192,7 +220,7 @@ impl Stream<'_> {
                         if let Event::Asked { key, request } = &logged.event
                             && task.open_inputs().any(|(open, _)| open == key)
                         {
-                            messages.extend(self.question(told.task, key, request));
+                            messages.extend(self.question(told.task, key, request, replays));
                         }
                         messages
                     }
@@ -202,8 +230,10 @@ impl Stream<'_> {
                 // Of a change, every place but the last lies before the next change.
                 self.at.version = version;
                 let place = if version == told.last { Standing { number: told.number, version: Version(0) } } else { self.at };
-                if let Entry::Chunk(chunk) = &entry {
-                    self.session.give(told.task, chunk.seq..from, false);
+                if let Entry::Chunk(chunk) = &entry
+                    && !self.session.give_standing(told.task, chunk.seq..from, self.token.get())
+                {
+                    return Ok(true);
                 }
                 let last = messages.len();
                 for (nth, message) in messages.iter().enumerate() {
@@ -222,26 +252,79 @@ impl Stream<'_> {
     }
 
     /// A question as the client is asked here, unless another stream has asked it.
-    fn question(&self, id: TaskId, key: &InputKey, asked: &Payload) -> Option<Vec<u8>> {
+    fn question(&self, id: TaskId, key: &InputKey, asked: &Payload, replays: bool) -> Option<Vec<u8>> {
         let agreed = self.session.agreed();
-        if payload_lacks(asked, agreed.accepts).is_some() || !self.session.asks(id, key, &self.token) {
+        if payload_lacks(asked, agreed.accepts).is_some() || !self.session.asks(id, key, self.token.get(), replays) {
             return None;
         }
         view::question(id, None, (key, asked), &agreed, Some(&view::related(id)))
     }
 
-    /// Asks what a task asks and no other stream does any more.
-    async fn ask_again(&self, id: TaskId) -> Result<(), Ended> {
-        let Some(task) = self.shared.engine.task(&self.session.caller, id)? else { return Ok(()) };
-        let follows = task.spec.follower.as_ref().is_some_and(|follower| follower.session == self.session.id);
-        if !follows || self.session.is_claimed(id) {
+    /// Has all questions of the session's tasks asked that are open: who begins anew was asked nothing, for all we know.
+    fn ask_all_again(&self) -> Result<(), Ended> {
+        let engine = &self.shared.engine;
+        let mut tasks = BTreeSet::new();
+        let mut after = 0;
+        loop {
+            let told = engine.reader().told(&self.session.id, after, TURN).map_err(engine::Error::from)?;
+            let Some(last) = told.last() else { break };
+            after = last.number;
+            tasks.extend(told.iter().map(|told| told.task));
+        }
+        for id in tasks {
+            if engine.task(&self.session.caller, id)?.is_some_and(|task| task.asked_at.is_some()) {
+                self.session.let_go(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what was not told of a task whose own stream was cut off, and asks what it asks, unless another stream does.
+    async fn catch_up(&self, id: TaskId) -> Result<(), Ended> {
+        let engine = &self.shared.engine;
+        let Some(task) = engine.task(&self.session.caller, id)? else { return Ok(()) };
+        let Some(follower) = task.spec.follower.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(()) };
+        if let Some(from) = self.session.given_so_far(id) {
+            if follower.output && !self.give_rest(id, from).await? {
+                return Ok(());
+            }
+            if !self.session.told_elsewhere(id, task.changed) && task.changed > Version(1) {
+                self.session.tell_elsewhere(id, task.changed..task.changed.next());
+                self.out.send(&view::status_notification(&task, engine.clock().now(), &self.shared.config)).await?;
+            }
+        }
+        if self.session.is_claimed(id) {
             return Ok(());
         }
-        let messages: Vec<_> = task.open_inputs().filter_map(|(key, asked)| self.question(id, key, asked)).collect();
+        let messages: Vec<_> = task.open_inputs().filter_map(|(key, asked)| self.question(id, key, asked, false)).collect();
         for message in messages {
             self.out.send(&message).await?;
         }
+        if task.ended.is_some() {
+            self.session.forget(id);
+        }
         Ok(())
+    }
+
+    /// Sends the output of a task from a chunk on; says `false` if that became another stream's to send.
+    async fn give_rest(&self, id: TaskId, mut from: Seq) -> Result<bool, Ended> {
+        let meta = view::related(id);
+        loop {
+            let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: TURN_BYTES, chunks: usize::MAX };
+            let Some(page) = self.shared.engine.page(id, cursor)? else { return Ok(false) };
+            let more = page.more;
+            for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+                from = chunk.seq.next();
+                if !self.session.give_standing(id, chunk.seq..from, self.token.get()) {
+                    return Ok(false);
+                }
+                self.session.give(id, chunk.seq..from);
+                self.out.send(&view::partial(id, &chunk, &meta)).await?;
+            }
+            if !more {
+                return Ok(true);
+            }
+        }
     }
 
     async fn tell_changes(&self, before: &Changes, now: &Changes) -> Result<(), Ended> {

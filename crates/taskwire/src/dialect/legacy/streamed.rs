@@ -115,13 +115,19 @@ pub(super) fn result(shared: &Shared, task: &Arc<Task>, part: Part, with_task: b
 }
 
 /// The result that carries a part to who asked for it by number.
-pub(super) fn pulled(task: &Task, part: Part) -> Object {
+pub(super) fn pulled(shared: &Shared, task: &Task, part: Part) -> Object {
     let outcome = task.outcome.as_ref().filter(|_| part.over);
     let failed = outcome.is_some_and(|outcome| !matches!(outcome, Outcome::Completed { is_error: false, .. }));
     let object = Object::roomy().raw("partial-content", &part.segments.into_json());
     let object = match outcome.and_then(structured) {
         Some(value) => object.put("structuredContent", &value),
         None => object,
+    };
+    let object = match outcome {
+        Some(Outcome::Failed(_) | Outcome::Cancelled { .. }) => {
+            object.raw("task", &view::task(Object::open(), task, shared.engine.clock().now(), &shared.config).into_text())
+        }
+        _ => object,
     };
     object.put("isError", &failed).put("isComplete", &part.over).raw("_meta", &view::related(task.id))
 }

@@ -13,9 +13,10 @@ use taskwire_core::{
 use tokio::sync::mpsc;
 
 use super::{
+    live::{Claim, Request},
     outcome,
     place::{At, Kind, Stream},
-    session::{Agreed, Claim, Request, Session},
+    session::{Agreed, Session},
     streamed, view,
 };
 use crate::{
@@ -31,6 +32,8 @@ use crate::{
 const TURN_BYTES: usize = 256 * 1024;
 /// The same in chunks.
 const TURN_CHUNKS: usize = 1_000;
+/// What may wait for the stream that stands in no log; more is dropped.
+pub(super) const ASIDE_LEN: usize = 256;
 
 /// Why a stream ends before its answer.
 #[derive(Debug)]
@@ -79,26 +82,44 @@ pub(super) struct Tail<'a> {
     earlier: Vec<Note>,
     /// Whether its log was begun when all was done.
     late: bool,
+    /// Whether the session is given its output in answer to the call that made it.
+    answered: bool,
     request: Option<&'a Request>,
     /// Within which time the first answer to a streamed call must be given.
     patience: Duration,
     /// Done when the client was told the name of the task.
     named: Option<crate::dialect::Sent>,
-    claim: Option<Claim>,
-    held: bool,
-    /// Stands for this stream, for as long as it is there.
+    /// Stands for this stream, for as long as it is there; gone before its claim is.
     token: Arc<()>,
+    claim: Option<Claim>,
+    /// What is to be said of the task that stands in no log.
+    asides: mpsc::Receiver<Vec<u8>>,
+    held: bool,
     /// Questions that the client was asked on its standing stream, and is asked here if that ends.
     deferred: Vec<InputKey>,
 }
 
 impl<'a> Tail<'a> {
     /// Reads on at a place.
-    pub(super) fn new(shared: &'a Arc<Shared>, session: &'a Arc<Session>, out: &'a Outbox, stream: Stream, at: At, task: &Task) -> Self {
+    pub(super) fn new(
+        shared: &'a Arc<Shared>,
+        session: &'a Arc<Session>,
+        out: &'a Outbox,
+        stream: Stream,
+        at: Option<At>,
+        task: &Task,
+    ) -> Self {
         let agreed = session.agreed();
         let meta = (stream.kind != Kind::Call).then(|| view::related(stream.task));
         let notes = Notes::new(outcome::progress_token(task), Some(agreed.level));
         let patience = super::promote_after(shared, &task.spec.tool);
+        let (aside, asides) = mpsc::channel(ASIDE_LEN);
+        let claim = (stream.kind == Kind::Result).then(|| session.claim(stream.task, aside));
+        // A new wait goes on where the session was last told of the task; the claim comes first, so that nobody tells on.
+        let at = at.unwrap_or_else(|| match stream.kind {
+            Kind::Result => At { begun: false, version: task.version, seq: session.given(stream.task) },
+            Kind::Call | Kind::Streamed => At::default(),
+        });
         Self {
             shared,
             session,
@@ -108,7 +129,8 @@ impl<'a> Tail<'a> {
             held: true,
             token: Arc::default(),
             deferred: Vec::new(),
-            claim: (stream.kind == Kind::Result).then(|| session.claim(stream.task)),
+            claim,
+            asides,
             stream,
             at,
             meta,
@@ -116,6 +138,8 @@ impl<'a> Tail<'a> {
             live: None,
             earlier: Vec::new(),
             late: task.attempt == Attempt(1) && task.ended.is_some() && task.version == Version(2),
+            answered: task.spec.output_is_result
+                && task.spec.follower.as_ref().is_some_and(|follower| follower.session == session.id && !follower.output),
             request: None,
             patience,
             named: None,
@@ -141,28 +165,29 @@ impl<'a> Tail<'a> {
         self
     }
 
-    /// Runs to the answer, or until the stream ends otherwise.
-    pub(super) async fn run(mut self) -> Result<(), Ended> {
+    /// Runs to the answer, or until the stream ends otherwise; says whether there is nothing left of it.
+    pub(super) async fn run(mut self) -> Result<bool, Ended> {
         match self.follow().await {
             // The answer to the request, whatever became of the stream.
-            Err(Ended::Fault(fault)) => fail(self.session, self.out, &self.stream, fault).await,
+            Err(Ended::Fault(fault)) => fail(self.session, self.out, &self.stream, fault).await.map(|()| true),
             ended => ended,
         }
     }
 
-    async fn follow(&mut self) -> Result<(), Ended> {
+    async fn follow(&mut self) -> Result<bool, Ended> {
         let shared = self.shared;
         let engine = &shared.engine;
         // Watch first, then read: no change can fall between.
         let watch = engine.watch(vec![self.stream.task], self.wants_output());
         self.prime(None).await?;
+        let (comes_back, request) = (self.out.framing().named && self.prefix.is_some(), self.request);
         let mut earlier = std::mem::take(&mut self.earlier);
         while let Some(Ok(note)) = self.live.as_mut().map(mpsc::Receiver::try_recv) {
             earlier.push(note);
         }
         for note in earlier {
             match note {
-                Note::Disconnect(retry) => return self.leave(retry).await,
+                Note::Disconnect(retry) if comes_back => return self.leave(retry).await,
                 // Progress stands in the log, unless the work was done before there was one.
                 Note::Progress { .. } if !self.late => {}
                 note => self.tell(&note).await?,
@@ -170,7 +195,6 @@ impl<'a> Tail<'a> {
         }
         let config = &shared.config.legacy;
         let (drained, over, ending) = (shared.drained(), self.session.over(), self.out.ending());
-        let (comes_back, request) = (self.out.framing().named && self.prefix.is_some(), self.request);
         let reconnect = async {
             match config.reconnect_after.filter(|_| comes_back) {
                 Some(span) => engine.clock().sleep(span).await,
@@ -193,28 +217,29 @@ impl<'a> Tail<'a> {
                 Kind::Call | Kind::Result => self.tell_on().await?,
             };
             match turn {
-                Turn::Over => return Ok(()),
+                Turn::Over => return Ok(true),
                 Turn::More => continue,
                 Turn::Idle => {}
             }
             let waits = self.stream.kind == Kind::Result;
             tokio::select! {
                 biased;
-                () = &mut off => return Ok(()),
-                () = &mut over => return Ok(()),
+                () = &mut off => return Ok(true),
+                () = &mut over => return Ok(true),
                 // What has a place to go on from goes on after the restart.
-                () = &mut drained, if self.out.framing().named => return self.leave(config.retry).await,
-                () = &mut ending, if waits => return Ok(()),
+                () = &mut drained, if comes_back => return self.leave(config.retry).await,
+                () = &mut ending, if waits => return Ok(true),
                 () = &mut reconnect => return self.leave(config.retry).await,
                 Some(note) = next(&mut self.live) => match note {
-                    Note::Disconnect(retry) => return self.leave(retry).await,
+                    Note::Disconnect(retry) if comes_back => return self.leave(retry).await,
                     // Progress stands in the log.
-                    Note::Progress { .. } => {}
+                    Note::Progress { .. } | Note::Disconnect(_) => {}
                     note @ Note::Log { .. } => self.tell(&note).await?,
                 },
                 () = &mut patience, if self.stream.kind == Kind::Streamed && !self.at.begun => {
                     self.stream_on(true).await?;
                 }
+                Some(message) = self.asides.recv() => self.send(&message, false).await?,
                 _ = watch.changed() => {}
                 () = released, if waits => {}
             }
@@ -237,7 +262,7 @@ impl<'a> Tail<'a> {
     fn wants_output(&self) -> bool {
         match self.stream.kind {
             Kind::Call => false,
-            Kind::Result => self.agreed.partial,
+            Kind::Result => self.agreed.partial && !self.answered,
             Kind::Streamed => true,
         }
     }
@@ -262,12 +287,8 @@ impl<'a> Tail<'a> {
     }
 
     /// Ends the connection, not the stream, of a client that can come back.
-    async fn leave(&self, retry: Duration) -> Result<(), Ended> {
-        if self.prefix.is_some() && self.out.framing().named {
-            return self.prime(Some(retry)).await;
-        }
-        // One that cannot must not be left without an answer.
-        Err(Ended::Fault(engine::Error::Unavailable("it is shutting down".into()).into()))
+    async fn leave(&self, retry: Duration) -> Result<bool, Ended> {
+        self.prime(Some(retry)).await.map(|()| false)
     }
 
     async fn tell(&mut self, note: &Note) -> Result<(), Ended> {
@@ -370,7 +391,7 @@ impl<'a> Tail<'a> {
         self.at.seq = chunk.seq.next();
         self.at.version = self.at.version.max(chunk.version);
         let message = view::partial(self.stream.task, chunk, self.meta.as_deref().unwrap_or("{}"));
-        self.session.give(self.stream.task, chunk.seq..self.at.seq, true);
+        self.session.give(self.stream.task, chunk.seq..self.at.seq);
         self.send(&message, true).await
     }
 
@@ -407,8 +428,10 @@ impl<'a> Tail<'a> {
     /// Answers the request, now that the task has ended.
     async fn answer(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, Ended> {
         if self.stream.kind == Kind::Result {
-            self.tell_here(ended);
-            self.send(&self.status(task), false).await?;
+            if self.held {
+                self.tell_here(ended);
+                self.send(&self.status(task), false).await?;
+            }
         } else if matches!(task.outcome, Some(Outcome::Cancelled { .. })) {
             // Called off by who made the call: nobody waits for an answer.
             return Ok(Turn::Over);

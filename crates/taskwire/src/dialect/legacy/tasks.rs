@@ -12,7 +12,7 @@ use taskwire_core::{
 
 use super::{
     Cx, outcome,
-    place::{At, Kind},
+    place::Kind,
     streamed,
     tail::{self, Tail},
     view,
@@ -45,7 +45,7 @@ fn task_id(params: &Params<'_>) -> Result<TaskId, Fault> {
 }
 
 fn task(cx: &Cx<'_>, id: TaskId) -> Result<Arc<Task>, Fault> {
-    cx.shared.engine.task(&cx.session.caller, id)?.ok_or_else(not_found)
+    cx.shared.engine.task(&cx.session.caller, id)?.filter(|task| !task.spec.hidden).ok_or_else(not_found)
 }
 
 fn shown(cx: &Cx<'_>, task: &Task) -> Object {
@@ -58,7 +58,7 @@ pub(super) fn get(cx: &Cx<'_>) -> Result<Object, Fault> {
 }
 
 pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let id = task_id(&cx.read()?)?;
+    let id = task(cx, task_id(&cx.read()?)?)?.id;
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
     let receipt = cx.shared.engine.submit(id, Authority::Caller(cx.session.caller.clone()), command).await?;
     if !receipt.changed {
@@ -117,10 +117,9 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
         let request = cx.begin()?;
         if cx.events {
             let stream = tail::stream(Kind::Result, &task, cx.id);
-            let at = At { begun: false, version: task.version, seq: cx.session.given(id) };
-            return cx.streamed(Tail::new(cx.shared, cx.session, cx.out, stream, at, &task).of(&request).run().await, request);
+            return cx.streamed(Tail::new(cx.shared, cx.session, cx.out, stream, None, &task).of(&request).run().await, request);
         }
-        match cx.until_ended(id, &request).await? {
+        match cx.until_ended(id, &request, true).await? {
             Some(ended) => task = ended,
             None => return Ok(Reply::accepted()),
         }
@@ -138,5 +137,5 @@ fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Object, Fault> 
     let from = streamed::chunk_of(engine, task.id, block)?;
     let mut part = streamed::read(engine, task.id, from, block, cx.shared.config.read_bytes)?.ok_or_else(not_found)?;
     part.over &= task.ended.is_some();
-    Ok(streamed::pulled(task, part))
+    Ok(streamed::pulled(cx.shared, task, part))
 }

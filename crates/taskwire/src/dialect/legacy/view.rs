@@ -116,10 +116,11 @@ pub(super) fn question(
             params.remove("mode");
         }
     }
-    let mut object = Object::open().splice(&text(params));
-    if let Some(meta) = meta.filter(|_| !params.contains_key("_meta")) {
-        object = object.raw("_meta", meta);
+    if let Some(meta) = meta.and_then(|meta| serde_json::from_str::<Value>(meta).ok()) {
+        let own = params.remove("_meta");
+        params.insert("_meta".to_owned(), joined(own, &meta));
     }
+    let object = Object::open().splice(&text(params));
     let message = Object::roomy().put("jsonrpc", "2.0").put("id", &question_id(task, request, key)).put("method", &method);
     Some(message.raw("params", &object.into_text()).end())
 }
@@ -139,11 +140,16 @@ pub(super) fn call_result(result: &Payload, meta: Option<&Value>, content: Optio
     }
     let Some(meta) = meta else { return object };
     let own = members.get("_meta").and_then(|own| serde_json::from_str::<Value>(own.get()).ok());
+    object.put("_meta", &joined(own, meta))
+}
+
+/// Metadata with more in it.
+fn joined(own: Option<Value>, more: &Value) -> Value {
     let mut joined = own.filter(Value::is_object).unwrap_or_else(|| json!({}));
-    for (key, value) in meta.as_object().into_iter().flatten() {
+    for (key, value) in more.as_object().into_iter().flatten() {
         joined[key] = value.clone();
     }
-    object.put("_meta", &joined)
+    joined
 }
 
 /// A response with this result.

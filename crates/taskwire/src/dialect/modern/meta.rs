@@ -10,7 +10,7 @@ use taskwire_core::{task::Accepts, wire::RequestId};
 use super::unsupported;
 use crate::dialect::{
     Fault,
-    params::{Anything, Elicitation, Members, accepts, level_of, present, text},
+    params::{Anything, Elicitation, Members, Sampling, accepts, level_of, present, text},
 };
 
 /// The members of `params` that more than one method has, unopened.
@@ -59,7 +59,7 @@ struct RawMeta<'a> {
 struct Capabilities {
     extensions: Option<Members<Extensions>>,
     elicitation: Option<Members<Elicitation>>,
-    sampling: Option<Members<Anything>>,
+    sampling: Option<Members<Sampling>>,
     roots: Option<Members<Anything>>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Params<'a> {
             // Keys of ours mean nothing to who did not declare that they do.
             wait_ms: meta.wait_ms.filter(|_| partials),
             known: meta.known.filter(|_| partials),
-            accepts: accepts(capabilities.elicitation.as_ref(), capabilities.sampling.is_some(), capabilities.roots.is_some()),
+            accepts: accepts(capabilities.elicitation.as_ref(), capabilities.sampling.as_ref(), capabilities.roots.is_some()),
             progress_token: meta.progress_token,
             log_level,
             idempotency_key: meta.idempotency_key,

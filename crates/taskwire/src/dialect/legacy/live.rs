@@ -1,0 +1,401 @@
+//! What is going on in a session: what its client was told where, which streams it has, what it waits for.
+//!
+//! All of this is in memory. What is lost with the process costs a client some repetition at most.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    ops::Range,
+    sync::{Arc, Weak},
+};
+
+use taskwire_core::{InputKey, Seq, TaskId, Version, wire::RequestId};
+use tokio::sync::{mpsc, watch};
+
+use super::session::Session;
+use crate::{
+    engine::Run,
+    server::{Open, Shared},
+};
+
+/// Tasks of one session whose last chunk is remembered.
+const GIVEN_MAX: usize = 1_024;
+/// Stretches of a task's output that are remembered to have been given elsewhere.
+const RANGES_MAX: usize = 64;
+/// A name of a request that is longer is not remembered.
+const ID_CHARS_MAX: usize = 256;
+/// Requests after which those whose work is over are forgotten.
+const RUNNING_MAX: usize = 64;
+/// Why a call was stopped.
+pub(super) const CALLED_OFF: &str = "the call was cancelled by its caller";
+
+/// A stream that tells of a task, and where it takes what stands in no log.
+type Claimed = (u64, mpsc::Sender<Vec<u8>>);
+
+/// What is going on in a session.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    /// Tasks whose names the client has not been told yet.
+    hushed: HashSet<TaskId>,
+    /// What the session was given of each task's output.
+    given: HashMap<TaskId, Given>,
+    /// Tasks that streams of their own tell of: the latest does.
+    claims: HashMap<TaskId, Vec<Claimed>>,
+    /// How many such streams there were.
+    claimed: u64,
+    /// Tasks whose own stream has ended: what it asked may have to be asked again.
+    let_go: BTreeSet<TaskId>,
+    /// Questions that were asked on a stream that may still be there.
+    asked: HashMap<(TaskId, InputKey), Weak<()>>,
+    /// Requests that are not answered yet.
+    pub(super) running: HashMap<RequestId, Running>,
+    /// The latest requests that were called off.
+    called_off: VecDeque<RequestId>,
+    /// How many changes were told on the standing stream; nobody knows after a restart.
+    told: u64,
+    /// Where the standing stream takes what stands in no log.
+    aside: Option<mpsc::Sender<Vec<u8>>>,
+    /// The standing stream, if there is one.
+    stands: Weak<()>,
+    /// What it counts for among the streams of its caller; the next one takes its place.
+    stands_open: Weak<Open>,
+}
+
+impl Live {
+    /// Nothing yet, but that so many changes were told.
+    pub(super) fn new(told: u64) -> Self {
+        Self { told, ..Self::default() }
+    }
+
+    /// What the session was given of a task; there is always room for it.
+    fn given_of(&mut self, id: TaskId) -> &mut Given {
+        if self.given.len() >= GIVEN_MAX && !self.given.contains_key(&id) {
+            self.given.clear();
+        }
+        self.given.entry(id).or_default()
+    }
+}
+
+/// What a session was given of a task's output.
+#[derive(Debug, Default)]
+struct Given {
+    /// The first chunk that it was not given.
+    next: Seq,
+    /// Chunks that it was given elsewhere than on its standing stream.
+    elsewhere: Vec<Range<Seq>>,
+    /// Events that it was told of elsewhere.
+    told_elsewhere: Vec<Range<Version>>,
+}
+
+/// Adds a stretch to those that are known.
+fn extend<T: PartialEq>(known: &mut Vec<Range<T>>, more: Range<T>) {
+    let count = known.len();
+    match known.last_mut() {
+        Some(last) if last.end == more.start => last.end = more.end,
+        _ if count < RANGES_MAX => known.push(more),
+        _ => {}
+    }
+}
+
+/// A request that is not answered yet.
+#[derive(Debug)]
+pub(super) struct Running {
+    off: Arc<watch::Sender<bool>>,
+    pub(super) run: Option<Weak<Run>>,
+    /// Whether somebody waits for the answer.
+    awaited: bool,
+}
+
+impl Session {
+    /// Says nothing of a task until [`speak`](Self::speak): its name comes first.
+    pub(super) fn hush(&self, id: TaskId) {
+        self.live().hushed.insert(id);
+    }
+
+    pub(super) fn speak(&self, id: TaskId) {
+        if self.live().hushed.remove(&id) {
+            self.bell.notify_waiters();
+        }
+    }
+
+    pub(super) fn is_hushed(&self, id: TaskId) -> bool {
+        self.live().hushed.contains(&id)
+    }
+
+    /// The next chunk of a task that the session was not given.
+    pub(super) fn given(&self, id: TaskId) -> Seq {
+        self.live().given.get(&id).map(|given| given.next).unwrap_or_default()
+    }
+
+    /// Whether the session was given a chunk elsewhere than on its standing stream.
+    pub(super) fn given_elsewhere(&self, id: TaskId, chunk: Seq) -> bool {
+        self.live().given.get(&id).is_some_and(|given| given.elsewhere.iter().any(|range| range.contains(&chunk)))
+    }
+
+    /// Notes that the session was given chunks elsewhere than on its standing stream.
+    pub(super) fn give(&self, id: TaskId, chunks: Range<Seq>) {
+        let mut live = self.live();
+        let given = live.given_of(id);
+        given.next = chunks.end.max(given.next);
+        extend(&mut given.elsewhere, chunks);
+    }
+
+    /// Notes that the session is given a chunk on a standing stream; says `false` if that is not its to give any more.
+    pub(super) fn give_standing(&self, id: TaskId, chunks: Range<Seq>, stream: &Arc<()>) -> bool {
+        let mut live = self.live();
+        if live.claims.contains_key(&id) || live.stands.as_ptr() != Arc::as_ptr(stream) {
+            return false;
+        }
+        let given = live.given_of(id);
+        given.next = chunks.end.max(given.next);
+        true
+    }
+
+    /// Notes that the session was told of events elsewhere than on its standing stream.
+    pub(super) fn tell_elsewhere(&self, id: TaskId, events: Range<Version>) {
+        extend(&mut self.live().given_of(id).told_elsewhere, events);
+    }
+
+    /// Whether the session was told of an event elsewhere than on its standing stream.
+    pub(super) fn told_elsewhere(&self, id: TaskId, event: Version) -> bool {
+        self.live().given.get(&id).is_some_and(|given| given.told_elsewhere.iter().any(|range| range.contains(&event)))
+    }
+
+    /// Forgets what the session was given of a task that is over, unless there is something to be told yet.
+    pub(super) fn forget(&self, id: TaskId) {
+        let mut live = self.live();
+        if !live.claims.contains_key(&id) && !live.let_go.contains(&id) {
+            live.given.remove(&id);
+        }
+    }
+
+    /// The first chunk of a task that the session was not given, if it was given anything of it elsewhere.
+    pub(super) fn given_so_far(&self, id: TaskId) -> Option<Seq> {
+        self.live().given.get(&id).map(|given| given.next)
+    }
+
+    /// Lets a stream of its own tell of a task, for as long as the claim lives.
+    pub(super) fn claim(self: &Arc<Self>, id: TaskId, aside: mpsc::Sender<Vec<u8>>) -> Claim {
+        let mut live = self.live();
+        live.given_of(id);
+        live.claimed += 1;
+        let nth = live.claimed;
+        live.claims.entry(id).or_default().push((nth, aside));
+        Claim { session: self.clone(), id, nth }
+    }
+
+    pub(super) fn is_claimed(&self, id: TaskId) -> bool {
+        self.live().claims.contains_key(&id)
+    }
+
+    /// A task whose own stream has ended since the last time.
+    pub(super) fn next_let_go(&self) -> Option<TaskId> {
+        self.live().let_go.pop_first()
+    }
+
+    /// Has a task's questions asked, and what else was not told of it told, on the standing stream.
+    pub(super) fn let_go(&self, id: TaskId) {
+        let mut live = self.live();
+        if live.let_go.len() < GIVEN_MAX {
+            live.let_go.insert(id);
+        }
+    }
+
+    /// Whether a question is to be asked on the standing stream: it is not, while another stream that asked it is there,
+    /// nor again on this one, unless it comes `again` because its reader was cut off before it.
+    pub(super) fn asks(&self, id: TaskId, key: &InputKey, stream: &Arc<()>, again: bool) -> bool {
+        let mut live = self.live();
+        live.asked.retain(|_, stream| stream.strong_count() > 0);
+        let asked = live.asked.get(&(id, key.clone())).and_then(Weak::upgrade);
+        let asks = asked.is_none_or(|asked| again && Arc::ptr_eq(&asked, stream));
+        if asks {
+            live.asked.insert((id, key.clone()), Arc::downgrade(stream));
+        }
+        asks
+    }
+
+    /// Notes that a stream of its own asks a task's question.
+    pub(super) fn asked(&self, id: TaskId, key: &InputKey, stream: &Arc<()>) {
+        let mut live = self.live();
+        live.asked.retain(|_, stream| stream.strong_count() > 0);
+        live.asked.insert((id, key.clone()), Arc::downgrade(stream));
+    }
+
+    /// Forgets who asked a question that is answered.
+    pub(super) fn answered(&self, id: TaskId, key: &InputKey) {
+        self.live().asked.remove(&(id, key.clone()));
+    }
+
+    /// Whether the standing stream, which is still there, asked a question.
+    pub(super) fn stands_asked(&self, id: TaskId, key: &InputKey) -> bool {
+        let live = self.live();
+        let asked = live.asked.get(&(id, key.clone())).and_then(Weak::upgrade);
+        matches!((asked, live.stands.upgrade()), (Some(asked), Some(stands)) if Arc::ptr_eq(&asked, &stands))
+    }
+
+    /// A place among the streams of the caller for a standing stream: that of the one that it replaces, or another one.
+    pub(super) fn stands_open(&self, shared: &Shared) -> Option<Arc<Open>> {
+        let mut live = self.live();
+        let open = live.stands_open.upgrade().or_else(|| shared.open_listen(&self.caller).map(Arc::new))?;
+        live.stands_open = Arc::downgrade(&open);
+        Some(open)
+    }
+
+    /// Begins a standing stream; the number of the last change that was told, and a wait for the one after this.
+    pub(super) fn stand(&self, stream: &Arc<()>, resumed: bool, aside: mpsc::Sender<Vec<u8>>) -> (u64, impl Future<Output = ()> + use<>) {
+        let mut live = self.live();
+        live.aside = Some(aside);
+        let before = std::mem::replace(&mut live.stands, Arc::downgrade(stream));
+        let asked: Vec<_> = live.asked.iter().filter(|(_, stream)| Weak::ptr_eq(stream, &before)).map(|(key, _)| key.clone()).collect();
+        for question in asked {
+            if resumed {
+                // Its reader has it, or will have it again.
+                live.asked.insert(question, Arc::downgrade(stream));
+            } else {
+                live.asked.remove(&question);
+                live.let_go.insert(question.0);
+            }
+        }
+        let mut later = self.standing.subscribe();
+        self.standing.send_modify(|count| *count += 1);
+        let mine = *later.borrow_and_update();
+        let replaced = async move {
+            let _ = later.wait_for(|count| *count > mine).await;
+        };
+        (live.told, replaced)
+    }
+
+    /// Notes how many changes were told on the standing stream.
+    pub(super) fn told(&self, number: u64) {
+        let mut live = self.live();
+        live.told = live.told.max(number);
+    }
+
+    /// Says something of a task that stands in no log, where else it is told of; nobody may be listening.
+    pub(super) fn aside(&self, id: TaskId, message: Vec<u8>) {
+        let live = self.live();
+        if live.hushed.contains(&id) {
+            return;
+        }
+        let own = live.claims.get(&id).and_then(|claims| claims.last()).map(|(_, aside)| aside);
+        if let Some(aside) = own.or(live.aside.as_ref()) {
+            let _ = aside.try_send(message);
+        }
+    }
+
+    /// Notes a request, so that it can be called off; none if another one of that name is not answered yet.
+    pub(super) fn begin(self: &Arc<Self>, id: &RequestId) -> Option<Request> {
+        let mut live = self.live();
+        if live.running.len() >= RUNNING_MAX {
+            live.running.retain(|_, running| running.awaited || running.run.as_ref().is_some_and(|run| run.strong_count() > 0));
+        }
+        let known = live.running.get(id);
+        if known.is_some_and(|running| running.awaited || running.run.as_ref().is_some_and(|run| run.strong_count() > 0)) {
+            return None;
+        }
+        live.called_off.retain(|called_off| called_off != id);
+        let off = Arc::new(watch::Sender::new(false));
+        live.running.insert(id.clone(), Running { off: off.clone(), run: None, awaited: true });
+        Some(Request { session: self.clone(), id: id.clone(), off, answered: false })
+    }
+
+    /// Whether a request was called off, of late.
+    pub(super) fn is_called_off(&self, id: &RequestId) -> bool {
+        self.live().called_off.contains(id)
+    }
+
+    /// Calls a request off.
+    pub(super) fn call_off(&self, id: &RequestId) {
+        let Some(running) = self.live().running.remove(id) else { return };
+        {
+            let mut live = self.live();
+            if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) {
+                live.called_off.push_back(id.clone());
+            }
+            if live.called_off.len() > RUNNING_MAX {
+                live.called_off.pop_front();
+            }
+        }
+        running.off.send_replace(true);
+        if let Some(run) = running.run.and_then(|run| run.upgrade()) {
+            run.call_off(CALLED_OFF);
+        }
+    }
+}
+
+/// A request that is not answered yet. Its work goes on without it.
+#[derive(Debug)]
+pub(super) struct Request {
+    session: Arc<Session>,
+    id: RequestId,
+    off: Arc<watch::Sender<bool>>,
+    answered: bool,
+}
+
+impl Request {
+    /// Names the work to be stopped when the request is called off.
+    pub(super) fn runs(&self, run: &Arc<Run>) {
+        if let Some(running) = self.session.live().running.get_mut(&self.id) {
+            running.run = Some(Arc::downgrade(run));
+        }
+        if self.is_off() {
+            run.call_off(CALLED_OFF);
+        }
+    }
+
+    /// Waits until the request is called off.
+    pub(super) async fn off(&self) {
+        let _ = self.off.subscribe().wait_for(|off| *off).await;
+    }
+
+    pub(super) fn is_off(&self) -> bool {
+        *self.off.borrow()
+    }
+
+    pub(super) fn answered(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let mut live = self.session.live();
+        let Some(running) = live.running.get_mut(&self.id).filter(|running| Arc::ptr_eq(&running.off, &self.off)) else { return };
+        running.awaited = false;
+        if self.answered || running.run.is_none() {
+            live.running.remove(&self.id);
+        }
+    }
+}
+
+/// A task that a stream of its own tells of.
+#[derive(Debug)]
+pub(super) struct Claim {
+    session: Arc<Session>,
+    id: TaskId,
+    nth: u64,
+}
+
+impl Claim {
+    /// Whether no later stream has claimed the task.
+    pub(super) fn holds(&self) -> bool {
+        self.session.live().claims.get(&self.id).and_then(|claims| claims.last()).is_some_and(|(nth, _)| *nth == self.nth)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut live = self.session.live();
+        if let Some(claims) = live.claims.get_mut(&self.id) {
+            claims.retain(|(nth, _)| *nth != self.nth);
+            if claims.is_empty() {
+                live.claims.remove(&self.id);
+                if live.let_go.len() < GIVEN_MAX {
+                    live.let_go.insert(self.id);
+                }
+            }
+        }
+        drop(live);
+        self.session.released.notify_waiters();
+        self.session.bell.notify_waiters();
+    }
+}
