@@ -7,7 +7,7 @@
 //! - [`task`]: the state machine — [`decide`](task::decide), [`evolve`](task::evolve), [`wants`](task::wants)
 //! - [`id`]: names of things; [`time`]: moments; [`payload`]: JSON that is carried, not opened
 //! - [`limits`]: every bound in the system
-//! - [`wire`]: JSON-RPC shapes shared by every era
+//! - [`wire`]: JSON-RPC shapes shared by every era, and the client's side of streamed results
 
 pub mod id;
 pub mod limits;

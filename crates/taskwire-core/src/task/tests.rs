@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::{Attempt, CallerId, Epoch, InputKey, Limits, Payload, Seq, TaskId, Timestamp, Version};
+use crate::{Attempt, CallerId, Epoch, InputKey, Limits, Payload, Seq, SessionId, TaskId, Timestamp, Version};
 
 const LIMITS: Limits = Limits {
     chunk_bytes: 40,
@@ -361,7 +361,18 @@ fn stored_shapes_stay_as_they_are() {
         hidden: true,
         ..spec()
     };
+    let followed = Spec {
+        follower: Some(Follower { session: SessionId::new("s"), output: true }),
+        origin: Some(json!({"o": 1}).into()),
+        output_is_result: true,
+        accepts: Accepts { sampling: true, sampling_tools: true, ..Accepts::default() },
+        ..spec()
+    };
     let events = [
+        (
+            Event::Created { spec: Arc::new(followed), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0 },
+            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"fail","attempts_max":3,"retention_ms":1000,"accepts":{"elicit_form":false,"elicit_url":false,"sampling":true,"sampling_tools":true,"roots":false},"follower":{"session":"s","output":true},"origin":{"o":1},"output_is_result":true},"request":{},"epoch":1}}"#,
+        ),
         (
             Event::Created {
                 spec: Arc::new(full),

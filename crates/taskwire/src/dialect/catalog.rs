@@ -52,6 +52,27 @@ fn decode(cursor: &str) -> Option<usize> {
     text.strip_prefix("from:")?.parse().ok()
 }
 
+/// What a list of either era has: its key, and its entries; nothing if there is no such list.
+pub(super) fn list(provider: &Arc<dyn Provider>, method: &str) -> Option<(&'static str, Vec<Value>)> {
+    Some(match method {
+        "prompts/list" => ("prompts", provider.prompts().into_iter().map(|prompt| prompt.wire).collect()),
+        "resources/list" => ("resources", provider.resources().into_iter().map(|resource| resource.wire).collect()),
+        "resources/templates/list" => ("resourceTemplates", provider.templates().into_iter().map(|template| template.wire).collect()),
+        _ => return None,
+    })
+}
+
+/// What a server of either era can do.
+pub(super) fn capabilities() -> Value {
+    json!({
+        "tools": {"listChanged": true},
+        "prompts": {"listChanged": true},
+        "resources": {"listChanged": true, "subscribe": true},
+        "completions": {},
+        "logging": {},
+    })
+}
+
 /// An object of arguments.
 pub(super) fn arguments(raw: Option<&RawValue>) -> Result<Value, Fault> {
     let given = parse_strict(raw.map_or("{}", RawValue::get)).map_err(|error| Fault::params(format!("invalid `arguments`: {error}")))?;

@@ -1,4 +1,5 @@
-//! Wake-ups for readers. A wake-up says only *that* a task changed; what changed is read from the store.
+//! Wake-ups for readers. A wake-up says only *that* a task changed, or a session has something to be told; what that is, is
+//! read from the store.
 //!
 //! A reader is a cursor plus a wake-up (invariant I6): nothing is queued for it, so a slow one costs nothing and misses
 //! nothing.

@@ -34,9 +34,9 @@ pub struct Config {
     pub page_len: usize,
     /// How long clients may cache lists.
     pub list_ttl: Duration,
-    /// Open listen streams of one caller.
+    /// Open listen streams of one caller, and standing streams of its sessions.
     pub listens_per_caller: usize,
-    /// Tasks that one listen stream may name.
+    /// Tasks that one listen stream may name, and resources that a session may subscribe to.
     pub tasks_per_listen: usize,
     /// Requests of one caller that may wait for something to happen, at one time.
     pub waits_per_caller: usize,

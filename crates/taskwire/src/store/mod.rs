@@ -1,6 +1,6 @@
 //! Where tasks are kept. One trait to write, one to read, one test suite for every backend.
 //!
-//! A store knows events, heads and chunks as bytes in order; it must not know the engine, the wire, or an era.
+//! A store knows events, heads and chunks as bytes in order, and sessions that are told of them; it must not know the engine, the wire, or an era.
 //! [`Store::commit`] returns only when the batch will survive a crash (invariant I3).
 
 mod lock;

@@ -1,7 +1,8 @@
 //! The embedded store: SQLite in WAL mode with `synchronous=FULL`, clustered by time-ordered task ids.
 //!
 //! `task` holds each task's head, `log` its events, `chunk` its output; what ended a task is only in `log`, how much it
-//! wrote only in `chunk`. The tables can be read with any SQLite tool.
+//! wrote only in `chunk`. `session` holds sessions, `told` in which order each is told of its tasks. The tables can be read
+//! with any SQLite tool.
 
 use std::{
     borrow::Cow,

@@ -706,7 +706,6 @@ fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
     assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
 }
 
-/// Another connection to the database, as any SQLite tool would make it.
 fn session(name: &str, caller: &str, seen: i64) -> Session {
     let data = json!({ "of": name }).into();
     Session { id: SessionId::new(name), caller: CallerId::new(caller), seen: Timestamp::from_millis(seen), data }
@@ -816,6 +815,7 @@ fn the_tasks_of_a_caller_are_listed_latest_first<S: Store>(mut lab: Lab<S>) {
     assert_eq!(list(&lab, None, 100).len(), 4, "what is forgotten is not listed");
 }
 
+/// Another connection to the database, as any SQLite tool would make it.
 fn tool(lab: &Lab<SqliteStore>) -> Connection {
     Connection::open(lab.dir.0.join("tasks.db")).expect("the database opens")
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use taskwire_core::{
     Payload, Seq, TaskId,
-    task::{Accepts, Follower, Outcome, Reject, Spec, Task},
+    task::{Accepts, Follower, OnInterrupt, Outcome, Reject, Spec, Task},
     wire::{RequestId, code},
 };
 use tokio::sync::mpsc;
@@ -207,6 +207,10 @@ impl Call<'_, '_> {
         // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
         let input_timeout = ms(INPUT_TIMEOUT);
         self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
+        if !(cx.detaches && cx.events) {
+            // Nobody can come back to it.
+            self.spec.on_interrupt = OnInterrupt::Fail;
+        }
         // Before it is begun: else it would go on without anybody.
         let (open, request) = (cx.waits()?, cx.begin()?);
         let (sender, mut notes) = mpsc::channel(NOTES_MAX);

@@ -48,16 +48,10 @@ pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
     page(cx, "tools", &cx.shared.provider.tools(), |tool| tool.0.sessions[shape].as_str().to_owned())
 }
 
-pub(super) fn prompts(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "prompts", &cx.shared.provider.prompts(), |prompt| text(&prompt.wire))
-}
-
-pub(super) fn resources(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "resources", &cx.shared.provider.resources(), |resource| text(&resource.wire))
-}
-
-pub(super) fn templates(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "resourceTemplates", &cx.shared.provider.templates(), |template| text(&template.wire))
+/// Any other list.
+pub(super) fn list(cx: &Cx<'_>, method: &str) -> Option<Result<Object, Fault>> {
+    let (key, entries) = catalog::list(&cx.shared.provider, method)?;
+    Some(page(cx, key, &entries, text))
 }
 
 pub(super) async fn complete(cx: &Cx<'_>) -> Result<Object, Fault> {

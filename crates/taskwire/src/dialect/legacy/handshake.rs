@@ -8,7 +8,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::{VERSIONS, modes::mode_of, session::Agreed};
 use crate::{
     dialect::{
-        Fault,
+        Fault, catalog,
         json::Object,
         params::{Anything, Elicitation, Members, Sampling, accepts, level_of, text},
     },
@@ -101,13 +101,7 @@ fn has(shared: &Shared, mode: Mode) -> bool {
 }
 
 fn capabilities(shared: &Shared, agreed: &Agreed) -> Value {
-    let mut capabilities = json!({
-        "tools": {"listChanged": true},
-        "prompts": {"listChanged": true},
-        "resources": {"listChanged": true, "subscribe": true},
-        "completions": {},
-        "logging": {},
-    });
+    let mut capabilities = catalog::capabilities();
     if agreed.has_tasks() {
         let mut tasks = json!({"cancel": {}, "requests": {"tools": {"call": {}}}});
         if shared.config.legacy.list_tasks {

@@ -242,16 +242,14 @@ async fn request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
         "tasks/cancel" if tasks => tasks::cancel(cx).await?,
         "tasks/list" if tasks && cx.shared.config.legacy.list_tasks => tasks::list(cx)?,
         "tools/list" => catalog::tools(cx)?,
-        "prompts/list" => catalog::prompts(cx)?,
         "prompts/get" => catalog::prompt(cx).await?,
-        "resources/list" => catalog::resources(cx)?,
-        "resources/templates/list" => catalog::templates(cx)?,
         "resources/read" => catalog::read(cx).await?,
         "resources/subscribe" => catalog::subscribe(cx, true).await?,
         "resources/unsubscribe" => catalog::subscribe(cx, false).await?,
         "completion/complete" => catalog::complete(cx).await?,
         "logging/setLevel" => catalog::set_level(cx).await?,
-        _ => return Err(Fault::new(200, code::METHOD_NOT_FOUND, format!("there is no method `{method}`"))),
+        _ => catalog::list(cx, method)
+            .unwrap_or_else(|| Err(Fault::new(200, code::METHOD_NOT_FOUND, format!("there is no method `{method}`"))))?,
     };
     Ok(cx.reply(object))
 }

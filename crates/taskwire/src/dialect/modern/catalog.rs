@@ -25,14 +25,8 @@ fn result(cx: &Cx<'_>) -> Object {
 }
 
 pub(super) fn discover(cx: &Cx<'_>) -> Object {
-    let mut capabilities = json!({
-        "tools": {"listChanged": true},
-        "prompts": {"listChanged": true},
-        "resources": {"listChanged": true, "subscribe": true},
-        "completions": {},
-        "logging": {},
-        "extensions": {TASKS: {}},
-    });
+    let mut capabilities = catalog::capabilities();
+    capabilities["extensions"] = json!({TASKS: {}});
     if cx.meta.partials {
         capabilities["extensions"][PARTIALS] = json!({});
     }
@@ -60,16 +54,10 @@ pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
     })
 }
 
-pub(super) fn prompts(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "prompts", &cx.shared.provider.prompts(), |prompt| text(&prompt.wire))
-}
-
-pub(super) fn resources(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "resources", &cx.shared.provider.resources(), |resource| text(&resource.wire))
-}
-
-pub(super) fn templates(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "resourceTemplates", &cx.shared.provider.templates(), |template| text(&template.wire))
+/// Any other list.
+pub(super) fn list(cx: &Cx<'_>, method: &str) -> Option<Result<Object, Fault>> {
+    let (key, entries) = catalog::list(&cx.shared.provider, method)?;
+    Some(page(cx, key, &entries, text))
 }
 
 pub(super) async fn prompt(cx: &Cx<'_>) -> Result<Object, Fault> {

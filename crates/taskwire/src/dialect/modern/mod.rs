@@ -152,13 +152,13 @@ async fn respond(shared: &Arc<Shared>, method: &str, id: &RequestId, text: &str,
         "dev.taskwire/partials/read" => partials::read(&cx).await,
         "server/discover" => Ok(catalog::discover(&cx).into()),
         "tools/list" => catalog::tools(&cx).map(Into::into),
-        "prompts/list" => catalog::prompts(&cx).map(Into::into),
         "prompts/get" => catalog::prompt(&cx).await.map(Into::into),
-        "resources/list" => catalog::resources(&cx).map(Into::into),
-        "resources/templates/list" => catalog::templates(&cx).map(Into::into),
         "resources/read" => catalog::read(&cx).await.map(Into::into),
         "completion/complete" => catalog::complete(&cx).await.map(Into::into),
-        _ => Err(Fault::new(404, code::METHOD_NOT_FOUND, format!("there is no method `{method}`"))),
+        _ => match catalog::list(&cx, method) {
+            Some(page) => page.map(Into::into),
+            None => Err(Fault::new(404, code::METHOD_NOT_FOUND, format!("there is no method `{method}`"))),
+        },
     }
 }
 
