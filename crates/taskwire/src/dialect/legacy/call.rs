@@ -219,6 +219,7 @@ impl Call<'_, '_> {
         if keyed {
             // Its caller will ask again if it does not get this answer, so it must live on.
             let receipt = engine.create(engine.new_id(), spec, self.arguments.clone(), &Resumed::default(), Some(sender)).await?;
+            request.makes(receipt.task.id);
             return self.follow(&receipt.task, request, Vec::new(), notes).await;
         }
         let mut held = engine.launch(engine.new_id(), spec, self.arguments.clone(), Resumed::default(), Some(sender));
@@ -380,7 +381,7 @@ impl Call<'_, '_> {
             self.streams();
         }
         let place = if streams { self.place()? } else { None };
-        let open = cx.waits()?;
+        let open = if place.is_none() { Some(cx.waits()?) } else { None };
         let spec = Arc::new(self.spec.clone());
         let id = engine.new_id();
         let hush = self.hush(id);
@@ -427,6 +428,8 @@ impl Call<'_, '_> {
             }
             Phase::Done(End::Outcome(Outcome::Failed(error))) => Err(error.into()),
             Phase::Task(id) => {
+                // A task is found again, and counts as one.
+                run.keep(Box::new(()));
                 let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
                 if streams { self.stream(&task, place, hush).await } else { Ok(self.created(&task, choice, hush)) }
             }

@@ -69,7 +69,7 @@ impl Live {
     /// What the session was given of a task; there is always room for it.
     fn given_of(&mut self, id: TaskId) -> &mut Given {
         if self.given.len() >= GIVEN_MAX && !self.given.contains_key(&id) {
-            self.given.clear();
+            self.given.retain(|id, _| self.claims.contains_key(id) || self.let_go.contains(id));
         }
         self.given.entry(id).or_default()
     }
@@ -84,6 +84,10 @@ struct Given {
     elsewhere: Vec<Range<Seq>>,
     /// Events that it was told of elsewhere.
     told_elsewhere: Vec<Range<Version>>,
+    /// The last state that it was told on its standing stream.
+    stated: Version,
+    /// The request on whose stream it was told of the end.
+    ended: Option<RequestId>,
 }
 
 /// Adds a stretch to those that are known.
@@ -101,6 +105,8 @@ fn extend<T: PartialEq>(known: &mut Vec<Range<T>>, more: Range<T>) {
 pub(super) struct Running {
     off: Arc<watch::Sender<bool>>,
     pub(super) run: Option<Weak<Run>>,
+    /// The task that does its work, if that was made at once.
+    pub(super) task: Option<TaskId>,
     /// Whether somebody waits for the answer.
     awaited: bool,
 }
@@ -153,6 +159,21 @@ impl Session {
     /// Notes that the session was told of events elsewhere than on its standing stream.
     pub(super) fn tell_elsewhere(&self, id: TaskId, events: Range<Version>) {
         extend(&mut self.live().given_of(id).told_elsewhere, events);
+    }
+
+    /// Notes that the stream of a request tells of the end of a task; says `false` if that of another one has.
+    pub(super) fn ends(&self, id: TaskId, request: &RequestId) -> bool {
+        let mut live = self.live();
+        live.given_of(id).ended.get_or_insert_with(|| request.clone()) == request
+    }
+
+    /// Notes that the standing stream tells a state; says `false` if it has told that one, or a later one.
+    pub(super) fn states(&self, id: TaskId, changed: Version) -> bool {
+        let mut live = self.live();
+        let given = live.given_of(id);
+        let news = changed > given.stated && changed > Version(1);
+        given.stated = given.stated.max(changed);
+        news
     }
 
     /// Whether the session was told of an event elsewhere than on its standing stream.
@@ -264,10 +285,12 @@ impl Session {
         (live.told, replaced)
     }
 
-    /// Notes how many changes were told on the standing stream.
-    pub(super) fn told(&self, number: u64) {
+    /// Notes how many changes were told on the standing stream, if this is still the one.
+    pub(super) fn told(&self, number: u64, stream: &Arc<()>) {
         let mut live = self.live();
-        live.told = live.told.max(number);
+        if live.stands.as_ptr() == Arc::as_ptr(stream) {
+            live.told = live.told.max(number);
+        }
     }
 
     /// Says something of a task that stands in no log, where else it is told of; nobody may be listening.
@@ -294,8 +317,22 @@ impl Session {
         }
         live.called_off.retain(|called_off| called_off != id);
         let off = Arc::new(watch::Sender::new(false));
-        live.running.insert(id.clone(), Running { off: off.clone(), run: None, awaited: true });
-        Some(Request { session: self.clone(), id: id.clone(), off, answered: false })
+        live.running.insert(id.clone(), Running { off: off.clone(), run: None, task: None, awaited: true });
+        Some(Request { session: self.clone(), id: id.clone(), off, answered: false, joined: false })
+    }
+
+    /// Joins a request whose stream is resumed: what calls it off calls this off, too.
+    pub(super) fn join(self: &Arc<Self>, id: &RequestId) -> Option<Request> {
+        if let Some(request) = self.begin(id) {
+            return Some(request);
+        }
+        let off = self.live().running.get(id)?.off.clone();
+        Some(Request { session: self.clone(), id: id.clone(), off, answered: false, joined: true })
+    }
+
+    /// Whether the work of a request goes on here.
+    pub(super) fn is_running(&self, id: &RequestId) -> bool {
+        self.live().running.get(id).and_then(|running| running.run.as_ref()).is_some_and(|run| run.strong_count() > 0)
     }
 
     /// Whether a request was called off, of late.
@@ -304,20 +341,24 @@ impl Session {
     }
 
     /// Calls a request off.
-    pub(super) fn call_off(&self, id: &RequestId) {
-        let Some(running) = self.live().running.remove(id) else { return };
-        {
+    pub(super) fn call_off(&self, shared: &Shared, id: &RequestId) {
+        let running = {
             let mut live = self.live();
-            if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) {
+            if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) && !live.called_off.contains(id) {
                 live.called_off.push_back(id.clone());
             }
             if live.called_off.len() > RUNNING_MAX {
                 live.called_off.pop_front();
             }
-        }
-        running.off.send_replace(true);
+            let Some(running) = live.running.remove(id) else { return };
+            running.off.send_replace(true);
+            running
+        };
         if let Some(run) = running.run.and_then(|run| run.upgrade()) {
             run.call_off(CALLED_OFF);
+        }
+        if let Some(task) = running.task {
+            shared.engine.call_off(self.caller.clone(), task, CALLED_OFF);
         }
     }
 }
@@ -329,15 +370,24 @@ pub(super) struct Request {
     id: RequestId,
     off: Arc<watch::Sender<bool>>,
     answered: bool,
+    /// Whether another one of the same name was there first.
+    joined: bool,
 }
 
 impl Request {
+    /// Names the task to be cancelled when the request is called off.
+    pub(super) fn makes(&self, task: TaskId) {
+        if let Some(running) = self.session.live().running.get_mut(&self.id) {
+            running.task = Some(task);
+        }
+    }
+
     /// Names the work to be stopped when the request is called off.
     pub(super) fn runs(&self, run: &Arc<Run>) {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {
             running.run = Some(Arc::downgrade(run));
         }
-        if self.is_off() {
+        if self.is_off() || self.session.is_over() {
             run.call_off(CALLED_OFF);
         }
     }
@@ -358,10 +408,13 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
+        if self.joined {
+            return;
+        }
         let mut live = self.session.live();
         let Some(running) = live.running.get_mut(&self.id).filter(|running| Arc::ptr_eq(&running.off, &self.off)) else { return };
         running.awaited = false;
-        if self.answered || running.run.is_none() {
+        if self.answered || (running.run.is_none() && running.task.is_none()) {
             live.running.remove(&self.id);
         }
     }

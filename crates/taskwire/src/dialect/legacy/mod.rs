@@ -224,7 +224,7 @@ async fn answer_in(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], place
     let answered = match (message.method.as_deref(), &message.id) {
         (None, id) => take_answer(shared, session, id.as_ref(), bytes).await,
         (Some(method), None) => {
-            notified(session, method, text);
+            notified(shared, session, method, text);
             Ok(Reply::accepted())
         }
         (Some(method), Some(id)) => request(&Cx { shared, session, id, text, out, events, detaches }, method).await,
@@ -272,7 +272,7 @@ fn no_session() -> Fault {
     )
 }
 
-fn notified(session: &Arc<Session>, method: &str, text: &str) {
+fn notified(shared: &Shared, session: &Arc<Session>, method: &str, text: &str) {
     #[derive(Deserialize)]
     struct Cancelled {
         #[serde(rename = "requestId")]
@@ -281,7 +281,7 @@ fn notified(session: &Arc<Session>, method: &str, text: &str) {
     if method == "notifications/cancelled"
         && let Ok(Cancelled { request_id }) = serde_json::from_str(text)
     {
-        session.call_off(&request_id);
+        session.call_off(shared, &request_id);
     }
 }
 
@@ -310,11 +310,13 @@ async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&R
     };
     let command = Command::Answer(vec![(key.clone(), answer)]);
     let answered = shared.engine.submit(task, Authority::Caller(session.caller.clone()), command).await;
-    // Not before: else it could be asked once more.
-    session.answered(task, &key);
     match answered {
-        // Nobody waits for it any more.
-        Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => Ok(Reply::accepted()),
+        // Or nobody waits for it any more.
+        Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => {
+            // Not before: else it could be asked once more.
+            session.answered(task, &key);
+            Ok(Reply::accepted())
+        }
         Err(error @ engine::Error::Rejected(_)) => Err(invalid(error.to_string())),
         Err(error) => Err(error.into()),
     }
@@ -324,7 +326,7 @@ async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&R
 pub(crate) struct Listening {
     session: Arc<Session>,
     /// Counts against what the caller may have open.
-    _open: Arc<Open>,
+    _open: Option<Arc<Open>>,
     from: Since,
 }
 
@@ -351,7 +353,13 @@ pub(crate) fn listen(
         None => Since::Standing(None),
         Some(Place::Standing(from)) => Since::Standing(Some(from)),
         Some(Place::Task(stream, at)) => match shared.engine.task(caller, stream.task)? {
-            _ if at == At::END || session.is_called_off(&stream.request) => return Ok(None),
+            _ if at == At::END => return Ok(None),
+            task if session.is_called_off(&stream.request) => {
+                if let Some(task) = task.filter(|task| stream.kind == Kind::Call && task.ended.is_none()) {
+                    shared.engine.call_off(caller.clone(), task.id, CALLED_OFF);
+                }
+                return Ok(None);
+            }
             None => Since::Expired(stream),
             Some(task) if tail::is_over(&stream, at, &task) => return Ok(None),
             Some(task) => Since::Task(stream, at, task),
@@ -359,10 +367,14 @@ pub(crate) fn listen(
     };
     let (open, key) = match &from {
         Since::Standing(_) => (session.stands_open(shared), "listens_per_caller"),
+        // It has its place already.
+        Since::Task(stream, ..) if stream.kind == Kind::Call && session.is_running(&stream.request) => {
+            return Ok(Some(Listening { session, _open: None, from }));
+        }
         _ => (shared.open_wait(caller).map(Arc::new), "waits_per_caller"),
     };
     let busy = || Fault::busy(format!("you have too many streams open already (configuration key `{key}`): try again in a second"));
-    Ok(Some(Listening { session, _open: open.ok_or_else(busy)?, from }))
+    Ok(Some(Listening { session, _open: Some(open.ok_or_else(busy)?), from }))
 }
 
 impl Listening {
@@ -375,11 +387,10 @@ impl Listening {
                 Ok(())
             }
             Since::Task(stream, at, task) => {
-                let (plain, request) = (stream.kind == Kind::Call, self.session.begin(&stream.request));
+                let (plain, request) = (stream.kind == Kind::Call, self.session.join(&stream.request));
                 let tail = Tail::new(shared, &self.session, out, stream, Some(at), &task);
                 let ended = match &request {
                     Some(request) => tail.of(request).run().await,
-                    // Whoever asked first still waits, for all we know.
                     None => tail.run().await,
                 };
                 if plain && request.is_some_and(|request| request.is_off()) {

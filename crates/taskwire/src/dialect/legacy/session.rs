@@ -210,7 +210,7 @@ impl Sessions {
                 let session = self.keep(Session::new(&row, agreed, told));
                 // It may have ended since it was read.
                 if shared.engine.reader().session(&id).map_err(engine::Error::from)?.is_none() {
-                    self.close(&id);
+                    self.close(shared, &id);
                     return Err(gone());
                 }
                 session
@@ -253,7 +253,7 @@ impl Sessions {
 
     /// Ends a session, sooner or later.
     fn end(&self, shared: &Arc<Shared>, id: &SessionId) {
-        self.close(id);
+        self.close(shared, id);
         let (shared, id) = (shared.clone(), id.clone());
         tokio::spawn(async move {
             if let Err(error) = shared.engine.change_session(SessionChange::End(id)).await {
@@ -265,18 +265,24 @@ impl Sessions {
     /// Ends a session; it is over when this returns.
     pub(super) async fn end_now(&self, shared: &Arc<Shared>, id: &SessionId) -> Result<(), engine::Error> {
         shared.engine.change_session(SessionChange::End(id.clone())).await?;
-        self.close(id);
+        self.close(shared, id);
         Ok(())
     }
 
     /// Ends the streams of a session.
-    fn close(&self, id: &SessionId) {
+    fn close(&self, shared: &Shared, id: &SessionId) {
         if let Some(session) = self.map().remove(id) {
-            session.over.send_replace(true);
             // Nobody can come back to a call of a session that is over.
-            let runs: Vec<_> = session.live().running.values().filter_map(|running| running.run.as_ref()?.upgrade()).collect();
-            for run in runs {
-                run.call_off("the session that made the call is over");
+            let running: Vec<_> = session.live().running.values().map(|running| (running.run.clone(), running.task)).collect();
+            session.over.send_replace(true);
+            let why = "the session that made the call is over";
+            for (run, task) in running {
+                if let Some(run) = run.and_then(|run| run.upgrade()) {
+                    run.call_off(why);
+                }
+                if let Some(task) = task {
+                    shared.engine.call_off(session.caller.clone(), task, why);
+                }
             }
         }
     }

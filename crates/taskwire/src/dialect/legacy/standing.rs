@@ -58,6 +58,28 @@ struct Stream<'a> {
     token: Token<'a>,
     /// What was told before, and is told again to who was cut off.
     replay_upto: u64,
+    /// The last place that its reader has the name of.
+    named: Standing,
+}
+
+/// A task that is to be told of, until it was.
+struct LetGo<'a> {
+    session: &'a Session,
+    id: Option<TaskId>,
+}
+
+impl LetGo<'_> {
+    fn done(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for LetGo<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.session.let_go(id);
+        }
+    }
 }
 
 /// Stands for a stream. When that is gone, what it asked may have to be asked elsewhere.
@@ -85,7 +107,9 @@ pub(super) async fn stand(shared: &Arc<Shared>, session: &Arc<Session>, out: &Ou
     let token = Token { session, token: Some(Arc::default()) };
     let (told, replaced) = session.stand(token.get(), from.is_some(), aside);
     let at = from.unwrap_or(Standing { number: told, version: Version(0) });
-    let mut stream = Stream { shared, session, out, at, token, replay_upto: told };
+    // One that was cut off may have had half of the next.
+    let replay_upto = if from.is_some() { told + 1 } else { told };
+    let mut stream = Stream { shared, session, out, at, token, replay_upto, named: at };
     let told = tokio::select! {
         biased;
         () = replaced => Ok(()),
@@ -124,8 +148,17 @@ impl Stream<'_> {
         loop {
             let bell = session.bell.notified();
             let waits = self.tell_on().await?;
-            while let Some(id) = session.next_let_go().filter(|_| waits) {
-                self.catch_up(id).await?;
+            while waits && let Some(id) = session.next_let_go() {
+                let task = LetGo { session, id: Some(id) };
+                if !self.catch_up(id).await? {
+                    break;
+                }
+                task.done();
+            }
+            if waits && named && self.named != self.at {
+                // What was passed over, since it was told elsewhere, is behind the reader too.
+                super::prime(self.out, &self.at.id(&session.id), None).await?;
+                self.named = self.at;
             }
             tokio::select! {
                 biased;
@@ -162,7 +195,7 @@ impl Stream<'_> {
                 return Ok(true);
             }
             self.at = Standing { number: told.number, version: Version(0) };
-            self.session.told(told.number);
+            self.session.told(told.number, self.token.get());
         }
         Ok(all)
     }
@@ -192,7 +225,8 @@ impl Stream<'_> {
                 return Ok(false);
             }
             let done = cut.is_some() || !page.more;
-            for entry in page.entries {
+            let last = page.entries.iter().rposition(talks).filter(|_| done);
+            for (nth, entry) in page.entries.into_iter().enumerate() {
                 if self.session.is_claimed(told.task) {
                     return Ok(true);
                 }
@@ -215,6 +249,7 @@ impl Stream<'_> {
                         }
                         // An older state need not be told: a newer one will be.
                         if logged.event.is_visible() && task.changed == logged.version && !matches!(logged.event, Event::Created { .. }) {
+                            self.session.states(told.task, task.changed);
                             messages.push(view::status_notification(&task, engine.clock().now(), &self.shared.config));
                         }
                         if let Event::Asked { key, request } = &logged.event
@@ -229,15 +264,17 @@ impl Stream<'_> {
                 after = after.max(version);
                 // Of a change, every place but the last lies before the next change.
                 self.at.version = version;
-                let place = if version == told.last { Standing { number: told.number, version: Version(0) } } else { self.at };
+                let place = if last == Some(nth) { Standing { number: told.number, version: Version(0) } } else { self.at };
                 if let Entry::Chunk(chunk) = &entry
                     && !self.session.give_standing(told.task, chunk.seq..from, self.token.get())
                 {
                     return Ok(true);
                 }
-                let last = messages.len();
+                if !messages.is_empty() {
+                    self.named = place;
+                }
                 for (nth, message) in messages.iter().enumerate() {
-                    let name = (nth + 1 == last).then(|| place.id(&self.session.id));
+                    let name = (nth + 1 == messages.len()).then(|| place.id(&self.session.id));
                     self.out.send_framed(self.out.framing().named(name.as_deref(), message)).await?;
                 }
             }
@@ -279,22 +316,23 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Says what was not told of a task whose own stream was cut off, and asks what it asks, unless another stream does.
-    async fn catch_up(&self, id: TaskId) -> Result<(), Ended> {
+    /// Says what was not told of a task whose own stream was cut off, and asks what it asks, unless another stream does; says
+    /// `false` if a later stream has to.
+    async fn catch_up(&self, id: TaskId) -> Result<bool, Ended> {
         let engine = &self.shared.engine;
-        let Some(task) = engine.task(&self.session.caller, id)? else { return Ok(()) };
-        let Some(follower) = task.spec.follower.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(()) };
+        let Some(task) = engine.task(&self.session.caller, id)? else { return Ok(true) };
+        let Some(follower) = task.spec.follower.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(true) };
         if let Some(from) = self.session.given_so_far(id) {
             if follower.output && !self.give_rest(id, from).await? {
-                return Ok(());
+                return Ok(self.session.is_claimed(id));
             }
-            if !self.session.told_elsewhere(id, task.changed) && task.changed > Version(1) {
+            if !self.session.told_elsewhere(id, task.changed) && self.session.states(id, task.changed) {
                 self.session.tell_elsewhere(id, task.changed..task.changed.next());
                 self.out.send(&view::status_notification(&task, engine.clock().now(), &self.shared.config)).await?;
             }
         }
         if self.session.is_claimed(id) {
-            return Ok(());
+            return Ok(true);
         }
         let messages: Vec<_> = task.open_inputs().filter_map(|(key, asked)| self.question(id, key, asked, false)).collect();
         for message in messages {
@@ -303,7 +341,7 @@ impl Stream<'_> {
         if task.ended.is_some() {
             self.session.forget(id);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends the output of a task from a chunk on; says `false` if that became another stream's to send.
@@ -343,6 +381,14 @@ impl Stream<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether there may be something to say about an entry.
+fn talks(entry: &Entry) -> bool {
+    match entry {
+        Entry::Chunk(_) => true,
+        Entry::Event(logged) => logged.event.is_visible(),
     }
 }
 

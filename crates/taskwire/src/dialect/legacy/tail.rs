@@ -2,7 +2,7 @@
 //!
 //! It reads the task's log from a place on and says what stands there. Begun, resumed, after a restart: all the same.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use serde_json::json;
 use taskwire_core::{
@@ -32,6 +32,8 @@ use crate::{
 const TURN_BYTES: usize = 256 * 1024;
 /// The same in chunks.
 const TURN_CHUNKS: usize = 1_000;
+/// How much longer than it was told to a client may take to come back.
+const GRACE: Duration = Duration::from_secs(5);
 /// What may wait for the stream that stands in no log; more is dropped.
 pub(super) const ASIDE_LEN: usize = 256;
 
@@ -115,6 +117,9 @@ impl<'a> Tail<'a> {
         let patience = super::promote_after(shared, &task.spec.tool);
         let (aside, asides) = mpsc::channel(ASIDE_LEN);
         let claim = (stream.kind == Kind::Result).then(|| session.claim(stream.task, aside));
+        // What a resumed stream left to the standing one it may have to ask yet.
+        let open = task.open_inputs().filter(|_| claim.is_some() && at.is_some_and(|at| at.begun));
+        let deferred = open.map(|(key, _)| key.clone()).filter(|key| session.stands_asked(stream.task, key)).collect();
         // A new wait goes on where the session was last told of the task; the claim comes first, so that nobody tells on.
         let at = at.unwrap_or_else(|| match stream.kind {
             Kind::Result => At { begun: false, version: task.version, seq: session.given(stream.task) },
@@ -128,7 +133,7 @@ impl<'a> Tail<'a> {
             prefix: stream.prefix(&session.id),
             held: true,
             token: Arc::default(),
-            deferred: Vec::new(),
+            deferred,
             claim,
             asides,
             stream,
@@ -287,8 +292,16 @@ impl<'a> Tail<'a> {
     }
 
     /// Ends the connection, not the stream, of a client that can come back.
-    async fn leave(&self, retry: Duration) -> Result<bool, Ended> {
-        self.prime(Some(retry)).await.map(|()| false)
+    async fn leave(&mut self, retry: Duration) -> Result<bool, Ended> {
+        self.prime(Some(retry)).await?;
+        // The task is this stream's to tell of until its reader has had time to come back.
+        let (token, claim) = (self.token.clone(), self.claim.take());
+        let back = self.shared.engine.clock().sleep(retry + GRACE);
+        tokio::spawn(async move {
+            back.await;
+            drop((token, claim));
+        });
+        Ok(false)
     }
 
     async fn tell(&mut self, note: &Note) -> Result<(), Ended> {
@@ -308,14 +321,31 @@ impl<'a> Tail<'a> {
             return Ok(());
         }
         let Some(task) = self.task()? else { return Err(self.forgotten()) };
-        let open: Vec<(InputKey, Payload)> = task.open_inputs().map(|(key, asked)| (key.clone(), asked.clone())).collect();
+        // What was asked after this place is asked when it is read.
+        let later = self.asked_later()?;
+        let open = task.open_inputs().filter(|(key, _)| !later.contains(*key));
+        let open: Vec<(InputKey, Payload)> = open.map(|(key, asked)| (key.clone(), asked.clone())).collect();
         self.at.begun = true;
-        if task.ended.is_none() {
-            // What was asked up to here is asked now, and not once more when it is read.
-            self.at.version = self.at.version.max(task.changed);
-        }
         let messages: Vec<_> = open.iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
         self.send_all(&messages).await
+    }
+
+    /// What was asked after the place where the stream is.
+    fn asked_later(&self) -> Result<BTreeSet<InputKey>, Ended> {
+        let (mut later, mut after) = (BTreeSet::new(), self.at.version);
+        loop {
+            let cursor = Cursor { after, from: None, bytes: 0, chunks: 1 };
+            let Some(page) = self.shared.engine.page(self.stream.task, cursor)? else { return Ok(later) };
+            for logged in page.entries.into_iter().filter_map(Entry::into_event) {
+                if let Event::Asked { key, .. } = logged.event {
+                    later.insert(key);
+                }
+            }
+            if !page.more {
+                return Ok(later);
+            }
+            after = page.upto;
+        }
     }
 
     /// A question as the client is asked here; not if it cannot answer it, or was asked on its standing stream.
@@ -428,11 +458,11 @@ impl<'a> Tail<'a> {
     /// Answers the request, now that the task has ended.
     async fn answer(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, Ended> {
         if self.stream.kind == Kind::Result {
-            if self.held {
+            if self.held && self.session.ends(task.id, &self.stream.request) {
                 self.tell_here(ended);
                 self.send(&self.status(task), false).await?;
             }
-        } else if matches!(task.outcome, Some(Outcome::Cancelled { .. })) {
+        } else if matches!(task.outcome, Some(Outcome::Cancelled { .. })) && self.request.is_none_or(Request::is_off) {
             // Called off by who made the call: nobody waits for an answer.
             return Ok(Turn::Over);
         }

@@ -26,10 +26,10 @@ use crate::{
     tasks::{Gate, accept, life, name_form, name_in, registry, reopened, tool, two_callers},
 };
 
-const FORM: &str = "elicitation/create";
+pub(crate) const FORM: &str = "elicitation/create";
 
 /// Asks for a name, says what came back, and ends when it is let go.
-fn asks(gate: &Gate) -> Tool {
+pub(crate) fn asks(gate: &Gate) -> Tool {
     tool("asks", gate, |gate, ctx| async move {
         let answer = ctx.ask("name", name_form("Name?")).await?;
         gate.go.wait().await;
@@ -38,7 +38,7 @@ fn asks(gate: &Gate) -> Tool {
 }
 
 /// A gate that lets everybody pass.
-fn open_gate() -> Gate {
+pub(crate) fn open_gate() -> Gate {
     let gate = Gate::new();
     (0..10).for_each(|_| gate.go.send());
     gate
@@ -236,7 +236,7 @@ async fn a_question_is_answered_by_the_caller_who_was_asked() {
 type Ask = fn() -> Question;
 
 /// A `tasks/result` that surely waits: of two that are alike one may, and the other has been refused.
-async fn waiting(legacy: &Legacy, task: &str) -> JoinHandle<Response> {
+pub(crate) async fn waiting(legacy: &Legacy, task: &str) -> JoinHandle<Response> {
     let ask = || {
         let (legacy, params) = (legacy.clone(), json!({"taskId": task}));
         tokio::spawn(async move { legacy.raw("tasks/result", params).await })
@@ -308,7 +308,7 @@ fn a_question_survives_a_crash_and_is_answered_on_the_stream_that_goes_on() {
 // Kinds of questions, and who can be asked them.
 
 /// A completion by the client's model.
-fn sampling() -> Question {
+pub(crate) fn sampling() -> Question {
     Question::sampling(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "Hi"}}], "maxTokens": 10}))
 }
 

@@ -29,7 +29,7 @@ async fn scenario_01_immediate_mode_complete_results() {
     let (_server, legacy) = ready(Config::default()).await;
     let result = legacy.task("quick", json!({}), asking(&["immediate"])).await;
     assert_eq!((mode_of(&result), text_of(&result["content"])), ("immediate", "done".to_owned()));
-    assert_ne!(result["isError"], true);
+    assert_eq!(result["isError"], false, "{result}");
 }
 
 #[tokio::test]
@@ -236,6 +236,17 @@ async fn scenario_13_new_client_old_server() {
     let result = legacy.result(&id_in(&created)).await;
     take(&mut segments, &result);
     assert_eq!((merged(&segments), segments.is_error()), ("done".to_owned(), false));
+    // A server that never heard of modes says nothing of them: a plain handle, and later a plain result.
+    let old = Legacy::open(&stage.server).await;
+    assert_eq!(old.init()["capabilities"]["tasks"].get("responses"), None);
+    let created = old.task("writes", json!({}), asking(&["streaming"])).await;
+    assert_eq!((mode_of(&created), created.get("_meta")), ("task", None));
+    let mut segments = Segments::new();
+    assert_eq!(take(&mut segments, &created), [0; 0]);
+    assert_eq!((segments.task_id(), segments.is_complete()), (created["task"]["taskId"].as_str(), false));
+    stage.run().await.ends("done");
+    take(&mut segments, &old.result(&id_in(&created)).await);
+    assert_eq!((segments.is_complete(), merged(&segments), segments.is_error()), (true, "done".to_owned(), false));
 }
 
 #[tokio::test]
@@ -296,7 +307,7 @@ async fn server_03_immediate_mode() {
     for immediate_task in [false, true] {
         let (_server, legacy) = ready(with_legacy(LegacyConfig { immediate_task, ..LegacyConfig::default() })).await;
         let result = legacy.task("quick", json!({}), asking(&ALL)).await;
-        assert_eq!(mode_of(&result), "immediate");
+        assert_eq!((mode_of(&result), &result["isError"]), ("immediate", &json!(false)), "{result}");
         assert_eq!(result["_meta"].get(RELATED).is_some(), immediate_task, "{result}");
         let tasks = legacy.ok("tasks/list", json!({})).await["tasks"].as_array().expect("tasks").len();
         assert_eq!(tasks, usize::from(immediate_task));
@@ -361,15 +372,27 @@ async fn server_07_sse_format() {
 
 #[tokio::test]
 async fn server_08_no_duplicates() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut stage, _) = staged(Config::default()).await;
+    // Also where the same output could be told in another way, to somebody who listens everywhere.
+    let mut capabilities = capable_of(&ALL);
+    capabilities["tasks"]["streaming"] = json!({"partial": {}});
+    let legacy = Legacy::declaring(&stage.server, capabilities).await;
     let mut stand = legacy.stand().await;
     let (mut call, mut act, results) = five(&mut stage, &legacy).await;
+    let mut wait = legacy.stream("tasks/result", json!({"taskId": call.task()})).await;
     act.ends(());
     let last = call.last().await;
     let all = results.iter().chain([&last]).flat_map(|result| result["partial-content"].as_array().expect("segments"));
     let numbers: Vec<u64> = all.map(|segment| segment["seqNr"].as_u64().expect("a number")).collect();
     assert_eq!(numbers, [1, 2, 3, 4, 5], "each once on the stream of the call");
-    let told = told_until(&mut stand, call.task(), "completed").await;
+    let mut waited = wait.rest().await;
+    let whole = waited.pop().expect("a response");
+    assert_eq!(text_of(&whole["result"]["content"]), FIVE.join("+"), "whole, where the whole was asked for");
+    assert!(waited.iter().all(|message| message["method"] == "notifications/tasks/status"), "and nowhere else: {waited:?}");
+    // What is told of this task on the standing stream comes before what is told of the next one.
+    let next = legacy.start("writes", json!({})).await;
+    stage.run().await.ends("done");
+    let told = told_until(&mut stand, &next, "completed").await;
     assert!(told.iter().all(|message| message["method"] == "notifications/tasks/status"), "and nowhere else: {told:?}");
 }
 

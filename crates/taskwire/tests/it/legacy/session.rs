@@ -12,13 +12,14 @@ use taskwire::{
 use crate::{
     kit::{Client, Response, TempDir, TestServer, manual_clock, soon},
     legacy::{
+        input::sampling,
         kit::{LATEST, Legacy, initialize},
         streams::{call, count, response, text_for, told_call},
         tasks::{awaiting, refusal, until_is},
     },
     schema,
     stage::{HOUR, Stage, uncoalesced},
-    tasks::{Gate, life, name_form, name_in, quick, registry, reopened, tool, two_callers},
+    tasks::{Gate, life, quick, registry, reopened, tool, two_callers},
 };
 
 const MODERN: &str = "2026-07-28";
@@ -661,12 +662,25 @@ async fn a_batch_is_answered_as_one_in_the_version_that_has_them() {
 
 #[tokio::test]
 async fn nobody_is_asked_in_a_batch() {
-    let asks = tool("asks", &(), |(), ctx| async move { Ok(name_in(&ctx.ask("name", name_form("Name?")).await?)) });
+    let asks = tool("asks", &(), |(), ctx| async move {
+        ctx.ask("it", sampling()).await?;
+        Ok("answered")
+    });
     let server = TestServer::start(registry([asks])).await;
-    let legacy = Legacy::of(server.port, None, "2025-03-26", json!({"elicitation": {}})).await;
-    let response = legacy.post(&json!([request("tools/call", json!({"name": "asks"}))])).await;
-    let answer = response.json()[0].clone();
-    assert!(answer.get("error").is_some() || answer["result"]["isError"] == true, "{answer}");
+    let legacy = Legacy::of(server.port, None, "2025-03-26", json!({"sampling": {}})).await;
+    let batch = legacy.post(&json!([request("tools/call", json!({"name": "asks"}))])).await;
+    assert_eq!(batch.status, 200);
+    let answers = batch.json();
+    assert_eq!(answers.as_array().map(Vec::len), Some(1), "{answers}");
+    let answer = &answers[0];
+    assert_eq!(answer["id"], 1);
+    assert!(answer["error"]["code"] == -32600 || answer["result"]["isError"] == true, "{answer}");
+    assert_eq!(server.server.engine().reader().open(None, 10).expect("readable").len(), 0, "nothing waits for an answer");
+    // Alone, the same call asks.
+    let mut sse = legacy.stream("tools/call", json!({"name": "asks"})).await;
+    let question = sse.until("sampling/createMessage").await;
+    legacy.answer(&question, json!({"role": "assistant", "content": {"type": "text", "text": "hello"}, "model": "m"})).await;
+    assert_eq!(response(&mut sse).await["result"]["content"][0]["text"], "answered");
 }
 
 #[tokio::test]

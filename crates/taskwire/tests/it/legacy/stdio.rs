@@ -1,6 +1,6 @@
 //! A byte stream in this era, beside the modern one: each line is a message, and says by itself to which era it belongs.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use taskwire::{
@@ -635,6 +635,24 @@ async fn progress_and_log_lines_of_a_call_come_before_its_response() {
 }
 
 #[tokio::test]
+async fn a_tool_cannot_send_its_caller_away() {
+    let hasty = tool("hasty", &(), |(), ctx| async move {
+        ctx.disconnect(Duration::from_millis(300));
+        settle().await;
+        Ok("done")
+    });
+    let mut peer = Peer::start(registry([hasty]));
+    peer.open(LATEST).await;
+    peer.call(1, "hasty").await;
+    assert_eq!(peer.result(1).await["content"][0]["text"], "done");
+    let task = peer.task("hasty").await;
+    peer.until_status("completed").await;
+    peer.ask(2, "tasks/result", json!({"taskId": task})).await;
+    assert_eq!(peer.result(2).await["content"][0]["text"], "done");
+    peer.ended().await;
+}
+
+#[tokio::test]
 async fn changed_lists_and_resources_are_told_from_the_handshake_on() {
     let tools = registry([]);
     tools.resource(resource("test://a"));
@@ -702,6 +720,37 @@ async fn calling_off_a_wait_leaves_the_task_alone() {
     assert!(!peer.seen.iter().any(|message| message["id"] == "result"), "{:?}", peer.seen);
     peer.ask("again", "tasks/result", json!({"taskId": task})).await;
     assert_eq!(peer.result("again").await["content"][0]["text"], "done");
+    peer.ended().await;
+}
+
+// Batches.
+
+#[tokio::test]
+async fn a_batch_is_a_line_and_so_are_its_answers() {
+    let mut peer = Peer::start(registry([quick("quick")]));
+    peer.open("2025-03-26").await;
+    let batch = json!([
+        {"jsonrpc": "2.0", "id": 1, "method": "ping"},
+        {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"},
+        {"jsonrpc": "2.0", "id": "two", "method": "tools/call", "params": {"name": "quick"}},
+        {"jsonrpc": "2.0", "id": 3, "method": "unheard/of"},
+    ]);
+    peer.line(&batch.to_string()).await;
+    let line = soon("the answers", peer.output.next_line()).await.expect("readable").expect("the stream goes on");
+    let answers: Vec<Value> = serde_json::from_str(&line).expect("a list");
+    assert_eq!(answers.len(), 3, "{line}");
+    let answer = |id: Value| answers.iter().find(|answer| answer["id"] == id).expect("an answer");
+    assert_eq!(answer(json!(1))["result"], json!({}));
+    assert_eq!(answer(json!("two"))["result"]["content"][0]["text"], "done");
+    assert_eq!(answer(json!(3))["error"]["code"], -32601);
+    // One that has nothing to be answered is not answered.
+    peer.line(&json!([{"jsonrpc": "2.0", "method": "notifications/initialized"}]).to_string()).await;
+    settle().await;
+    peer.ping().await;
+    peer.line("[]").await;
+    assert_eq!(peer.message().await["error"]["code"], -32600, "nothing is no batch");
+    peer.call(4, "quick").await;
+    assert_eq!(peer.result(4).await["content"][0]["text"], "done");
     peer.ended().await;
 }
 

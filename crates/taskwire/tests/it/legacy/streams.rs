@@ -41,7 +41,7 @@ async fn passing<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
 }
 
 /// The answer to a call whose tool says nothing: it becomes a stream when it has taken long enough.
-async fn held(legacy: &Legacy, clock: &ManualClock, gate: &Gate, message: &Value) -> Sse {
+pub(crate) async fn held(legacy: &Legacy, clock: &ManualClock, gate: &Gate, message: &Value) -> Sse {
     let opening = async {
         let (sse, ()) = tokio::join!(passing(clock, legacy.stream_message(message)), gate.started.wait());
         sse
@@ -558,7 +558,7 @@ async fn a_place_in_no_stream_is_refused() {
 }
 
 /// A call that is cut off by a crash of its server; the session, the request, and where it was.
-fn cut_off(dir: &Arc<TempDir>, clock: &ManualClock, gate: &Gate, tools: Registry) -> (Legacy, Value, String) {
+pub(crate) fn cut_off(dir: &Arc<TempDir>, clock: &ManualClock, gate: &Gate, tools: Registry) -> (Legacy, Value, String) {
     life(async {
         let server = TestServer::start_in(dir.clone(), tools, Config::default(), Arc::new(clock.clone())).await;
         let legacy = Legacy::open(&server).await;
@@ -749,7 +749,7 @@ async fn a_client_that_goes_away_stops_nothing() {
 
 // Calling off.
 
-async fn call_off(legacy: &Legacy, request: &Value) {
+pub(crate) async fn call_off(legacy: &Legacy, request: &Value) {
     legacy.notify("notifications/cancelled", json!({"requestId": request["id"], "reason": "not needed"})).await;
 }
 

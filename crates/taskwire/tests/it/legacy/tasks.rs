@@ -323,12 +323,15 @@ async fn two_may_wait_for_one_task_and_each_has_its_answer() {
         streams.push((message["id"].clone(), legacy.stream_message(&message).await));
     }
     act.ends("done");
+    let mut ends = 0;
     for (request, events) in &mut streams {
         let rest = events.rest().await;
+        ends += rest.iter().filter(|message| message["params"]["status"] == "completed").count();
         assert_eq!(rest.iter().filter(|message| is_response(message)).count(), 1, "{rest:?}");
         let response = rest.last().expect("a response");
         assert_eq!((&response["id"], brief(response)), (&*request, "= done".to_owned()));
     }
+    assert_eq!(ends, 1, "a status goes to one stream");
 }
 
 #[tokio::test]
