@@ -388,6 +388,9 @@ impl Listening {
             }
             Since::Task(stream, at, task) => {
                 let (plain, request) = (stream.kind == Kind::Call, self.session.join(&stream.request));
+                if let Some(request) = request.as_ref().filter(|_| plain) {
+                    request.makes(task.id);
+                }
                 let tail = Tail::new(shared, &self.session, out, stream, Some(at), &task);
                 let ended = match &request {
                     Some(request) => tail.of(request).run().await,

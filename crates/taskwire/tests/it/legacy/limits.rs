@@ -508,6 +508,22 @@ async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
 }
 
 #[tokio::test]
+async fn a_wish_for_a_task_means_nothing_but_on_calls() {
+    let mut stage = Stage::new().await;
+    let legacy = Legacy::open(&stage.server).await;
+    let id = legacy.start("writes", json!({})).await;
+    stage.run().await.ends("done");
+    // As public clients do it, and worse.
+    for wish in [json!({"ttl": 60_000}), json!({"ttl": -1}), json!("nonsense")] {
+        let params = json!({"taskId": id, "task": wish, "_meta": {"progressToken": 7}});
+        assert_eq!(legacy.ok("tasks/result", params.clone()).await["content"][0]["text"], "done");
+        assert_eq!(legacy.ok("tasks/get", params).await["status"], "completed");
+        assert_eq!(legacy.ok("ping", json!({"task": wish})).await, json!({}));
+    }
+    assert_eq!(legacy.ok("tasks/list", json!({})).await["tasks"].as_array().map(Vec::len), Some(1), "nothing was made");
+}
+
+#[tokio::test]
 async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
     let mut stage = Stage::new().await;
     let legacy = Legacy::open(&stage.server).await;
@@ -529,6 +545,7 @@ async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
         () = talking => panic!("no line has come"),
     };
     assert_eq!((&line["params"]["level"], &line["params"]["data"]), (&json!("warning"), &json!({"hm": 1})));
+    assert_eq!(line["params"]["_meta"][RELATED], json!({"taskId": id}));
     settle().await;
     act.ends("done");
     assert_eq!(brief(&response(&mut wait).await), "= done");
