@@ -207,14 +207,14 @@ impl Call<'_, '_> {
         // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
         let input_timeout = ms(INPUT_TIMEOUT);
         self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
-        if !(cx.detaches && cx.events) {
+        let keyed = self.spec.idempotency_key.is_some();
+        if !(keyed || (cx.detaches && cx.events)) {
             // Nobody can come back to it.
             self.spec.on_interrupt = OnInterrupt::Fail;
         }
         // Before it is begun: else it would go on without anybody.
         let (open, request) = (cx.waits()?, cx.begin()?);
         let (sender, mut notes) = mpsc::channel(NOTES_MAX);
-        let keyed = self.spec.idempotency_key.is_some();
         let spec = Arc::new(self.spec.clone());
         if keyed {
             // Its caller will ask again if it does not get this answer, so it must live on.
@@ -310,11 +310,13 @@ impl Call<'_, '_> {
                 Err(error) => return Err(error.into()),
             }
         }
+        let off = request.is_off();
         request.answered();
         match outcome {
             Outcome::Completed { result, .. } => Ok(self.cx.reply(view::call_result(&result, None, None))),
             Outcome::Failed(error) => Err(error.into()),
-            Outcome::Cancelled { .. } => Ok(Reply::accepted()),
+            Outcome::Cancelled { .. } if off => Ok(Reply::accepted()),
+            Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
         }
     }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use taskwire::{
     core::Limits,
     server::{Config, Initial, LegacyConfig},
-    tool::{TaskMode, Tool},
+    tool::{TaskMode, Tool, ToolError},
 };
 
 use crate::{
@@ -505,6 +505,23 @@ async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
     assert_eq!(brief(messages.last().expect("a response")), "= one+two+three");
     call.last().await;
     assert_eq!(call.merged(), "one+two+three");
+}
+
+#[tokio::test]
+async fn a_tool_that_stops_by_itself_is_answered_for() {
+    for late in [false, true] {
+        let mut stage = Stage::of(Config::default(), |tool| tool).await;
+        let legacy = Legacy::open(&stage.server).await;
+        let asked = tokio::spawn(async move { legacy.error("tools/call", json!({"name": "writes", "arguments": {}})).await });
+        let mut act = stage.run().await;
+        if late {
+            // What is kept makes a task of the call.
+            act.ctx.checkpoint(&1).await.expect("it may");
+        }
+        act.ends_with(Err(ToolError::stopped()));
+        let error = soon("the answer", asked).await.expect("no panic");
+        assert_eq!(error["code"], -32603, "{error}");
+    }
 }
 
 #[tokio::test]
