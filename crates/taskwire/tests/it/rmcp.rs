@@ -1,6 +1,6 @@
 //! The official Rust client, unmodified, against this server: what it sends is taken, what it gets it understands.
 
-use std::{fmt::Debug, sync::Arc};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use rmcp::{
     ClientHandler, ClientLifecycleMode, ErrorData, RoleClient, ServiceError,
@@ -85,9 +85,12 @@ fn deploy() -> Tool {
 
 /// Connects in the modern era.
 async fn connect<H: ClientHandler>(server: &TestServer, handler: H) -> RunningService<RoleClient, H> {
+    connect_by(server, handler, ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] }).await
+}
+
+async fn connect_by<H: ClientHandler>(server: &TestServer, handler: H, lifecycle: ClientLifecycleMode) -> RunningService<RoleClient, H> {
     let transport = StreamableHttpClientTransport::from_uri(format!("http://127.0.0.1:{}/mcp", server.port));
-    let lifecycle = ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] };
-    soon("the discovery", serve_client_with_lifecycle(handler, transport, lifecycle)).await.expect("a server that rmcp understands")
+    soon("the handshake", serve_client_with_lifecycle(handler, transport, lifecycle)).await.expect("a server that rmcp understands")
 }
 
 /// Calls a tool that becomes a task, and gives the id of the task.
@@ -149,6 +152,27 @@ async fn rmcp_discovers_the_modern_era_and_the_tasks_extension() {
     assert_eq!(info.protocol_version, ProtocolVersion::V_2026_07_28);
     assert!(info.capabilities.supports_tasks(), "{:?}", info.capabilities);
     assert_eq!(info.server_info.as_ref().expect("a name").name, "taskwire");
+    end(client, server).await;
+}
+
+#[tokio::test]
+async fn rmcp_opens_a_session_is_asked_in_it_and_comes_back_to_a_call() {
+    let leaves = Tool::raw("leaves", "Sends its caller away, then asks", json!({"type": "object"}), |ctx: Ctx| async move {
+        ctx.disconnect(Duration::from_millis(10));
+        let schema = json!({"type": "object", "properties": {"target": {"type": "string"}}});
+        let form: Value = ctx.ask("target", Question::form("Where to?", schema)).await?.read()?;
+        Ok(format!("went to {}", form["target"].as_str().unwrap_or_default()))
+    });
+    let server = TestServer::start(registry([named("a"), deploy(), leaves])).await;
+    let client = connect_by(&server, Person, ClientLifecycleMode::Initialize).await;
+    let info = client.peer_info().expect("what was agreed on");
+    assert_eq!(info.protocol_version, ProtocolVersion::V_2025_11_25);
+    let tools = soon("the list", client.list_all_tools()).await.expect("tools");
+    assert_eq!(tools.iter().map(|tool| &*tool.name).collect::<Vec<_>>(), ["a", "deploy", "leaves"]);
+    for (tool, said) in [("a", "a"), ("deploy", "deployed to staging"), ("leaves", "went to staging")] {
+        let result = soon(tool, client.call_tool(CallToolRequestParams::new(tool))).await.expect("an answer");
+        assert_eq!(text(&result), said);
+    }
     end(client, server).await;
 }
 
