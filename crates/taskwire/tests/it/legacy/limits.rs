@@ -508,6 +508,29 @@ async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
 }
 
 #[tokio::test]
+async fn nothing_is_told_of_a_task_before_its_name() {
+    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let legacy = Legacy::declaring(&stage.server, capable_of(&ALL)).await;
+    let mut stand = legacy.stand().await;
+    let told = tokio::spawn(async move { stand.next().await });
+    // Without events the first answer waits for output, and with it the name of the task.
+    let caller = legacy.accepting("application/json");
+    let params = json!({"name": "writes", "arguments": {}, "task": {"responseModes": ["streaming"]}});
+    let call = tokio::spawn(async move { caller.ok("tools/call", params).await });
+    let act = stage.run().await;
+    act.ctx.status("early").await.expect("it goes on");
+    // Long enough for it to come, if it did.
+    for _ in 0..50 {
+        legacy.ok("ping", json!({})).await;
+    }
+    assert!(!told.is_finished() && !call.is_finished(), "a task that nobody has heard of");
+    act.writes("one").await;
+    let result = soon("the answer", call).await.expect("no panic");
+    let status = soon("the status", told).await.expect("no panic").expect("the stream goes on");
+    assert_eq!((&status["params"]["taskId"], &status["params"]["statusMessage"]), (&result["task"]["taskId"], &json!("early")));
+}
+
+#[tokio::test]
 async fn a_tool_that_stops_by_itself_is_answered_for() {
     for late in [false, true] {
         let mut stage = Stage::of(Config::default(), |tool| tool).await;
