@@ -5,6 +5,7 @@
 //! What becomes of a task's output is in [`stream`] and [`stalled`], which read it through [`partials`]. What becomes of
 //! sessions of the legacy era and their streams is in [`legacy`], which reads them through [`session`].
 
+mod body;
 mod client;
 mod dice;
 mod fill;

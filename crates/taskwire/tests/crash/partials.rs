@@ -8,7 +8,7 @@ use std::{io, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
     sync::watch,
     time::{sleep, timeout},
@@ -16,6 +16,7 @@ use tokio::{
 
 use crate::{
     SETTLE,
+    body::Body,
     client::{Client, PARTIALS, request},
     model::{is_terminal, status},
 };
@@ -118,7 +119,7 @@ impl Asked {
     /// Reads the head of the answer and the acknowledgement, which must say that nothing is left out.
     pub(crate) async fn begin(self) -> io::Result<Listening> {
         let stream = BufReader::with_capacity(BUFFER_BYTES, self.stream);
-        let mut listening = Listening { stream, task: self.task, body: Vec::new(), at: 0 };
+        let mut listening = Listening { body: Body::of(stream), task: self.task };
         listening.read_head().await?;
         let message = listening.message().await?;
         let acknowledges = |message: &&Message| message.method.as_deref() == Some("notifications/subscriptions/acknowledged");
@@ -134,11 +135,8 @@ impl Asked {
 /// An open listen stream: a chunked HTTP body of server-sent events.
 #[derive(Debug)]
 pub(crate) struct Listening {
-    stream: BufReader<TcpStream>,
+    body: Body,
     task: String,
-    /// What has come of the body of late, and how much of that was looked at.
-    body: Vec<u8>,
-    at: usize,
 }
 
 /// Any message on a listen stream.
@@ -194,13 +192,13 @@ impl Listening {
     async fn read_head(&mut self) -> io::Result<()> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
-            if self.stream.read_line(&mut head).await? == 0 {
+            if self.body.stream.read_line(&mut head).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
         head.make_ascii_lowercase();
         let streams = ["content-type: text/event-stream\r\n", "transfer-encoding: chunked\r\n"].into_iter().all(|line| head.contains(line));
-        let body = String::from_utf8_lossy(self.stream.buffer());
+        let body = String::from_utf8_lossy(self.body.stream.buffer());
         assert!(head.starts_with("http/1.1 200 ") && streams, "no stream of events: {head}{body}");
         Ok(())
     }
@@ -208,40 +206,12 @@ impl Listening {
     /// The next message; none at the end of the body.
     async fn message(&mut self) -> io::Result<Option<Message>> {
         // Other lines are comments, or the empty ones that end an event.
-        while let Some(line) = self.line().await? {
+        while let Some(line) = self.body.line().await? {
             if let Some(data) = line.strip_prefix(b"data: ") {
                 let message: Result<Message, _> = serde_json::from_slice(data);
                 return Ok(Some(message.unwrap_or_else(|error| panic!("{error} in an event: {}", String::from_utf8_lossy(data)))));
             }
         }
         Ok(None)
-    }
-
-    /// The next line of the body; none at its end.
-    async fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
-        loop {
-            let mut line = Vec::new();
-            let len = io::BufRead::read_until(&mut &self.body[self.at..], b'\n', &mut line)?;
-            if line.ends_with(b"\n") {
-                self.at += len;
-                return Ok(Some(line));
-            }
-            if !self.read_part().await? {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Takes in the next part of the body. Says `false` at its end.
-    async fn read_part(&mut self) -> io::Result<bool> {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).await?;
-        let Some(size) = line.strip_suffix("\r\n") else { return Err(io::ErrorKind::UnexpectedEof.into()) };
-        let size = u64::from_str_radix(size, 16).unwrap_or_else(|_| panic!("not the size of a part: {size:?}"));
-        self.body.drain(..std::mem::take(&mut self.at));
-        (&mut self.stream).take(size).read_to_end(&mut self.body).await?;
-        // Also where it was cut off before: then there is nothing more to read here.
-        self.stream.read_exact(&mut [0; 2]).await?;
-        Ok(size > 0)
     }
 }

@@ -20,7 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{SETTLE, dice::Dice};
+use crate::{SETTLE, body::Body, dice::Dice};
 
 /// The `_meta` key that names a message's task.
 pub(crate) const RELATED: &str = "io.modelcontextprotocol/related-task";
@@ -198,7 +198,7 @@ impl Answer {
         let streams = is("content-type", "text/event-stream") && is("transfer-encoding", "chunked");
         let body = String::from_utf8_lossy(self.stream.buffer());
         assert!(self.status == 200 && streams, "no stream of events: {:?} {body}", self.head);
-        Events { stream: self.stream, body: Vec::new(), at: 0 }
+        Events(Body::of(self.stream))
     }
 }
 
@@ -212,19 +212,15 @@ struct Event {
 
 /// An open stream of events: a chunked HTTP body.
 #[derive(Debug)]
-struct Events {
-    stream: BufReader<TcpStream>,
-    /// What has come of the body of late, and how much of that was looked at.
-    body: Vec<u8>,
-    at: usize,
-}
+struct Events(Body);
 
 impl Events {
     /// The next event; none when the stream has ended in good order. One that was cut off is not an event yet.
     async fn event(&mut self) -> io::Result<Option<Event>> {
         let mut event = Event::default();
-        while let Some(line) = self.line().await? {
-            let (field, value) = line.split_once(':').unwrap_or((&line, ""));
+        while let Some(line) = self.0.line().await? {
+            let line = std::str::from_utf8(&line).expect("UTF-8").trim_end_matches('\n');
+            let (field, value) = line.split_once(':').unwrap_or((line, ""));
             let value = value.strip_prefix(' ').unwrap_or(value);
             match field {
                 "" if line.is_empty() && (event.id.is_some() || event.message.is_some()) => return Ok(Some(event)),
@@ -238,33 +234,6 @@ impl Events {
             }
         }
         Ok(None)
-    }
-
-    /// The next line of the body; none at its end.
-    async fn line(&mut self) -> io::Result<Option<String>> {
-        loop {
-            if let Some(len) = self.body[self.at..].iter().position(|byte| *byte == b'\n') {
-                let line = self.body[self.at..self.at + len].to_vec();
-                self.at += len + 1;
-                return Ok(Some(String::from_utf8(line).expect("UTF-8")));
-            }
-            if !self.read_part().await? {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Takes in the next part of the body. Says `false` at its end.
-    async fn read_part(&mut self) -> io::Result<bool> {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).await?;
-        let Some(size) = line.strip_suffix("\r\n") else { return Err(io::ErrorKind::UnexpectedEof.into()) };
-        let size = u64::from_str_radix(size, 16).unwrap_or_else(|_| panic!("not the size of a part: {size:?}"));
-        self.body.drain(..std::mem::take(&mut self.at));
-        (&mut self.stream).take(size).read_to_end(&mut self.body).await?;
-        // Also where it was cut off before: then there is nothing more to read here.
-        self.stream.read_exact(&mut [0; 2]).await?;
-        Ok(size > 0)
     }
 }
 

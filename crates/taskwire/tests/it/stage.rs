@@ -231,12 +231,18 @@ pub(crate) fn one_may_wait() -> Config {
     Config { waits_per_caller: 1, ..Config::default() }
 }
 
-/// A read that surely waits: of two that are alike one may, and the other has been refused.
+/// A read that surely waits.
 pub(crate) async fn waiting(client: &Client, params: Value) -> JoinHandle<Response> {
-    let ask = || {
+    one_waits(|| {
         let (client, params) = (client.clone(), params.clone());
-        tokio::spawn(async move { client.raw(READ, params).await })
-    };
+        async move { client.raw(READ, params).await }
+    })
+    .await
+}
+
+/// A request that surely waits, where one may: of two that are alike one does, and the other has been refused.
+pub(crate) async fn one_waits<F: Future<Output = Response> + Send + 'static>(ask: impl Fn() -> F) -> JoinHandle<Response> {
+    let ask = || tokio::spawn(ask());
     let (mut one, mut other) = (ask(), ask());
     let first = async {
         tokio::select! {
@@ -246,7 +252,7 @@ pub(crate) async fn waiting(client: &Client, params: Value) -> JoinHandle<Respon
     };
     let (refused, waits) = soon("a refusal", first).await;
     let refused = refused.expect("no panic");
-    assert_eq!((refused.status, refused.code()), (429, -31001), "{}", refused.json());
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!(-31001)), "{}", refused.json());
     waits
 }
 

@@ -111,6 +111,13 @@ pub(super) struct Running {
     awaited: bool,
 }
 
+impl Running {
+    /// Whether its work goes on here.
+    fn works(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.strong_count() > 0)
+    }
+}
+
 impl Session {
     /// Says nothing of a task until [`speak`](Self::speak): its name comes first.
     pub(super) fn hush(&self, id: TaskId) {
@@ -127,9 +134,9 @@ impl Session {
         self.live().hushed.contains(&id)
     }
 
-    /// The next chunk of a task that the session was not given.
+    /// The first chunk of a task that the session was not given.
     pub(super) fn given(&self, id: TaskId) -> Seq {
-        self.live().given.get(&id).map(|given| given.next).unwrap_or_default()
+        self.given_so_far(id).unwrap_or_default()
     }
 
     /// Whether the session was given a chunk elsewhere than on its standing stream.
@@ -189,7 +196,7 @@ impl Session {
         }
     }
 
-    /// The first chunk of a task that the session was not given, if it was given anything of it elsewhere.
+    /// The same, if anything is known of it.
     pub(super) fn given_so_far(&self, id: TaskId) -> Option<Seq> {
         self.live().given.get(&id).map(|given| given.next)
     }
@@ -309,10 +316,9 @@ impl Session {
     pub(super) fn begin(self: &Arc<Self>, id: &RequestId) -> Option<Request> {
         let mut live = self.live();
         if live.running.len() >= RUNNING_MAX {
-            live.running.retain(|_, running| running.awaited || running.run.as_ref().is_some_and(|run| run.strong_count() > 0));
+            live.running.retain(|_, running| running.awaited || running.works());
         }
-        let known = live.running.get(id);
-        if known.is_some_and(|running| running.awaited || running.run.as_ref().is_some_and(|run| run.strong_count() > 0)) {
+        if live.running.get(id).is_some_and(|running| running.awaited || running.works()) {
             return None;
         }
         live.called_off.retain(|called_off| called_off != id);
@@ -332,7 +338,7 @@ impl Session {
 
     /// Whether the work of a request goes on here.
     pub(super) fn is_running(&self, id: &RequestId) -> bool {
-        self.live().running.get(id).and_then(|running| running.run.as_ref()).is_some_and(|run| run.strong_count() > 0)
+        self.live().running.get(id).is_some_and(Running::works)
     }
 
     /// Whether a request was called off, of late.

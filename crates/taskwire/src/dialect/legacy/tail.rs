@@ -419,15 +419,14 @@ impl<'a> Tail<'a> {
 
     async fn tell_chunk(&mut self, chunk: &Chunk) -> Result<(), Ended> {
         self.at.seq = chunk.seq.next();
-        self.at.version = self.at.version.max(chunk.version);
+        self.pass(chunk.version);
         let message = view::partial(self.stream.task, chunk, self.meta.as_deref().unwrap_or("{}"));
         self.session.give(self.stream.task, chunk.seq..self.at.seq);
         self.send(&message, true).await
     }
 
     async fn tell_event(&mut self, task: &Task, logged: &Logged) -> Result<(), Ended> {
-        self.at.version = logged.version;
-        self.tell_here(logged.version);
+        self.pass(logged.version);
         let mut messages = Vec::new();
         if let Event::Said { message, progress: Some(progress) } = &logged.event {
             messages.extend(self.notes.progress(*progress, message.as_deref(), self.meta.as_deref()));
@@ -444,10 +443,13 @@ impl<'a> Tail<'a> {
         self.send_all(&messages).await
     }
 
-    /// Notes that an event is told here, and need not be told elsewhere.
-    fn tell_here(&self, version: Version) {
-        if self.stream.kind == Kind::Result {
-            self.session.tell_elsewhere(self.stream.task, version..version.next());
+    /// Goes on to an event. All up to there is told here, and need not be told elsewhere.
+    fn pass(&mut self, version: Version) {
+        if version > self.at.version {
+            if self.stream.kind == Kind::Result {
+                self.session.tell_elsewhere(self.stream.task, self.at.version.next()..version.next());
+            }
+            self.at.version = version;
         }
     }
 
@@ -459,7 +461,7 @@ impl<'a> Tail<'a> {
     async fn answer(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, Ended> {
         if self.stream.kind == Kind::Result {
             if self.held && self.session.ends(task.id, &self.stream.request) {
-                self.tell_here(ended);
+                self.pass(ended);
                 self.send(&self.status(task), false).await?;
             }
         } else if matches!(task.outcome, Some(Outcome::Cancelled { .. })) && self.request.is_none_or(Request::is_off) {

@@ -22,7 +22,7 @@ use crate::{
         partials::prime,
         tasks::{awaiting, brief, is_json, is_response, refusal, related, story, until_is},
     },
-    stage::{Stage, one_may_wait, text_of},
+    stage::{Stage, one_may_wait, one_waits, text_of},
     tasks::{Gate, accept, life, name_form, name_in, registry, reopened, tool, two_callers},
 };
 
@@ -235,23 +235,13 @@ async fn a_question_is_answered_by_the_caller_who_was_asked() {
 /// What a tool asks.
 type Ask = fn() -> Question;
 
-/// A `tasks/result` that surely waits: of two that are alike one may, and the other has been refused.
+/// A `tasks/result` that surely waits.
 pub(crate) async fn waiting(legacy: &Legacy, task: &str) -> JoinHandle<Response> {
-    let ask = || {
+    one_waits(|| {
         let (legacy, params) = (legacy.clone(), json!({"taskId": task}));
-        tokio::spawn(async move { legacy.raw("tasks/result", params).await })
-    };
-    let (mut one, mut other) = (ask(), ask());
-    let first = async {
-        tokio::select! {
-            answer = &mut one => (answer, other),
-            answer = &mut other => (answer, one),
-        }
-    };
-    let (refused, waits) = soon("a refusal", first).await;
-    let refused = refused.expect("no panic");
-    assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!(-31001)));
-    waits
+        async move { legacy.raw("tasks/result", params).await }
+    })
+    .await
 }
 
 #[tokio::test]
