@@ -1,7 +1,9 @@
 //! Measures Taskwire beside rmcp and a bare hyper server: one command, one table, one JSON document.
 //!
-//! Start with `stages`, which says what is measured; `serve` holds the three servers, each run as a process of its own.
+//! Start with `stages`, which says what is measured; `serve` holds the three servers, each run as a process of its own, and
+//! `client` the readers that are.
 
+mod client;
 mod http;
 mod load;
 mod plan;
@@ -18,7 +20,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
-use crate::{plan::Options, process::Scratch, report::Report, serve::Serve};
+use crate::{client::Read, plan::Options, process::Scratch, report::Report, serve::Serve};
 
 /// Measures Taskwire beside rmcp and a bare hyper server.
 #[derive(Parser)]
@@ -34,6 +36,8 @@ struct Cli {
 enum Command {
     /// Is one of the servers that are measured.
     Serve(Serve),
+    /// Is one of the readers that are measured.
+    Read(Read),
 }
 
 /// The allocator of the `taskwire` program; the peers get it too.
@@ -46,6 +50,10 @@ async fn main() -> anyhow::Result<ExitCode> {
     match cli.command {
         Some(Command::Serve(serve)) => {
             serve::run(serve).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Read(read)) => {
+            client::run(read).await?;
             Ok(ExitCode::SUCCESS)
         }
         None => measure(&cli.options).await,

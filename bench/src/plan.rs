@@ -18,11 +18,13 @@ pub enum Stage {
     Push,
     /// Partial results.
     Stream,
+    /// Partial results as the client reads them.
+    Client,
 }
 
 impl Stage {
     /// All of them.
-    const ALL: [Self; 5] = [Self::Requests, Self::Alive, Self::Ended, Self::Push, Self::Stream];
+    const ALL: [Self; 6] = [Self::Requests, Self::Alive, Self::Ended, Self::Push, Self::Stream, Self::Client];
 }
 
 /// What can be set on the command line.
@@ -61,6 +63,9 @@ pub struct Options {
     /// About how many small chunks one round of a streaming measure delivers, to all readers together.
     #[arg(long)]
     events: Option<usize>,
+    /// Partial results that one round of a client measure reads at a set pace, 10,000 of them in a second.
+    #[arg(long)]
+    partials: Option<usize>,
 }
 
 /// What is going to be measured.
@@ -96,6 +101,10 @@ pub struct Plan {
     pub ticks: usize,
     /// Idle streams whose memory is measured.
     pub idle_streams: usize,
+    /// Partial results that one round of a client measure reads at a set pace.
+    pub partials: usize,
+    /// Those that it reads as fast as it can. Few enough that a client has room for all of them.
+    pub partials_at_once: usize,
 }
 
 impl Plan {
@@ -128,6 +137,8 @@ impl Options {
             events: amount(self.events, 2_000_000, 100_000),
             ticks: amount(None, 600, 100),
             idle_streams: 1_000,
+            partials: amount(self.partials, 30_000, 5_000),
+            partials_at_once: amount(None, 150_000, 20_000),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Servers as processes: started, watched from outside through `/proc`, and killed.
+//! Servers and readers as processes: started, watched from outside through `/proc`, and killed.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -10,15 +10,23 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
     net::TcpStream,
-    process::{Child, Command},
+    process::{Child, ChildStdout, Command},
     time::{sleep, timeout},
 };
 
-use crate::{http::Conn, serve::Kind, wire};
+use crate::{
+    client::{Got, READY, Reader},
+    http::Conn,
+    serve::{Kind, Pour},
+    wire,
+};
 
 /// How long a server may take to accept a connection, or to give its first answer.
 const START_MAX: Duration = Duration::from_secs(120);
+/// How long a reader may take to say something.
+const READ_MAX: Duration = Duration::from_secs(120);
 /// Ticks of `/proc/PID/stat` in a second: `USER_HZ`, which is 100 on every Linux that matters here.
 const TICKS_PER_SECOND: f64 = 100.0;
 
@@ -99,34 +107,92 @@ impl Server {
 
     /// User and system time that the process has used, in seconds.
     pub fn cpu(&self) -> Result<f64> {
-        let stat = self.proc_file("stat")?;
-        // The second field is the program's name in brackets, and may contain anything.
-        let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat has no name field")?;
-        let ticks = |nth: usize| -> Result<f64> {
-            let field = fields.split_ascii_whitespace().nth(nth).context("/proc/PID/stat is too short")?;
-            Ok(field.parse::<f64>()?)
-        };
-        // Fields 14 and 15 of the file; the first one after the name is field 3.
-        Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
+        cpu(self.pid).with_context(|| format!("the server `{}` cannot be watched", self.kind.name()))
     }
 
     /// Resident memory of the process, in bytes.
     pub fn rss(&self) -> Result<f64> {
-        let status = self.proc_file("status")?;
+        let status = proc_file(self.pid, "status").with_context(|| format!("the server `{}` cannot be watched", self.kind.name()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("/proc/PID/status has no VmRSS")?;
         let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("VmRSS is not a number")?;
         Ok(kib * 1024.0)
-    }
-
-    fn proc_file(&self, name: &str) -> Result<String> {
-        let path = format!("/proc/{}/{name}", self.pid);
-        std::fs::read_to_string(&path).with_context(|| format!("cannot read {path} of the server `{}`", self.kind.name()))
     }
 
     /// Kills the process as a crash would, and waits until it is gone.
     pub async fn kill(mut self) -> Result<()> {
         self.child.kill().await.context("cannot kill a server")
     }
+}
+
+/// A reader process. Dropped, it is killed; and it ends by itself should this process die first.
+pub struct Reading {
+    pid: u32,
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Reading {
+    /// Starts a reader of what `runs` calls pour, and waits until it is ready for it.
+    pub async fn start(reader: Reader, server: &Server, runs: usize, pour: &Pour) -> Result<Self> {
+        let exe = std::env::current_exe().context("cannot find the path of this program")?;
+        let mut child = Command::new(exe)
+            .args(["read", reader.name(), "--addr"])
+            .arg(server.addr.to_string())
+            .arg("--runs")
+            .arg(runs.to_string())
+            .args(pour.arguments())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start the reader `{}`", reader.name()))?;
+        let pid = child.id().context("the reader has no process id")?;
+        let lines = BufReader::new(child.stdout.take().context("the reader has no output")?).lines();
+        let mut reading = Self { pid, child, lines };
+        let said = reading.line().await?;
+        ensure!(said == READY, "the reader says `{said}` instead of `{READY}`");
+        Ok(reading)
+    }
+
+    /// Waits until the reader has got everything.
+    pub async fn got(&mut self) -> Result<Got> {
+        let said = self.line().await?;
+        serde_json::from_str(&said).with_context(|| format!("the reader says `{said}`"))
+    }
+
+    async fn line(&mut self) -> Result<String> {
+        let line = timeout(READ_MAX, self.lines.next_line()).await.context("the reader says nothing")??;
+        line.context("the reader ended before its time")
+    }
+
+    /// User and system time that the process has used, in seconds.
+    pub fn cpu(&self) -> Result<f64> {
+        cpu(self.pid).context("the reader cannot be watched")
+    }
+
+    /// Kills the process, and waits until it is gone.
+    pub async fn kill(mut self) -> Result<()> {
+        self.child.kill().await.context("cannot kill a reader")
+    }
+}
+
+/// User and system time that a process has used, in seconds.
+fn cpu(pid: u32) -> Result<f64> {
+    let stat = proc_file(pid, "stat")?;
+    // The second field is the program's name in brackets, and may contain anything.
+    let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat has no name field")?;
+    let ticks = |nth: usize| -> Result<f64> {
+        let field = fields.split_ascii_whitespace().nth(nth).context("/proc/PID/stat is too short")?;
+        Ok(field.parse::<f64>()?)
+    };
+    // Fields 14 and 15 of the file; the first one after the name is field 3.
+    Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
+}
+
+fn proc_file(pid: u32, name: &str) -> Result<String> {
+    let path = format!("/proc/{pid}/{name}");
+    std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
 }
 
 /// An address on this machine that nobody listens on.

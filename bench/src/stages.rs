@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use tokio::time::sleep;
 
 use crate::{
+    client,
     http::Conn,
     load::{self, Load, Op},
     plan::{Plan, Stage},
@@ -47,6 +48,10 @@ pub async fn run(plan: &Plan, scratch: &Scratch) -> Findings {
     if plan.has(Stage::Stream) {
         let result = stream::rounds(plan, scratch, &mut findings).await;
         findings.note_failure("stream", result);
+    }
+    if plan.has(Stage::Client) {
+        let result = client::rounds(plan, scratch, &mut findings).await;
+        findings.note_failure("client", result);
     }
     findings
 }

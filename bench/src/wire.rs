@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     http::{Answer, find},
-    serve::Write,
+    serve::{Pour, Write},
 };
 
 /// What `echo` is asked to return.
@@ -45,6 +45,11 @@ pub fn write(addr: SocketAddr, write: &Write) -> Result<Vec<u8>> {
     Ok(call_with(addr, 0, "write", &serde_json::to_string(write)?))
 }
 
+/// A call of the tool that pours.
+pub fn pour(addr: SocketAddr, id: usize, pour: &Pour) -> Result<Vec<u8>> {
+    Ok(call_with(addr, id, "pour", &serde_json::to_string(pour)?))
+}
+
 /// A call of the tool that opens a gate.
 pub fn open(addr: SocketAddr, gate: &str) -> Vec<u8> {
     call_with(addr, 0, "open", &format!(r#"{{"gate":"{gate}"}}"#))
@@ -77,12 +82,21 @@ pub fn partials(addr: SocketAddr, reader: usize, task: &str) -> Vec<u8> {
     request_as(addr, READER_ID + reader, "subscriptions/listen", None, &params, PARTIALS_META)
 }
 
+/// The message that asks for one stream about some tasks as a client does: their states, and their output from the first
+/// chunk on.
+pub fn follow(id: usize, tasks: &[String]) -> String {
+    let ids: Vec<_> = tasks.iter().map(|task| format!(r#""{task}""#)).collect();
+    let outputs: Vec<_> = tasks.iter().map(|task| format!(r#"{{"taskId":"{task}","fromSeq":0}}"#)).collect();
+    let params = format!(r#""notifications":{{"taskIds":[{}],"dev.taskwire/partials":[{}]}}"#, ids.join(","), outputs.join(","));
+    message(id, "subscriptions/listen", &params, PARTIALS_META)
+}
+
 fn request(addr: SocketAddr, id: usize, method: &str, name: Option<&str>, params: &str) -> Vec<u8> {
     request_as(addr, id, method, name, params, META)
 }
 
 fn request_as(addr: SocketAddr, id: usize, method: &str, name: Option<&str>, params: &str, meta: &str) -> Vec<u8> {
-    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params},"_meta":{meta}}}}}"#);
+    let body = message(id, method, params, meta);
     let name = name.map(|name| format!("Mcp-Name: {name}\r\n")).unwrap_or_default();
     let length = body.len();
     let mut request = format!(
@@ -92,6 +106,10 @@ fn request_as(addr: SocketAddr, id: usize, method: &str, name: Option<&str>, par
     );
     request.push_str(&body);
     request.into_bytes()
+}
+
+fn message(id: usize, method: &str, params: &str, meta: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params},"_meta":{meta}}}}}"#)
 }
 
 /// Checks that an answer is a success that contains `text`.

@@ -3,7 +3,12 @@
 use serde::Serialize;
 
 use super::{Chunks, Held, Measure, Mode, Report, flow_label, median};
-use crate::{plan::Stage, serve::Kind, stream::FEW_READERS};
+use crate::{
+    client::{PER_SECOND, RUNS},
+    plan::Stage,
+    serve::Kind,
+    stream::FEW_READERS,
+};
 
 /// Processor time of an `echo`, in microseconds.
 const ECHO_US_MAX: f64 = 30.0;
@@ -27,6 +32,8 @@ const FLOW_RATIO_MIN: f64 = 0.70;
 const FLOW_US_MAX: f64 = 2.0;
 /// How much later than its commit a text may be received, in milliseconds.
 const DELAY_MS_MAX: f64 = 2.0;
+/// How much more of one processor the client may take than a reader that only takes the stream apart, in percentage points.
+const CLIENT_PERCENT_MAX: f64 = 20.0;
 
 /// Taskwire's processor time and throughput over a peer's.
 #[derive(Debug, Serialize)]
@@ -68,11 +75,14 @@ pub(super) fn ratios(report: &Report) -> Vec<Ratio> {
 
 pub(super) fn targets(report: &Report) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    if report.plan.stages.iter().any(|stage| *stage != Stage::Stream) {
+    if report.plan.stages.iter().any(|stage| !matches!(stage, Stage::Stream | Stage::Client)) {
         verdicts.extend(task_targets(report));
     }
     if report.plan.has(Stage::Stream) {
         verdicts.extend(stream_targets(report));
+    }
+    if report.plan.has(Stage::Client) {
+        verdicts.extend(client_targets(report));
     }
     verdicts
 }
@@ -147,6 +157,17 @@ fn stream_targets(report: &Report) -> Vec<Verdict> {
     }
     let idle = streams.idle_bytes(Kind::Taskwire);
     verdicts.push(at_most("memory per idle stream of partial results".to_owned(), idle, STREAM_BYTES_MAX, "B"));
+    verdicts
+}
+
+fn client_targets(report: &Report) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for server in [Kind::Bare, Kind::Taskwire] {
+        for runs in RUNS {
+            let target = format!("client, {PER_SECOND} partials/s from {}, {runs} runs, over SSE", server.name());
+            verdicts.push(at_most(target, report.clients.more_percent(server, runs), CLIENT_PERCENT_MAX, "% core"));
+        }
+    }
     verdicts
 }
 

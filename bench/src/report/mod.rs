@@ -1,5 +1,6 @@
 //! What was found: collected, summed up, compared, shown.
 
+mod clients;
 mod judge;
 mod streams;
 mod table;
@@ -11,6 +12,7 @@ use serde::Serialize;
 
 use crate::{load::Load, plan::Plan, push::Pushes, serve::Kind};
 
+pub use clients::{Clients, ReadSample, Speed};
 pub use judge::{Ratio, Verdict};
 pub use streams::{Chunks, FlowSample, Mode, Streams, flow_label};
 
@@ -245,6 +247,8 @@ pub struct Findings {
     pub starts: Vec<Start>,
     /// Partial results.
     pub streams: Streams,
+    /// The client.
+    pub clients: Clients,
     /// What a reader must know.
     pub notes: Vec<String>,
     failures: Vec<String>,
@@ -322,6 +326,7 @@ pub struct Report {
     memory: Vec<Memory>,
     starts: Vec<Start>,
     streams: Streams,
+    clients: Clients,
     ratios: Vec<Ratio>,
     targets: Vec<Verdict>,
     notes: Vec<String>,
@@ -332,12 +337,13 @@ pub struct Report {
 impl Report {
     /// Sums up what was found.
     pub fn new(machine: Machine, plan: Plan, findings: Findings) -> Self {
-        let Findings { mut loads, mut pushes, memory, starts, mut streams, notes, failures } = findings;
+        let Findings { mut loads, mut pushes, memory, starts, mut streams, mut clients, notes, failures } = findings;
         loads.iter_mut().for_each(Series::sum_up);
         pushes.iter_mut().for_each(PushSeries::sum_up);
         streams.sum_up();
+        clients.sum_up();
         let (ratios, targets) = (Vec::new(), Vec::new());
-        let mut report = Self { machine, plan, loads, pushes, memory, starts, streams, ratios, targets, notes, failures };
+        let mut report = Self { machine, plan, loads, pushes, memory, starts, streams, clients, ratios, targets, notes, failures };
         report.ratios = judge::ratios(&report);
         report.targets = judge::targets(&report);
         report

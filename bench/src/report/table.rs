@@ -26,6 +26,7 @@ fn write(text: &mut String, report: &Report) -> fmt::Result {
     storage(text, report)?;
     flows(text, report)?;
     delays(text, report)?;
+    clients(text, report)?;
     comparison(text, report)?;
     for note in &report.notes {
         writeln!(text, "\nnote: {note}")?;
@@ -165,6 +166,40 @@ fn delays(text: &mut String, report: &Report) -> fmt::Result {
         for series in &streams.idle {
             writeln!(text, "{:<20} {:>9} {:>8} {:>10.1}", "", series.server.name(), series.streams, series.bytes_per_stream / KIB)?;
         }
+    }
+    Ok(())
+}
+
+/// Partial results as the client reads them.
+fn clients(text: &mut String, report: &Report) -> fmt::Result {
+    let clients = &report.clients;
+    if clients.series.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "\n{:<20} {:>9} {:>8} {:>10} {:>10} {:>9} {:>9}",
+        "partials read", "server", "runs", "reader", "per second", "CPU µs", "% core"
+    )?;
+    for series in &clients.series {
+        writeln!(
+            text,
+            "{:<20} {:>9} {:>8} {:>10} {:>10.0} {:>9.2} {:>9.1}",
+            series.speed.label(),
+            series.server.name(),
+            series.runs,
+            series.reader.name(),
+            series.per_second,
+            series.cpu_us,
+            series.core_percent,
+        )?;
+    }
+    writeln!(text, "\n{:<20} {:>9} {:>8} {:>10} {:>10} {:>10}", "client over sse", "server", "runs", "CPU µs", "% core", "per second")?;
+    for found in &clients.differences {
+        let core = found.core_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:+.1}"));
+        let (cpu, rate) = (format!("{:+.2}", found.cpu_us), format!("{:.2} ×", found.per_second));
+        let (label, server) = (found.speed.label(), found.server.name());
+        writeln!(text, "{label:<20} {server:>9} {:>8} {cpu:>10} {core:>10} {rate:>10}", found.runs)?;
     }
     Ok(())
 }

@@ -16,7 +16,9 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{net::TcpListener, sync::broadcast};
 
 use super::{
+    bare_pour::{self, Pours},
     bare_stream::Sources,
+    pour::Pour,
     write::{Open, Write},
 };
 use crate::{http::find, wire::ECHO_TEXT};
@@ -29,19 +31,24 @@ const TASK: &str = concat!(
     r#""lastUpdatedAt":"2026-11-16T00:00:00.000Z","ttlMs":3600000,"pollIntervalMs":1000"#,
 );
 /// A result that is none.
-const UNREADABLE: &str = r#"{"resultType":"unreadable"}"#;
-const META: &str = r#""_meta":{"io.modelcontextprotocol/serverInfo":{"name":"bare","version":"0.1.0"}}"#;
+pub(super) const UNREADABLE: &str = r#"{"resultType":"unreadable"}"#;
+pub(super) const META: &str = r#""_meta":{"io.modelcontextprotocol/serverInfo":{"name":"bare","version":"0.1.0"}}"#;
 
 type Reply = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
 
 pub(super) async fn run(listener: TcpListener) -> Result<()> {
     let (ends, _) = broadcast::channel(FEED_LEN);
-    let sources = Sources::default();
-    let answer = move |request: Request<Incoming>| answer(request, ends.clone(), sources.clone());
+    let (sources, pours) = (Sources::default(), Pours::default());
+    let answer = move |request: Request<Incoming>| answer(request, ends.clone(), sources.clone(), pours.clone());
     super::accept(listener, service_fn(answer)).await
 }
 
-async fn answer(request: Request<Incoming>, ends: broadcast::Sender<Bytes>, sources: Sources) -> Result<Response<Reply>, hyper::Error> {
+async fn answer(
+    request: Request<Incoming>,
+    ends: broadcast::Sender<Bytes>,
+    sources: Sources,
+    pours: Pours,
+) -> Result<Response<Reply>, hyper::Error> {
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let id = id_of(&body);
@@ -56,12 +63,20 @@ async fn answer(request: Request<Incoming>, ends: broadcast::Sender<Bytes>, sour
         ("tools/call", "open") => match arguments::<Open>(&body) {
             Some(open) => {
                 sources.open(&open.gate);
+                pours.open(&open.gate);
                 format!(r#"{{"resultType":"complete","content":[{{"type":"text","text":"opened"}}],{META}}}"#)
             }
             None => UNREADABLE.to_owned(),
         },
+        ("tools/call", "pour") => match arguments::<Pour>(&body) {
+            Some(pour) => pours.begin(pour),
+            None => UNREADABLE.to_owned(),
+        },
         ("tools/call", _) => format!(r#"{{"resultType":"task","status":"working",{TASK},{META}}}"#),
         ("subscriptions/listen", _) => {
+            if let Some(poured) = pours.listen(&body, id) {
+                return Ok(respond("text/event-stream", Either::Right(poured.boxed_unsync())));
+            }
             return Ok(match task_of(&body).and_then(|task| sources.read(task, id)) {
                 Some(events) => respond("text/event-stream", Either::Right(events.boxed_unsync())),
                 None => listen(id, &ends),
@@ -72,6 +87,10 @@ async fn answer(request: Request<Incoming>, ends: broadcast::Sender<Bytes>, sour
             let _ = ends.send(Bytes::from(end()));
             r#"{"resultType":"complete"}"#.to_owned()
         }
+        ("server/discover", _) => bare_pour::discovered(),
+        ("tools/list", _) => bare_pour::tools(),
+        ("tasks/get", task) if Pours::is_one(task) => pours.state(task),
+        ("dev.taskwire/partials/read", _) => pours.page(&body),
         _ => format!(r#"{{"resultType":"complete","status":"working",{TASK},{META}}}"#),
     };
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#);

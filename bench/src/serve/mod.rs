@@ -1,7 +1,9 @@
 //! The servers that are measured, each in a process of its own.
 
+mod bare_pour;
 mod bare_server;
 mod bare_stream;
+mod pour;
 mod rmcp_server;
 mod taskwire_server;
 mod write;
@@ -20,6 +22,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
+pub use pour::Pour;
 pub use write::{STAMP_LEN, Write, unix_ns};
 
 /// Which server.
@@ -80,7 +83,8 @@ pub async fn run(serve: Serve) -> Result<()> {
     }
 }
 
-fn end_with_input() {
+/// Ends this process when its standard input does, so that it cannot outlive what started it.
+pub fn end_with_input() {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(0);

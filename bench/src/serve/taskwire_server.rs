@@ -17,7 +17,10 @@ use taskwire::{
 };
 use tokio::net::TcpListener;
 
-use super::write::{Gates, Open, Write};
+use super::{
+    pour::Pour,
+    write::{Gates, Open, Write},
+};
 
 const GIB: u64 = 1024 * 1024 * 1024;
 
@@ -29,7 +32,7 @@ struct Echo {
 pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -> Result<()> {
     let gates = Gates::default();
     let registry = Registry::new();
-    registry.tool(echo())?.tool(park())?.tool(quick())?.tool(write(gates.clone()))?.tool(open(gates))?;
+    registry.tool(echo())?.tool(park())?.tool(quick())?.tool(write(gates.clone()))?.tool(pour(gates.clone()))?.tool(open(gates))?;
     // Polls that come too soon are measured too: they must be answered, not held.
     let mut config = Config { listens_per_caller: 100_000, hold_polls: false, ..Config::default() };
     config.http.connections = 100_000;
@@ -65,6 +68,14 @@ fn write(gates: Gates) -> Tool {
     Tool::new("write", "Writes texts once its gate is open.", move |args: Write, ctx: Ctx| write_all(args, ctx, gates.clone()))
         .task(TaskMode::Always)
         .streams()
+}
+
+fn pour(gates: Gates) -> Tool {
+    Tool::new("pour", "Writes a text again and again once its gate is open.", move |args: Pour, ctx: Ctx| {
+        pour_all(args, ctx, gates.clone())
+    })
+    .task(TaskMode::Always)
+    .streams()
 }
 
 fn open(gates: Gates) -> Tool {
@@ -103,4 +114,19 @@ async fn write_all(write: Write, ctx: Ctx, gates: Gates) -> Result<String, ToolE
         }
     }
     Ok(waits.join(" "))
+}
+
+async fn pour_all(pour: Pour, ctx: Ctx, gates: Gates) -> Result<&'static str, ToolError> {
+    tokio::select! {
+        () = gates.pass(&pour.gate) => {}
+        () = ctx.cancelled() => return Err(ToolError::stopped()),
+    }
+    let (text, mut pace) = (pour.text(), pour.pace());
+    for _ in 0..pour.texts {
+        if let Some(pace) = &mut pace {
+            pace.tick().await;
+        }
+        ctx.text(&text).await?;
+    }
+    Ok("poured")
 }

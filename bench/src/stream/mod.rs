@@ -16,6 +16,8 @@ use crate::{
     stages::{WARM_UP, in_turn},
 };
 
+pub use run::new_gate;
+
 /// Readers of what is written as fast as possible.
 const READERS: [usize; 3] = [1, 100, 1_000];
 /// Readers of what was written before, and of what is written at a pace. The targets are about these.
@@ -99,7 +101,7 @@ async fn idle(plan: &Plan, servers: &Servers, round: usize, findings: &mut Findi
 
 /// From the writing of a text to its receipt, and the time of one commit beside it.
 async fn delays(plan: &Plan, servers: &Servers, round: usize, findings: &mut Findings) {
-    let paced = |flush| Write { gate: run::new_gate(), texts: plan.ticks, size: TEXT_BYTES, pause_us: PAUSE_US, flush };
+    let paced = |flush| Write { gate: new_gate(), texts: plan.ticks, size: TEXT_BYTES, pause_us: PAUSE_US, flush };
     match run::commits(&servers.single, &paced(true)).await {
         Ok(waits_us) => findings.streams.add_commits(waits_us),
         Err(error) => findings.note_failure("commit", Err(error)),
@@ -150,5 +152,5 @@ fn write(plan: &Plan, chunks: Chunks, readers: usize, kind: Kind) -> Write {
         (Chunks::Gathered, Kind::Bare) => (each(plan.events / 50, plan.events / 500), GATHERED_BYTES),
         (Chunks::Gathered, _) => (each(plan.events / 50, plan.events / 500) * (GATHERED_BYTES / TEXT_BYTES), TEXT_BYTES),
     };
-    Write { gate: run::new_gate(), texts, size, pause_us: 0, flush: false }
+    Write { gate: new_gate(), texts, size, pause_us: 0, flush: false }
 }

@@ -198,10 +198,7 @@ impl Config {
     }
 
     fn parse(text: &str) -> anyhow::Result<Self> {
-        toml::from_str(text).map_err(|error| {
-            let hint = nearest(error.message()).map(|key| format!("\ndid you mean `{key}`?")).unwrap_or_default();
-            anyhow!("{}{hint}", error.to_string().trim_end())
-        })
+        parse_toml(text)
     }
 
     /// What the library needs.
@@ -336,6 +333,14 @@ impl AuthTable {
         }
         Ok(auth)
     }
+}
+
+/// Reads a file of ours; an unknown key is an error that names the nearest.
+pub(crate) fn parse_toml<T: de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {
+    toml::from_str(text).map_err(|error| {
+        let hint = nearest(error.message()).map(|key| format!("\ndid you mean `{key}`?")).unwrap_or_default();
+        anyhow!("{}{hint}", error.to_string().trim_end())
+    })
 }
 
 /// The key that an unknown one was probably meant to be, from the words in which serde complains about it.

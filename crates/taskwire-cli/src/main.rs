@@ -1,12 +1,14 @@
 //! The `taskwire` program: parses the command line, sets up logging, and hands over to a command.
 
+mod client;
 mod cmd;
 mod config;
 mod demo;
+mod term;
 
 use std::{io::IsTerminal, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Makes long-running MCP tools durable and live.
 ///
@@ -20,9 +22,24 @@ struct Args {
 }
 
 const EXAMPLES: &str = "Examples:
-  taskwire serve                    serve the demo tools on http://127.0.0.1:8787/mcp
+  taskwire serve                    serve demo tools on http://127.0.0.1:8787/mcp
   taskwire serve taskwire.toml      serve what the file says
-  taskwire serve --stdio            speak MCP on standard input and output";
+  taskwire serve --stdio            speak MCP on standard input and output
+  taskwire call http://127.0.0.1:8787/mcp countdown from=5
+                                    call a tool and see its output as it comes
+  taskwire tasks                    the tasks that were started from here
+  taskwire get 01k3v9x2m4qa         one of them as it is now
+  taskwire watch 01k3v9x2m4qa       go on with it
+  taskwire answer 01k3v9x2m4qa name name=Ada
+                                    answer a question of it
+  taskwire cancel 01k3v9x2m4qa      call it off
+  taskwire tools http://127.0.0.1:8787/mcp
+                                    what a server can do
+  taskwire completions bash         for the shell
+
+Each command says more with --help. Exit codes of the client's commands:
+  0 result, 1 the tool failed, 2 usage, 3 protocol or connection, 4 cancelled,
+  5 the task failed";
 
 /// Half the cost of the system's allocator for the many small messages that a server handles.
 #[global_allocator]
@@ -31,21 +48,38 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(cmd::serve::Serve),
+    Call(cmd::call::Call),
+    Watch(cmd::watch::Watch),
+    Get(cmd::get::Get),
+    Cancel(cmd::cancel::Cancel),
+    Answer(cmd::answer::Answer),
+    Tasks(cmd::tasks::Tasks),
+    Tools(cmd::tools::Tools),
+    Completions(cmd::completions::Completions),
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "taskwire=info,warn".into());
+    // A client's notices are its own; the log is for who looks for it.
+    let usual = if matches!(args.command, Command::Serve(_)) { "taskwire=info,warn" } else { "error" };
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| usual.into());
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).with_target(false).init();
-    let result = match args.command {
-        Command::Serve(serve) => serve.run(),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("taskwire: {error:#}");
-            ExitCode::FAILURE
-        }
+    match args.command {
+        Command::Serve(serve) => match serve.run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("taskwire: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+        Command::Call(call) => client::exit::run(call.json, call.run()),
+        Command::Watch(watch) => client::exit::run(watch.json, watch.run()),
+        Command::Get(get) => client::exit::run(get.json, get.run()),
+        Command::Cancel(cancel) => client::exit::run(false, cancel.run()),
+        Command::Answer(answer) => client::exit::run(false, answer.run()),
+        Command::Tasks(tasks) => client::exit::run(tasks.json, tasks.run()),
+        Command::Tools(tools) => client::exit::run(tools.json, tools.run()),
+        Command::Completions(completions) => completions.run(Args::command()),
     }
 }

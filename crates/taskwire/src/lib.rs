@@ -27,9 +27,10 @@
 //! ```
 //!
 //! # Layout
-//! [`tool`] what authors of tools use · [`server`] what applications embed · [`engine`] tasks and their runs ·
+//! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`engine`] tasks and their runs ·
 //! [`store`] where they are kept · [`clock`] where the time comes from. Transports and dialects are private.
 
+pub mod client;
 pub mod clock;
 mod dialect;
 pub mod engine;

@@ -109,14 +109,7 @@ fn banner(address: SocketAddr, config: &Config, tools: usize) -> String {
     let data = config.data.display();
     let mut text = format!("taskwire {version}: {tools} tools, tasks in {data}\n\n  endpoint  http://{address}/mcp\n");
     if config.demo && config.auth.tokens.is_empty() {
-        text.push_str(&format!(
-            "  try it    curl -sN http://{address}/mcp -H 'Content-Type: application/json' \\\n\
-             \x20             -H 'Accept: application/json, text/event-stream' -H 'MCP-Protocol-Version: 2026-07-28' \\\n\
-             \x20             -H 'Mcp-Method: tools/call' -H 'Mcp-Name: countdown' -d '{{\"jsonrpc\":\"2.0\",\"id\":1,\n\
-             \x20             \"method\":\"tools/call\",\"params\":{{\"name\":\"countdown\",\"arguments\":{{\"from\":5}},\"_meta\":{{\n\
-             \x20             \"progressToken\":1,\"io.modelcontextprotocol/protocolVersion\":\"2026-07-28\",\n\
-             \x20             \"io.modelcontextprotocol/clientCapabilities\":{{}}}}}}}}'\n"
-        ));
+        text.push_str(&format!("  try it    taskwire call http://{address}/mcp countdown from=5\n"));
     }
     text
 }

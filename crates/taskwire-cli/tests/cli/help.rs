@@ -2,6 +2,9 @@
 
 use crate::kit::run;
 
+/// All that can be done.
+const COMMANDS: [&str; 9] = ["serve", "call", "watch", "get", "cancel", "answer", "tasks", "tools", "completions"];
+
 #[test]
 fn the_help_names_what_can_be_done_and_shows_how() {
     let (code, text, _) = run(&["--help"]);
@@ -12,6 +15,53 @@ fn the_help_names_what_can_be_done_and_shows_how() {
     for example in ["taskwire serve taskwire.toml", "taskwire serve --stdio", "http://127.0.0.1:8787/mcp"] {
         assert!(text.contains(example), "`{example}` in: {text}");
     }
+    for command in COMMANDS {
+        assert!(text.contains(&format!(" {command} ")), "`{command}` in: {text}");
+    }
+}
+
+#[test]
+fn the_help_of_each_command_shows_how_and_what_its_exit_code_means() {
+    for command in COMMANDS {
+        let (code, text, _) = run(&[command, "--help"]);
+        assert_eq!(code, Some(0), "{command}");
+        for promised in [format!("Usage: taskwire {command}"), "Examples:".to_owned(), format!("taskwire {command} ")] {
+            assert!(text.contains(&promised), "`{promised}` in: {text}");
+        }
+        if !["serve", "completions"].contains(&command) {
+            assert!(text.to_lowercase().contains("exit codes"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_help_of_call_names_every_option_and_every_kind_of_argument() {
+    let (_, text, _) = run(&["call", "--help"]);
+    for option in ["--detach", "--json", "--no-stream", "--token <TOKEN>", "--header <'NAME: VALUE'>", "--era <ERA>", "[default: auto]"] {
+        assert!(text.contains(option), "`{option}` in: {text}");
+    }
+    for kind in ["key=value", "key:=json", "key=@FILE", "standard input", "stdio:<command line>", "[server.demo]", "env:DEMO_TOKEN"] {
+        assert!(text.contains(kind), "`{kind}` in: {text}");
+    }
+    for code in
+        ["0 there is a result", "1 the tool said", "2 the command line", "3 the server", "4 the call was cancelled", "5 the task failed"]
+    {
+        assert!(text.contains(code), "`{code}` in: {text}");
+    }
+}
+
+#[test]
+fn shells_can_complete_what_is_typed() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let (code, script, errors) = run(&["completions", shell]);
+        assert_eq!((code, errors.as_str()), (Some(0), ""), "{shell}");
+        for word in ["taskwire", "watch", "no-stream", "offline"] {
+            assert!(script.contains(word), "{shell}: no `{word}`");
+        }
+    }
+    let (code, _, errors) = run(&["completions", "tcsh"]);
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("bash"), "the ones that there are: {errors}");
 }
 
 #[test]

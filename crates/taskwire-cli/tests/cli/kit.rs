@@ -16,7 +16,7 @@ use std::{
 use serde_json::{Value, json};
 
 /// How long anything may take: a test that hangs should say where.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How often to look for something that shows only when one looks. Each look is a request.
 pub(crate) const LOOKS: usize = 100_000;
 
@@ -55,6 +55,12 @@ fn taskwire(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskwire"));
     command.args(args).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     command
+}
+
+/// Sends a signal to a process that must be there.
+pub(crate) fn signal(id: u32, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status().expect("`kill` can be run");
+    assert!(sent.success(), "the program is there to be told");
 }
 
 /// The lines of a stream as they come; it ends with the stream.
@@ -105,8 +111,7 @@ impl Process {
     }
 
     pub(crate) fn terminate(&self) {
-        let killed = Command::new("kill").args(["-TERM", &self.id().to_string()]).status().expect("`kill` can be run");
-        assert!(killed.success(), "the program is there to be told");
+        signal(self.id(), "TERM");
     }
 
     /// Ends it as a power cut would, for this process alone.
@@ -139,7 +144,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(data: &str) -> Self {
-        let process = Process::spawn(&mut taskwire(&["serve", "--listen", "127.0.0.1:0", "--data", data]));
+        Self::start_at(0, data)
+    }
+
+    /// On this port, where another has been.
+    pub(crate) fn start_at(port: u16, data: &str) -> Self {
+        let process = Process::spawn(&mut taskwire(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--data", data]));
         let port = loop {
             let line = process.line().expect("the server says where it listens");
             if let Some(address) = line.trim().strip_prefix("endpoint ") {
@@ -148,6 +158,11 @@ impl Server {
             }
         };
         Self { process, port }
+    }
+
+    /// Where clients find it.
+    pub(crate) fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/mcp", self.port)
     }
 
     /// What a probe says: status and body.

@@ -1,7 +1,17 @@
-//! The program from outside: its command line, its words, and how it starts and ends.
+//! The program from outside: its command line, its words, how it starts and ends, and what a terminal shows of it.
 
+mod answer;
+mod call;
+mod fixture;
 mod help;
+mod kill;
 mod kit;
 mod refusals;
 mod serve;
 mod stdio;
+mod tasks;
+mod terminal;
+mod tools;
+mod user;
+mod watch;
+mod window;

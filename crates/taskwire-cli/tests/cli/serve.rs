@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::kit::{LOOKS, Server, TempDir};
+use crate::{
+    kit::{LOOKS, Server, TempDir},
+    user::User,
+};
 
 #[test]
 fn the_demo_tools_are_served_until_a_signal_ends_it_in_good_order() {
@@ -15,6 +18,17 @@ fn the_demo_tools_are_served_until_a_signal_ends_it_in_good_order() {
     assert_eq!(names, ["bake", "count_far", "countdown", "fail", "greet_me", "tell_story"]);
     server.process.terminate();
     assert_eq!(server.process.ended().code(), Some(0));
+}
+
+#[test]
+fn it_says_what_to_try_and_that_works() {
+    let dir = TempDir::new();
+    let server = Server::start(&dir.join("data"));
+    let hint = server.process.line().expect("one more line");
+    let command = hint.strip_prefix("  try it    taskwire ").unwrap_or_else(|| panic!("nothing to try: {hint}"));
+    assert_eq!(command, format!("call {} countdown from=5", server.url()));
+    let words: Vec<&str> = command.split(' ').map(|word| if word == "from=5" { "from=1" } else { word }).collect();
+    assert_eq!(User::new().run(&words).out, "1…\nLift-off!\n");
 }
 
 #[test]

@@ -1,11 +1,15 @@
-//! JSON-RPC shapes that every era shares, and how a message is read. No logic of any era, but for what a client keeps of a
-//! streamed result ([`Segments`]).
+//! JSON-RPC shapes that every era shares, how a message and a stream of events are read, and what a client keeps of a task's
+//! output ([`InOrder`], [`Segments`]). No other logic of any era.
 
 pub mod code;
+mod in_order;
 mod jsonrpc;
 mod segments;
+mod sse;
 mod strict;
 
+pub use in_order::InOrder;
 pub use jsonrpc::{Incoming, Malformed, RequestId, write_error, write_notification, write_result};
 pub use segments::{Segment, SegmentError, SegmentLimits, Segments};
+pub use sse::{SseEvent, SseReader, SseTooLarge};
 pub use strict::parse_strict;

@@ -1,7 +1,8 @@
 //! A tool call, as far as both eras understand it alike.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
+use serde::Deserialize;
 use serde_json::Value;
 use taskwire_core::{
     CallerId,
@@ -54,6 +55,27 @@ pub(super) fn spec(shared: &Shared, tool: &ReadyTool, wanted: &Wanted<'_>) -> Re
         accepts: wanted.accepts,
         ..Spec::new(wanted.caller.clone(), &tool.0.name)
     })
+}
+
+/// Why a call was stopped.
+pub(super) const CALLED_OFF: &str = "the call was cancelled by its caller";
+
+/// A notification that calls something off may say under which key that was sent. Losing its connection does not stop such
+/// a call, so this is the only word that does.
+pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, params: &str) {
+    #[derive(Deserialize)]
+    struct Cancelled<'a> {
+        #[serde(borrow, rename = "_meta")]
+        meta: Meta<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Meta<'a> {
+        #[serde(borrow, rename = "dev.taskwire/idempotencyKey")]
+        key: Cow<'a, str>,
+    }
+    if let Ok(Cancelled { meta: Meta { key } }) = serde_json::from_str(params) {
+        shared.engine.call_off_keyed(caller, &key, CALLED_OFF);
+    }
 }
 
 /// A span in the unit of the wire and the store.

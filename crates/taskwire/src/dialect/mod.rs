@@ -13,6 +13,12 @@ mod peer;
 mod reply;
 mod view;
 
+/// Says that a call which is sent twice under one key runs once. Told only to who asks.
+const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
+/// Our own extension: output while it is produced. Nothing of it is shown to who does not declare it (invariant I10).
+const PARTIALS: &str = "dev.taskwire/partials";
+
+pub(crate) use called::cancelled;
 pub(crate) use era::{Era, is_modern};
 pub(crate) use outbox::{Framing, Gone, Outbox};
 pub(crate) use peer::{Peer, Told};

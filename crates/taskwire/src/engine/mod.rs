@@ -387,6 +387,15 @@ impl Engine {
         self.call_off(caller, id, "the caller went away before it was told of the task");
     }
 
+    /// Cancels the task that a caller made under this key, if there is one.
+    pub(crate) fn call_off_keyed(&self, caller: &CallerId, key: &str, reason: &'static str) {
+        match self.0.reader.keyed(caller, key) {
+            Ok(Some(id)) => self.call_off(caller.clone(), id, reason),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "a call could not be cancelled"),
+        }
+    }
+
     /// Cancels a task, sooner or later.
     pub(crate) fn call_off(&self, caller: CallerId, id: TaskId, reason: &'static str) {
         let engine = self.clone();

@@ -174,6 +174,9 @@ pub trait Reader: Send + Sync + 'static {
     /// Tasks of a caller, the latest first, from before `before`, at most `limit`.
     fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
 
+    /// The task that a caller made under this idempotency key.
+    fn keyed(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
+
     /// A session.
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error>;
 

@@ -263,6 +263,10 @@ impl Reader for SqliteReader {
         })
     }
 
+    fn keyed(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
+        self.with(|connection| read_key(connection, caller, key))
+    }
+
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
         self.with(|connection| {
             let mut statement = connection.prepare_cached("SELECT caller, seen, data FROM session WHERE id = ?")?;

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, Sent, legacy, modern},
+    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, Sent, cancelled, legacy, modern},
     server::Server,
 };
 
@@ -261,8 +261,11 @@ impl Client {
             Ok(message) => match (&message.id, message.method.as_deref()) {
                 (Some(id), Some(_)) => (id.clone(), message),
                 (None, Some("notifications/cancelled")) => {
-                    let cancelled = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
-                    if let Some(request) = cancelled.and_then(|cancelled| self.in_flight.with(|map| map.remove(&cancelled.request_id))) {
+                    if let Some(params) = message.params(&line) {
+                        cancelled(&self.server.0, &self.server.0.config.auth.owner(), params);
+                    }
+                    let off = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
+                    if let Some(request) = off.and_then(|off| self.in_flight.with(|map| map.remove(&off.request_id))) {
                         request.off.store(true, Ordering::Release);
                         request.handle.abort();
                     }

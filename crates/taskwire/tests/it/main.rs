@@ -1,8 +1,10 @@
 //! The library from outside: real sockets, raw messages in and out. One file per promise.
 
 mod bad_input;
+mod client;
 mod hidden;
 mod http;
+mod idempotency;
 mod kit;
 mod legacy;
 mod opt_out;

@@ -89,6 +89,8 @@ async fn connect<H: ClientHandler>(server: &TestServer, handler: H) -> RunningSe
 }
 
 async fn connect_by<H: ClientHandler>(server: &TestServer, handler: H, lifecycle: ClientLifecycleMode) -> RunningService<RoleClient, H> {
+    // The client of ours does this itself.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let transport = StreamableHttpClientTransport::from_uri(format!("http://127.0.0.1:{}/mcp", server.port));
     soon("the handshake", serve_client_with_lifecycle(handler, transport, lifecycle)).await.expect("a server that rmcp understands")
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::{VERSIONS, modes::mode_of, session::Agreed};
 use crate::{
     dialect::{
-        Fault, catalog,
+        Fault, IDEMPOTENCY, PARTIALS, catalog,
         json::Object,
         params::{Anything, Elicitation, Members, Sampling, accepts, level_of, text},
     },
@@ -35,6 +35,16 @@ struct Capabilities {
     sampling: Option<Members<Sampling>>,
     roots: Option<Members<Anything>>,
     tasks: Option<Members<Tasks>>,
+    experimental: Option<Members<Experimental>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Experimental {
+    #[serde(rename = "dev.taskwire/idempotency")]
+    idempotency: Option<Members<Anything>>,
+    #[serde(rename = "dev.taskwire/partials")]
+    partials: Option<Members<Anything>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -70,6 +80,7 @@ pub(super) fn agree(params: &str) -> Result<Agreed, Fault> {
     let mut accepts = accepts(capabilities.elicitation.as_ref(), capabilities.sampling.as_ref(), capabilities.roots.is_some());
     accepts.elicit_url &= version == VERSIONS[0];
     accepts.elicit_form &= version != VERSIONS[2];
+    let experimental = capabilities.experimental.map(|Members(experimental)| experimental).unwrap_or_default();
     let modes = tasks.responses.and_then(|Members(responses)| responses.modes);
     Ok(Agreed {
         version: version.to_owned(),
@@ -77,6 +88,8 @@ pub(super) fn agree(params: &str) -> Result<Agreed, Fault> {
         partial: tasks.streaming.is_some_and(|Members(streaming)| streaming.partial.is_some()),
         // Each once, however often it is named.
         modes: modes.map(|modes| modes.iter().filter_map(|mode| mode_of(mode)).collect::<BTreeSet<_>>().into_iter().collect()),
+        idempotency: experimental.idempotency.is_some(),
+        reads: experimental.partials.is_some(),
         level: level_of(LEVEL).unwrap_or_default(),
         resources: BTreeSet::new(),
         stood: false,
@@ -116,6 +129,10 @@ fn capabilities(shared: &Shared, agreed: &Agreed) -> Value {
             tasks["responses"] = json!({"modes": modes});
         }
         capabilities["tasks"] = tasks;
+    }
+    // Told only to who asks: that a call can be sent twice, and that output can be read by a request of the other era.
+    for (name, _) in [(IDEMPOTENCY, agreed.idempotency), (PARTIALS, agreed.reads)].into_iter().filter(|(_, asked)| *asked) {
+        capabilities["experimental"][name] = json!({});
     }
     capabilities
 }

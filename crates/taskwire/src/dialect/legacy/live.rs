@@ -12,6 +12,7 @@ use taskwire_core::{InputKey, Seq, TaskId, Version, wire::RequestId};
 use tokio::sync::{mpsc, watch};
 
 use super::session::Session;
+pub(super) use crate::dialect::called::CALLED_OFF;
 use crate::{
     engine::Run,
     server::{Open, Shared},
@@ -25,8 +26,6 @@ const RANGES_MAX: usize = 64;
 const ID_CHARS_MAX: usize = 256;
 /// Requests after which those whose work is over are forgotten.
 const RUNNING_MAX: usize = 64;
-/// Why a call was stopped.
-pub(super) const CALLED_OFF: &str = "the call was cancelled by its caller";
 
 /// A stream that tells of a task, and where it takes what stands in no log.
 type Claimed = (u64, mpsc::Sender<Vec<u8>>);
@@ -86,6 +85,8 @@ struct Given {
     told_elsewhere: Vec<Range<Version>>,
     /// The last state that it was told on its standing stream.
     stated: Version,
+    /// Where the last wait for the result began, if its reader may never have seen any of it.
+    waited_from: Option<Seq>,
     /// The request on whose stream it was told of the end.
     ended: Option<RequestId>,
 }
@@ -139,9 +140,31 @@ impl Session {
         self.given_so_far(id).unwrap_or_default()
     }
 
+    /// Where a new wait for the result of a task begins: where the session was last told of it, or where the last wait began,
+    /// if that one was cut off before anybody could come back to it. The claim of the new one is there by now.
+    pub(super) fn wait_from(&self, id: TaskId) -> Seq {
+        let mut live = self.live();
+        let alone = live.claims.get(&id).is_none_or(|claims| claims.len() <= 1);
+        let given = live.given_of(id);
+        let from = given.waited_from.filter(|_| alone).unwrap_or(given.next);
+        given.waited_from = Some(from);
+        from
+    }
+
+    /// The reader of a wait came back to it: it has seen its beginning, and will come back again.
+    pub(super) fn came_back(&self, id: TaskId) {
+        self.live().given_of(id).waited_from = None;
+    }
+
     /// Whether the session was given a chunk elsewhere than on its standing stream.
     pub(super) fn given_elsewhere(&self, id: TaskId, chunk: Seq) -> bool {
         self.live().given.get(&id).is_some_and(|given| given.elsewhere.iter().any(|range| range.contains(&chunk)))
+    }
+
+    /// Whether the session was given a chunk on its standing stream.
+    pub(super) fn given_here(&self, id: TaskId, chunk: Seq) -> bool {
+        let live = self.live();
+        live.given.get(&id).is_some_and(|given| chunk < given.next && !given.elsewhere.iter().any(|range| range.contains(&chunk)))
     }
 
     /// Notes that the session was given chunks elsewhere than on its standing stream.

@@ -282,6 +282,7 @@ fn notified(shared: &Shared, session: &Arc<Session>, method: &str, text: &str) {
         && let Ok(Cancelled { request_id }) = serde_json::from_str(text)
     {
         session.call_off(shared, &request_id);
+        super::cancelled(shared, &session.caller, text);
     }
 }
 

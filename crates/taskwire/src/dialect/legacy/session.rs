@@ -38,6 +38,12 @@ pub(super) struct Agreed {
     /// In which ways it can be answered (SEP-1905); absent if it does not know of any.
     #[serde(default)]
     pub(super) modes: Option<Vec<Mode>>,
+    /// Whether it wants to know that a call can be sent twice.
+    #[serde(default)]
+    pub(super) idempotency: bool,
+    /// Whether it wants to know that output can be read by a request of the modern era.
+    #[serde(default)]
+    pub(super) reads: bool,
     /// The least severe log line that it wants.
     pub(super) level: usize,
     /// Resources that it wants to hear of.

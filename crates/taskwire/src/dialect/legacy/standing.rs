@@ -227,8 +227,17 @@ impl Stream<'_> {
             let done = cut.is_some() || !page.more;
             let last = page.entries.iter().rposition(talks).filter(|_| done);
             for (nth, entry) in page.entries.into_iter().enumerate() {
-                if self.session.is_claimed(told.task) {
-                    return Ok(true);
+                // Of a task that another stream tells of, only that is told here which was before, to a reader that was cut off.
+                let claimed = self.session.is_claimed(told.task);
+                match &entry {
+                    Entry::Chunk(chunk) if claimed && replays => {
+                        if !self.session.given_here(told.task, chunk.seq) {
+                            from = chunk.seq.next();
+                            continue;
+                        }
+                    }
+                    _ if claimed => return Ok(true),
+                    _ => {}
                 }
                 let messages = match &entry {
                     Entry::Chunk(chunk) => {
@@ -266,6 +275,7 @@ impl Stream<'_> {
                 self.at.version = version;
                 let place = if last == Some(nth) { Standing { number: told.number, version: Version(0) } } else { self.at };
                 if let Entry::Chunk(chunk) = &entry
+                    && !claimed
                     && !self.session.give_standing(told.task, chunk.seq..from, self.token.get())
                 {
                     return Ok(true);

@@ -120,9 +120,12 @@ impl<'a> Tail<'a> {
         // What a resumed stream left to the standing one it may have to ask yet.
         let open = task.open_inputs().filter(|_| claim.is_some() && at.is_some_and(|at| at.begun));
         let deferred = open.map(|(key, _)| key.clone()).filter(|key| session.stands_asked(stream.task, key)).collect();
+        if claim.is_some() && at.is_some() {
+            session.came_back(stream.task);
+        }
         // A new wait goes on where the session was last told of the task; the claim comes first, so that nobody tells on.
         let at = at.unwrap_or_else(|| match stream.kind {
-            Kind::Result => At { begun: false, version: task.version, seq: session.given(stream.task) },
+            Kind::Result => At { begun: false, version: task.version, seq: session.wait_from(stream.task) },
             Kind::Call | Kind::Streamed => At::default(),
         });
         Self {
@@ -172,7 +175,12 @@ impl<'a> Tail<'a> {
 
     /// Runs to the answer, or until the stream ends otherwise; says whether there is nothing left of it.
     pub(super) async fn run(mut self) -> Result<bool, Ended> {
-        match self.follow().await {
+        let ended = self.follow().await;
+        if ended.is_ok() && self.stream.kind == Kind::Result {
+            // Not cut off: its reader knows what it has.
+            self.session.came_back(self.stream.task);
+        }
+        match ended {
             // The answer to the request, whatever became of the stream.
             Err(Ended::Fault(fault)) => fail(self.session, self.out, &self.stream, fault).await.map(|()| true),
             ended => ended,
@@ -420,6 +428,10 @@ impl<'a> Tail<'a> {
     async fn tell_chunk(&mut self, chunk: &Chunk) -> Result<(), Ended> {
         self.at.seq = chunk.seq.next();
         self.pass(chunk.version);
+        // A wait that begins where another was cut off does not tell what was told by itself since.
+        if self.stream.kind == Kind::Result && self.session.given_here(self.stream.task, chunk.seq) {
+            return Ok(());
+        }
         let message = view::partial(self.stream.task, chunk, self.meta.as_deref().unwrap_or("{}"));
         self.session.give(self.stream.task, chunk.seq..self.at.seq);
         self.send(&message, true).await

@@ -10,7 +10,7 @@ use super::{
     sealed::Binding,
 };
 use crate::{
-    dialect::{Fault, catalog, params::text as member},
+    dialect::{Fault, IDEMPOTENCY, catalog, params::text as member},
     tool::{PromptCall, ResourceCall, ToolError},
 };
 
@@ -29,6 +29,9 @@ pub(super) fn discover(cx: &Cx<'_>) -> Object {
     capabilities["extensions"] = json!({TASKS: {}});
     if cx.meta.partials {
         capabilities["extensions"][PARTIALS] = json!({});
+    }
+    if cx.meta.idempotency {
+        capabilities["extensions"][IDEMPOTENCY] = json!({});
     }
     let mut object = result(cx).put("supportedVersions", &VERSIONS).put("capabilities", &capabilities);
     if let Some(instructions) = &cx.shared.config.instructions {

@@ -70,6 +70,8 @@ struct Extensions {
     tasks: Option<Members<Anything>>,
     #[serde(rename = "dev.taskwire/partials")]
     partials: Option<Members<Anything>>,
+    #[serde(rename = "dev.taskwire/idempotency")]
+    idempotency: Option<Members<Anything>>,
 }
 
 /// What a request says about itself.
@@ -80,6 +82,8 @@ pub(super) struct Meta<'a> {
     pub(super) tasks: bool,
     /// Whether it declares the extension for partial results.
     pub(super) partials: bool,
+    /// Whether it wants to know that a call can be sent twice.
+    pub(super) idempotency: bool,
     /// How long it may be held until there is something new to say.
     pub(super) wait_ms: Option<&'a RawValue>,
     /// The version of the task that its sender knows.
@@ -114,6 +118,7 @@ impl<'a> Params<'a> {
             version,
             tasks: extensions.is_some_and(|extensions| extensions.tasks.is_some()),
             partials,
+            idempotency: extensions.is_some_and(|extensions| extensions.idempotency.is_some()),
             // Keys of ours mean nothing to who did not declare that they do.
             wait_ms: meta.wait_ms.filter(|_| partials),
             known: meta.known.filter(|_| partials),

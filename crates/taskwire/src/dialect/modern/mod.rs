@@ -30,15 +30,13 @@ use self::{
     meta::{Meta, Params},
 };
 pub(crate) use self::{json::server_meta, view::Shown};
-use super::{Fault, Outbox, Peer, Reply, Sent};
+use super::{Fault, Outbox, PARTIALS, Peer, Reply, Sent};
 use crate::server::Shared;
 
 /// The versions that this dialect speaks.
 const VERSIONS: [&str; 1] = ["2026-07-28"];
 /// The Tasks extension.
 const TASKS: &str = "io.modelcontextprotocol/tasks";
-/// Our own extension: output while it is produced. Nothing of it is shown to who does not declare it (invariant I10).
-const PARTIALS: &str = "dev.taskwire/partials";
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 
@@ -124,7 +122,12 @@ pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8
         let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
         return Reply::fault(None, &fault);
     };
-    let Some(id) = &message.id else { return Reply::accepted() };
+    let Some(id) = &message.id else {
+        if method == "notifications/cancelled" {
+            super::cancelled(shared, origin.caller, message.params(bytes).unwrap_or("{}"));
+        }
+        return Reply::accepted();
+    };
     match respond(shared, method, id, message.params(bytes).unwrap_or("{}"), origin).await {
         Err(fault) => Reply::fault(Some(id), &fault),
         Ok(done) => Reply::result(id, &done.result).then(done.orphan),

@@ -3,7 +3,7 @@
 mod bad_input;
 mod eras;
 mod input;
-mod kit;
+pub(crate) mod kit;
 mod limits;
 mod modes;
 mod partials;

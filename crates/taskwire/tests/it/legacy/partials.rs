@@ -526,6 +526,34 @@ async fn routing_a_partial_goes_where_its_task_is_waited_for_and_nowhere_else() 
 }
 
 #[tokio::test]
+async fn routing_what_a_reader_lost_with_its_stream_comes_again_though_the_task_is_waited_for_by_now() {
+    let mut stage = Stage::new().await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let mut standing = legacy.stand().await;
+    let id = legacy.start("writes", json!({})).await;
+    let mut act = stage.run().await;
+    act.writes("told").await;
+    assert_eq!(partial(&mut standing).await, "0 told");
+    let before = standing.last_id.clone().expect("an id");
+    // It was sent; that it arrived is what only its reader knows.
+    act.writes("lost").await;
+    assert_eq!(partial(&mut standing).await, "1 lost");
+    drop(standing);
+    let mut waiting = awaiting(&legacy, &id).await;
+    prime(&mut waiting).await;
+    act.writes("waited for").await;
+    assert_eq!(partial(&mut waiting).await, "2 waited for");
+    let mut standing = legacy.resume(&before).await;
+    assert_eq!(partial(&mut standing).await, "1 lost");
+    act.writes("the last").await;
+    act.ends("done");
+    assert_eq!(story(&waiting.rest().await), ["3 the last", "completed", "= done"]);
+    // What was waited for is not told here as well.
+    let mut scene = Scene { stage, legacy, id, act, place: PLACES[0], events: standing };
+    scene.says_no_more().await;
+}
+
+#[tokio::test]
 async fn routing_what_one_stream_was_told_no_other_is() {
     let mut stage = Stage::new().await;
     let legacy = Legacy::declaring(&stage.server, streaming()).await;

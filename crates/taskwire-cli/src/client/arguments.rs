@@ -1,0 +1,256 @@
+//! Arguments as they are typed: `key=value`, `key:=json`, JSON objects, and files for any of them.
+
+use std::io::{self, Read};
+
+use serde_json::{Map, Value};
+
+use super::schema::{Parameter, Parameters, nearest};
+
+/// One word of the command line.
+#[derive(Debug, PartialEq, Eq)]
+enum Word<'a> {
+    /// `key=value`
+    Text(&'a str, &'a str),
+    /// `key@=FILE`
+    File(&'a str, &'a str),
+    /// `key:=json`
+    Json(&'a str, &'a str),
+    /// `{…}`, `@file` or `-`
+    Object(&'a str),
+    /// Nothing of these.
+    Bare,
+}
+
+fn word(text: &str) -> Word<'_> {
+    if text.starts_with('{') || text == "-" || text.starts_with('@') {
+        return Word::Object(text);
+    }
+    match text.split_once('=') {
+        Some((key, value)) => match key.strip_suffix(':') {
+            Some("") => Word::Bare,
+            Some(key) => Word::Json(key, value),
+            None => match key.strip_suffix('@') {
+                Some("") => Word::Bare,
+                Some(key) => Word::File(key, value),
+                None if key.is_empty() => Word::Bare,
+                None => Word::Text(key, value),
+            },
+        },
+        None => Word::Bare,
+    }
+}
+
+/// The name that a value is given with, if it is.
+pub(crate) fn key(text: &str) -> Option<&str> {
+    match word(text) {
+        Word::Text(key, _) | Word::File(key, _) | Word::Json(key, _) => Some(key),
+        Word::Object(_) | Word::Bare => None,
+    }
+}
+
+/// Files and standard input, for values that are not on the command line.
+pub(crate) trait Files {
+    /// The text of a file; of standard input for `-`.
+    fn read(&mut self, name: &str) -> io::Result<String>;
+}
+
+/// The real ones.
+#[derive(Debug, Default)]
+pub(crate) struct Disk {
+    is_stdin_read: bool,
+}
+
+impl Files for Disk {
+    fn read(&mut self, name: &str) -> io::Result<String> {
+        if name != "-" {
+            return std::fs::read_to_string(name);
+        }
+        if std::mem::replace(&mut self.is_stdin_read, true) {
+            return Err(io::Error::other("it can be read only once"));
+        }
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text)?;
+        Ok(text)
+    }
+}
+
+/// The arguments for `owner` (a tool, or a question), of this schema.
+///
+/// # Errors
+/// In words for who typed them.
+pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dyn Files) -> Result<Value, String> {
+    let parameters = Parameters::new(schema);
+    let mut values = Map::new();
+    let mut named = Vec::new();
+    for text in words {
+        match word(text) {
+            Word::Bare => return Err(format!("`{text}` is neither key=value, key:=json nor a JSON object")),
+            Word::Object(source) => values.extend(object(source, files)?),
+            Word::Text(key, source) | Word::File(key, source) => {
+                let parameter = known(owner, parameters, key)?;
+                let text = match word(text) {
+                    // As it is, whatever it begins with: it may come from a variable.
+                    Word::Text(..) => source.to_owned(),
+                    _ => load(source, files)?,
+                };
+                let value = match &parameter {
+                    Some(parameter) => parameter.value(&text)?,
+                    None => Value::String(text),
+                };
+                let is_again = named.contains(&key);
+                add(&mut values, key, value, is_again, parameter.is_some_and(|parameter| parameter.is_list()))?;
+                named.push(key);
+            }
+            Word::Json(key, value) => {
+                known(owner, parameters, key)?;
+                let source = contents(value, files)?;
+                let value = serde_json::from_str(&source).map_err(|error| format!("`{text}` is not JSON: {error}"))?;
+                add(&mut values, key, value, named.contains(&key), false)?;
+                named.push(key);
+            }
+        }
+    }
+    match parameters.required().find(|name| !values.contains_key(*name)) {
+        Some(missing) => Err(format!("`{owner}` needs `{missing}`. Its parameters: {}", parameters.summary())),
+        None => Ok(Value::Object(values)),
+    }
+}
+
+/// The parameter of this name; nothing where any name will do.
+fn known<'a>(owner: &str, parameters: Parameters<'a>, key: &str) -> Result<Option<Parameter<'a>>, String> {
+    let found = parameters.get(key);
+    if found.is_some() || !parameters.is_closed() {
+        return Ok(found);
+    }
+    let names: Vec<&str> = parameters.all().into_iter().map(|parameter| parameter.name).collect();
+    let hint = nearest(key, names.into_iter()).map(|name| format!("; did you mean `{name}`?")).unwrap_or_else(|| ".".to_owned());
+    Err(format!("`{owner}` has no parameter `{key}`{hint} Its parameters: {}", parameters.summary()))
+}
+
+/// Adds a value. A list may be given element by element, anything else once.
+fn add(values: &mut Map<String, Value>, key: &str, value: Value, is_again: bool, is_list: bool) -> Result<(), String> {
+    if !is_again {
+        values.insert(key.to_owned(), value);
+        return Ok(());
+    }
+    match (values.get_mut(key), value) {
+        (Some(Value::Array(before)), Value::Array(more)) if is_list => {
+            before.extend(more);
+            Ok(())
+        }
+        _ => Err(format!("`{key}` is given twice")),
+    }
+}
+
+/// The JSON that a value on the command line stands for. What begins otherwise than JSON can be a file.
+fn contents(value: &str, files: &mut dyn Files) -> Result<String, String> {
+    match value.strip_prefix('@') {
+        Some(name) => load(name, files),
+        None if value == "-" => load("-", files),
+        None => Ok(value.to_owned()),
+    }
+}
+
+fn load(name: &str, files: &mut dyn Files) -> Result<String, String> {
+    let called = if name == "-" { "standard input" } else { name };
+    files.read(name).map_err(|error| format!("cannot read {called}: {error}"))
+}
+
+fn object(source: &str, files: &mut dyn Files) -> Result<Map<String, Value>, String> {
+    let text = contents(source, files)?;
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(format!("`{source}` is not a JSON object")),
+        Err(error) => Err(format!("`{source}` is not JSON: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct Drawer;
+
+    impl Files for Drawer {
+        fn read(&mut self, name: &str) -> io::Result<String> {
+            match name {
+                "note.txt" => Ok("from=a file\n".to_owned()),
+                "args.json" => Ok("{\"path\": \"x\", \"lines\": 3}".to_owned()),
+                "-" => Ok("typed".to_owned()),
+                _ => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+    }
+
+    fn arguments(words: &[&str]) -> Result<Value, String> {
+        let schema = json!({
+            "properties": {
+                "path": {"type": "string"}, "lines": {"type": "integer"}, "deep": {"type": "object"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["path"],
+        });
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        read("count", &words, &schema, &mut Drawer)
+    }
+
+    #[test]
+    fn arguments_can_be_given_in_every_way() {
+        for (words, expected) in [
+            (&["path=a=b", "lines=3"] as &[&str], json!({"path": "a=b", "lines": 3})),
+            (&["path:=\"5\"", "deep:={\"a\":[1]}"], json!({"path": "5", "deep": {"a": [1]}})),
+            (&["{\"path\": \"x\", \"other\": 1}"], json!({"path": "x", "other": 1})),
+            (&["path@=note.txt"], json!({"path": "from=a file\n"})),
+            (&["path@=-"], json!({"path": "typed"})),
+            (&["path=@note.txt"], json!({"path": "@note.txt"})),
+            (&["path=-"], json!({"path": "-"})),
+            (&["path=x", "deep:=@args.json"], json!({"path": "x", "deep": {"path": "x", "lines": 3}})),
+            (&["@args.json", "lines=4"], json!({"path": "x", "lines": 4})),
+            (&["path=", "tags=a", "tags=b,c"], json!({"path": "", "tags": ["a", "b,c"]})),
+            (&["path=x", "tags=[\"a\"]"], json!({"path": "x", "tags": ["a"]})),
+        ] {
+            assert_eq!(arguments(words), Ok(expected), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_with_what_would_be_right() {
+        let all = "Its parameters: path (string, required), deep (object, optional), lines (integer, optional), tags (array, optional)";
+        for (words, expected) in [
+            (&["path=x", "line=3"] as &[&str], format!("`count` has no parameter `line`; did you mean `lines`? {all}")),
+            (&["path=x", "zzzzzz:=3"], format!("`count` has no parameter `zzzzzz`. {all}")),
+            (&["lines=3"], format!("`count` needs `path`. {all}")),
+            (&[], format!("`count` needs `path`. {all}")),
+            (&["path=x", "path=y"], "`path` is given twice".to_owned()),
+            (&["path=x", "lines=few"], "`lines` must be an integer, not `few`".to_owned()),
+            (&["path"], "`path` is neither key=value, key:=json nor a JSON object".to_owned()),
+            (&["@=x"], "cannot read =x: entity not found".to_owned()),
+            (&["=x"], "`=x` is neither key=value, key:=json nor a JSON object".to_owned()),
+            (&["path@=missing"], "cannot read missing: entity not found".to_owned()),
+        ] {
+            assert_eq!(arguments(words), Err(expected), "{words:?}");
+        }
+        for (words, beginning) in [
+            (&["path:=x"] as &[&str], "`path:=x` is not JSON: "),
+            (&["{path: 1}"], "`{path: 1}` is not JSON: "),
+            (&["-"], "`-` is not JSON: "),
+        ] {
+            let complaint = arguments(words).expect_err("a mistake");
+            assert!(complaint.starts_with(beginning), "{complaint}");
+        }
+    }
+
+    #[test]
+    fn a_tool_that_says_nothing_about_its_parameters_gets_text() {
+        let words = ["a=1".to_owned(), "b:=1".to_owned()];
+        assert_eq!(read("any", &words, &json!({"type": "object"}), &mut Drawer), Ok(json!({"a": "1", "b": 1})));
+    }
+
+    #[test]
+    fn standard_input_is_read_once() {
+        let mut disk = Disk { is_stdin_read: true };
+        assert!(disk.read("-").expect_err("not again").to_string().contains("only once"));
+    }
+}

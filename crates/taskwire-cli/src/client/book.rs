@@ -1,0 +1,282 @@
+//! The client's configuration: servers by name, with what is needed to be let in.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use clap::ValueEnum;
+use serde::Deserialize;
+use taskwire::client::{Era, Target};
+
+use super::{exit::Problem, schema::nearest};
+use crate::config;
+
+/// How to speak to a server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EraChoice {
+    /// Find out
+    #[default]
+    Auto,
+    /// 2026-07-28
+    Modern,
+    /// 2025-11-25 and before
+    Legacy,
+}
+
+impl EraChoice {
+    pub(crate) fn era(self) -> Option<Era> {
+        match self {
+            Self::Auto => None,
+            Self::Modern => Some(Era::Modern),
+            Self::Legacy => Some(Era::Legacy),
+        }
+    }
+}
+
+/// The file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Contents {
+    server: BTreeMap<String, Known>,
+}
+
+/// A server of the file.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Known {
+    url: Option<String>,
+    command: Option<Vec<String>>,
+    token: Option<String>,
+    /// Whether it is signed in to.
+    pub(crate) oauth: bool,
+    headers: BTreeMap<String, String>,
+    pub(crate) era: EraChoice,
+    #[serde(skip)]
+    name: String,
+}
+
+/// Tokens are not for logs, and headers may be tokens.
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Known({})", self.name)
+    }
+}
+
+impl Known {
+    /// What cannot be meant.
+    fn check(&self) -> Result<(), String> {
+        self.target()?;
+        if let Some(url) = &self.url {
+            no_password(url).map_err(|reason| format!("`server.{}`: {reason}", self.name))?;
+        }
+        match (self.oauth, &self.url, &self.token) {
+            (true, None, _) => Err(format!("`server.{}`: `oauth` is for servers with a `url`", self.name)),
+            (true, _, Some(_)) => Err(format!("`server.{}` has both a `token` and `oauth`: one is enough", self.name)),
+            _ => Ok(()),
+        }
+    }
+
+    fn target(&self) -> Result<Target, String> {
+        match (&self.url, &self.command) {
+            (Some(url), None) => url.parse().map_err(|error| format!("`server.{}`: {error}", self.name)),
+            (None, Some(command)) if !command.is_empty() => Ok(Target::Command(command.clone())),
+            _ => Err(format!("`server.{}` needs either a `url` or a `command`", self.name)),
+        }
+    }
+
+    pub(crate) fn token(&self) -> Result<Option<String>, Problem> {
+        self.token.as_deref().map(|token| self.secret("token", token, env)).transpose()
+    }
+
+    pub(crate) fn headers(&self) -> Result<Vec<(String, String)>, Problem> {
+        let header = |(name, value): (&String, &String)| -> Result<_, Problem> {
+            Ok((name.clone(), self.secret(&format!("header {name}"), value, env)?))
+        };
+        self.headers.iter().map(header).collect()
+    }
+
+    /// A value, or what the variable holds that it names.
+    fn secret(&self, what: &str, value: &str, env: impl Fn(&str) -> Option<String>) -> Result<String, Problem> {
+        let Some(name) = value.strip_prefix("env:") else { return Ok(value.to_owned()) };
+        let missing = || Problem::usage(format!("the {what} of `{}` is to come from ${name}, which is not set", self.name));
+        env(name).map(|value| value.trim().to_owned()).ok_or_else(missing)
+    }
+}
+
+/// Addresses are kept with the tasks, and shown.
+fn no_password(address: &str) -> Result<(), String> {
+    let Some((scheme, rest)) = address.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else { return Ok(()) };
+    let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or_default();
+    match authority.rsplit_once('@') {
+        None => Ok(()),
+        Some((_, host)) => {
+            Err(format!("{scheme}://…@{host} has a name or a password in it, which would be kept and shown: use --token or --header"))
+        }
+    }
+}
+
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// A server that was named on the command line, or by a task.
+#[derive(Debug, Clone)]
+pub(crate) struct Server {
+    pub(crate) target: Target,
+    pub(crate) known: Option<Known>,
+}
+
+impl Server {
+    /// As people call it.
+    pub(crate) fn name(&self) -> String {
+        self.known.as_ref().map_or_else(|| self.target.to_string(), |known| known.name.clone())
+    }
+}
+
+/// The servers that this user has given names.
+#[derive(Debug)]
+pub(crate) struct Book {
+    path: PathBuf,
+    servers: BTreeMap<String, Known>,
+}
+
+impl Book {
+    /// Reads the file. Not to have one is fine, unless it was named.
+    pub(crate) fn read() -> Result<Self, Problem> {
+        let (path, must_exist) = location(|name| std::env::var_os(name));
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Self::parse(path, &text),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(Self { path, servers: BTreeMap::new() }),
+            Err(error) => Err(Problem::usage(format!("cannot read {}: {error}", path.display()))),
+        }
+    }
+
+    fn parse(path: PathBuf, text: &str) -> Result<Self, Problem> {
+        let problem = |reason: &str| Problem::usage(format!("{} cannot be used: {reason}", path.display()));
+        let contents: Contents = config::parse_toml(text).map_err(|error| problem(&error.to_string()))?;
+        let mut servers = contents.server;
+        for (name, known) in &mut servers {
+            known.name.clone_from(name);
+            known.check().map_err(|reason| problem(&reason))?;
+        }
+        Ok(Self { path, servers })
+    }
+
+    /// The server that somebody means by a URL, a command line or a name.
+    pub(crate) fn find(&self, text: &str) -> Result<Server, Problem> {
+        if text.starts_with("http://") || text.starts_with("https://") || text.starts_with("stdio:") {
+            no_password(text).map_err(Problem::usage)?;
+            return Ok(self.with_target(text.parse()?));
+        }
+        if let Some(known) = self.servers.get(text) {
+            let target = known.target().map_err(Problem::usage)?;
+            return Ok(Server { target, known: Some(known.clone()) });
+        }
+        let hint = match nearest(text, self.servers.keys().map(String::as_str)) {
+            Some(name) => format!("; did you mean `{name}`?"),
+            None if text.contains(':') && !text.contains("://") => format!("; did you mean http://{}/mcp?", text.trim_end_matches('/')),
+            None => String::new(),
+        };
+        Err(Problem::usage(format!("`{text}` is neither a URL, nor stdio:<command line>, nor a server in {}{hint}", self.path.display())))
+    }
+
+    /// A server by where it is, with what the file says about it.
+    fn with_target(&self, target: Target) -> Server {
+        let text = target.to_string();
+        let is_it = |known: &&Known| known.target().is_ok_and(|target| target.to_string() == text);
+        Server { known: self.servers.values().find(is_it).cloned(), target }
+    }
+}
+
+/// Where the file is, and whether it must be there.
+fn location(env: impl Fn(&str) -> Option<OsString>) -> (PathBuf, bool) {
+    let env = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(path) = env("TASKWIRE_CLIENT_CONFIG") {
+        return (path, true);
+    }
+    let config = env("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+    let config = config.or_else(|| env("HOME").map(|home| home.join(".config"))).unwrap_or_else(|| Path::new(".config").to_owned());
+    (config.join("taskwire").join("client.toml"), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn book(text: &str) -> Result<Book, String> {
+        Book::parse("client.toml".into(), text).map_err(|problem| format!("{problem:?}"))
+    }
+
+    const TWO: &str = "[server.demo]\nurl = \"http://127.0.0.1:8787/mcp\"\ntoken = \"env:T\"\nera = \"legacy\"\n\
+                       headers = { X-Team = \"blue\" }\n[server.files]\ncommand = [\"npx\", \"-y\", \"a b\"]\n";
+
+    #[test]
+    fn a_server_is_found_by_its_name_and_by_where_it_is() {
+        let book = book(TWO).expect("valid");
+        let demo = book.find("demo").expect("known");
+        assert_eq!((demo.target.to_string(), demo.name()), ("http://127.0.0.1:8787/mcp".to_owned(), "demo".to_owned()));
+        assert_eq!(book.find("http://127.0.0.1:8787/mcp").expect("a URL").name(), "demo");
+        assert_eq!(book.find("files").expect("known").target.to_string(), "stdio:npx -y 'a b'");
+        assert_eq!(book.find("stdio:npx -y 'a b'").expect("a command").name(), "files");
+        let other = book.find("https://elsewhere/mcp").expect("a URL");
+        assert!(other.known.is_none());
+        let known = demo.known.expect("of the file");
+        assert_eq!(known.headers().ok(), Some(vec![("X-Team".to_owned(), "blue".to_owned())]));
+        assert_eq!(known.era.era(), Some(Era::Legacy));
+    }
+
+    #[test]
+    fn a_name_that_is_not_known_is_refused_with_the_nearest() {
+        let book = book(TWO).expect("valid");
+        let complaint = |name: &str| format!("{:?}", book.find(name).expect_err(name));
+        assert!(complaint("demp").contains("nor a server in client.toml; did you mean `demo`?"));
+        assert!(complaint("localhost:8787").contains("did you mean http://localhost:8787/mcp?"));
+        assert!(complaint("stdio:").contains("needs a command line"));
+        assert!(!complaint("ftp://x").contains("did you mean"));
+        let secret = complaint("https://me:s3cret@h/mcp");
+        assert!(secret.contains("https://…@h has a name or a password in it") && !secret.contains("s3cret"), "{secret}");
+    }
+
+    #[test]
+    fn mistakes_in_the_file_are_told_with_what_would_be_right() {
+        for (text, expected) in [
+            ("[server.a]\nurll = \"http://h\"", "did you mean `url`?"),
+            ("[servers.a]\nurl = \"http://h\"", "did you mean `server`?"),
+            ("[server.a]", "`server.a` needs either a `url` or a `command`"),
+            ("[server.a]\nurl = \"http://h\"\ncommand = [\"x\"]", "needs either"),
+            ("[server.a]\nurl = \"ftp://h\"", "`server.a`: "),
+            ("[server.a]\nurl = \"http://h\"\noauth = true\ntoken = \"t\"", "has both a `token` and `oauth`"),
+            ("[server.a]\ncommand = [\"x\"]\noauth = true", "`oauth` is for servers with a `url`"),
+            ("[server.a]\nurl = \"http://h\"\nera = \"old\"", "line 3"),
+        ] {
+            let complaint = book(text).expect_err(text);
+            assert!(complaint.contains(expected) && complaint.contains("client.toml cannot be used"), "{complaint}");
+        }
+    }
+
+    #[test]
+    fn secrets_come_from_the_file_or_the_environment_and_are_not_for_logs() {
+        let known = Known { name: "demo".to_owned(), token: Some("plain".to_owned()), ..Known::default() };
+        let env = |name: &str| (name == "T").then(|| "secret\n".to_owned());
+        assert_eq!(known.secret("token", "env:T", env).ok().as_deref(), Some("secret"));
+        assert_eq!(known.secret("token", "plain", env).ok().as_deref(), Some("plain"));
+        let missing = known.secret("token", "env:U", env).expect_err("not set");
+        assert!(format!("{missing:?}").contains("the token of `demo` is to come from $U, which is not set"));
+        assert!(!format!("{known:?}").contains("plain"));
+    }
+
+    #[test]
+    fn the_file_is_where_it_was_said_or_where_such_files_are() {
+        let at = |variables: &[(&str, &str)]| {
+            let found = location(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value)));
+            (found.0.display().to_string(), found.1)
+        };
+        assert_eq!(at(&[("TASKWIRE_CLIENT_CONFIG", "/a.toml"), ("HOME", "/h")]), ("/a.toml".to_owned(), true));
+        assert_eq!(at(&[("XDG_CONFIG_HOME", "/x"), ("HOME", "/h")]), ("/x/taskwire/client.toml".to_owned(), false));
+        assert_eq!(at(&[("XDG_CONFIG_HOME", "x"), ("HOME", "/h")]), ("/h/.config/taskwire/client.toml".to_owned(), false));
+    }
+}

@@ -1,0 +1,312 @@
+//! The options by which every client's command is let in, and the connection that comes of them.
+
+use std::{fmt, net::IpAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
+
+use clap::Args;
+use taskwire::client::{self, Asks, Bearer, Client, Credentials, Era, Ledger, Options, Target, Timing};
+use tokio::time::timeout;
+
+use super::{
+    book::{EraChoice, Server},
+    exit::Problem,
+    sign_in::{SignIn, When},
+};
+use crate::term::{escape, screen};
+
+const HEADING: &str = "Connection";
+/// So long a server is waited for that does not answer at all. Once it has, the library's patience counts.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// So long one that takes its time.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(25);
+/// So long a program that is started may take, before that is said. Some fetch themselves first.
+const START_PATIENCE: Duration = Duration::from_secs(8);
+/// So much longer it may take at all.
+const START_PATIENCE_MORE: Duration = Duration::from_secs(52);
+
+/// How to reach the server.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Connection {
+    /// Bearer token [default: the server's `token` in the client's configuration; $TASKWIRE_TOKEN for a server that is
+    /// not in there, if it is this machine or reached by https]
+    #[arg(long, value_name = "TOKEN", help_heading = HEADING)]
+    token: Option<Secret>,
+    /// Sign in to the server, if it wants that: shows an address to open in a browser, and keeps what was agreed to
+    #[arg(long, conflicts_with = "token", help_heading = HEADING)]
+    oauth: bool,
+    /// HTTP header to send with each request; can be repeated
+    #[arg(long = "header", value_name = "'NAME: VALUE'", help_heading = HEADING)]
+    headers: Vec<Secret>,
+    /// How to speak to the server
+    #[arg(long, value_enum, value_name = "ERA", default_value_t = EraChoice::Auto, help_heading = HEADING)]
+    era: EraChoice,
+}
+
+/// Text that is not for logs.
+#[derive(Clone)]
+struct Secret(String);
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// What a command wants of its connection.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wish {
+    /// Where tasks are remembered.
+    pub(crate) ledger: Option<Ledger>,
+    /// Where sign-ins are kept.
+    pub(crate) sign_ins: Option<PathBuf>,
+    /// How the task was begun, if there is one.
+    pub(crate) era: Option<Era>,
+    /// In which session, if it is bound to one.
+    pub(crate) session: Option<String>,
+    /// Whether output is wanted while it is made.
+    pub(crate) stream: bool,
+    /// Nobody is to be asked anything for it.
+    pub(crate) is_aside: bool,
+    /// Other servers are asked at the same time: what is for one of them must not be told to all.
+    pub(crate) is_one_of_many: bool,
+}
+
+/// With what we come to a server.
+#[derive(Default)]
+struct Pass {
+    credentials: Option<Arc<dyn Credentials>>,
+    sign_in: Option<Arc<SignIn>>,
+}
+
+impl From<String> for Pass {
+    fn from(token: String) -> Self {
+        Self { credentials: Some(Arc::new(Bearer(token))), sign_in: None }
+    }
+}
+
+impl From<SignIn> for Pass {
+    fn from(sign_in: SignIn) -> Self {
+        let sign_in = Arc::new(sign_in);
+        Self { credentials: Some(sign_in.clone()), sign_in: Some(sign_in) }
+    }
+}
+
+impl Connection {
+    /// Whether something is to be told to one server.
+    pub(crate) fn is_for_one(&self) -> bool {
+        self.token.is_some() || self.oauth || !self.headers.is_empty() || self.era != EraChoice::Auto
+    }
+
+    pub(crate) async fn open(&self, server: &Server, wish: Wish) -> Result<Client, Problem> {
+        let pass = self.pass(server, &wish)?;
+        let is_aside = wish.is_aside;
+        let options = self.options(server, wish, pass.credentials)?;
+        let problem = match connect(server, options, pass.sign_in.as_deref(), is_aside).await {
+            Ok(client) => return Ok(client),
+            Err(problem) => problem,
+        };
+        let is_signed_in = pass.sign_in.is_some_and(|sign_in| sign_in.is_wanted());
+        if !problem.is_unauthorized() || self.token.is_some() || is_signed_in || !withheld(server) {
+            return Err(problem);
+        }
+        let why = "it is for this machine and https only, and for servers that the client's configuration does not name";
+        Err(problem.and(&format!("; $TASKWIRE_TOKEN was not sent: {why}")))
+    }
+
+    fn options(&self, server: &Server, wish: Wish, credentials: Option<Arc<dyn Credentials>>) -> Result<Options, Problem> {
+        let known = server.known.as_ref();
+        let mut headers = known.map(|known| known.headers()).transpose()?.unwrap_or_default();
+        for Secret(text) in &self.headers {
+            let header = header(text).ok_or_else(|| Problem::usage("a --header is not 'NAME: VALUE'"))?;
+            headers.retain(|(name, _)| !name.eq_ignore_ascii_case(&header.0));
+            headers.push(header);
+        }
+        let era = self.era.era().or(wish.era).or_else(|| known.and_then(|known| known.era.era()));
+        Ok(Options {
+            name: "taskwire".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            era,
+            session: wish.session,
+            credentials,
+            headers,
+            // Nobody here has a language model at hand.
+            asks: Asks { form: true, url: true, sampling: false, roots: None },
+            stream: wish.stream,
+            ledger: wish.ledger,
+            ..Options::default()
+        })
+    }
+
+    /// The nearer one counts: the command line, what the configuration says of the server, the environment, a sign-in of before.
+    fn pass(&self, server: &Server, wish: &Wish) -> Result<Pass, Problem> {
+        if let Some(Secret(token)) = &self.token {
+            return Ok(token.clone().into());
+        }
+        let known = server.known.as_ref();
+        if !self.oauth
+            && let Some(token) = known.map(|known| known.token()).transpose()?.flatten()
+        {
+            return Ok(token.into());
+        }
+        let is_wanted = self.oauth || known.is_some_and(|known| known.oauth);
+        if !is_wanted
+            && !wish.is_one_of_many
+            && may_have_the_environments(server)
+            && let Some(token) = token_of_environment()
+        {
+            return Ok(token.into());
+        }
+        let Target::Url(url) = &server.target else {
+            return if self.oauth {
+                Err(Problem::usage(format!("`--oauth` is for servers with a URL: {} cannot be signed in to", server.target)))
+            } else {
+                Ok(Pass::default())
+            };
+        };
+        let when = match (is_wanted, wish.is_aside) {
+            (_, true) => When::Never,
+            (true, false) => When::Wanted,
+            (false, false) => When::Over,
+        };
+        if !is_wanted && wish.sign_ins.is_none() {
+            return Ok(Pass::default());
+        }
+        Ok(SignIn::new(url, wish.sign_ins.clone(), when)?.into())
+    }
+}
+
+async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is_aside: bool) -> Result<Client, Problem> {
+    let say = || {
+        if !is_aside {
+            screen::write(&format!("taskwire: {} has not answered yet; waiting\n", escape::line(&server.name())));
+        }
+    };
+    if !matches!(server.target, Target::Url(_)) {
+        let mut connecting = pin!(Client::connect(server.target.clone(), options));
+        if let Ok(connected) = timeout(START_PATIENCE, &mut connecting).await {
+            return Ok(connected?);
+        }
+        say();
+        let waited = (START_PATIENCE + START_PATIENCE_MORE).as_secs();
+        let silent = |_| Problem::protocol(format!("{} said nothing of MCP within {waited} s", server.target));
+        return Ok(timeout(START_PATIENCE_MORE, connecting).await.map_err(silent)??);
+    }
+    if let Some(connected) = within(CONNECT_PATIENCE, server, options.clone(), sign_in).await {
+        return Ok(connected?);
+    }
+    say();
+    // Once more without any patience, to learn what the matter is.
+    let hasty = Options { timing: Timing { patience: Duration::ZERO, ..options.timing }, ..options.clone() };
+    match within(ANSWER_PATIENCE, server, hasty, sign_in).await {
+        Some(Ok(_)) => Ok(Client::connect(server.target.clone(), options).await?),
+        Some(Err(error)) => Err(error.into()),
+        None => {
+            let waited = (CONNECT_PATIENCE + ANSWER_PATIENCE).as_secs();
+            Err(Problem::protocol(format!("cannot reach {}: no answer within {waited} s", server.target)))
+        }
+    }
+}
+
+/// Connects within this time. A person who signs in has all that they need.
+async fn within(patience: Duration, server: &Server, options: Options, sign_in: Option<&SignIn>) -> Option<Result<Client, client::Error>> {
+    let mut connecting = pin!(Client::connect(server.target.clone(), options));
+    match timeout(patience, &mut connecting).await {
+        Ok(connected) => Some(connected),
+        Err(_) if sign_in.is_some_and(SignIn::is_under_way) => Some(connecting.await),
+        Err(_) => None,
+    }
+}
+
+fn token_of_environment() -> Option<String> {
+    std::env::var("TASKWIRE_TOKEN").ok().map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
+/// Whether the token of the environment is kept from this server.
+fn withheld(server: &Server) -> bool {
+    token_of_environment().is_some() && !may_have_the_environments(server)
+}
+
+/// Whether a token that was meant for no server in particular may go to this one: nobody said otherwise, and nobody on the
+/// way can read it.
+fn may_have_the_environments(server: &Server) -> bool {
+    server.known.is_none() && matches!(&server.target, Target::Url(url) if is_safe(url))
+}
+
+fn is_safe(url: &str) -> bool {
+    let url = url.to_ascii_lowercase();
+    if url.starts_with("https://") {
+        return true;
+    }
+    let rest = url.strip_prefix("http://").unwrap_or_default();
+    let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let host = match host.strip_prefix('[') {
+        Some(host) => host.split(']').next(),
+        None => host.split(':').next(),
+    };
+    host.is_some_and(|host| host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()))
+}
+
+/// The name and the value of a header.
+fn header(text: &str) -> Option<(String, String)> {
+    let (name, value) = text.split_once(':')?;
+    let (name, value) = (name.trim(), value.trim());
+    let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c));
+    (is_name && !value.chars().any(char::is_control)).then(|| (name.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_a_name_and_a_value() {
+        assert_eq!(header("X-Team:  blue: 1 "), Some(("X-Team".to_owned(), "blue: 1".to_owned())));
+        assert_eq!(header("X-Empty:"), Some(("X-Empty".to_owned(), String::new())));
+        for text in ["X-Team", ": x", "X Team: x", "X: a\nb"] {
+            assert_eq!(header(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_not_for_logs() {
+        let connection =
+            Connection { token: Some("s3cret".to_owned().into()), headers: vec!["A: s3cret".to_owned().into()], ..Connection::default() };
+        assert!(!format!("{connection:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn a_token_for_no_server_in_particular_goes_only_where_nobody_can_read_it() {
+        let local =
+            ["http://localhost:8787/mcp", "HTTP://127.0.0.1/mcp", "http://127.9.9.9:1", "http://[::1]:8787/mcp", "http://a@localhost/"];
+        for url in ["https://host/mcp", "HTTPS://host"].iter().chain(&local) {
+            assert!(is_safe(url), "{url}");
+        }
+        for url in [
+            "http://host/mcp",
+            "http://localhost.example/mcp",
+            "http://localhost@host/mcp",
+            "http://localhost:80@host/mcp",
+            "http://127.0.0.1.example/",
+            "http://10.0.0.1/",
+            "http://host\\@localhost/",
+            "http://host?@localhost",
+            "ftp://localhost",
+            "",
+        ] {
+            assert!(!is_safe(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_for_one_server_is_told_from_what_is_for_all() {
+        assert!(!Connection::default().is_for_one());
+        assert!(Connection { headers: vec!["A: b".to_owned().into()], ..Connection::default() }.is_for_one());
+        assert!(Connection { oauth: true, ..Connection::default() }.is_for_one());
+    }
+}

@@ -1,0 +1,166 @@
+//! What this user has on disk, servers by name and tasks by number, and the way from a word on the command line to a task.
+
+use taskwire::client::{self, Client, Entry, Era, Ledger, Reference};
+
+use super::{
+    book::{Book, Server},
+    connection::{Connection, Wish},
+    exit::Problem,
+};
+use crate::term::paint::shell_word;
+
+/// A prefix is at least so long: shorter ones would soon mean other tasks as well.
+const PREFIX_CHARS_MIN: usize = 12;
+/// Names that are listed when one could be any of many.
+const CANDIDATES_MAX: usize = 10;
+
+/// What is on disk.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) book: Book,
+    ledger: Result<Ledger, client::Error>,
+}
+
+/// A task that somebody named, and its server.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) reference: Reference,
+    pub(crate) entry: Option<Entry>,
+    server: Server,
+    /// Whether it is known how the task was begun.
+    is_era_known: bool,
+}
+
+impl Home {
+    pub(crate) fn open() -> Result<Self, Problem> {
+        Ok(Self { book: Book::read()?, ledger: Ledger::of_user() })
+    }
+
+    /// The tasks of this user.
+    pub(crate) fn ledger(&self) -> Result<&Ledger, Problem> {
+        self.ledger.as_ref().map_err(|error| error.clone().into())
+    }
+
+    /// The same, for who can do without.
+    pub(crate) fn ledger_if_any(&self) -> Result<&Ledger, &client::Error> {
+        self.ledger.as_ref()
+    }
+
+    /// What every connection gets from here.
+    pub(crate) fn wish(&self) -> Wish {
+        Wish { sign_ins: self.ledger.as_ref().ok().map(|ledger| ledger.dir().to_owned()), ..Wish::default() }
+    }
+
+    /// The task that somebody means by an id, a part of it, or `SERVER#ID`.
+    pub(crate) fn find(&self, task: &str) -> Result<Found, Problem> {
+        let Some((server, id)) = split(task) else {
+            let entry = self.ledger()?.find(task)?;
+            let server = self.book.find(&entry.reference.server)?;
+            return Ok(Found { reference: entry.reference.clone(), entry: Some(entry), server, is_era_known: true });
+        };
+        let server = self.book.find(server)?;
+        let address = server.target.to_string();
+        let entry = match &self.ledger {
+            Ok(ledger) => there(ledger, &address, id)?,
+            Err(_) => None,
+        };
+        let is_era_known = entry.is_some();
+        let unknown = || Reference {
+            server: address,
+            era: Era::Modern,
+            task: Some(id.to_owned()),
+            tool: String::new(),
+            key: None,
+            session: None,
+            args: None,
+            next: 0,
+        };
+        let reference = entry.as_ref().map_or_else(unknown, |entry| entry.reference.clone());
+        Ok(Found { reference, entry, server, is_era_known })
+    }
+
+    /// Connects to the server of a task.
+    pub(crate) async fn reach(&self, found: &mut Found, connection: &Connection, stream: bool) -> Result<Client, Problem> {
+        let era = found.is_era_known.then_some(found.reference.era);
+        let session = found.reference.session.clone();
+        let wish = Wish { ledger: self.ledger.as_ref().ok().cloned(), era, session, stream, ..self.wish() };
+        let client = connection.open(&found.server, wish).await?;
+        found.reference.era = client.peer().era;
+        Ok(client)
+    }
+
+    /// What to call a task at the command line: a part of its id that no other task of this user begins with.
+    pub(crate) fn short_name(&self, reference: &Reference) -> String {
+        let id = name_of(reference);
+        let others = match &self.ledger {
+            Ok(ledger) => ledger.entries().unwrap_or_default(),
+            Err(_) => return shell_word(&reference.to_string()),
+        };
+        shell_word(prefix(id, others.iter().map(|entry| name_of(&entry.reference))))
+    }
+}
+
+/// The task of this server that has this id, or that alone begins so.
+fn there(ledger: &Ledger, server: &str, id: &str) -> Result<Option<Entry>, Problem> {
+    if let Some(entry) = ledger.entry(server, id)? {
+        return Ok(Some(entry));
+    }
+    let begins_so = |entry: &Entry| entry.reference.server == server && name_of(&entry.reference).starts_with(id);
+    let mut found: Vec<Entry> = ledger.entries()?.into_iter().filter(begins_so).collect();
+    if found.len() > 1 {
+        let candidates = found.iter().take(CANDIDATES_MAX).map(|entry| name_of(&entry.reference).to_owned()).collect();
+        return Err(client::Error::Ambiguous { prefix: id.to_owned(), candidates }.into());
+    }
+    match found.pop() {
+        // Only one that is looked for by its key comes with its arguments.
+        Some(entry) if entry.reference.task.is_none() => Ok(Some(ledger.find(name_of(&entry.reference))?)),
+        found => Ok(found),
+    }
+}
+
+/// A server as it is shown: what follows a `?` in its address may be a secret.
+pub(crate) fn shown(server: &str) -> String {
+    match server.split_once('?') {
+        Some((address, _)) if !server.starts_with("stdio:") => format!("{address}?…"),
+        _ => server.to_owned(),
+    }
+}
+
+/// The name of a task; of its call, if it has none yet.
+pub(crate) fn name_of(reference: &Reference) -> &str {
+    reference.task.as_deref().or(reference.key.as_deref()).unwrap_or_default()
+}
+
+/// The server and the id of `SERVER#ID`.
+fn split(task: &str) -> Option<(&str, &str)> {
+    task.rsplit_once('#').filter(|(server, id)| !server.is_empty() && !id.is_empty())
+}
+
+/// The shortest good beginning of `id` that none of the others has.
+pub(crate) fn prefix<'a>(id: &'a str, others: impl Iterator<Item = &'a str>) -> &'a str {
+    let common = |other: &str| id.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
+    let chars = others.filter(|other| *other != id).map(|other| common(other) + 1).max().unwrap_or(0).max(PREFIX_CHARS_MIN);
+    id.char_indices().nth(chars).map_or(id, |(end, _)| &id[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_of_another_server_is_named_with_it() {
+        assert_eq!(split("http://h/mcp#01k"), Some(("http://h/mcp", "01k")));
+        assert_eq!(split("stdio:x 'a#b'#01k"), Some(("stdio:x 'a#b'", "01k")));
+        for task in ["01k", "#01k", "http://h/mcp#"] {
+            assert_eq!(split(task), None, "{task}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_is_as_long_as_it_must_be() {
+        let id = "01kabcdefghijklmnopq";
+        assert_eq!(prefix(id, [id].into_iter()), "01kabcdefghi");
+        assert_eq!(prefix(id, [id, "01kabcdefghijklzzzz", "zzz"].into_iter()), "01kabcdefghijklm");
+        assert_eq!(prefix("short", ["short", "shorter"].into_iter()), "short");
+    }
+}

@@ -1,0 +1,179 @@
+//! Questions of a task on their way to a person, one at a time, and how to answer those that nobody here can be asked.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+};
+
+use taskwire::client::{
+    Input, InputKind,
+    form::{Field, Form},
+};
+
+use crate::term::{
+    asking::Asking,
+    lines::Lines,
+    paint::{Paint, shell_word},
+    screen::Screen,
+};
+
+/// Questions that wait, and the one that is being asked.
+#[derive(Debug, Default)]
+pub(crate) struct Questions {
+    waiting: VecDeque<Input>,
+    asking: Option<(Asking, Input)>,
+    pub(crate) lines: Lines,
+    /// Nobody types any more.
+    is_over: bool,
+}
+
+impl Questions {
+    /// Whether a person can be asked this.
+    pub(crate) fn can_ask(&self, input: &Input, paint: Paint) -> bool {
+        !self.is_over && Asking::new(input, paint).is_some()
+    }
+
+    pub(crate) fn is_asking(&self) -> bool {
+        self.asking.is_some()
+    }
+
+    pub(crate) fn asking(&mut self) -> Option<&mut Asking> {
+        self.asking.as_mut().map(|(asking, _)| asking)
+    }
+
+    pub(crate) fn push(&mut self, input: Input) {
+        self.waiting.push_back(input);
+    }
+
+    /// Begins with the next one, if none is being asked.
+    pub(crate) fn ask_next(&mut self, screen: &mut Screen) {
+        while self.asking.is_none() {
+            let Some(input) = self.waiting.pop_front() else { return };
+            if let Some(asking) = Asking::new(&input, screen.paint()) {
+                self.lines.start_over();
+                screen.say(&asking.opening(&input.message));
+                self.asking = Some((asking, input));
+                self.prompt(screen);
+            }
+        }
+    }
+
+    /// Shows the prompt, and waits for a line.
+    pub(crate) fn prompt(&mut self, screen: &mut Screen) {
+        if let Some((asking, _)) = &self.asking {
+            screen.say(&asking.prompt());
+            self.lines.want();
+        }
+    }
+
+    /// The question was answered, as far as the person is concerned.
+    pub(crate) fn take(&mut self) -> Option<(Asking, Input)> {
+        self.asking.take()
+    }
+
+    /// It was not taken: it is asked again.
+    pub(crate) fn give_back(&mut self, asked: (Asking, Input)) {
+        self.asking = Some(asked);
+    }
+
+    /// No answer is needed any more. True if the person was just being asked.
+    pub(crate) fn settle(&mut self, key: &str) -> bool {
+        self.waiting.retain(|input| input.key != key);
+        let was_asked = self.asking.take_if(|(asking, _)| asking.key() == key).is_some();
+        if was_asked {
+            self.lines.start_over();
+        }
+        was_asked
+    }
+
+    /// Nobody is to be asked anything.
+    pub(crate) fn drop_all(&mut self) {
+        self.waiting.clear();
+        if self.asking.take().is_some() {
+            // What was begun to type is not for the shell either.
+            self.lines.start_over();
+        }
+    }
+
+    /// Nobody types any more: what is left unanswered.
+    pub(crate) fn end(&mut self) -> Vec<Input> {
+        self.is_over = true;
+        self.asking.take().map(|(_, input)| input).into_iter().chain(std::mem::take(&mut self.waiting)).collect()
+    }
+}
+
+/// What is asked, in a few words.
+pub(crate) fn gist(input: &Input) -> String {
+    match &input.kind {
+        InputKind::Form { .. } | InputKind::Url { .. } => input.message.clone(),
+        InputKind::Sampling { .. } => "sampling/createMessage".to_owned(),
+        InputKind::Other { method } => method.clone(),
+    }
+}
+
+/// The command that answers a question of the task that is called `name` here.
+pub(crate) fn command(name: &str, input: &Input) -> String {
+    let key = shell_word(&input.key);
+    let values = match &input.kind {
+        InputKind::Form { .. } => example(input),
+        InputKind::Url { .. } => "--accept".to_owned(),
+        InputKind::Sampling { .. } | InputKind::Other { .. } => "'{…}'".to_owned(),
+    };
+    format!("taskwire answer {name} {key} {values}").trim_end().to_owned()
+}
+
+/// What is to be filled in at least.
+fn example(input: &Input) -> String {
+    let Ok(Form { fields, .. }) = Form::of(&input.request) else { return "'{…}'".to_owned() };
+    let word = |field: &Field| format!("{}=…", shell_word(&field.name));
+    let required: Vec<String> = fields.iter().filter(|field| field.required).map(word).collect();
+    match (required.is_empty(), fields.first()) {
+        (false, _) => required.join(" "),
+        (true, Some(field)) => word(field),
+        (true, None) => "--accept".to_owned(),
+    }
+}
+
+/// Opens a page in the user's browser. Only after they said so.
+pub(crate) fn open(url: &str) -> io::Result<()> {
+    let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
+    let mut command = Command::new(program);
+    command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // In a group of its own: Ctrl-C here is not for the browser.
+    command.process_group(0).spawn().map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn form(schema: Value) -> Input {
+        let request = json!({"method": "elicitation/create", "params": {"message": "", "requestedSchema": schema}});
+        Input { key: "name".to_owned(), kind: InputKind::Form { schema }, message: String::new(), request: request.into() }
+    }
+
+    #[test]
+    fn the_way_to_answer_names_what_must_be_filled_in() {
+        let two = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a", "b"]});
+        assert_eq!(command("01k", &form(two)), "taskwire answer 01k name a=… b=…");
+        let optional = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        assert_eq!(command("01k", &form(optional)), "taskwire answer 01k name a=…");
+        let nothing = json!({"type": "object", "properties": {}});
+        assert_eq!(command("01k", &form(nothing)), "taskwire answer 01k name --accept");
+        let page = Input { key: "it's".to_owned(), kind: InputKind::Url { url: "https://h".to_owned() }, ..form(json!({})) };
+        assert_eq!(command("01k", &page), r"taskwire answer 01k 'it'\''s' --accept");
+    }
+
+    #[test]
+    fn a_question_that_needs_no_answer_is_not_asked() {
+        let mut questions = Questions::default();
+        questions.push(form(json!({"type": "object", "properties": {}})));
+        assert!(!questions.settle("name"), "nobody was asked yet");
+        assert!(questions.end().is_empty());
+        assert!(!questions.can_ask(&form(json!({"type": "object"})), Paint::plain()), "nobody types any more");
+    }
+}

@@ -1,0 +1,123 @@
+//! Signing in to a server (OAuth). The address to open is shown, never opened; what was agreed to is kept beside the ledger,
+//! and used from there on.
+
+use std::{
+    path::PathBuf,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use taskwire::client::{self, Challenge, Credentials, LoopbackConsent, OAuth, OAuthSettings};
+
+use crate::term::{escape, paint::Surroundings, screen};
+
+type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, client::Error>> + Send + 'a>>;
+
+/// When a person is asked to sign in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Whenever the server wants it.
+    Wanted,
+    /// Only when it does not accept any more what they agreed to before.
+    Over,
+    /// Never: what they agreed to before is good enough, or not.
+    Never,
+}
+
+/// Who signs in to one server.
+#[derive(Debug)]
+pub(crate) struct SignIn {
+    oauth: Arc<OAuth>,
+    when: When,
+    is_under_way: AtomicBool,
+}
+
+impl SignIn {
+    /// `directory` is where it is kept; without one it is good for this process.
+    pub(crate) fn new(server: &str, directory: Option<PathBuf>, when: When) -> Result<Self, client::Error> {
+        let name = escape::line(server);
+        let consent = LoopbackConsent::new(move |url| show(&name, url));
+        let settings = OAuthSettings { directory, ..OAuthSettings::asking(consent) };
+        Ok(Self { oauth: Arc::new(OAuth::new(server, settings)?), when, is_under_way: AtomicBool::new(false) })
+    }
+
+    /// Whether somebody is asked, or was: then patience is theirs.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.is_under_way.load(Ordering::Acquire)
+    }
+
+    /// Whether this user wanted it.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.when == When::Wanted
+    }
+
+    /// Whether a challenge is worth a person's time.
+    fn is_for_a_person(&self, challenge: &Challenge) -> bool {
+        match self.when {
+            When::Wanted => true,
+            When::Over => challenge.bearer.is_some(),
+            When::Never => false,
+        }
+    }
+}
+
+impl Credentials for SignIn {
+    fn bearer(&self) -> Answer<'_, Option<String>> {
+        Box::pin(async move {
+            match self.oauth.bearer().await {
+                // What nobody wanted cannot go wrong.
+                Err(error) if !self.is_wanted() => {
+                    tracing::debug!(%error, "a sign-in of before cannot be used");
+                    Ok(None)
+                }
+                bearer => bearer,
+            }
+        })
+    }
+
+    fn challenged<'a>(&'a self, challenge: &'a Challenge) -> Answer<'a, bool> {
+        Box::pin(async move {
+            if !self.is_for_a_person(challenge) {
+                return Ok(false);
+            }
+            self.is_under_way.store(true, Ordering::Release);
+            let (oauth, challenge) = (self.oauth.clone(), challenge.clone());
+            // By itself: a request has less patience than a person needs, and its next try finds the same sign-in.
+            let signing_in = tokio::spawn(async move { oauth.challenged(&challenge).await });
+            signing_in.await.unwrap_or_else(|error| Err(client::Error::Auth(error.to_string())))
+        })
+    }
+}
+
+/// Shows the address. The line that shows that something is going on may stand where it goes.
+fn show(server: &str, url: &str) {
+    let surroundings = Surroundings::look();
+    let fresh_line = if surroundings.stderr && surroundings.colours { screen::CLEAR } else { "" };
+    let url = escape::line(url);
+    screen::write(&format!("{fresh_line}taskwire: {server} wants you to sign in; open this in a browser:\n{url}\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn challenge(bearer: Option<&str>) -> Challenge {
+        Challenge { url: "https://h/mcp".to_owned(), status: 401, www_authenticate: None, bearer: bearer.map(ToOwned::to_owned) }
+    }
+
+    #[test]
+    fn nobody_is_asked_who_has_not_wanted_it() {
+        let asks = |when, bearer| SignIn::new("https://h/mcp", None, when).expect("an address").is_for_a_person(&challenge(bearer));
+        assert!(asks(When::Wanted, None) && asks(When::Wanted, Some("t")));
+        assert!(!asks(When::Over, None) && asks(When::Over, Some("t")));
+        assert!(!asks(When::Never, None) && !asks(When::Never, Some("t")));
+    }
+
+    #[test]
+    fn only_an_address_can_be_signed_in_to() {
+        assert!(SignIn::new("stdio:server", None, When::Wanted).is_err());
+    }
+}

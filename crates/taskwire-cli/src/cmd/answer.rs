@@ -1,0 +1,255 @@
+//! `taskwire answer`: answers a question of a task, from wherever.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+use taskwire::client::{
+    Answer as Given, Client, Era, Event, Input, InputKind, Run, Status, TaskView,
+    form::{FieldError, Form},
+};
+
+use super::{call::close, cancel::id_of};
+use crate::{
+    client::{
+        arguments::{self, Disk},
+        connection::Connection,
+        exit::{Exit, Problem},
+        home::{Found, Home},
+        questions,
+        schema::{Parameters, nearest},
+    },
+    term::{
+        asking::{Asking, Step},
+        escape,
+        lines::Lines,
+        paint::{Surroundings, shell_word},
+        screen,
+    },
+};
+
+/// In the legacy era a question is told only to who listens. So long we do.
+const QUESTION_PATIENCE: Duration = Duration::from_secs(10);
+
+const EXAMPLES: &str = "Examples:
+  taskwire answer 01k3v9x2m4qa name name=Ada
+  taskwire answer 01k3v9x2m4qa name Ada      a form's only field needs no name
+  taskwire answer 01k3v9x2m4qa size '{\"width\": 3, \"height\": 4}'
+  taskwire answer 01k3v9x2m4qa name          asks for the values, on a terminal
+  taskwire answer 01k3v9x2m4qa sign_in --accept    agrees to visit a page
+  taskwire answer 01k3v9x2m4qa name --decline
+
+TASK is an id, a beginning of it that no other task has (`taskwire tasks`),
+or SERVER#ID.
+`taskwire get TASK` shows the open questions and their keys. Values are given
+as in `taskwire call`, and are checked against the question before they are
+sent. A question can be answered once.
+
+Exit codes:
+  0  the server has the answer
+  2  there is no such question, it was answered before, or the answer does
+     not fit
+  3  the server cannot be reached, refuses, or does not know the task";
+
+/// Answer a question of a task.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Answer {
+    /// Id or a unique beginning of it, or SERVER#ID
+    task: String,
+    /// The question's key
+    key: String,
+    /// key=value, key:=json, a JSON object, or the value of a form's only field
+    #[arg(value_name = "VALUE", conflicts_with_all = ["accept", "decline", "cancel"])]
+    values: Vec<String>,
+    /// Agree: to a form with its defaults, or to visit a page
+    #[arg(long, conflicts_with_all = ["decline", "cancel"])]
+    accept: bool,
+    /// Say no
+    #[arg(long, conflicts_with = "cancel")]
+    decline: bool,
+    /// Say neither yes nor no
+    #[arg(long)]
+    cancel: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+impl Answer {
+    pub(crate) async fn run(self) -> Result<Exit, Problem> {
+        let home = Home::open()?;
+        let mut found = home.find(&self.task)?;
+        let id = id_of(&found, &home)?;
+        let client = home.reach(&mut found, &self.connection, false).await?;
+        let view = client.task(&id).await?;
+        let (input, run) = self.question(&client, &found, view).await?;
+        let answer = match self.given(&input)? {
+            Some(answer) => answer,
+            None => ask(&input).await?,
+        };
+        input.check(&answer)?;
+        match run {
+            Some(run) => run.answer(&self.key, answer).await?,
+            None => client.answer(&id, &self.key, answer).await?,
+        }
+        screen::write(&format!("taskwire: answered {} of {}\n", escape::line(&self.key), escape::line(&id)));
+        close(client).await;
+        Ok(Exit::Done)
+    }
+
+    /// The question, and the run that it came with.
+    async fn question(&self, client: &Client, found: &Found, view: TaskView) -> Result<(Input, Option<Run>), Problem> {
+        if view.status.is_terminal() {
+            return Err(Problem::usage(format!("the task has ended ({}): nothing is asked any more", view.status)));
+        }
+        let mut open = view.inputs;
+        if let Some(at) = open.iter().position(|input| input.key == self.key) {
+            return Ok((open.swap_remove(at), None));
+        }
+        if client.peer().era == Era::Legacy && view.status == Status::InputRequired {
+            let mut run = client.attach(&found.reference).await?;
+            let deadline = tokio::time::sleep(QUESTION_PATIENCE);
+            tokio::pin!(deadline);
+            loop {
+                let event = tokio::select! {
+                    event = run.next() => event.transpose()?,
+                    () = &mut deadline => None,
+                };
+                match event {
+                    Some(Event::Input(input)) if input.key == self.key => return Ok((input, Some(run))),
+                    Some(Event::Input(input)) => open.push(input),
+                    Some(Event::Done(_)) | None => break,
+                    Some(_) => {}
+                }
+            }
+        }
+        let keys: Vec<String> = open.iter().map(|input| format!("`{}`", input.key)).collect();
+        let others = if keys.is_empty() { ": none is open".to_owned() } else { format!("; open: {}", keys.join(", ")) };
+        let meant = match (open.as_slice(), arguments::key(&self.key)) {
+            ([input], Some(_)) => format!("; did you mean: taskwire answer {} {} …", shell_word(&self.task), shell_word(&input.key)),
+            _ => String::new(),
+        };
+        Err(Problem::usage(format!("there is no open question `{}`{others}{meant}", self.key)))
+    }
+
+    /// The answer on the command line; none if a person is to be asked.
+    fn given(&self, input: &Input) -> Result<Option<Given>, Problem> {
+        if self.decline {
+            return Ok(Some(Given::decline()));
+        }
+        if self.cancel {
+            return Ok(Some(Given::cancel()));
+        }
+        let answer = match &input.kind {
+            InputKind::Form { schema } if self.accept => Given::accept(Form::defaults(schema)),
+            InputKind::Form { schema } if !self.values.is_empty() => Given::accept(values(&self.key, &self.values, schema)?),
+            InputKind::Url { .. } if self.accept => Given::accept_url(),
+            InputKind::Url { .. } if !self.values.is_empty() => {
+                return Err(Problem::usage(format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", self.key)));
+            }
+            InputKind::Sampling { .. } | InputKind::Other { .. } if !self.values.is_empty() => {
+                let value = arguments::read(&self.key, &self.values, &Value::Null, &mut Disk::default()).map_err(Problem::usage)?;
+                Given::result(value)
+            }
+            InputKind::Sampling { .. } | InputKind::Other { .. } => {
+                return Err(Problem::usage(format!("`{}` can only be answered with a JSON object", self.key)));
+            }
+            InputKind::Form { .. } | InputKind::Url { .. } => return Ok(None),
+        };
+        Ok(Some(answer))
+    }
+}
+
+/// The values of a form, as they are typed. Its only field needs no name.
+fn values(key: &str, words: &[String], schema: &Value) -> Result<Value, Problem> {
+    let names: Vec<&str> = Parameters::new(schema).all().into_iter().map(|parameter| parameter.name).collect();
+    let named: Vec<String>;
+    let words = match (words, names.as_slice()) {
+        ([value], [name]) if is_meant_as_it_is(value, name) => {
+            named = vec![format!("{name}={value}")];
+            named.as_slice()
+        }
+        _ => words,
+    };
+    let content = arguments::read(key, words, schema, &mut Disk::default()).map_err(Problem::usage)?;
+    let told = |errors: Vec<FieldError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    match Form::check(schema, &content) {
+        Ok(()) => Ok(content),
+        Err(errors) => Err(Problem::usage(format!("the answer to `{key}` does not fit: {}", told(errors)))),
+    }
+}
+
+/// Whether this is the value of the only field itself, and not `field=value`, an object, or a slip of the former.
+fn is_meant_as_it_is(value: &str, field: &str) -> bool {
+    match arguments::key(value) {
+        Some(key) => key != field && nearest(key, [field].into_iter()).is_none(),
+        None => !value.starts_with('{'),
+    }
+}
+
+/// Asks the person. Ctrl-C leaves the question as it is.
+async fn ask(input: &Input) -> Result<Given, Problem> {
+    let surroundings = Surroundings::look();
+    let asking = surroundings.prompts.then(|| Asking::new(input, surroundings.paint())).flatten();
+    let Some(mut asking) = asking else {
+        return Err(Problem::usage(match &input.kind {
+            InputKind::Form { schema } => {
+                format!("`{}` wants: {}; give them as key=value", input.key, Parameters::new(schema).summary())
+            }
+            _ => format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", input.key),
+        }));
+    };
+    let mut lines = Lines::default();
+    lines.start_over();
+    screen::write(&asking.opening(&input.message));
+    loop {
+        screen::write(&asking.prompt());
+        lines.want();
+        let Some(line) = lines.next().await? else { return Err(Problem::usage("nothing was answered")) };
+        match asking.line(&line) {
+            Step::Ask(text) => screen::write(&text),
+            Step::Answer(answer) => return Ok(answer),
+            Step::Open(url, answer) => {
+                if let Err(error) = questions::open(&url) {
+                    screen::write(&format!("taskwire: no browser can be opened ({error}): go there by yourself\n"));
+                }
+                return Ok(answer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn filled(words: &[&str], schema: &Value) -> Result<Value, String> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        values("size", &words, schema).map_err(|problem| format!("{problem:?}"))
+    }
+
+    #[test]
+    fn the_only_field_of_a_form_needs_no_name() {
+        let one = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"]});
+        assert_eq!(filled(&["7"], &one), Ok(json!({"n": 7})));
+        assert_eq!(filled(&["n=7"], &one), Ok(json!({"n": 7})));
+        assert_eq!(filled(&["{\"n\": 7}"], &one), Ok(json!({"n": 7})));
+        assert!(filled(&["0"], &one).expect_err("too small").contains("does not fit"));
+        assert!(filled(&["x"], &one).expect_err("no number").contains("must be an integer"));
+        let name = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+        for text in ["Ada", "@ada", "-", "x=y"] {
+            assert_eq!(filled(&[text], &name), Ok(json!({"name": text})));
+        }
+        assert!(filled(&["nmae=Ada"], &name).expect_err("a slip").contains("did you mean `name`?"));
+    }
+
+    #[test]
+    fn a_form_of_several_fields_needs_their_names() {
+        let two = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}});
+        assert_eq!(filled(&["a=1", "b=2"], &two), Ok(json!({"a": "1", "b": "2"})));
+        assert!(filled(&["1"], &two).expect_err("which?").contains("neither key=value"));
+        assert!(filled(&["c=1"], &two).expect_err("unknown").contains("has no parameter `c`"));
+    }
+}

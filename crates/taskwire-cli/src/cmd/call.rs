@@ -1,0 +1,120 @@
+//! `taskwire call`: one call of a tool, from its arguments to its result.
+
+use std::time::Duration;
+
+use clap::Args;
+use taskwire::client::Client;
+
+use super::tools;
+use crate::{
+    client::{
+        arguments::{self, Disk},
+        connection::{Connection, Wish},
+        exit::{Exit, Problem},
+        follow::{Follow, Manner},
+        home::Home,
+        signals::unless_stopped,
+    },
+    term::screen,
+};
+
+/// How long a server gets to end in good order.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+const EXAMPLES: &str = "ARGUMENT is one of:
+  key=value      text; a number, true/false, list or object where the tool's
+                 schema says so (a list element by element: tags=a tags=b)
+  key:=json      any JSON value
+  key@=FILE      the text of a file; key:=@FILE is its JSON
+                 (key@=- and key:=- are standard input)
+  {…}            a JSON object with several arguments; also @FILE or -
+
+Server:
+  a URL, stdio:<command line>, or a name from the client's configuration
+  ($TASKWIRE_CLIENT_CONFIG, else ~/.config/taskwire/client.toml):
+
+    [server.demo]
+    url = \"http://127.0.0.1:8787/mcp\"  # or: command = [\"server\", \"--stdio\"]
+    token = \"env:DEMO_TOKEN\"           # or: oauth = true, to sign in
+    headers = { X-Team = \"blue\" }
+    era = \"modern\"
+
+Examples:
+  taskwire call http://127.0.0.1:8787/mcp countdown from=5
+  taskwire call demo tell_story > story.txt
+  taskwire call 'stdio:taskwire serve --stdio' greet_me
+  taskwire call demo count_far to=1000 --detach      prints the task's id only
+  taskwire call demo fail how=request --json | jq .  one JSON object a line
+
+Output is written as it comes, and nothing but output goes to standard output.
+Questions of the tool are asked here if there is a terminal; otherwise
+`taskwire answer` answers them from anywhere.
+Ctrl-C cancels the call; Ctrl-C again within a second leaves the task running
+and says how to come back, as SIGTERM does at once.
+If this program is killed, `taskwire watch` goes on at the very byte.
+
+Exit codes:
+  0  there is a result, or the task was left running
+  1  the tool said that it failed (isError)
+  2  the command line, an argument or the configuration is wrong
+  3  the server cannot be reached, refuses, or breaks the protocol
+  4  the call was cancelled
+  5  the task failed";
+
+/// Call a tool: stream its output, answer its questions, print its result.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Call {
+    /// URL, stdio:<command line>, or a name from the client's configuration
+    server: String,
+    /// The tool to call; `taskwire tools SERVER` lists them
+    tool: String,
+    /// key=value, key:=json or a JSON object
+    #[arg(value_name = "ARGUMENT")]
+    arguments: Vec<String>,
+    /// Print the task's id and return as soon as the call is a task
+    #[arg(long)]
+    detach: bool,
+    /// Print one JSON object a line: task, partial, status, input, result, error
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Wait for the result without its output on the way
+    #[arg(long)]
+    no_stream: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+impl Call {
+    pub(crate) async fn run(self) -> Result<Exit, Problem> {
+        let home = Home::open()?;
+        let server = home.book.find(&self.server)?;
+        let ledger = match home.ledger_if_any() {
+            Ok(ledger) => Some(ledger.clone()),
+            Err(error) => {
+                screen::write(&format!("taskwire: this call will not be remembered: {error}\n"));
+                None
+            }
+        };
+        let wish = Wish { ledger, stream: !self.no_stream, ..home.wish() };
+        let connecting = async {
+            let client = self.connection.open(&server, wish).await?;
+            let tools = client.tools().await?;
+            let schema = tools::pick(&self.server, &tools, &self.tool)?.input_schema.clone();
+            let (tool, words) = (self.tool.clone(), self.arguments.clone());
+            // On a thread: standard input may keep it waiting.
+            let reading = tokio::task::spawn_blocking(move || arguments::read(&tool, &words, &schema, &mut Disk::default()));
+            let args = reading.await.map_err(|error| Problem::protocol(error.to_string()))?.map_err(Problem::usage)?;
+            Ok::<_, Problem>((client, args))
+        };
+        let (client, args) = unless_stopped(connecting).await?;
+        let manner = Manner { json: self.json, detach: self.detach, result_only: self.no_stream, is_attached: false, keeps_place: true };
+        let call = client.prepare(&self.tool, args)?;
+        Follow::new(&home, &client, &call, manner)?.show(client.send(call)).await
+    }
+}
+
+/// Says goodbye, if the server lets us.
+pub(super) async fn close(client: Client) {
+    let _ = tokio::time::timeout(CLOSE_PATIENCE, client.close()).await;
+}

@@ -1,0 +1,84 @@
+//! `taskwire cancel`: asks the server to call a task off.
+
+use clap::Args;
+use taskwire::client::{Event, Outcome};
+
+use super::call::close;
+use crate::{
+    client::{
+        connection::Connection,
+        exit::{Exit, Problem},
+        home::{Found, Home, name_of},
+    },
+    term::{escape, screen},
+};
+
+const EXAMPLES: &str = "Examples:
+  taskwire cancel 01k3v9x2m4qa
+  taskwire cancel 01k3v9x2m4qa --wait    returns when the task has ended
+
+TASK is an id, a beginning of it that no other task has (`taskwire tasks`),
+or SERVER#ID.
+Cancelling is a request: a tool may take its time, or end with a result first.
+How it ended is said on standard error.
+
+Exit codes:
+  0  the server was asked (with --wait: the task has ended)
+  2  no such task is known here
+  3  the server cannot be reached, refuses, or does not know the task";
+
+/// Cancel a task.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Cancel {
+    /// Id or a unique beginning of it, or SERVER#ID
+    task: String,
+    /// Wait for the task's end
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// The id of a task that its server has named.
+pub(super) fn id_of(found: &Found, home: &Home) -> Result<String, Problem> {
+    let unnamed = || {
+        let name = home.short_name(&found.reference);
+        Problem::usage(format!(
+            "the server has named no task for this call yet: `taskwire watch {name}` sends it again, under the same key"
+        ))
+    };
+    found.reference.task.clone().ok_or_else(unnamed)
+}
+
+impl Cancel {
+    pub(crate) async fn run(self) -> Result<Exit, Problem> {
+        let home = Home::open()?;
+        let mut found = home.find(&self.task)?;
+        let id = id_of(&found, &home)?;
+        let client = home.reach(&mut found, &self.connection, false).await?;
+        let view = client.task(&id).await?;
+        if view.status.is_terminal() {
+            screen::write(&format!("taskwire: nothing to cancel: the task has ended ({})\n", view.status));
+            close(client).await;
+            return Ok(Exit::Done);
+        }
+        client.cancel(&id).await?;
+        screen::write(&format!("taskwire: asked to cancel {}\n", escape::line(name_of(&found.reference))));
+        if self.wait {
+            let mut run = client.attach(&found.reference).await?;
+            while let Some(event) = run.next().await {
+                if let Event::Done(outcome) = event? {
+                    let how = match outcome {
+                        Outcome::Cancelled { .. } => "cancelled",
+                        Outcome::Result(_) => "completed",
+                        Outcome::Failed(_) => "failed",
+                    };
+                    screen::write(&format!("taskwire: ended: {how}\n"));
+                }
+            }
+        }
+        close(client).await;
+        Ok(Exit::Done)
+    }
+}

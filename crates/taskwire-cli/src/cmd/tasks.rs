@@ -1,0 +1,419 @@
+//! `taskwire tasks`: the tasks that were started from here, as they are now, and the way back to them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use clap::Args;
+use serde::Serialize;
+use taskwire::{
+    client::{self, Entry, EntryId, Era, Status, TaskView},
+    clock::{Clock, SystemClock},
+};
+use taskwire_core::Timestamp;
+use tokio::{task::JoinSet, time::timeout};
+
+use crate::{
+    client::{
+        book::Server,
+        connection::{Connection, Wish},
+        exit::{Exit, Problem},
+        home::{Home, name_of, prefix, shown},
+    },
+    term::{
+        escape, out,
+        paint::{Paint, Surroundings, shell_word, span},
+        screen,
+        table::{self, Cell, Last},
+    },
+};
+
+/// So long a server may take to say how its tasks are.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// A task that ended is listed for so long without being asked for.
+const ENDED_SHOWN: Duration = Duration::from_secs(24 * 3600);
+/// A call that was not answered is kept for so long from being pruned.
+const SENT_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// Tasks that are asked about, newest first.
+const REFRESHED_MAX: usize = 200;
+
+const EXAMPLES: &str = "Examples:
+  taskwire tasks               what is running, and what ended within a day
+  taskwire tasks --all         everything that is remembered
+  taskwire tasks --prune       forgets what has ended
+  taskwire tasks --forget 01k3v9x2m4qa
+  taskwire tasks --json | jq -r 'select(.status == \"working\") | .taskId'
+
+Each call that became a task is remembered, with its server and how far its
+output was shown, in $TASKWIRE_STATE_DIR, else $XDG_STATE_HOME/taskwire, else
+~/.local/state/taskwire.
+TASK is a beginning of the id that no other task has: enough for `watch`,
+`get`, `cancel` and `answer`. STATUS is what the server says now: `gone` if it
+does not know the task any more, with a `?` if it could not be asked. `sent` is
+a call whose answer was never seen. Servers on stdio are not started for this.
+Each server gets what the client's configuration has for it, or an earlier
+sign-in. --token, --oauth, --header, --era and $TASKWIRE_TOKEN are for one
+server, and used only if all tasks that can be asked about are there.
+
+Exit codes:
+  0  there they are
+  2  an option for one server was given, and there are several
+  3  the list cannot be read";
+
+/// List the tasks that were started from here.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Tasks {
+    /// Also those that ended long ago
+    #[arg(long)]
+    all: bool,
+    /// Do not ask the servers: show what was seen last
+    #[arg(long)]
+    offline: bool,
+    /// Forget those that have ended, are gone, or were sent a day ago and never answered
+    #[arg(long)]
+    prune: bool,
+    /// Forget these, however they are; nothing is cancelled
+    #[arg(long, value_name = "TASK", num_args = 1.., conflicts_with_all = ["all", "offline", "prune", "json"])]
+    forget: Vec<String>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// How a task is, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    /// The call was sent, and no answer was seen.
+    Sent,
+    /// The server says so, or said so when it was asked last.
+    Is { status: Status, message: Option<String>, is_fresh: bool },
+    /// The server does not know it.
+    Gone,
+}
+
+impl State {
+    fn of(entry: &Entry) -> Self {
+        match (entry.status, &entry.reference.task) {
+            (Some(status), _) => Self::Is { status, message: entry.message.clone(), is_fresh: entry.ended },
+            (None, Some(_)) => Self::Is { status: Status::Working, message: None, is_fresh: false },
+            (None, None) => Self::Sent,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Sent => false,
+            Self::Is { status, .. } => status.is_terminal(),
+            Self::Gone => true,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Is { status, .. } => status.as_str(),
+            Self::Gone => "gone",
+        }
+    }
+
+    fn is_fresh(&self) -> bool {
+        !matches!(self, Self::Sent | Self::Is { is_fresh: false, .. })
+    }
+
+    fn cell(&self, paint: Paint) -> Cell {
+        let doubt = if matches!(self, Self::Is { is_fresh: false, .. }) { "?" } else { "" };
+        let text = format!("{}{doubt}", self.name());
+        let painted = match self {
+            Self::Is { status: Status::Completed, .. } => paint.green(&text),
+            Self::Is { status: Status::Failed, .. } => paint.red(&text),
+            Self::Is { status: Status::InputRequired, .. } => paint.yellow(&text),
+            Self::Is { status: Status::Working, .. } => paint.bold(&text),
+            _ => paint.dim(&text),
+        };
+        Cell::painted(&text, painted)
+    }
+}
+
+/// A line of the list.
+#[derive(Debug)]
+struct Row {
+    entry: Entry,
+    state: State,
+    server: String,
+    prefix: String,
+}
+
+/// The same for programs.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Object<'a> {
+    task_id: Option<&'a str>,
+    server: &'a str,
+    era: String,
+    tool: &'a str,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'a str>,
+    created_at: String,
+    updated_at: String,
+    fresh: bool,
+    prefix: &'a str,
+}
+
+impl Row {
+    fn object(&self) -> Object<'_> {
+        let reference = &self.entry.reference;
+        let message = match &self.state {
+            State::Is { message, .. } => message.as_deref(),
+            State::Sent | State::Gone => None,
+        };
+        Object {
+            task_id: reference.task.as_deref(),
+            server: &reference.server,
+            era: reference.era.to_string(),
+            tool: &reference.tool,
+            status: self.state.name(),
+            message,
+            created_at: self.entry.created_at.to_string(),
+            updated_at: self.entry.updated_at.to_string(),
+            fresh: self.state.is_fresh(),
+            prefix: &self.prefix,
+        }
+    }
+
+    fn cells(&self, now: Timestamp, paint: Paint) -> Vec<Cell> {
+        vec![
+            span(now.since(self.entry.created_at)).into(),
+            self.state.cell(paint),
+            escape::line(&self.entry.reference.tool).into(),
+            escape::line(&self.server).into(),
+            shell_word(&self.prefix).into(),
+        ]
+    }
+
+    /// Nobody will come back to it: it is over, or it was never answered, and who was to answer does not remember.
+    fn can_be_forgotten(&self, now: Timestamp) -> bool {
+        self.state.is_over() || (self.state == State::Sent && now.since(self.entry.created_at) > SENT_KEPT)
+    }
+
+    fn is_shown(&self, now: Timestamp) -> bool {
+        !self.state.is_over() || now.since(self.entry.updated_at) <= ENDED_SHOWN
+    }
+}
+
+impl Tasks {
+    pub(crate) async fn run(self) -> Result<Exit, Problem> {
+        let home = Home::open()?;
+        let ledger = home.ledger()?;
+        if !self.forget.is_empty() {
+            return self.strike_out(&home);
+        }
+        let entries = ledger.entries()?;
+        let mut states: BTreeMap<EntryId, State> = entries.iter().map(|entry| (entry.id, State::of(entry))).collect();
+        if !self.offline {
+            for (id, seen) in self.refresh(&home, &entries).await? {
+                if let State::Is { status, message, .. } = &seen {
+                    ledger.note(id, *status, message.as_deref(), SystemClock.now())?;
+                }
+                states.insert(id, seen);
+            }
+        }
+        let mut rows = rows(&home, entries, &states);
+        if self.prune {
+            let (over, rest): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.can_be_forgotten(SystemClock.now()));
+            for row in &over {
+                ledger.forget(row.entry.id)?;
+            }
+            say_forgotten(over.len());
+            rows = rest;
+        }
+        let now = SystemClock.now();
+        let total = rows.len();
+        rows.retain(|row| self.all || row.is_shown(now));
+        out::print(&self.text(&rows, now)?)?;
+        self.hint(&rows, total);
+        Ok(Exit::Done)
+    }
+
+    fn strike_out(&self, home: &Home) -> Result<Exit, Problem> {
+        // All of them are found before any is forgotten.
+        let find = |task: &String| {
+            let entry = home.find(task)?.entry;
+            entry.ok_or_else(|| Problem::usage(format!("`{task}` is not in the list: `taskwire tasks --all` shows all that is")))
+        };
+        let entries = self.forget.iter().map(find).collect::<Result<Vec<Entry>, Problem>>()?;
+        for entry in &entries {
+            home.ledger()?.forget(entry.id)?;
+        }
+        say_forgotten(entries.len());
+        Ok(Exit::Done)
+    }
+
+    fn text(&self, rows: &[Row], now: Timestamp) -> Result<String, Problem> {
+        if self.json {
+            let line = |row: &Row| serde_json::to_string(&row.object()).map(|line| escape::json(line) + "\n");
+            return rows.iter().map(line).collect::<Result<_, _>>().map_err(|error| Problem::protocol(error.to_string()));
+        }
+        if rows.is_empty() {
+            return Ok(String::new());
+        }
+        let surroundings = Surroundings::look();
+        let paint = surroundings.stdout_paint();
+        let title = |text: &str| Cell::painted(text, paint.bold(text));
+        let mut cells = vec![["AGE", "STATUS", "TOOL", "SERVER", "TASK"].map(title).to_vec()];
+        cells.extend(rows.iter().map(|row| row.cells(now, paint)));
+        let lines = table::lines(&cells, Last::Whole, surroundings.stdout_columns(), surroundings.unicode);
+        Ok(lines.into_iter().map(|line| line + "\n").collect())
+    }
+
+    /// What one may want to do next.
+    fn hint(&self, rows: &[Row], total: usize) {
+        if self.json {
+            return;
+        }
+        // A call that was only sent may not be found again.
+        let text = match rows.iter().find(|row| !row.state.is_over() && row.state != State::Sent) {
+            Some(row) => format!("go on with: taskwire watch {}", shell_word(&row.prefix)),
+            None if !rows.is_empty() => return,
+            None if total > 0 => "nothing is running: `taskwire tasks --all` shows what has ended".to_owned(),
+            None => "no tasks: `taskwire call SERVER TOOL` starts one".to_owned(),
+        };
+        screen::write(&format!("taskwire: {text}\n"));
+    }
+
+    /// Asks all servers at once how the tasks are that have not ended. Who does not answer in time is left out.
+    async fn refresh(&self, home: &Home, entries: &[Entry]) -> Result<Vec<(EntryId, State)>, Problem> {
+        let places = places(entries);
+        let mut addresses: Vec<&str> = places.iter().map(|(place, _)| place.server).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let is_one_of_many = addresses.len() > 1;
+        if is_one_of_many && self.connection.is_for_one() {
+            return Err(Problem::usage(format!(
+                "--token, --oauth, --header and --era are for one server, and these tasks are at {}: say it in the client's configuration",
+                addresses.len()
+            )));
+        }
+        let mut asking = JoinSet::new();
+        for (place, tasks) in places {
+            let Ok(server) = home.book.find(place.server) else { continue };
+            let session = place.session.map(ToOwned::to_owned);
+            let wish = Wish { era: Some(place.era), session, is_aside: true, is_one_of_many, ..home.wish() };
+            asking.spawn(ask(self.connection.clone(), server, wish, tasks));
+        }
+        let mut seen = Vec::new();
+        while let Some(states) = asking.join_next().await {
+            seen.extend(states.unwrap_or_default());
+        }
+        Ok(seen)
+    }
+}
+
+fn say_forgotten(count: usize) {
+    screen::write(&format!("taskwire: forgot {count} {}\n", if count == 1 { "task" } else { "tasks" }));
+}
+
+/// Where tasks can be asked about together: a server of the legacy era may show them only to the session that began them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place<'a> {
+    server: &'a str,
+    era: Era,
+    session: Option<&'a str>,
+}
+
+/// The tasks that can be asked about, by where they are.
+fn places(entries: &[Entry]) -> Vec<(Place<'_>, Vec<(EntryId, String)>)> {
+    let mut places: Vec<(Place<'_>, Vec<(EntryId, String)>)> = Vec::new();
+    for entry in entries.iter().filter(|entry| !entry.ended).take(REFRESHED_MAX) {
+        let reference = &entry.reference;
+        let Some(task) = reference.task.clone().filter(|_| !reference.server.starts_with("stdio:")) else { continue };
+        let place = Place { server: &reference.server, era: reference.era, session: reference.session.as_deref() };
+        match places.iter_mut().find(|(other, _)| *other == place) {
+            Some((_, tasks)) => tasks.push((entry.id, task)),
+            None => places.push((place, vec![(entry.id, task)])),
+        }
+    }
+    places
+}
+
+/// Asks one server about its tasks.
+async fn ask(connection: Connection, server: Server, wish: Wish, tasks: Vec<(EntryId, String)>) -> Vec<(EntryId, State)> {
+    let Ok(Ok(client)) = timeout(PATIENCE, connection.open(&server, wish)).await else { return Vec::new() };
+    let mut asking = JoinSet::new();
+    for (id, task) in tasks {
+        let client = client.clone();
+        asking.spawn(async move { (id, timeout(PATIENCE, client.task(&task)).await) });
+    }
+    let mut seen = Vec::new();
+    while let Some(asked) = asking.join_next().await {
+        if let Ok((id, Ok(answer))) = asked {
+            seen.extend(state(answer).map(|state| (id, state)));
+        }
+    }
+    let _ = timeout(PATIENCE, client.close()).await;
+    seen
+}
+
+/// What an answer says about a task, if anything.
+fn state(answer: Result<TaskView, client::Error>) -> Option<State> {
+    match answer {
+        Ok(view) => Some(State::Is { status: view.status, message: view.message, is_fresh: true }),
+        Err(client::Error::NotFound { .. }) => Some(State::Gone),
+        Err(_) => None,
+    }
+}
+
+fn rows(home: &Home, entries: Vec<Entry>, states: &BTreeMap<EntryId, State>) -> Vec<Row> {
+    // Sorted, the names that have most in common with one stand beside it.
+    let mut names: Vec<String> = entries.iter().map(|entry| name_of(&entry.reference).to_owned()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let row = |entry: Entry| {
+        let server = home.book.find(&entry.reference.server).map_or_else(|_| entry.reference.server.clone(), |server| server.name());
+        let server = shown(&server);
+        let name = name_of(&entry.reference);
+        let at = names.partition_point(|other| other.as_str() < name);
+        let beside = names.iter().skip(at.saturating_sub(1)).take(3).map(String::as_str);
+        let prefix = prefix(name, beside).to_owned();
+        let state = states.get(&entry.id).cloned().unwrap_or_else(|| State::of(&entry));
+        Row { entry, state, server, prefix }
+    };
+    entries.into_iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is(status: Status, is_fresh: bool) -> State {
+        State::Is { status, message: None, is_fresh }
+    }
+
+    #[test]
+    fn a_task_that_its_server_does_not_know_is_gone_and_one_that_cannot_be_asked_stays_as_it_was() {
+        assert_eq!(state(Err(client::Error::NotFound { task: "t".to_owned() })), Some(State::Gone));
+        assert_eq!(state(Err(client::Error::Closed)), None);
+    }
+
+    #[test]
+    fn what_is_over_can_be_forgotten() {
+        for over in [State::Gone, is(Status::Completed, true), is(Status::Failed, false), is(Status::Cancelled, true)] {
+            assert!(over.is_over(), "{over:?}");
+        }
+        for open in [State::Sent, is(Status::Working, true), is(Status::InputRequired, false)] {
+            assert!(!open.is_over(), "{open:?}");
+        }
+    }
+
+    #[test]
+    fn a_state_that_is_not_fresh_is_in_doubt() {
+        let shown = |state: &State| {
+            let row = vec![state.cell(Paint::plain())];
+            table::lines(&[row], Last::Whole, None, true).concat()
+        };
+        assert_eq!(shown(&is(Status::Working, false)), "working?");
+        assert_eq!(shown(&is(Status::InputRequired, true)), "input_required");
+        assert_eq!((shown(&State::Gone), shown(&State::Sent)), ("gone".to_owned(), "sent".to_owned()));
+    }
+}

@@ -1,0 +1,99 @@
+//! `taskwire watch`: goes on with a task, from where its output was left.
+
+use std::time::Duration;
+
+use clap::Args;
+use taskwire::clock::{Clock, SystemClock};
+
+use crate::{
+    client::{
+        connection::Connection,
+        exit::{Exit, Problem},
+        follow::{Follow, Manner},
+        home::{Found, Home},
+        signals::unless_stopped,
+    },
+    term::paint::{shell_word, span},
+};
+
+/// So long every server knows a call by its key that knows any.
+const SURELY_KNOWN: Duration = Duration::from_secs(3600);
+
+const EXAMPLES: &str = "Examples:
+  taskwire watch 01k3v9x2m4qa           goes on where the output was left
+  taskwire watch 01k3v9x2m4qa --from 0  shows all of it
+  taskwire watch https://host/mcp#ID    a task that was started elsewhere
+
+TASK is an id, a beginning of it that no other task has (`taskwire tasks`),
+or SERVER#ID.
+How far the output was shown is counted to the byte: what `call` printed before
+it was killed and what `watch` prints then, joined, are the output. (Behind
+`>>`, and on other systems than Linux, up to 4096 bytes may come twice.)
+`--from` neither reads nor moves that place, nor does a second `watch` at the
+same time.
+Ctrl-C stops watching and leaves the task as it is: `taskwire cancel` cancels.
+Questions, output and exit codes are those of `taskwire call`.";
+
+/// Go on with a task: its output from where it was left, its questions, its result.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Watch {
+    /// Id or a unique beginning of it, or SERVER#ID
+    task: String,
+    /// Begin with this piece of output, counted from 0
+    #[arg(long, value_name = "SEQ", conflicts_with = "no_stream")]
+    from: Option<u64>,
+    /// Print one JSON object a line: task, partial, status, input, result, error
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Wait for the result without its output on the way
+    #[arg(long)]
+    no_stream: bool,
+    /// Send a call again whose answer was never seen, also after an hour
+    #[arg(long)]
+    again: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+impl Watch {
+    /// A call whose answer was never seen must be sent once more. Who has forgotten the first would do the work twice.
+    fn check(&self, found: &Found) -> Result<(), Problem> {
+        let Some(entry) = found.entry.as_ref().filter(|entry| entry.reference.task.is_none()) else { return Ok(()) };
+        let age = SystemClock.now().since(entry.created_at);
+        if self.again || age <= SURELY_KNOWN {
+            return Ok(());
+        }
+        Err(Problem::usage(format!(
+            "this call was sent {} ago, and its answer was never seen; its server may have forgotten it, and would do the work once more: \
+             `taskwire watch {} --again` sends it all the same, `taskwire tasks --forget` strikes it out",
+            span(age),
+            shell_word(&self.task)
+        )))
+    }
+
+    pub(crate) async fn run(self) -> Result<Exit, Problem> {
+        let home = Home::open()?;
+        let mut found = home.find(&self.task)?;
+        self.check(&found)?;
+        let client = unless_stopped(home.reach(&mut found, &self.connection, !self.no_stream)).await?;
+        let manner =
+            Manner { json: self.json, detach: false, result_only: self.no_stream, is_attached: true, keeps_place: self.from.is_none() };
+        let mut follow = Follow::new(&home, &client, &found.reference, manner)?;
+        found.reference.next = match (self.from, &found.entry) {
+            (Some(seq), _) => {
+                follow.begin_at(seq);
+                seq
+            }
+            (None, Some(entry)) => {
+                let place = home.ledger()?.place(entry.id)?;
+                let seq = place.read().seq;
+                follow.go_on(place);
+                // The last one that was shown comes again: nobody noted whether it ended its line.
+                seq.saturating_sub(1)
+            }
+            (None, None) => 0,
+        };
+        follow.show(client.attach(&found.reference)).await
+    }
+}

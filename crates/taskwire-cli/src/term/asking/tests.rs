@@ -1,0 +1,143 @@
+//! What a conversation asks, and how it takes what is typed.
+
+use serde_json::json;
+use taskwire_core::Payload;
+
+use super::*;
+use crate::term::paint::Paint;
+
+fn asking(kind: InputKind) -> Asking {
+    let request = match &kind {
+        InputKind::Form { schema } => json!({"method": "elicitation/create", "params": {"requestedSchema": schema}}),
+        _ => json!({}),
+    };
+    let input = Input { key: "k".to_owned(), kind, message: "Who are\nyou?".to_owned(), request: Payload::from(request) };
+    Asking::new(&input, Paint::plain()).expect("it can be asked")
+}
+
+fn form(schema: Value) -> Asking {
+    asking(InputKind::Form { schema })
+}
+
+fn page_of(url: &str) -> Asking {
+    asking(InputKind::Url { url: url.to_owned() })
+}
+
+/// Shows the prompt and what is typed at it, until there is an answer.
+fn talk(asking: &mut Asking, lines: &[&str]) -> (String, Option<Step>) {
+    let mut screen = asking.opening("Who are\nyou?");
+    for line in lines {
+        screen.push_str(&format!("{}{line}\n", asking.prompt()));
+        match asking.line(&format!("{line}\n")) {
+            Step::Ask(text) => screen.push_str(&text),
+            step => return (screen, Some(step)),
+        }
+    }
+    (screen, None)
+}
+
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "title": "Age", "minimum": 0},
+            "colour": {"type": "string", "title": "Colour", "enum": ["red", "green"], "default": "green"},
+            "name": {"type": "string", "title": "Name", "description": "What should I call you?"},
+        },
+        "required": ["name"],
+    })
+}
+
+#[test]
+fn a_form_is_asked_field_by_field_and_shown_before_it_is_sent() {
+    let (screen, step) = talk(&mut form(person()), &["old", "36", "", "Ada", ""]);
+    let content = json!({"age": 36, "colour": "green", "name": "Ada"});
+    assert_eq!(step, Some(Step::Answer(Answer::accept(content))), "{screen}");
+    assert!(screen.starts_with("? Who are\n  you?\n  Age (optional): old\n  ! "), "{screen}");
+    for shown in [
+        "    1) red\n    2) green\n  Colour [green]: \n",
+        "  What should I call you?\n  Name: Ada\n",
+        "  Age: 36\n  Colour: green\n  Name: Ada\nSend? [Y/n/d(ecline)/c(ancel)] \n",
+    ] {
+        assert!(screen.contains(shown), "`{shown}` in: {screen}");
+    }
+}
+
+#[test]
+fn what_was_typed_can_be_typed_again_and_enter_keeps_it() {
+    let (screen, step) = talk(&mut form(person()), &["36", "1", "Ada", "n", "", "", "Eve", "y"]);
+    assert_eq!(step, Some(Step::Answer(Answer::accept(json!({"age": 36, "colour": "red", "name": "Eve"})))), "{screen}");
+    assert!(screen.contains("  Age [36]: ") && screen.contains("  Colour [red]: ") && screen.contains("  Name [Ada]: "), "{screen}");
+}
+
+#[test]
+fn a_form_can_be_declined_and_left() {
+    let one = json!({"type": "object", "properties": {"name": {"type": "string"}}});
+    for (word, answer) in [("d", Answer::decline()), ("cancel", Answer::cancel())] {
+        let (screen, step) = talk(&mut form(one.clone()), &["Ada", "what?", word]);
+        assert_eq!(step, Some(Step::Answer(answer)), "{screen}");
+        assert!(screen.contains("  ! y, n, d or c\nSend?"), "{screen}");
+        assert!(!screen.contains("name: Ada\n  name"), "one field needs no summary: {screen}");
+    }
+}
+
+#[test]
+fn what_the_server_refuses_is_asked_again() {
+    let mut asking = form(person());
+    talk(&mut asking, &["36", "1", "Ada"]);
+    let text = asking.refused("name: taken");
+    assert_eq!(text, "  ! name: taken\n");
+    assert_eq!(asking.prompt(), "  Age [36]: ");
+}
+
+#[test]
+fn a_form_without_fields_is_only_sent() {
+    let (_, step) = talk(&mut form(json!({"type": "object", "properties": {}})), &[""]);
+    assert_eq!(step, Some(Step::Answer(Answer::accept(json!({})))));
+}
+
+#[test]
+fn a_page_is_opened_only_after_a_yes() {
+    let url = "https://example.com/sign?x=1";
+    let (screen, step) = talk(&mut page_of(url), &["y"]);
+    assert_eq!(step, Some(Step::Open(url.to_owned(), Answer::accept_url())));
+    assert!(screen.contains("  https://example.com/sign?x=1\nOpen it in a browser? [y/N] y\n"), "{screen}");
+    for (lines, answer) in [
+        (["", "y"], Answer::accept_url()),
+        (["n", ""], Answer::decline()),
+        (["no", "c"], Answer::cancel()),
+        (["anything", "decline"], Answer::decline()),
+    ] {
+        assert_eq!(talk(&mut page_of(url), &lines).1, Some(Step::Answer(answer)), "{lines:?}");
+    }
+}
+
+#[test]
+fn what_is_no_page_is_never_opened() {
+    let (screen, step) = talk(&mut page_of("file:///etc/passwd"), &["y"]);
+    assert!(screen.contains("not opened from here") && !screen.contains(OPEN), "{screen}");
+    assert_eq!(step, Some(Step::Answer(Answer::accept_url())));
+}
+
+#[test]
+fn the_host_of_a_page_stands_out() {
+    for (url, host) in [
+        ("https://example.com/a@b", "example.com"),
+        ("https://bank.com@evil.org/x", "evil.org"),
+        ("https://bank.com\\@evil.org", "bank.com"),
+        ("https://h:8443?x", "h:8443"),
+        ("mailto", "mailto"),
+    ] {
+        assert_eq!(parts(url).1, host, "{url}");
+    }
+    assert!(page("https://bank.com@evil.org/x", Paint::plain()).contains("it leads to evil.org"));
+    assert!(page("https://xn--bnk-0na.com/", Paint::plain()).contains("may look like others"));
+    assert!(page("https://a\x1b[2J.com/", Paint::plain()).contains("^[[2J"));
+}
+
+#[test]
+fn nobody_is_asked_for_the_message_of_a_model() {
+    let kind = InputKind::Sampling { params: json!({}) };
+    let input = Input { key: "k".to_owned(), kind, message: String::new(), request: Payload::from(json!({})) };
+    assert!(Asking::new(&input, Paint::plain()).is_none());
+}

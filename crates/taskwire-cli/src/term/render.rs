@@ -1,0 +1,208 @@
+//! Content blocks as text, and what of a result is left to say when most of it was streamed.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+use taskwire::client::{Finished, Shown};
+
+/// A block as it is written: text as it is, anything else as a line about it.
+enum Shape<'a> {
+    Text(&'a str),
+    Line(String),
+}
+
+fn shape(block: &Value) -> Shape<'_> {
+    let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();
+    let sized = |kind: &str, what: &str, data: &Value| format!("[{kind} {what}, {}]", size(decoded_len(data.as_str().unwrap_or_default())));
+    match block["type"].as_str() {
+        Some("text") => Shape::Text(block["text"].as_str().unwrap_or_default()),
+        Some(kind @ ("image" | "audio")) => Shape::Line(sized(kind, &text(block, "mimeType"), &block["data"])),
+        Some("resource_link") => Shape::Line(text(block, "uri")),
+        Some("resource") => {
+            let resource = &block["resource"];
+            match resource["text"].as_str() {
+                Some(text) => Shape::Text(text),
+                None => Shape::Line(sized("resource", &text(resource, "uri"), &resource["blob"])),
+            }
+        }
+        other => Shape::Line(format!("[{}]", other.unwrap_or("unknown content"))),
+    }
+}
+
+/// A chunk of output. Text is joined as it is, for it goes on in the next chunk; the rest gets a line of its own.
+pub(crate) fn inline(blocks: &[Value]) -> String {
+    let mut output = String::new();
+    for block in blocks {
+        match shape(block) {
+            Shape::Text(text) => output.push_str(text),
+            Shape::Line(line) => {
+                end_line(&mut output);
+                output.push_str(&line);
+                output.push('\n');
+            }
+        }
+    }
+    output
+}
+
+/// A whole result: each block begins on a line of its own. Its value only if there is nothing else to show.
+pub(crate) fn whole(result: &Finished) -> String {
+    let mut output = String::new();
+    for block in &result.content {
+        end_line(&mut output);
+        output.push_str(&match shape(block) {
+            Shape::Text(text) => Cow::Borrowed(text),
+            Shape::Line(line) => Cow::Owned(line),
+        });
+    }
+    let has_text = result.content.iter().any(|block| matches!(shape(block), Shape::Text(text) if !text.is_empty()));
+    if let Some(value) = result.structured.as_ref().filter(|_| !has_text) {
+        end_line(&mut output);
+        output.push_str(&serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string()));
+    }
+    end_line(&mut output);
+    output
+}
+
+fn end_line(output: &mut String) {
+    if !output.is_empty() && !output.ends_with('\n') {
+        output.push('\n');
+    }
+}
+
+/// What was shown before the end, for the question whether the result says anything new.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Before {
+    /// All that was shown of the output.
+    pub(crate) shown: Shown,
+    /// Whether it was shown from the beginning; if not, the result is nothing new if it ends with it.
+    pub(crate) from_start: bool,
+    /// Whether the last line is not ended yet.
+    pub(crate) line_open: bool,
+}
+
+/// What is left to be written when the call has ended with `result`.
+pub(crate) fn last_words(before: Before, result: &Finished) -> String {
+    let newline = if before.line_open { "\n" } else { "" };
+    let text = inline(&result.content);
+    if before.shown.bytes > 0 && was_shown(before, &text) {
+        return newline.to_owned();
+    }
+    format!("{newline}{}", whole(result))
+}
+
+fn was_shown(before: Before, text: &str) -> bool {
+    let start = usize::try_from(before.shown.bytes).ok().and_then(|len| text.len().checked_sub(len));
+    let Some(end) = start.and_then(|start| text.get(start..)).filter(|end| end.len() == text.len() || !before.from_start) else {
+        return false;
+    };
+    let mut shown = Shown::default();
+    shown.add(end);
+    shown.hash == before.shown.hash
+}
+
+/// How many bytes this base64 stands for.
+fn decoded_len(base64: &str) -> u64 {
+    let text = base64.trim_end_matches('=');
+    text.len() as u64 * 3 / 4
+}
+
+/// `999 B`, `12.3 kB`, `4.5 MB`.
+pub(crate) fn size(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    for unit in ["kB", "MB"] {
+        value /= 1000.0;
+        if value < 999.95 {
+            return format!("{value:.1} {unit}");
+        }
+    }
+    format!("{:.1} GB", value / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use taskwire_core::Payload;
+
+    use super::*;
+
+    fn finished(content: Value, structured: Option<Value>) -> Finished {
+        let raw = Payload::from(json!({}));
+        Finished { content: content.as_array().cloned().unwrap_or_default(), structured, is_error: false, raw }
+    }
+
+    fn text(text: &str) -> Value {
+        json!([{"type": "text", "text": text}])
+    }
+
+    fn before(streamed: &str) -> Before {
+        let mut shown = Shown::default();
+        shown.add(streamed);
+        Before { shown, from_start: true, line_open: !streamed.is_empty() && !streamed.ends_with('\n') }
+    }
+
+    #[test]
+    fn a_result_that_was_streamed_is_not_said_again() {
+        assert_eq!(last_words(before("a story"), &finished(text("a story"), None)), "\n");
+        assert_eq!(last_words(before("a story\n"), &finished(text("a story\n"), None)), "");
+        let blocks = json!([{"type": "text", "text": "a "}, {"type": "text", "text": "story"}]);
+        assert_eq!(last_words(before("a story"), &finished(blocks, None)), "\n");
+    }
+
+    #[test]
+    fn a_result_that_is_new_comes_on_a_new_line_and_ends_it() {
+        assert_eq!(last_words(before("2…\n1…\n"), &finished(text("Lift-off!"), None)), "Lift-off!\n");
+        assert_eq!(last_words(before("1, 2"), &finished(text("two"), None)), "\ntwo\n");
+        assert_eq!(last_words(before(""), &finished(text("at once\n"), None)), "at once\n");
+        assert_eq!(last_words(before(""), &finished(json!([]), None)), "");
+    }
+
+    #[test]
+    fn shown_from_the_middle_a_result_that_ends_with_it_is_not_said_again() {
+        let middle = Before { from_start: false, ..before("story") };
+        assert_eq!(last_words(middle, &finished(text("a story"), None)), "\n");
+        assert_eq!(last_words(before("story"), &finished(text("a story"), None)), "\na story\n");
+    }
+
+    #[test]
+    fn what_is_no_text_is_a_line_about_it() {
+        let data = "A".repeat(16_400);
+        let content = json!([
+            {"type": "text", "text": "see"},
+            {"type": "image", "mimeType": "image/png", "data": data},
+            {"type": "audio", "mimeType": "audio/wav", "data": "AAA="},
+            {"type": "resource_link", "uri": "file:///a.txt", "name": "a"},
+            {"type": "resource", "resource": {"uri": "file:///b", "text": "inside"}},
+            {"type": "resource", "resource": {"uri": "file:///c", "blob": "AAAA"}},
+        ]);
+        let lines = "see\n[image image/png, 12.3 kB]\n[audio audio/wav, 2 B]\nfile:///a.txt\ninside\n[resource file:///c, 3 B]\n";
+        assert_eq!(whole(&finished(content.clone(), None)), lines);
+        assert_eq!(inline(content.as_array().expect("a list")), lines);
+    }
+
+    #[test]
+    fn text_of_a_chunk_is_joined_as_it_is_and_of_a_result_by_lines() {
+        let content = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        assert_eq!(inline(content.as_array().expect("a list")), "ab");
+        assert_eq!(whole(&finished(content, None)), "a\nb\n");
+    }
+
+    #[test]
+    fn the_value_is_shown_only_where_there_is_no_text() {
+        let value = json!({"n": 1});
+        assert_eq!(whole(&finished(json!([]), Some(value.clone()))), "{\n  \"n\": 1\n}\n");
+        assert_eq!(whole(&finished(text("one"), Some(value))), "one\n");
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        for (bytes, text) in
+            [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_300, "12.3 kB"), (4_500_000, "4.5 MB"), (2_000_000_000, "2.0 GB")]
+        {
+            assert_eq!(size(bytes), text);
+        }
+    }
+}

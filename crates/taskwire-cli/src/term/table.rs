@@ -1,0 +1,146 @@
+//! Tables: columns as wide as what is in them, the last one cut to the window.
+
+use super::screen::fit;
+
+/// Between two columns.
+const GAP: &str = "  ";
+/// What is left of a last column that is cut.
+const LAST_COLUMNS_MIN: usize = 8;
+
+/// What may become of the last column where the window is too narrow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Last {
+    /// It is cut first.
+    Cut,
+    /// It is not: it is what one copies.
+    Whole,
+}
+
+/// A cell: what it says, and how that is written.
+#[derive(Debug, Clone)]
+pub(crate) struct Cell {
+    text: String,
+    painted: Option<String>,
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self { text, painted: None }
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl Cell {
+    /// With colours in it.
+    pub(crate) fn painted(text: &str, painted: String) -> Self {
+        Self { text: text.to_owned(), painted: Some(painted) }
+    }
+}
+
+/// The lines of a table. Of the other columns the widest is cut where the window (`columns`) is too narrow.
+pub(crate) fn lines(rows: &[Vec<Cell>], last: Last, columns: Option<usize>, unicode: bool) -> Vec<String> {
+    let widths = widths(rows, last, columns);
+    let columns = columns.filter(|_| last == Last::Cut);
+    rows.iter().map(|row| line(row, &widths, columns, unicode)).collect()
+}
+
+fn widths(rows: &[Vec<Cell>], last: Last, columns: Option<usize>) -> Vec<usize> {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let mut widths = vec![0; count];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(console::measure_text_width(&cell.text));
+        }
+    }
+    let Some(columns) = columns else { return widths };
+    let Some((own, inner)) = widths.split_last_mut() else { return widths };
+    let kept = if last == Last::Whole { *own } else { (*own).min(LAST_COLUMNS_MIN) };
+    let wanted = |inner: &[usize]| inner.iter().map(|width| width + GAP.len()).sum::<usize>() + kept;
+    while wanted(inner) > columns {
+        match inner.iter_mut().max() {
+            Some(widest) if *widest > 4 => *widest -= 1,
+            _ => break,
+        }
+    }
+    widths
+}
+
+fn line(row: &[Cell], widths: &[usize], columns: Option<usize>, unicode: bool) -> String {
+    let mut line = String::new();
+    let mut used = 0;
+    for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
+        let is_last = at + 1 == row.len();
+        let space = match columns {
+            Some(columns) if is_last => columns.saturating_sub(used).max(1),
+            _ if is_last => usize::MAX,
+            _ => *width,
+        };
+        let own = console::measure_text_width(&cell.text);
+        let (text, shown) = if own > space {
+            let text = fit(&cell.text, space, unicode);
+            let shown = console::measure_text_width(&text);
+            (text, shown)
+        } else {
+            (cell.painted.clone().unwrap_or_else(|| cell.text.clone()), own)
+        };
+        line.push_str(&text);
+        if !is_last {
+            line.push_str(&" ".repeat(width.saturating_sub(shown)));
+            line.push_str(GAP);
+            used += width + GAP.len();
+        }
+    }
+    line.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(rows: &[&[&str]]) -> Vec<Vec<Cell>> {
+        rows.iter().map(|row| row.iter().map(|text| Cell::from(*text)).collect()).collect()
+    }
+
+    const ROWS: &[&[&str]] = &[&["TOOL", "PARAMETERS", "WHAT IT DOES"], &["countdown", "[from]", "Counts down, one number a second"]];
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let lines = lines(&rows(ROWS), Last::Cut, None, true);
+        assert_eq!(lines, ["TOOL       PARAMETERS  WHAT IT DOES", "countdown  [from]      Counts down, one number a second"]);
+    }
+
+    #[test]
+    fn a_narrow_window_cuts_the_last_column_then_the_widest() {
+        let narrow = lines(&rows(ROWS), Last::Cut, Some(40), true);
+        assert_eq!(narrow[1], "countdown  [from]      Counts down, one…");
+        let narrower = lines(&rows(ROWS), Last::Cut, Some(24), true);
+        assert!(narrower.iter().all(|line| console::measure_text_width(line) <= 24), "{narrower:?}");
+        assert!(narrower[1].starts_with("count"), "{narrower:?}");
+        for columns in 1..20 {
+            lines(&rows(ROWS), Last::Cut, Some(columns), true);
+        }
+    }
+
+    #[test]
+    fn what_one_copies_is_never_cut() {
+        let narrow = lines(&rows(ROWS), Last::Whole, Some(10), true);
+        assert_eq!(narrow[1], "cou…  [fr…  Counts down, one number a second");
+    }
+
+    #[test]
+    fn wide_letters_and_colours_do_not_shift_columns() {
+        let painted = Cell::painted("ok", "\x1b[32mok\x1b[0m".to_owned());
+        let rows = vec![vec![Cell::from("世界"), "x".into()], vec![painted, "y".into()]];
+        assert_eq!(lines(&rows, Last::Cut, None, true), ["世界  x", "\x1b[32mok\x1b[0m    y"]);
+    }
+
+    #[test]
+    fn nothing_is_no_lines() {
+        assert!(lines(&[], Last::Cut, Some(80), true).is_empty());
+    }
+}

@@ -1,0 +1,450 @@
+//! `taskwire call` in a script: arguments in, output and exit code out.
+
+use std::net::TcpListener;
+
+use serde_json::{Value, json};
+use taskwire::{
+    server::{Auth, Config},
+    tool::{CallResult, Content, Ctx, TaskMode, Tool, ToolError},
+};
+
+use crate::{
+    fixture::{Fixture, Gate, echo, says, steps},
+    kit::{PATIENCE, Server, TempDir},
+    user::{Running, User},
+};
+
+/// What the demo server tells, word by word.
+const STORY: &str = "Once there was a lighthouse that answered every ship. One night the lamp went out in the middle of a \
+sentence. The keeper lit it again, read in the log where the light had stopped, and finished the word. The ships had waited. \
+Nobody was lost, and nobody was told the same thing twice.";
+
+/// Text that is for a terminal alone.
+fn is_plain(text: &str) -> bool {
+    !text.contains(['\x1b', '\r', '⠋', '━'])
+}
+
+// Output.
+
+#[test]
+fn output_goes_to_standard_output_and_everything_else_does_not() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let server = Server::start(&dir.join("data"));
+    let ended = user.run(&["call", &server.url(), "countdown", "from=2"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "2…\n1…\nLift-off!\n"), "{ended:?}");
+    assert!(ended.err.lines().all(|line| line.starts_with("taskwire: ")), "{}", ended.err);
+    let task = ended.err.lines().find_map(|line| line.strip_prefix("taskwire: task ")).expect("the task is named");
+    assert_eq!(task.len(), 32, "the whole id: {task}");
+    assert!(is_plain(&ended.out) && is_plain(&ended.err), "no colours and nothing that moves in a pipe: {ended:?}");
+}
+
+#[test]
+fn a_result_that_was_streamed_is_told_once_and_ends_its_line() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let server = Server::start(&dir.join("data"));
+    for era in ["modern", "legacy"] {
+        let ended = user.run(&["call", &server.url(), "tell_story", "pause_ms=5", "--era", era]);
+        assert_eq!((ended.code, ended.out), (Some(0), format!("{STORY}\n")), "{era}: {}", ended.err);
+    }
+}
+
+#[test]
+fn without_streaming_there_is_only_the_result() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one\n", "two\n"], "done")]);
+    gate.open(3);
+    let ended = user.run(&["call", &fixture.url(), "steps", "--no-stream"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "done\n"), "{ended:?}");
+}
+
+#[test]
+fn what_a_tool_writes_reaches_a_pipe_as_it_is() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let text = "\x1b[2J\x1b]0;title\x07\u{9b}m\ttab\rreturn\0";
+    let fixture = Fixture::serve([steps("steps", &gate, [text], text)]);
+    gate.open(2);
+    let ended = user.run(&["call", &fixture.url(), "steps"]);
+    assert_eq!((ended.code, ended.out), (Some(0), format!("{text}\n")));
+}
+
+#[test]
+fn content_that_is_no_text_is_a_line_about_it() {
+    let body = |_: Ctx| async {
+        let blocks = [
+            Content::text("see:"),
+            Content::image(&[0; 12_300], "image/png"),
+            Content::link("file:///a.txt", "a"),
+            Content::resource("file:///b.txt", "text/plain", "inside"),
+        ];
+        Ok::<CallResult, ToolError>(CallResult::of(blocks))
+    };
+    let value = |_: Ctx| async {
+        Ok::<CallResult, ToolError>(CallResult { structured_content: Some(json!({"n": 1}).into()), ..CallResult::default() })
+    };
+    let tools =
+        [Tool::raw("show", "Shows", json!({"type": "object"}), body), Tool::raw("value", "Counts", json!({"type": "object"}), value)];
+    let (user, fixture) = (User::new(), Fixture::serve(tools));
+    let ended = user.run(&["call", &fixture.url(), "show"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "see:\n[image image/png, 12.3 kB]\nfile:///a.txt\ninside\n"), "{ended:?}");
+    let ended = user.run(&["call", &fixture.url(), "value"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\n  \"n\": 1\n}\n"), "{ended:?}");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_leaves_the_task_running() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let server = Server::start(&dir.join("data"));
+    let mut running = user.start(&["call", &server.url(), "count_far"]);
+    let task = running.task();
+    running.out.until("1\n");
+    let ended = running.end_unread();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let way_back = format!("taskwire: left running; come back with: taskwire watch {}", &task[..12]);
+    assert!(ended.err.contains(&way_back), "`{way_back}` in: {}", ended.err);
+    assert_eq!(user.task(&task)["status"], "working");
+}
+
+// Exit codes.
+
+#[test]
+fn each_way_to_fail_has_a_code_of_its_own() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let server = Server::start(&dir.join("data"));
+    let url = server.url();
+    let so_far = "Everything is going well so far.\n";
+    // All at once: each takes its time.
+    let tool = user.start(&["call", &url, "fail"]);
+    let request = user.start(&["call", &url, "fail", "how=request"]);
+    let bug = user.start(&["call", &url, "fail", "how=panic"]);
+    let ended = tool.end();
+    assert_eq!((ended.code, ended.out), (Some(1), format!("{so_far}The bridge is out: choose another way.\n")), "{}", ended.err);
+    let ended = request.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
+    assert!(ended.err.ends_with("taskwire: the task failed: the bridge is out (code -32603)\n"), "{}", ended.err);
+    let ended = bug.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
+    assert!(ended.err.contains("taskwire: the task failed: "), "{}", ended.err);
+    let ended = user.run(&["call", &url, "countdown", "from=0"]);
+    assert_eq!(ended.code, Some(1), "the server checks arguments, too: {ended:?}");
+    assert!(ended.out.contains("The arguments of `countdown` are not valid"), "{ended:?}");
+}
+
+#[test]
+fn a_task_that_was_cancelled_elsewhere_has_a_code_of_its_own() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["begun", "never"], "never")]);
+    let mut running = user.start(&["call", &fixture.url(), "steps"]);
+    let task = running.task();
+    gate.open(1);
+    running.out.until("begun");
+    assert_eq!(user.run(&["cancel", &task]).code, Some(0));
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(4), "begun\n"), "the line is ended: {ended:?}");
+    assert!(ended.err.lines().last().is_some_and(|line| line.starts_with("taskwire: cancelled")), "{ended:?}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_given_up_soon() {
+    let user = User::new();
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port that is free again").port();
+    let url = format!("http://127.0.0.1:{port}/mcp");
+    let ended = user.run(&["call", &url, "countdown"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
+    assert!(ended.err.starts_with(&format!("taskwire: cannot reach {url}: ")), "{}", ended.err);
+    assert!(user.ledger().entries().expect("a list").is_empty(), "nothing was sent, and nothing is remembered");
+}
+
+#[test]
+fn an_error_instead_of_an_answer_is_the_protocols() {
+    let body = |_: Ctx| async { Err::<String, _>(ToolError::protocol(-32050, "not today")) };
+    let tool = Tool::raw("moody", "Answers or not", json!({"type": "object"}), body).task(TaskMode::Never);
+    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let ended = user.run(&["call", &fixture.url(), "moody"]);
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(3), "", "taskwire: not today (code -32050)\n"));
+    let ended = user.run(&["call", &fixture.url(), "moody", "--json"]);
+    assert_eq!(ended.code, Some(3));
+    let lines = ended.json();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!((&lines[0]["event"], &lines[0]["kind"], &lines[0]["code"]), (&json!("error"), &json!("protocol"), &json!(-32050)));
+}
+
+// Arguments.
+
+#[test]
+fn arguments_become_what_the_tool_wants() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let url = fixture.url();
+    let note = user.write("note.txt", "from a\nfile");
+    let object = user.write("args.json", "{\"text\": \"of a file\", \"count\": 7}");
+    let (of_note, of_object, deep) = (format!("text=@{note}"), format!("@{object}"), format!("deep:=@{object}"));
+    for (words, input, expected) in [
+        (&["text=5", "count=5", "ratio=0.5", "sure=yes"] as &[&str], "", json!({"text": "5", "count": 5, "ratio": 0.5, "sure": true})),
+        (&["text=a=b", "tags=x", "tags=y", "colour=red"], "", json!({"text": "a=b", "tags": ["x", "y"], "colour": "red"})),
+        (&["text:=\"t\"", "tags:=[\"z\"]", "deep={\"a\":[1]}"], "", json!({"text": "t", "tags": ["z"], "deep": {"a": [1]}})),
+        (&["{\"text\": \"x\", \"more\": null}", "count=1"], "", json!({"text": "x", "more": null, "count": 1})),
+        (&[of_note.as_str()], "", json!({"text": "from a\nfile"})),
+        (&["text=-"], "typed\n", json!({"text": "typed\n"})),
+        (&["text=x", "deep:=-"], "{\"b\": 2}", json!({"text": "x", "deep": {"b": 2}})),
+        (&["-"], "{\"text\": \"all of it\"}", json!({"text": "all of it"})),
+        (&[of_object.as_str(), "count=8"], "", json!({"text": "of a file", "count": 8})),
+        (&["text=x", deep.as_str()], "", json!({"text": "x", "deep": {"text": "of a file", "count": 7}})),
+    ] {
+        let args: Vec<&str> = ["call", url.as_str(), "echo"].into_iter().chain(words.iter().copied()).collect();
+        let ended = user.run_with(&args, input);
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{words:?}");
+        assert_eq!(serde_json::from_str::<Value>(&ended.out).expect("JSON"), expected, "{words:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_with_what_may_have_been() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo(), says("say", &Gate::closed(), "", TaskMode::Never)]));
+    let url = fixture.url();
+    let all = "Its parameters: text (string, required), colour (red|green, optional), count (integer, optional), deep (object, optional), \
+               ratio (number, optional), sure (boolean, optional), tags (array, optional)";
+    for (words, expected) in [
+        (&["ecko"] as &[&str], format!("{url} has no tool `ecko`; did you mean `echo`? `taskwire tools {url}` lists them")),
+        (&["zzzzzzzz"], format!("{url} has no tool `zzzzzzzz`: `taskwire tools {url}` lists them")),
+        (&["echo", "text=x", "cuont=3"], format!("`echo` has no parameter `cuont`; did you mean `count`? {all}")),
+        (&["echo", "text=x", "count=few"], "`count` must be an integer, not `few`".to_owned()),
+        (&["echo", "text=x", "sure=perhaps"], "`sure` must be true or false, not `perhaps`".to_owned()),
+        (&["echo", "text=x", "colour=rad"], "`colour` must be one of `red`, `green`, not `rad`; did you mean `red`?".to_owned()),
+        (&["echo", "text=x", "text=y"], "`text` is given twice".to_owned()),
+        (&["echo", "count=1"], format!("`echo` needs `text`. {all}")),
+        (&["echo", "what"], "`what` is neither key=value, key:=json nor a JSON object".to_owned()),
+        (&["echo", "text=x", "--header", "x"], "`--header x` is not 'NAME: VALUE'".to_owned()),
+    ] {
+        let args: Vec<&str> = ["call", url.as_str()].into_iter().chain(words.iter().copied()).collect();
+        user.run(&args).is_refusal(&expected);
+    }
+    for (word, beginning) in [("text:=x", "taskwire: `text:=x` is not JSON: "), ("text=@missing", "taskwire: cannot read missing: ")] {
+        let ended = user.run(&["call", &url, "echo", word]);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
+        assert!(ended.err.starts_with(beginning), "{}", ended.err);
+    }
+    let ended = user.run(&["call", &url]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.err.contains("Usage: taskwire call"), "{}", ended.err);
+}
+
+// For programs.
+
+/// What every line of `--json` is.
+fn check_events(lines: &[Value]) {
+    for line in lines {
+        let event = line["event"].as_str().unwrap_or_default();
+        assert!(["task", "partial", "status", "input", "result", "error"].contains(&event), "{line}");
+    }
+}
+
+#[test]
+fn programs_get_an_object_a_line() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one\n", "two\n"], "done"), echo()]);
+    gate.open(3);
+    let ended = user.run(&["call", &fixture.url(), "steps", "--json"]);
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{ended:?}");
+    let lines = ended.json();
+    check_events(&lines);
+    let task = lines[0]["taskId"].as_str().expect("a task");
+    assert_eq!(lines[0], json!({"event": "task", "taskId": task, "server": fixture.url(), "era": "modern", "tool": "steps"}));
+    let partials: Vec<&Value> = lines.iter().filter(|line| line["event"] == "partial").collect();
+    let partial =
+        |seq: u64, text: &str| json!({"event": "partial", "taskId": task, "seq": seq, "content": [{"type": "text", "text": text}]});
+    assert_eq!(partials, [&partial(0, "one\n"), &partial(1, "two\n")]);
+    let last = lines.last().expect("a last line");
+    assert_eq!((&last["event"], &last["taskId"], &last["isError"]), (&json!("result"), &json!(task), &json!(false)));
+    assert_eq!(last["result"]["content"], json!([{"type": "text", "text": "done"}]));
+
+    let ended = user.run(&["call", &fixture.url(), "echo", "text=x", "--json"]);
+    let lines = ended.json();
+    assert_eq!((lines.len(), &lines[0]["event"], lines[0].get("taskId")), (1, &json!("result"), None), "no task, no id: {lines:?}");
+}
+
+#[test]
+fn programs_are_told_how_it_failed() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let server = Server::start(&dir.join("data"));
+    let url = server.url();
+    let tool = user.start(&["call", &url, "fail", "--json"]);
+    let request = user.start(&["call", &url, "fail", "how=request", "--json"]);
+    let ended = tool.end();
+    let last = ended.json().pop().expect("a last line");
+    assert_eq!((ended.code, &last["event"], &last["isError"]), (Some(1), &json!("result"), &json!(true)));
+    let ended = request.end();
+    let lines = ended.json();
+    check_events(&lines);
+    let task = &lines.iter().find(|line| line["event"] == "task").expect("it became a task")["taskId"];
+    let last = lines.last().expect("a last line");
+    let expected = json!({"event": "error", "taskId": task, "kind": "failed", "message": "the bridge is out", "code": -32603});
+    assert_eq!((ended.code, last, ended.err.as_str()), (Some(5), &expected, ""));
+    let ended = user.run(&["call", &url, "countdwn", "--json"]);
+    assert_eq!(ended.code, Some(2));
+    let message = format!("{url} has no tool `countdwn`; did you mean `countdown`? `taskwire tools {url}` lists them");
+    assert_eq!(ended.json(), [json!({"event": "error", "kind": "usage", "message": message})]);
+    assert_eq!(ended.err, format!("taskwire: {message}\n"));
+}
+
+// Coming and going.
+
+#[test]
+fn a_detached_call_prints_its_task_and_returns() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done"), echo()]);
+    let task = user.detach(&fixture.url(), "steps");
+    assert_eq!(task.len(), 32, "{task}");
+    assert_eq!(user.task(&task)["status"], "working");
+    let lines = user.run(&["call", &fixture.url(), "steps", "--detach", "--json"]).json();
+    assert_eq!((lines.len(), &lines[0]["event"], &lines[0]["tool"]), (1, &json!("task"), &json!("steps")), "{lines:?}");
+    let ended = user.run(&["call", &fixture.url(), "echo", "text=x", "--detach"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\"text\":\"x\"}\n"), "what has ended cannot be left: {ended:?}");
+}
+
+#[test]
+fn an_interrupt_cancels_the_task_and_a_termination_leaves_it() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
+    let mut running = user.start(&["call", &fixture.url(), "steps"]);
+    let task = running.task();
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(4), ""), "{ended:?}");
+    assert!(ended.err.contains("taskwire: cancelling… (Ctrl-C again leaves it running)\ntaskwire: cancelled"), "{}", ended.err);
+    assert_eq!(user.task(&task)["status"], "cancelled");
+
+    let mut running = user.start(&["call", &fixture.url(), "steps"]);
+    let task = running.task();
+    running.signal("TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let way_back = ended.err.lines().last().and_then(|line| line.strip_prefix("taskwire: left running; come back with: taskwire watch "));
+    assert!(way_back.is_some_and(|prefix| prefix.len() >= 12 && task.starts_with(prefix)), "{}", ended.err);
+    assert_eq!(user.task(&task)["status"], "working");
+}
+
+#[test]
+fn programs_are_told_that_a_task_is_left_or_cancelled() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
+    for (signal, code) in [("TERM", 0), ("INT", 4)] {
+        let mut running = user.start(&["call", &fixture.url(), "steps", "--json"]);
+        running.out.until("\"event\":\"task\"");
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!((ended.code, ended.err.as_str()), (Some(code), ""), "{ended:?}");
+        let lines = ended.json();
+        check_events(&lines);
+        let task = lines[0]["taskId"].clone();
+        let last = lines.last().expect("a last line");
+        if signal == "TERM" {
+            assert_eq!(*last, json!({"event": "status", "taskId": task, "detached": true}));
+        } else {
+            assert!(lines.contains(&json!({"event": "status", "taskId": task, "cancelling": true})), "{lines:?}");
+            assert_eq!((&last["event"], &last["kind"]), (&json!("error"), &json!("cancelled")));
+        }
+    }
+}
+
+#[test]
+fn a_call_that_is_no_task_is_given_up() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let (begun, beginnings) = std::sync::mpsc::channel();
+    let body = move |ctx: Ctx| {
+        let (gate, begun) = (gate.clone(), begun.clone());
+        async move {
+            begun.send(()).map_err(|_| ToolError::new("nobody waits"))?;
+            gate.pass(&ctx).await?;
+            Ok::<&'static str, ToolError>("never")
+        }
+    };
+    let tool = Tool::raw("hold", "Holds", json!({"type": "object"}), body).task(TaskMode::Never);
+    let fixture = Fixture::serve([tool]);
+    for signal in ["TERM", "INT"] {
+        let running = user.start(&["call", &fixture.url(), "hold"]);
+        beginnings.recv_timeout(PATIENCE).expect("the tool is called");
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(4), ""), "{signal}: {ended:?}");
+        assert!(ended.err.ends_with("taskwire: given up\n"), "{signal}: {}", ended.err);
+    }
+}
+
+#[test]
+fn a_call_survives_the_death_of_its_server() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let first = Server::start(&dir.join("data"));
+    let port = first.port;
+    let mut running = user.start(&["call", &first.url(), "count_far", "to=12"]);
+    running.out.until("3\n");
+    first.process.kill();
+    running.err.until("taskwire: connection lost (");
+    let _second = Server::start_at(port, &dir.join("data"));
+    running.err.until("taskwire: connected again\n");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let lines: Vec<&str> = ended.out.lines().filter(|line| !line.starts_with("(attempt 2: going on with ")).collect();
+    let numbers = (1..=12).map(|n: u32| n.to_string());
+    let expected: Vec<String> = numbers.chain(["Counted to 12 in 2 attempts.".to_owned()]).collect();
+    assert_eq!(lines, expected, "each number once: {}", ended.out);
+}
+
+// Servers.
+
+#[test]
+fn a_server_can_be_a_program_that_is_started() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let program = env!("CARGO_BIN_EXE_taskwire");
+    let data = dir.join("data");
+    user.configure(&format!("[server.own]\ncommand = [\"{program}\", \"serve\", \"--stdio\", \"--data\", \"{data}\"]\n"));
+    let line = format!("stdio:'{program}' serve --stdio --data '{data}'");
+    // The second could not have the directory if the first were still there.
+    for server in [line.as_str(), "own"] {
+        let ended = user.run(&["call", server, "countdown", "from=1"]);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), "1…\nLift-off!\n"), "{server}: {ended:?}");
+    }
+    let ended = user.run(&["call", "stdio:no-such-program", "countdown"]);
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.err.contains("no-such-program"), "{}", ended.err);
+}
+
+#[test]
+fn a_server_has_a_name_in_the_configuration() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let file = user.configure(&format!("[server.demo]\nurl = \"{}\"\n", fixture.url()));
+    let ended = user.run(&["call", "demo", "echo", "text=x"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\"text\":\"x\"}\n"), "{ended:?}");
+    let neither = |name: &str| format!("`{name}` is neither a URL, nor stdio:<command line>, nor a server in {file}");
+    user.run(&["call", "demp", "echo"]).is_refusal(&format!("{}; did you mean `demo`?", neither("demp")));
+    user.run(&["call", "h:1", "echo"]).is_refusal(&format!("{}; did you mean http://h:1/mcp?", neither("h:1")));
+    user.configure("[server.demo]\nurll = \"http://h/mcp\"\n");
+    let ended = user.run(&["call", "demo", "echo"]);
+    assert_eq!(ended.code, Some(2));
+    for expected in [format!("taskwire: {file} cannot be used: ").as_str(), "line 2", "did you mean `url`?"] {
+        assert!(ended.err.contains(expected), "`{expected}` in: {}", ended.err);
+    }
+}
+
+#[test]
+fn the_nearest_token_is_sent() {
+    let config = Config { auth: Auth::default().with_token("s3cret", "me"), ..Config::default() };
+    let (user, fixture) = (User::new(), Fixture::serve_with([echo()], config));
+    let url = fixture.url();
+    let call = |server: &str, more: &[&str], variables: &[(&str, &str)]| {
+        let args: Vec<&str> = ["call", server, "echo", "text=x"].into_iter().chain(more.iter().copied()).collect();
+        let ended = Running::start(user.command(&args).envs(variables.iter().copied())).end();
+        assert!(!ended.err.contains("s3cret") && !ended.out.contains("s3cret"), "a token is not for logs: {ended:?}");
+        (ended.code, ended.err)
+    };
+    let (code, words) = call(&url, &[], &[]);
+    assert_eq!(code, Some(3));
+    assert!(words.starts_with(&format!("taskwire: {url} does not let us in")) && words.contains("give a token"), "{words}");
+    assert_eq!(call(&url, &["--token", "s3cret"], &[]).0, Some(0));
+    assert_eq!(call(&url, &["--header", "Authorization: Bearer s3cret"], &[]).0, Some(0));
+    assert_eq!(call(&url, &[], &[("TASKWIRE_TOKEN", "s3cret")]).0, Some(0));
+    assert_eq!(call(&url, &["--token", "wrong"], &[("TASKWIRE_TOKEN", "s3cret")]).0, Some(3), "the nearer one counts");
+    user.configure(&format!("[server.mine]\nurl = \"{url}\"\ntoken = \"env:MINE\"\n"));
+    assert_eq!(call("mine", &[], &[("MINE", "s3cret"), ("TASKWIRE_TOKEN", "wrong")]).0, Some(0));
+    assert_eq!(call(&url, &[], &[("MINE", "s3cret")]).0, Some(0), "by its address it is the same server");
+    let (code, words) = call("mine", &[], &[]);
+    assert_eq!((code, words.as_str()), (Some(2), "taskwire: the token of `mine` is to come from $MINE, which is not set\n"));
+}

@@ -1,0 +1,266 @@
+//! What a run tells: its output, its state, its questions, its end.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use taskwire_core::{Payload, task::RpcError};
+
+use super::input::Input;
+
+/// Which generation of the protocol a server speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Era {
+    /// 2026-07-28: each request says all about itself.
+    Modern,
+    /// 2025-11-25 and before: sessions that begin with `initialize`.
+    Legacy,
+}
+
+impl fmt::Display for Era {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Modern => "modern",
+            Self::Legacy => "legacy",
+        })
+    }
+}
+
+/// Enough to find a task again, from any process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reference {
+    /// The server, as a [`Target`](super::Target) is written.
+    pub server: String,
+    /// How the server was spoken to.
+    pub era: Era,
+    /// The task; absent if the call was sent and no answer has come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
+    /// The tool that was called.
+    pub tool: String,
+    /// Under which the call was sent, so that it can be sent again without running twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The session that the task may be bound to (legacy era).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// The arguments of the call, kept until its task is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub args: Option<Payload>,
+    /// The first chunk of output that was not handed out yet.
+    #[serde(default)]
+    pub next: u64,
+}
+
+/// `SERVER#TASK`, as the terminal client takes it.
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.server, self.task.as_deref().or(self.key.as_deref()).unwrap_or_default())
+    }
+}
+
+/// One thing that happened to a run.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Event {
+    /// The call is a task. Comes once, before any output of it.
+    Task(Reference),
+    /// Output, in order, each piece once.
+    Partial(Partial),
+    /// Output that is lost for good: the pieces `from..until`. It goes on behind them.
+    Gap {
+        /// The first that is missing.
+        from: u64,
+        /// The first that is there again.
+        until: u64,
+    },
+    /// The state of the task, or what it says about itself, changed.
+    Status(TaskView),
+    /// How far the work is.
+    Progress {
+        /// So much is done.
+        progress: f64,
+        /// Of so much, if that is known.
+        total: Option<f64>,
+        /// What is being done.
+        message: Option<String>,
+    },
+    /// A question. Each key comes once.
+    Input(Input),
+    /// The question needs no answer any more: it was answered, here or elsewhere, or withdrawn.
+    Settled {
+        /// Which question.
+        key: String,
+    },
+    /// The connection to the server was lost, or is back. Nothing is lost with it.
+    Link(Link),
+    /// A line for the log, as the server wrote it (the params of `notifications/message`).
+    Log(Payload),
+    /// The end. Nothing comes after it.
+    Done(Outcome),
+}
+
+/// How the connection is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Link {
+    /// Gone; it is tried again.
+    Lost {
+        /// What happened.
+        reason: String,
+        /// When it is tried again.
+        again_in: Duration,
+    },
+    /// There again.
+    Back,
+}
+
+/// A piece of output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partial {
+    /// Its number within the task, from 0.
+    pub seq: u64,
+    /// Its content blocks: a JSON list.
+    pub content: Payload,
+}
+
+impl Partial {
+    /// The content blocks.
+    #[must_use]
+    pub fn blocks(&self) -> Vec<Value> {
+        self.content.read().unwrap_or_default()
+    }
+
+    /// The text of all text blocks.
+    #[must_use]
+    pub fn text(&self) -> String {
+        text_of(&self.blocks())
+    }
+}
+
+fn text_of(blocks: &[Value]) -> String {
+    blocks.iter().filter(|block| block["type"] == "text").filter_map(|block| block["text"].as_str()).collect()
+}
+
+/// How a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// At work.
+    Working,
+    /// Waiting for an answer.
+    InputRequired,
+    /// Ended with a result.
+    Completed,
+    /// Ended with an error.
+    Failed,
+    /// Called off.
+    Cancelled,
+}
+
+impl Status {
+    /// Whether it stays so for ever.
+    #[must_use]
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+
+    /// As it is written on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Working => "working",
+            Self::InputRequired => "input_required",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        [Self::Working, Self::InputRequired, Self::Completed, Self::Failed, Self::Cancelled]
+            .into_iter()
+            .find(|status| status.as_str() == text)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A task as its server showed it.
+#[derive(Debug, Clone)]
+pub struct TaskView {
+    /// Its name.
+    pub id: String,
+    /// How it is.
+    pub status: Status,
+    /// What it says about itself.
+    pub message: Option<String>,
+    /// When it was made.
+    pub created_at: String,
+    /// When it changed last.
+    pub updated_at: String,
+    /// How long it is kept from its making on; for ever if absent.
+    pub ttl_ms: Option<u64>,
+    /// How often its server wants to be asked.
+    pub poll_ms: Option<u64>,
+    /// Its open questions (modern era; in the legacy era they come with [`Event::Input`] only).
+    pub inputs: Vec<Input>,
+    /// How it ended, if it has and the server says so with its state.
+    pub outcome: Option<Outcome>,
+    /// All that the server said.
+    pub raw: Value,
+}
+
+/// How a call ended.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// With a result, which may say that the tool failed.
+    Result(Finished),
+    /// With an error of the protocol.
+    Failed(RpcError),
+    /// It was called off.
+    Cancelled {
+        /// What the server said about it.
+        message: Option<String>,
+    },
+}
+
+/// The result of a tool.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// Its content blocks.
+    pub content: Vec<Value>,
+    /// Its value, if it has one.
+    pub structured: Option<Value>,
+    /// Whether the tool says that it failed.
+    pub is_error: bool,
+    /// All that the server said.
+    pub raw: Payload,
+}
+
+impl Finished {
+    /// The text of all text blocks.
+    #[must_use]
+    pub fn text(&self) -> String {
+        text_of(&self.content)
+    }
+
+    /// Reads the result of a tool.
+    pub(crate) fn read(raw: Payload) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Read {
+            #[serde(default)]
+            content: Vec<Value>,
+            #[serde(default, rename = "structuredContent")]
+            structured: Option<Value>,
+            #[serde(default, rename = "isError")]
+            is_error: bool,
+        }
+        let read: Read = raw.read().map_err(|error| format!("the result of the tool is none: {error}"))?;
+        Ok(Self { content: read.content, structured: read.structured, is_error: read.is_error, raw })
+    }
+}

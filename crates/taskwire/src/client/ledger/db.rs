@@ -1,0 +1,201 @@
+//! The ledger's database: how it is opened, and which rows are removed or found again.
+
+use std::{
+    fs::{self, OpenOptions, Permissions},
+    io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::Path,
+    time::Duration,
+};
+
+use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior, params};
+use taskwire_core::Timestamp;
+
+use super::{EntryId, LEDGER_ENTRIES};
+use crate::client::{Error, Reference};
+
+pub(super) const FILE: &str = "ledger.db";
+/// How long a task that ended stays.
+const ENDED_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long one process waits for another.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// The stored format. Each later one is a step in [`migrate`].
+const FORMAT: i64 = 1;
+
+/// `reference` is JSON, without what has a column of its own. `same` names the entry that this one turned out to be. The
+/// arguments come last, so that what stands before them is read without them.
+const SCHEMA_1: &str = "
+CREATE TABLE entry(
+    id INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT NOT NULL, task TEXT, key TEXT, status TEXT, message TEXT,
+    created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, ended INTEGER NOT NULL DEFAULT 0, same INTEGER,
+    reference TEXT NOT NULL, args TEXT
+);
+CREATE UNIQUE INDEX entry_task ON entry(server, task) WHERE task IS NOT NULL;
+CREATE INDEX entry_key ON entry(server, key) WHERE key IS NOT NULL;
+CREATE INDEX entry_same ON entry(same) WHERE same IS NOT NULL;
+CREATE TABLE answer(
+    id INTEGER PRIMARY KEY, entry INTEGER NOT NULL, key TEXT NOT NULL, answer TEXT NOT NULL,
+    acknowledged INTEGER NOT NULL DEFAULT 0, UNIQUE(entry, key)
+);
+CREATE TABLE question(
+    id INTEGER PRIMARY KEY, entry INTEGER NOT NULL, key TEXT NOT NULL, question TEXT NOT NULL, UNIQUE(entry, key)
+);
+";
+
+/// Why something was not done: the database failed, or there is a better word for it.
+pub(super) enum Fault {
+    Sqlite(rusqlite::Error),
+    Told(Error),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Told(error)
+    }
+}
+
+impl Fault {
+    pub(super) fn told(self, dir: &Path) -> Error {
+        let error = match self {
+            Self::Told(error) => return error,
+            Self::Sqlite(error) => error,
+        };
+        let dir = dir.display();
+        Error::Ledger(match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+                format!("the ledger of tasks in {dir} is in use by another process that does not let go: try again")
+            }
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
+                "the ledger of tasks in {dir} is damaged ({error}): move {FILE} away to begin a new one; its tasks go on, and can be reached as SERVER#ID"
+            ),
+            _ => format!("the ledger of tasks in {dir} failed: {error}"),
+        })
+    }
+}
+
+/// Sees to it that there is a file, and that nobody else can read it. What SQLite puts beside it gets the same rights.
+pub(super) fn make_private(path: &Path) -> io::Result<()> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made.map(drop),
+    }
+    if fs::metadata(path)?.permissions().mode() & 0o077 != 0 {
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    }
+    Ok(())
+}
+
+pub(super) fn connect(path: &Path, dir: &Path) -> Result<Connection, Fault> {
+    let mut connection = Connection::open(path)?;
+    connection.busy_timeout(BUSY)?;
+    // Before anything is written: a newer release may have its reasons.
+    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found > FORMAT {
+        let dir = dir.display();
+        return Err(Error::Ledger(format!(
+            "the ledger of tasks in {dir} was written by a newer release (format {found}, this one knows {FORMAT}): use that release, or set TASKWIRE_STATE_DIR to another directory"
+        ))
+        .into());
+    }
+    connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
+    connection.pragma_update(None, "synchronous", "full")?;
+    connection.set_prepared_statement_cache_capacity(32);
+    if found < FORMAT {
+        migrate(&mut connection, found)?;
+    }
+    Ok(connection)
+}
+
+fn migrate(connection: &mut Connection, found: i64) -> Result<(), Fault> {
+    let steps = [SCHEMA_1];
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
+        transaction.execute_batch(step)?;
+    }
+    transaction.pragma_update(None, "user_version", FORMAT)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+/// The row that holds an entry, if the ledger still has it.
+pub(super) fn resolve(db: &Connection, entry: EntryId) -> Result<Option<i64>, Fault> {
+    let mut statement = db.prepare_cached("SELECT ifnull(same, id) FROM entry WHERE id = ?")?;
+    Ok(statement.query_row([entry.0], |row| row.get(0)).optional()?)
+}
+
+pub(super) fn present(db: &Connection, entry: EntryId) -> Result<i64, Fault> {
+    resolve(db, entry)?.ok_or_else(|| {
+        let told = format!("the ledger does not have entry {entry} any more: it was removed, or gave way to {LEDGER_ENTRIES} newer ones");
+        Error::Ledger(told).into()
+    })
+}
+
+/// The row that a reference means: that of its task, else that of its key. A call whose task was not known gets its name.
+pub(super) fn known(db: &Connection, reference: &Reference) -> Result<Option<i64>, Fault> {
+    let server = &reference.server;
+    if let Some(task) = &reference.task {
+        let mut statement = db.prepare_cached("SELECT id FROM entry WHERE server = ? AND task = ?")?;
+        if let Some(id) = statement.query_row([server, task], |row| row.get(0)).optional()? {
+            return Ok(Some(id));
+        }
+    }
+    let Some(key) = &reference.key else { return Ok(None) };
+    let mut statement = db.prepare_cached(
+        "SELECT entry.id, entry.task FROM entry AS called JOIN entry ON entry.id = ifnull(called.same, called.id)
+         WHERE called.server = ? AND called.key = ? ORDER BY called.id LIMIT 1",
+    )?;
+    let found: Option<(i64, Option<String>)> = statement.query_row([server, key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    Ok(match (found, &reference.task) {
+        (Some((id, None)), Some(task)) => {
+            strike_out(db, id)?;
+            db.execute("UPDATE entry SET task = ?2, args = NULL WHERE id = ?1", params![id, task])?;
+            Some(id)
+        }
+        (Some((id, _)), None) => Some(id),
+        _ => None,
+    })
+}
+
+/// Removes what is too old, and then the oldest, so that there is room for one more. Says which are gone.
+pub(super) fn make_room(db: &Connection, now: Timestamp, entries_max: usize) -> Result<Vec<i64>, Fault> {
+    let before = now.as_millis().saturating_sub(i64::try_from(ENDED_KEPT.as_millis()).unwrap_or(i64::MAX));
+    let mut gone = ids(db, "SELECT id FROM entry WHERE ended = 1 AND updated_at < ?", [before])?;
+    for id in &gone {
+        remove(db, *id)?;
+    }
+    let count: usize = db.query_row("SELECT count(*) FROM entry", [], |row| row.get(0))?;
+    if count >= entries_max {
+        let oldest = ids(db, "SELECT id FROM entry ORDER BY ended DESC, updated_at, id LIMIT ?", [count + 1 - entries_max])?;
+        for id in &oldest {
+            remove(db, *id)?;
+        }
+        gone.extend(oldest);
+    }
+    Ok(gone)
+}
+
+fn ids(db: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<i64>, Fault> {
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params, |row| row.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Removes what was asked and answered.
+pub(super) fn strike_out(db: &Connection, id: i64) -> Result<(), Fault> {
+    db.prepare_cached("DELETE FROM answer WHERE entry = ?")?.execute([id])?;
+    db.prepare_cached("DELETE FROM question WHERE entry = ?")?.execute([id])?;
+    Ok(())
+}
+
+pub(super) fn remove(db: &Connection, id: i64) -> Result<(), Fault> {
+    strike_out(db, id)?;
+    db.prepare_cached("DELETE FROM entry WHERE id = ?1 OR same = ?1")?.execute([id])?;
+    Ok(())
+}

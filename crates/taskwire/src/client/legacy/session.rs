@@ -1,0 +1,200 @@
+//! `initialize`, and what came of it.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use taskwire_core::Payload;
+use tokio::task::AbortHandle;
+
+use super::{Legacy, VERSIONS, standing};
+use crate::client::{
+    Era, Error, Peer,
+    link::{self, Failed},
+    modern::{IDEMPOTENCY, PARTIALS},
+    wire::Outgoing,
+};
+
+/// How long the first request waits for the stream that the server may write to: what is asked before it is there can be
+/// lost.
+const STANDING: Duration = Duration::from_secs(2);
+
+/// One session.
+pub(crate) struct Session {
+    /// Its name, if the server gave it one.
+    pub(super) id: Option<String>,
+    version: String,
+    /// The life of the server that it belongs to.
+    generation: u64,
+    /// Which of this client's sessions it is, from 0.
+    pub(super) serial: u64,
+    /// Whether another process began it, which may still use it.
+    pub(super) adopted: bool,
+    standing: Mutex<Option<AbortHandle>>,
+}
+
+impl Session {
+    /// What each request of it says.
+    pub(super) fn headers(&self) -> Vec<(String, String)> {
+        let mut headers = vec![("MCP-Protocol-Version".to_owned(), self.version.clone())];
+        headers.extend(self.id.iter().map(|id| ("Mcp-Session-Id".to_owned(), id.clone())));
+        headers
+    }
+
+    pub(super) fn stop(&self) {
+        if let Some(standing) = self.standing.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            standing.abort();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Legacy {
+    /// The session, begun if there is none.
+    pub(super) async fn session(&self) -> Result<Arc<Session>, Failed> {
+        let mut current = self.session.lock().await;
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed.into());
+        }
+        let generation = self.link.wire.ready().await?;
+        if let Some(session) = current.as_ref().filter(|session| session.generation == generation) {
+            return Ok(session.clone());
+        }
+        let serial = self.begun.load(Ordering::Relaxed);
+        let session = self.link.within(self.link.options.timing.request, self.initialize(generation, serial)).await?;
+        Ok(self.enter(&mut current, session).await)
+    }
+
+    /// Goes on in the session that the options name, if there is one and it is not the current one: a task may be bound to it.
+    /// False if there is none, or it was tried before.
+    pub(super) async fn adopt(&self) -> Result<bool, Failed> {
+        let Some(id) = self.link.options.session.clone().filter(|_| self.link.wire.http().is_some()) else { return Ok(false) };
+        if self.adopted.swap(true, Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let fresh = self.session().await?;
+        let mut current = self.session.lock().await;
+        let (version, generation) = (fresh.version.clone(), fresh.generation);
+        fresh.stop();
+        if let (Some(me), Some(_)) = (self.me(), &fresh.id) {
+            let headers = fresh.headers();
+            self.link.murmur(async move {
+                if let Some(http) = me.link.wire.http() {
+                    let _ = http.delete(headers).await;
+                }
+            });
+        }
+        // It takes the place of the first one, in which nothing has happened.
+        let session = Session { id: Some(id), version, generation, serial: fresh.serial, adopted: true, standing: Mutex::default() };
+        self.enter(&mut current, session).await;
+        Ok(true)
+    }
+
+    /// From now on everything happens in this session.
+    async fn enter(&self, current: &mut Option<Arc<Session>>, session: Session) -> Arc<Session> {
+        let serial = session.serial;
+        self.begun.store(serial + 1, Ordering::Relaxed);
+        let tag = session.id.clone().unwrap_or_else(|| crate::client::new_key().unwrap_or_default());
+        self.tags.lock().unwrap_or_else(PoisonError::into_inner).insert(serial, tag);
+        let session = Arc::new(session);
+        *current = Some(session.clone());
+        if let (Some(me), Some(_)) = (self.me(), self.link.wire.http()) {
+            let (task, opened) = standing::open(&me, session.headers());
+            *session.standing.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+            tokio::select! {
+                _ = opened => {}
+                () = self.link.options.clock.sleep(STANDING) => {}
+            }
+        }
+        session
+    }
+
+    /// The server does not know the session any more.
+    pub(super) async fn forget(&self, session: &Arc<Session>) {
+        let mut current = self.session.lock().await;
+        if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, session)) {
+            session.stop();
+            *current = None;
+        }
+    }
+
+    async fn initialize(&self, generation: u64, serial: u64) -> Result<Session, Failed> {
+        let options = &self.link.options;
+        let mut capabilities = options.asks.capabilities();
+        let mut tasks = json!({"responses": {"modes": ["task", "immediate"]}});
+        if options.stream {
+            tasks = json!({"streaming": {"partial": {}}, "responses": {"modes": ["task", "immediate", "streaming"]}});
+        }
+        capabilities["tasks"] = tasks;
+        capabilities["experimental"] = json!({IDEMPOTENCY: {}});
+        if options.stream {
+            capabilities["experimental"][PARTIALS] = json!({});
+        }
+        let params = json!({
+            "protocolVersion": VERSIONS[0],
+            "capabilities": capabilities,
+            "clientInfo": {"name": options.name, "version": options.version},
+        });
+        let id = self.link.id();
+        let body = json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).to_string();
+        let mut exchange = self.link.wire.request(Outgoing { id, body, headers: Vec::new(), cancel: None }).await?;
+        let result = link::response(&mut exchange, id, |message| self.aside(message, None)).await?;
+        let peer = self.agreed(&result)?;
+        let version = peer.protocol.clone();
+        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(peer);
+        let id = exchange.session().map(str::to_owned);
+        let session = Session { id, version, generation, serial, adopted: false, standing: Mutex::default() };
+        let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
+        self.link.wire.say(ready, session.headers()).await?;
+        Ok(session)
+    }
+
+    /// What the server says about itself.
+    fn agreed(&self, result: &Payload) -> Result<Peer, Failed> {
+        let value: Value = result.read().map_err(|error| Failed::Broken(format!("the answer to `initialize` is none: {error}")))?;
+        let version =
+            value["protocolVersion"].as_str().ok_or_else(|| Failed::Broken("`initialize` is answered without a version".to_owned()))?;
+        if !VERSIONS.contains(&version) {
+            return Err(Error::Version { server: self.link.server.clone(), supported: version.to_owned() }.into());
+        }
+        let capabilities = &value["capabilities"];
+        // Tasks came with the latest version.
+        let tasks = if version == VERSIONS[0] { capabilities["tasks"].clone() } else { Value::Null };
+        let modes = tasks["responses"]["modes"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+        Ok(Peer {
+            era: Era::Legacy,
+            protocol: version.to_owned(),
+            name: value["serverInfo"]["name"].as_str().unwrap_or_default().to_owned(),
+            version: value["serverInfo"]["version"].as_str().unwrap_or_default().to_owned(),
+            instructions: value["instructions"].as_str().map(str::to_owned),
+            tasks: tasks["requests"]["tools"]["call"].is_object(),
+            partials: tasks["streaming"]["partial"].is_object(),
+            idempotency: capabilities["experimental"][IDEMPOTENCY].is_object(),
+            modes,
+            capabilities: capabilities.clone(),
+        })
+    }
+}
+
+/// A server that has not been greeted yet.
+pub(super) fn nobody() -> Peer {
+    Peer {
+        era: Era::Legacy,
+        protocol: String::new(),
+        name: String::new(),
+        version: String::new(),
+        instructions: None,
+        tasks: false,
+        partials: false,
+        idempotency: false,
+        modes: Vec::new(),
+        capabilities: Value::Null,
+    }
+}

@@ -1,0 +1,271 @@
+//! What both eras need of a connection: names for requests, answers to them, and patience.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Map, Value};
+use taskwire_core::{
+    Payload,
+    task::RpcError,
+    wire::{RequestId, code},
+};
+use tokio::sync::watch;
+
+use super::{
+    Error, Options,
+    error::shortened,
+    wire::{Backoff, Exchange, Http, Lost, Message, Wire, random},
+};
+
+/// Under which a call is sent, so that it runs once.
+pub(crate) const KEY: &str = "dev.taskwire/idempotencyKey";
+
+/// How long the last words may take.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Why a request has no result.
+#[derive(Debug, Clone)]
+pub(crate) enum Failed {
+    /// There was no answer.
+    Lost(Lost),
+    /// The answer is an error.
+    Rpc(RpcError),
+    /// The answer makes no sense.
+    Broken(String),
+    /// Something on this side.
+    Ours(Error),
+}
+
+impl From<Lost> for Failed {
+    fn from(lost: Lost) -> Self {
+        Self::Lost(lost)
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Ours(error)
+    }
+}
+
+impl Failed {
+    pub(crate) fn passes(&self) -> bool {
+        match self {
+            Self::Lost(lost) => lost.passes(),
+            // Our own servers say so when they shut down.
+            Self::Rpc(error) => error.code == code::UNAVAILABLE,
+            Self::Broken(_) | Self::Ours(_) => false,
+        }
+    }
+
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Lost(lost) => lost.reason(),
+            Self::Rpc(error) => format!("{} (code {})", error.message, error.code),
+            Self::Broken(reason) => reason.clone(),
+            Self::Ours(error) => error.to_string(),
+        }
+    }
+
+    /// Whether the server says that it does not know what was named.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Rpc(error) if error.code == code::INVALID_PARAMS)
+    }
+}
+
+/// A member of an error's data, by which errors are told apart: their numbers were others in drafts.
+pub(crate) fn data(error: &RpcError, key: &str) -> Option<Value> {
+    error.data.as_ref()?.read::<Value>().ok()?.get(key).cloned()
+}
+
+/// The versions that a server says it speaks instead.
+pub(crate) fn supported(error: &RpcError) -> Option<Vec<String>> {
+    let versions = data(error, "supported")?;
+    Some(versions.as_array()?.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+}
+
+/// A connection.
+pub(crate) struct Link {
+    pub(crate) wire: Wire,
+    pub(crate) options: Arc<Options>,
+    /// How the server is called in errors and references.
+    pub(crate) server: String,
+    ids: AtomicI64,
+    /// What is still to be said though nobody waits for it.
+    words: watch::Sender<usize>,
+    /// Whether the client goes away without a word.
+    pub(crate) left: AtomicBool,
+}
+
+/// Counts as something that is still to be said.
+pub(crate) struct Word(Arc<Link>);
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        self.0.words.send_modify(|words| *words -= 1);
+    }
+}
+
+impl Link {
+    pub(crate) fn new(wire: Wire, options: Arc<Options>, server: String) -> Self {
+        Self { wire, options, server, ids: AtomicI64::new(1), words: watch::Sender::new(0), left: AtomicBool::new(false) }
+    }
+
+    /// Something is still to be said, until this is dropped.
+    pub(crate) fn word(self: &Arc<Self>) -> Word {
+        self.words.send_modify(|words| *words += 1);
+        Word(self.clone())
+    }
+
+    /// Says something that nobody waits for. [`said`](Self::said) does.
+    pub(crate) fn murmur(self: &Arc<Self>, saying: impl Future<Output = ()> + Send + 'static) {
+        let word = self.word();
+        if !self.left.load(Ordering::Relaxed)
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move {
+                saying.await;
+                drop(word);
+            });
+        }
+    }
+
+    /// Waits, but not for long, until everything was said.
+    pub(crate) async fn said(&self) {
+        let mut words = self.words.subscribe();
+        tokio::select! {
+            biased;
+            _ = words.wait_for(|words| *words == 0) => {}
+            () = self.options.clock.sleep(LAST_WORDS) => {}
+        }
+    }
+
+    /// A name for the next request.
+    pub(crate) fn id(&self) -> i64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn error(&self, failed: Failed) -> Error {
+        let server = self.server.clone();
+        match failed {
+            Failed::Lost(lost) => lost.at(&self.server),
+            Failed::Rpc(error) => match (supported(&error), data(&error, "requiredCapabilities")) {
+                (Some(versions), _) => Error::Version { server, supported: versions.join(", ") },
+                (None, Some(Value::Object(needed))) => Error::Capability { server, needed: names(&needed) },
+                _ => Error::Rpc(error),
+            },
+            Failed::Broken(reason) => Error::Protocol { server, reason: shortened(&reason) },
+            Failed::Ours(error) => error,
+        }
+    }
+
+    /// An error about a task.
+    pub(crate) fn error_of(&self, task: &str, failed: Failed) -> Error {
+        if failed.is_not_found() { Error::NotFound { task: task.to_owned() } } else { self.error(failed) }
+    }
+
+    /// Waits for `future`, at most as long as a request without work may take.
+    pub(crate) async fn within<T>(&self, span: Duration, future: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
+        tokio::pin!(future);
+        loop {
+            tokio::select! {
+                result = &mut future => return result,
+                // Nobody is hurried who signs in.
+                () = self.options.clock.sleep(span) => if !self.wire.http().is_some_and(Http::signs_in) {
+                    return Err(Lost::Cut(format!("no answer within {} s", span.as_secs())).into());
+                }
+            }
+        }
+    }
+
+    /// Does something until it works, it cannot work, or patience ends. Each failure is told to `lost`.
+    pub(crate) async fn persist<T, F: Future<Output = Result<T, Failed>>>(
+        &self,
+        mut attempt: impl FnMut() -> F,
+        mut lost: impl FnMut(String, Duration),
+    ) -> Result<T, Failed> {
+        let mut backoff = Backoff::new(self.options.timing);
+        loop {
+            let failed = match attempt().await {
+                Err(failed) if failed.passes() => failed,
+                result => return result,
+            };
+            let asked = match &failed {
+                Failed::Lost(lost) => lost.retry_after(),
+                _ => None,
+            };
+            let Some(wait) = backoff.next(self.options.clock.now(), asked, random()) else { return Err(failed) };
+            lost(failed.reason(), wait);
+            self.options.clock.sleep(wait).await;
+        }
+    }
+}
+
+/// The answer to request `id` among what comes; the rest is told to `aside`.
+pub(crate) async fn response(exchange: &mut Exchange, id: i64, mut aside: impl FnMut(Message)) -> Result<Payload, Failed> {
+    loop {
+        match exchange.next().await? {
+            None => return Err(ended(exchange.status()).into()),
+            Some(message) => match answer_to(id, message) {
+                Ok(outcome) => return outcome.map_err(Failed::Rpc),
+                Err(Message::Response { .. }) => tracing::debug!("an answer to another request is passed over"),
+                Err(message) => aside(message),
+            },
+        }
+    }
+}
+
+/// An exchange that ended without an answer.
+pub(crate) fn ended(status: u16) -> Lost {
+    if status >= 400 {
+        Lost::Status { status, reason: String::new(), retry_after: None }
+    } else {
+        Lost::Cut("the answer broke off".to_owned())
+    }
+}
+
+/// What a message says to request `id`, or the message. An error without a name can only mean the request that it came for.
+pub(crate) fn answer_to(id: i64, message: Message) -> Result<Result<Payload, RpcError>, Message> {
+    match message {
+        Message::Response { id: Some(RequestId::Number(number)), outcome } if number == id => Ok(outcome),
+        Message::Response { id: None, outcome: Err(error) } => Ok(Err(error)),
+        message => Err(message),
+    }
+}
+
+/// A request as text.
+pub(crate) fn request(id: i64, method: &str, params: &Map<String, Value>) -> String {
+    serde_json::json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
+}
+
+/// A notification as text.
+pub(crate) fn notification(method: &str, params: &Value) -> String {
+    serde_json::json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
+}
+
+/// The word that nobody waits for the answer to a request any more. A server that runs a call once, however often it is sent,
+/// does not stop it for anything less than its key.
+pub(crate) fn cancelled(id: i64, params: &Map<String, Value>) -> String {
+    let mut off = serde_json::json!({"requestId": id});
+    if let Some(key) = params.get("_meta").and_then(|meta| meta.get(KEY)) {
+        off["_meta"] = serde_json::json!({KEY: key});
+    }
+    notification("notifications/cancelled", &off)
+}
+
+/// What capabilities are called, with the extensions among them.
+fn names(capabilities: &Map<String, Value>) -> String {
+    let mut names = Vec::new();
+    for (name, value) in capabilities {
+        match value.as_object().filter(|_| name == "extensions") {
+            Some(extensions) => names.extend(extensions.keys().cloned()),
+            None => names.push(name.clone()),
+        }
+    }
+    names.join(", ")
+}

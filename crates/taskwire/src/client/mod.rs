@@ -1,0 +1,427 @@
+//! The client: one call that streams, asks, and survives.
+//!
+//! A server may answer a call at once, ask first, make a task of it, or send its result in pieces, in either era of the
+//! protocol. [`Client::call`] hides all of that; [`Client::start`] shows it as one stream of events. Connections may break,
+//! and the server may be restarted: a run goes on at the next piece of output. A [`Reference`] finds a task again from any
+//! other process, and a [`Ledger`] keeps the references of all tasks that were started from here.
+//!
+//! ```no_run
+//! use serde_json::json;
+//! use taskwire::client::{Client, Event, Options, Target};
+//!
+//! # async fn run() -> Result<(), taskwire::client::Error> {
+//! let client = Client::connect("http://127.0.0.1:8787/mcp".parse::<Target>()?, Options::default()).await?;
+//! let mut run = client.start("countdown", json!({"from": 5})).await?;
+//! while let Some(event) = run.next().await {
+//!     match event? {
+//!         Event::Partial(partial) => print!("{}", partial.text()),
+//!         Event::Done(outcome) => println!("{outcome:?}"),
+//!         _ => {}
+//!     }
+//! }
+//! # Ok(()) }
+//! ```
+
+mod book;
+mod error;
+mod event;
+pub mod form;
+mod inbox;
+mod input;
+mod ledger;
+mod legacy;
+mod link;
+mod modern;
+mod oauth;
+mod options;
+mod run;
+mod target;
+mod tools;
+mod view;
+mod wire;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+};
+
+use serde_json::Value;
+use taskwire_core::{Payload, wire::RequestId};
+
+use self::{
+    book::Book,
+    legacy::Legacy,
+    link::Failed,
+    modern::{Modern, Probe},
+    wire::{Http, Lines, Spawn, Wire},
+};
+pub use self::{
+    error::Error,
+    event::{Era, Event, Finished, Link, Outcome, Partial, Reference, Status, TaskView},
+    input::{Answer, Input, InputKind},
+    ledger::{Entry, EntryId, LEDGER_ENTRIES, Ledger, Place, Recorded, Shown},
+    oauth::{Consent, Grant, LoopbackConsent, OAuth, OAuthSettings},
+    options::{Answers, Asks, Bearer, Challenge, Credentials, Limits, Options, Timing, answer_with},
+    run::Run,
+    target::Target,
+    tools::{TaskSupport, ToolInfo},
+};
+
+/// Who the server is, and what it can do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Peer {
+    /// The generation of the protocol that is spoken.
+    pub era: Era,
+    /// The version that is spoken.
+    pub protocol: String,
+    /// What the server calls itself.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// How it wants to be used.
+    pub instructions: Option<String>,
+    /// Whether calls can be tasks.
+    pub tasks: bool,
+    /// Whether their output is pushed.
+    pub partials: bool,
+    /// Whether a call that is sent twice runs once.
+    pub idempotency: bool,
+    /// In which ways it answers a call that may be a task (legacy era).
+    pub modes: Vec<String>,
+    /// All its capabilities.
+    pub capabilities: Value,
+}
+
+/// A connection to a server; cheap to clone.
+#[derive(Clone)]
+pub struct Client(Dialect);
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("server", &self.0.link().server).finish_non_exhaustive()
+    }
+}
+
+/// How a server is spoken to.
+#[derive(Clone)]
+pub(crate) enum Dialect {
+    Modern(Arc<Modern>),
+    Legacy(Arc<Legacy>),
+}
+
+/// Servers that were found to be of the legacy era: they need not be asked again.
+static LEGACY: LazyLock<Mutex<HashMap<String, ()>>> = LazyLock::new(Mutex::default);
+/// How many of them are remembered.
+const LEGACY_MAX: usize = 1024;
+
+impl Client {
+    /// Connects to a server, and finds out how to speak to it.
+    ///
+    /// # Errors
+    /// When it cannot be reached, does not let us in, or speaks no version that we do.
+    pub async fn connect(target: impl Into<Target>, options: Options) -> Result<Self, Error> {
+        let target = target.into();
+        let server = target.to_string();
+        let options = Arc::new(options);
+        let wire = match target {
+            Target::Url(url) => Wire::Http(Http::new(&url, options.clone())?),
+            Target::Command(words) => Wire::Lines(Lines::new(Spawn::Command(words), options.clone())),
+            Target::Server(server) => Wire::Lines(Lines::new(Spawn::Server(server), options.clone())),
+        };
+        let link = Arc::new(link::Link::new(wire, options, server));
+        let attempt = connect(link.clone());
+        Ok(Self(attempt.await.map_err(|failed| link.error(failed))?))
+    }
+
+    /// Who the server is.
+    #[must_use]
+    pub fn peer(&self) -> Arc<Peer> {
+        match &self.0 {
+            Dialect::Modern(modern) => modern.peer(),
+            Dialect::Legacy(legacy) => legacy.peer(),
+        }
+    }
+
+    /// The tools of the server.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub async fn tools(&self) -> Result<Vec<ToolInfo>, Error> {
+        let tools = match &self.0 {
+            Dialect::Modern(modern) => modern.list_tools().await?,
+            Dialect::Legacy(legacy) => legacy.list_tools().await?,
+        };
+        Ok(tools.to_vec())
+    }
+
+    /// Calls a tool and waits for the end, whatever the server makes of the call. Questions are answered as the options say.
+    ///
+    /// # Errors
+    /// When the end cannot be learned.
+    pub async fn call(&self, tool: &str, args: Value) -> Result<Outcome, Error> {
+        self.start(tool, args).await?.finish().await
+    }
+
+    /// Calls a tool. Returns when the server has answered, asked or told something; how the call goes on and ends comes with
+    /// the run. If this is dropped before it returns, the call is given up.
+    ///
+    /// With a ledger, the call is written down before it is sent, and its task before anybody is told of it.
+    ///
+    /// # Errors
+    /// When the server refuses the call or cannot be reached.
+    pub async fn start(&self, tool: &str, args: Value) -> Result<Run, Error> {
+        self.send(self.prepare(tool, args)?).await
+    }
+
+    /// A call that was not sent yet: [`send`](Self::send) does that, and [`attach`](Self::attach) does it once more if no
+    /// answer ever came.
+    ///
+    /// # Errors
+    /// When no key can be made for it.
+    pub fn prepare(&self, tool: &str, args: Value) -> Result<Reference, Error> {
+        Ok(Reference {
+            server: self.0.link().server.clone(),
+            era: self.peer().era,
+            task: None,
+            tool: tool.to_owned(),
+            key: Some(new_key()?),
+            session: None,
+            args: Some(Payload::from(args)),
+            next: 0,
+        })
+    }
+
+    /// Sends a prepared call; then as [`start`](Self::start).
+    ///
+    /// # Errors
+    /// When the server refuses the call or cannot be reached.
+    pub async fn send(&self, reference: Reference) -> Result<Run, Error> {
+        let args = arguments(&reference)?;
+        let book = Book::begin(&self.0.link().options, reference.clone()).await?;
+        let started = self.0.call(book.clone(), reference, args).await;
+        if let Err(error) = &started
+            && !matches!(error, Error::LostCall { .. } | Error::Unreachable { .. } | Error::Ledger(_))
+        {
+            // It was refused: there is nothing to come back to.
+            book.forget().await;
+        }
+        started
+    }
+
+    /// Picks up a task, at the piece of output that its reference names. A call whose answer was never seen is sent again,
+    /// under its key.
+    ///
+    /// # Errors
+    /// When the server does not know the task or cannot be reached.
+    pub async fn attach(&self, reference: &Reference) -> Result<Run, Error> {
+        match (&reference.task, &reference.args) {
+            (Some(_), _) => self.0.attach(reference.clone()).await,
+            (None, Some(_)) if self.peer().idempotency => {
+                let args = arguments(reference)?;
+                let book = Book::adopt(&self.0.link().options, reference.clone()).await?;
+                self.0.call(book, reference.clone(), args).await
+            }
+            (None, _) => Err(Error::LostCall { tool: reference.tool.clone(), reason: "no answer was ever seen".to_owned() }),
+        }
+    }
+
+    /// One look at a task.
+    ///
+    /// # Errors
+    /// When the server does not know it or cannot be reached.
+    pub async fn task(&self, id: &str) -> Result<TaskView, Error> {
+        match &self.0 {
+            Dialect::Modern(modern) => modern.task(id).await,
+            Dialect::Legacy(legacy) => legacy.task(id).await,
+        }
+    }
+
+    /// Asks the server to call a task off. One that has ended stays as it is.
+    ///
+    /// # Errors
+    /// When the server does not know it or cannot be reached.
+    pub async fn cancel(&self, id: &str) -> Result<(), Error> {
+        self.0.cancel(id).await
+    }
+
+    /// Answers a question of a task.
+    ///
+    /// # Errors
+    /// When there is no such question, the answer does not fit, or the server cannot be reached.
+    pub async fn answer(&self, id: &str, key: &str, answer: Answer) -> Result<(), Error> {
+        match &self.0 {
+            Dialect::Modern(modern) => {
+                let view = modern.task(id).await?;
+                let asked = view.inputs.iter().find(|input| input.key == key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
+                asked.check(&answer)?;
+                self.0.answer_kept(id, key, answer).await
+            }
+            Dialect::Legacy(legacy) => legacy.answer(id, key, answer).await,
+        }
+    }
+
+    /// Goes away without a word: calls that have no answer yet go on where the server lets them, and the ledger keeps them.
+    pub fn leave(&self) {
+        self.0.link().left.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Ends the connection, when what is still to be said was: the session, unless tasks go on in it, or the program that was started.
+    pub async fn close(self) {
+        self.0.link().said().await;
+        if let Dialect::Legacy(legacy) = &self.0 {
+            legacy.close().await;
+        }
+        self.0.link().wire.close().await;
+    }
+}
+
+/// What a call was made with.
+fn arguments(reference: &Reference) -> Result<Value, Error> {
+    let unreadable = |reason: String| Error::Ledger(format!("the arguments of the call are not readable: {reason}"));
+    let args = reference.args.as_ref().ok_or_else(|| unreadable("they were too large to be kept".to_owned()))?;
+    args.read().map_err(|error| unreadable(error.to_string()))
+}
+
+/// A name for a call that nobody else will use.
+fn new_key() -> Result<String, Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| Error::Target(format!("there is no randomness: {error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Finds out how to speak to the server.
+async fn connect(link: Arc<link::Link>) -> Result<Dialect, Failed> {
+    let http = link.wire.http().is_some();
+    let known = LEGACY.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&link.server);
+    let era = link.options.era.or_else(|| (known && http).then_some(Era::Legacy));
+    if era == Some(Era::Legacy) {
+        match Legacy::connect(link.clone()).await {
+            // What was known of it holds no more.
+            Err(failed)
+                if link.options.era.is_none()
+                    && !failed.passes()
+                    && !matches!(failed, Failed::Lost(wire::Lost::Denied { .. }) | Failed::Ours(_)) =>
+            {
+                LEGACY.lock().unwrap_or_else(PoisonError::into_inner).remove(&link.server);
+            }
+            connected => return connected.map(Dialect::Legacy),
+        }
+        return Box::pin(connect(link)).await;
+    }
+    let probing = async {
+        let asked = async { modern::probe(&link).await };
+        if http || era.is_some() {
+            return link.persist(|| link.within(link.options.timing.request, modern::probe(&link)), |_, _| {}).await;
+        }
+        // A server of the legacy era may well say nothing before it was greeted.
+        tokio::select! {
+            probed = asked => match probed {
+                Err(Failed::Lost(lost)) if !matches!(lost, wire::Lost::Unsent(_)) => Ok(Probe::Other(lost.reason())),
+                probed => probed,
+            },
+            () = link.options.clock.sleep(link.options.timing.probe) => Ok(Probe::Other("no answer".to_owned())),
+        }
+    };
+    match probing.await? {
+        Probe::Modern(peer) => Ok(Dialect::Modern(Modern::new(link, *peer))),
+        Probe::Other(reason) if era == Some(Era::Modern) => {
+            Err(Error::Version { server: link.server.clone(), supported: format!("not {} ({reason})", modern::VERSION) }.into())
+        }
+        Probe::Other(_) => {
+            let legacy = Legacy::connect(link.clone()).await?;
+            if http {
+                let mut known = LEGACY.lock().unwrap_or_else(PoisonError::into_inner);
+                if known.len() < LEGACY_MAX {
+                    known.insert(link.server.clone(), ());
+                }
+            }
+            Ok(Dialect::Legacy(legacy))
+        }
+    }
+}
+
+impl Dialect {
+    pub(crate) fn link(&self) -> &Arc<link::Link> {
+        match self {
+            Self::Modern(modern) => &modern.link,
+            Self::Legacy(legacy) => &legacy.link,
+        }
+    }
+
+    /// Calls a tool.
+    async fn call(&self, book: Book, reference: Reference, args: Value) -> Result<Run, Error> {
+        let tool = reference.tool.clone();
+        match self.clone() {
+            Self::Modern(modern) => Run::open(self.clone(), book, reference, |driver| modern::drive(modern, driver, tool, args)).await,
+            Self::Legacy(legacy) => Run::open(self.clone(), book, reference, |driver| legacy::drive(legacy, driver, tool, args)).await,
+        }
+    }
+
+    /// Picks up a task.
+    pub(crate) async fn attach(&self, mut reference: Reference) -> Result<Run, Error> {
+        let Some(task) = reference.task.clone() else { return Err(Error::Closed) };
+        let link = self.link();
+        reference.server.clone_from(&link.server);
+        let book = Book::adopt(&link.options, reference.clone()).await?;
+        match self.clone() {
+            Self::Modern(modern) => Run::open(self.clone(), book, reference, |driver| modern::attach(modern, driver, task)).await,
+            Self::Legacy(legacy) => Run::open(self.clone(), book, reference, |driver| legacy::attach(legacy, driver, task)).await,
+        }
+    }
+
+    pub(crate) async fn cancel(&self, task: &str) -> Result<(), Error> {
+        match self {
+            Self::Modern(modern) => modern.cancel(task).await,
+            Self::Legacy(legacy) => legacy.cancel(task).await,
+        }
+    }
+
+    /// Gives an answer with an update of its task.
+    pub(crate) async fn update(&self, task: &str, key: &str, answer: &Value) -> Result<(), Error> {
+        match self {
+            Self::Modern(modern) => modern.update(task, key, answer).await,
+            Self::Legacy(_) => Err(Error::NoQuestion { key: key.to_owned() }),
+        }
+    }
+
+    /// Answers a request of the server.
+    pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<(), Error> {
+        match self {
+            Self::Modern(_) => Err(Error::Closed),
+            Self::Legacy(legacy) => legacy.respond(id, session, answer).await,
+        }
+    }
+
+    /// Answers a question without a run, and keeps the answer like one with a run.
+    async fn answer_kept(&self, task: &str, key: &str, answer: Answer) -> Result<(), Error> {
+        let link = self.link();
+        let reference = Reference {
+            server: link.server.clone(),
+            era: Era::Modern,
+            task: Some(task.to_owned()),
+            tool: String::new(),
+            key: None,
+            session: None,
+            args: None,
+            next: 0,
+        };
+        let book = Book::adopt(&link.options, reference).await?;
+        let mut answer = answer.value().clone();
+        let mut late = false;
+        if let Recorded::Before { answer: first, acknowledged } = book.answering(key, &answer).await? {
+            if acknowledged {
+                return Err(Error::Answered { key: key.to_owned() });
+            }
+            late = first != answer;
+            answer = first;
+        }
+        if let Err(error) = self.update(task, key, &answer).await {
+            if run::is_refusal(&error) {
+                book.unanswer(key).await?;
+            }
+            return Err(error);
+        }
+        book.answered(key).await?;
+        if late { Err(Error::Answered { key: key.to_owned() }) } else { Ok(()) }
+    }
+}

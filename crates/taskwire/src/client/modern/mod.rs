@@ -1,0 +1,347 @@
+//! 2026-07-28: each request says all about itself, and tasks are an extension.
+
+mod call;
+mod headers;
+mod hub;
+mod watch;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use taskwire_core::{Payload, Timestamp, wire::code};
+
+pub(crate) use self::{
+    call::{drive, progress},
+    hub::Hub,
+    watch::attach,
+};
+use super::{
+    Era, Error, Input, Outcome, Peer, Status, TaskView, ToolInfo,
+    event::Finished,
+    link::{self, Failed, Link},
+    tools::{self, Tools},
+    wire::{Exchange, Outgoing},
+};
+
+/// The version that is spoken.
+pub(crate) const VERSION: &str = "2026-07-28";
+pub(crate) const TASKS: &str = "io.modelcontextprotocol/tasks";
+pub(crate) const PARTIALS: &str = "dev.taskwire/partials";
+pub(crate) const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
+const READ: &str = "dev.taskwire/partials/read";
+const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+/// How often a server may refuse the very version that it says it speaks.
+const REFUSALS_MAX: usize = 3;
+
+/// A server of this era.
+pub(crate) struct Modern {
+    pub(crate) link: Arc<Link>,
+    pub(crate) peer: Mutex<Arc<Peer>>,
+    pub(crate) tools: Tools,
+    pub(crate) hub: Hub,
+}
+
+/// What a probe found.
+pub(crate) enum Probe {
+    Modern(Box<Peer>),
+    /// Not of this era, as far as can be told.
+    Other(String),
+}
+
+/// Asks a server whether it is one of this era.
+pub(crate) async fn probe(link: &Link) -> Result<Probe, Failed> {
+    for _ in 0..REFUSALS_MAX {
+        let answer = async {
+            let id = link.id();
+            let mut outgoing = outgoing(link, id, "server/discover", Map::new(), None, Vec::new());
+            // Who does not know the question would not know what is cancelled, either.
+            outgoing.cancel = None;
+            let mut exchange = link.wire.request(outgoing).await?;
+            link::response(&mut exchange, id, |_| {}).await
+        };
+        match answer.await {
+            Ok(result) => return discovered(link, &result),
+            Err(Failed::Rpc(error)) => match link::supported(&error) {
+                // It speaks this very version, and yet: it may have been starting.
+                Some(versions) if versions.iter().any(|version| version == VERSION) => {}
+                Some(versions) => return Err(Error::Version { server: link.server.clone(), supported: versions.join(", ") }.into()),
+                None if matches!(error.code, code::HEADER_MISMATCH | code::MISSING_CAPABILITY | code::UNSUPPORTED_VERSION) => {
+                    return Err(Failed::Rpc(error));
+                }
+                // Drafts had other numbers for it.
+                None if link::data(&error, "requiredCapabilities").is_some_and(|needed| needed.is_object()) => {
+                    return Err(Failed::Rpc(error));
+                }
+                // Neither says anything about the era.
+                None if matches!(error.code, code::UNAVAILABLE) => return Err(Failed::Rpc(error)),
+                None => return Ok(Probe::Other(error.message)),
+            },
+            Err(Failed::Lost(super::wire::Lost::Status { status, reason, .. }))
+                if (400..500).contains(&status) && !matches!(status, 408 | 425 | 429) =>
+            {
+                return Ok(Probe::Other(format!("HTTP status {status} {reason}").trim().to_owned()));
+            }
+            Err(failed) => return Err(failed),
+        }
+    }
+    Err(Failed::Broken(format!("it refuses version {VERSION} and says that it speaks it")))
+}
+
+/// Reads what a server says about itself.
+fn discovered(link: &Link, result: &Payload) -> Result<Probe, Failed> {
+    let value: Value = result.read().unwrap_or_default();
+    let Some(versions) = value["supportedVersions"].as_array() else {
+        return Ok(Probe::Other("it does not say which versions it speaks".to_owned()));
+    };
+    let versions: Vec<&str> = versions.iter().filter_map(Value::as_str).collect();
+    if !versions.contains(&VERSION) {
+        if versions.iter().any(|version| super::legacy::VERSIONS.contains(version)) {
+            return Ok(Probe::Other(format!("it does not speak {VERSION}")));
+        }
+        return Err(Error::Version { server: link.server.clone(), supported: versions.join(", ") }.into());
+    }
+    let info = [&value["_meta"][SERVER_INFO], &value["serverInfo"]].into_iter().find(|info| info.is_object()).cloned().unwrap_or_default();
+    let extensions = &value["capabilities"]["extensions"];
+    Ok(Probe::Modern(Box::new(Peer {
+        era: Era::Modern,
+        protocol: VERSION.to_owned(),
+        name: info["name"].as_str().unwrap_or_default().to_owned(),
+        version: info["version"].as_str().unwrap_or_default().to_owned(),
+        instructions: value["instructions"].as_str().map(str::to_owned),
+        tasks: extensions[TASKS].is_object(),
+        partials: extensions[PARTIALS].is_object(),
+        idempotency: extensions[IDEMPOTENCY].is_object(),
+        modes: Vec::new(),
+        capabilities: value["capabilities"].clone(),
+    })))
+}
+
+/// A request, with all that it must say about itself.
+fn outgoing(
+    link: &Link,
+    id: i64,
+    method: &str,
+    mut params: Map<String, Value>,
+    name: Option<&str>,
+    more: Vec<(String, String)>,
+) -> Outgoing {
+    let options = &link.options;
+    let mut capabilities = options.asks.capabilities();
+    capabilities["extensions"] = json!({TASKS: {}, IDEMPOTENCY: {}});
+    if options.stream {
+        capabilities["extensions"][PARTIALS] = json!({});
+    }
+    let meta = params.entry("_meta").or_insert_with(|| json!({}));
+    meta["io.modelcontextprotocol/protocolVersion"] = json!(VERSION);
+    meta["io.modelcontextprotocol/clientInfo"] = json!({"name": options.name, "version": options.version});
+    meta["io.modelcontextprotocol/clientCapabilities"] = capabilities;
+    let mut headers = vec![("MCP-Protocol-Version".to_owned(), VERSION.to_owned()), ("Mcp-Method".to_owned(), method.to_owned())];
+    headers.extend(name.map(|name| ("Mcp-Name".to_owned(), headers::value(name))));
+    headers.extend(more);
+    let cancel = link::cancelled(id, &params);
+    Outgoing { id, body: link::request(id, method, &params), headers, cancel: Some(cancel) }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// A page of output.
+#[derive(Deserialize)]
+pub(crate) struct OutputPage {
+    #[serde(default)]
+    pub(crate) chunks: Vec<OutputChunk>,
+    #[serde(default, rename = "fromSeq")]
+    pub(crate) from: Option<u64>,
+    #[serde(default)]
+    pub(crate) done: bool,
+}
+
+/// A piece of it.
+#[derive(Deserialize)]
+pub(crate) struct OutputChunk {
+    pub(crate) seq: u64,
+    pub(crate) content: Payload,
+}
+
+impl Modern {
+    pub(crate) fn new(link: Arc<Link>, peer: Peer) -> Arc<Self> {
+        let modern = Arc::new(Self { link, peer: Mutex::new(Arc::new(peer)), tools: Tools::default(), hub: Hub::default() });
+        modern.hub.belongs_to(&modern);
+        modern
+    }
+
+    pub(crate) fn peer(&self) -> Arc<Peer> {
+        self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether output is pushed and can be read.
+    pub(crate) fn streams(&self) -> bool {
+        self.link.options.stream && self.peer().partials
+    }
+
+    /// Sends a request and gives what comes back.
+    async fn send(&self, id: i64, method: &str, params: Map<String, Value>, name: Option<&str>) -> Result<Exchange, Failed> {
+        Ok(self.link.wire.request(outgoing(&self.link, id, method, params, name, Vec::new())).await?)
+    }
+
+    /// Tells the server that nobody waits for a call any more. Closing its stream says so, too, but not to a server that
+    /// would wait for the call to be sent again.
+    fn call_off(self: &Arc<Self>, cancelled: String) {
+        if self.link.wire.http().is_none() || !self.peer().idempotency {
+            return;
+        }
+        let me = self.clone();
+        self.link.murmur(async move {
+            let headers = [("MCP-Protocol-Version", VERSION), ("Mcp-Method", "notifications/cancelled")];
+            let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+            let _ = me.link.wire.say(cancelled, headers).await;
+        });
+    }
+
+    /// Asks once, and waits no longer than a request without work takes.
+    pub(crate) async fn ask_once(&self, method: &str, params: Value, name: Option<&str>, held: Duration) -> Result<Payload, Failed> {
+        ask_once(&self.link, method, params, name, held).await
+    }
+
+    /// Asks until there is an answer. For what may be asked twice.
+    pub(crate) async fn ask(&self, method: &str, params: Value, name: Option<&str>) -> Result<Payload, Failed> {
+        self.link.persist(|| self.ask_once(method, params.clone(), name, Duration::ZERO), |_, _| {}).await
+    }
+
+    pub(crate) async fn list_tools(&self) -> Result<Arc<Vec<ToolInfo>>, Error> {
+        let clock = &self.link.options.clock;
+        if let Some(known) = self.tools.fresh(clock.now()) {
+            return Ok(known);
+        }
+        let (mut all, mut cursor, mut fresh) = (Vec::new(), None::<String>, None::<Timestamp>);
+        let mut pages = 0;
+        loop {
+            pages += 1;
+            let mut params = json!({});
+            if let Some(cursor) = &cursor {
+                params["cursor"] = json!(cursor);
+            }
+            let page = self.ask("tools/list", params, None).await.map_err(|failed| self.link.error(failed))?;
+            let page: tools::Page =
+                page.read().map_err(|error| self.link.error(Failed::Broken(format!("its list of tools is none: {error}"))))?;
+            let until = clock.now().after(Duration::from_millis(page.ttl_ms.unwrap_or_default()));
+            fresh = Some(fresh.map_or(until, |fresh| fresh.min(until)));
+            // Only over HTTP do parameters become headers.
+            let http = self.link.wire.http().is_some();
+            all.extend(page.tools.into_iter().filter(|tool| {
+                let sound = !http || headers::of_schema(&tool["inputSchema"]).is_ok();
+                if !sound {
+                    tracing::warn!(tool = %tool["name"], "the tool is left out: its `x-mcp-header` annotations are not allowed");
+                }
+                sound
+            }));
+            // Pages count too: they may be empty and go on for ever.
+            if all.len().max(pages) > self.link.options.limits.tools {
+                return Err(Error::Limit { what: "tools", max: self.link.options.limits.tools, key: "limits.tools" });
+            }
+            cursor = page.next_cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(self.tools.keep(all.into_iter().filter_map(|tool| ToolInfo::read(tool, Era::Modern)).collect(), fresh))
+    }
+
+    /// One look at a task.
+    pub(crate) async fn task(&self, id: &str) -> Result<TaskView, Error> {
+        let result = self.ask("tasks/get", json!({"taskId": id}), Some(id)).await.map_err(|failed| self.link.error_of(id, failed))?;
+        view(&result).map_err(|reason| self.link.error(Failed::Broken(reason)))
+    }
+
+    pub(crate) async fn cancel(&self, id: &str) -> Result<(), Error> {
+        self.ask("tasks/cancel", json!({"taskId": id}), Some(id)).await.map(drop).map_err(|failed| self.link.error_of(id, failed))
+    }
+
+    pub(crate) async fn update(&self, id: &str, key: &str, answer: &Value) -> Result<(), Error> {
+        let params = json!({"taskId": id, "inputResponses": {key: answer}});
+        self.ask("tasks/update", params, Some(id)).await.map(drop).map_err(|failed| self.link.error_of(id, failed))
+    }
+
+    /// A page of output from `from` on. Held for `wait` if there is none.
+    pub(crate) async fn read(&self, id: &str, from: u64, wait: Duration) -> Result<OutputPage, Failed> {
+        read(&self.link, id, from, wait).await
+    }
+}
+
+/// Asks once, and waits no longer than a request without work takes.
+async fn ask_once(link: &Link, method: &str, params: Value, name: Option<&str>, held: Duration) -> Result<Payload, Failed> {
+    let asking = async {
+        let id = link.id();
+        let mut exchange = link.wire.request(outgoing(link, id, method, object(params), name, Vec::new())).await?;
+        let result = link::response(&mut exchange, id, |_| {}).await?;
+        complete(&result).map(|()| result)
+    };
+    link.within(link.options.timing.request.saturating_add(held), asking).await
+}
+
+/// A page of a task's output. Our servers take this request also from who speaks to them in the other era.
+pub(crate) async fn read(link: &Link, id: &str, from: u64, wait: Duration) -> Result<OutputPage, Failed> {
+    let mut params = json!({"taskId": id, "fromSeq": from});
+    if !wait.is_zero() {
+        params["waitMs"] = json!(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+    }
+    let page = ask_once(link, READ, params, Some(id), wait).await?;
+    page.read().map_err(|error| Failed::Broken(format!("a page of output is none: {error}")))
+}
+
+/// Whether a result is what it seems: only calls have others.
+fn complete(result: &Payload) -> Result<(), Failed> {
+    match result_type(result)?.as_str() {
+        "complete" => Ok(()),
+        other => Err(Failed::Broken(format!("a result of type `{other}` where none can be"))),
+    }
+}
+
+/// What kind of result it is.
+fn result_type(result: &Payload) -> Result<String, Failed> {
+    #[derive(Deserialize)]
+    struct Typed {
+        #[serde(default, rename = "resultType")]
+        kind: Option<String>,
+    }
+    let typed: Typed = result.read().map_err(|error| Failed::Broken(format!("a result that is none: {error}")))?;
+    Ok(typed.kind.unwrap_or_else(|| "complete".to_owned()))
+}
+
+/// Reads a task with all that belongs to its state.
+pub(crate) fn view(raw: &Payload) -> Result<TaskView, String> {
+    let mut view = super::view::read(raw, "ttlMs", "pollIntervalMs")?;
+    match view.status {
+        Status::InputRequired => {
+            // As they were written: the order of a form's fields is its author's.
+            #[derive(Deserialize)]
+            struct Asking {
+                #[serde(rename = "inputRequests")]
+                requests: BTreeMap<String, Payload>,
+            }
+            let asking: Asking = raw.read().map_err(|_| "a task that waits for answers has no `inputRequests`")?;
+            view.inputs = asking.requests.into_iter().map(|(key, request)| Input::read(&key, request)).collect::<Result<_, _>>()?;
+        }
+        Status::Completed => {
+            let result = view.raw.get("result").filter(|result| result.is_object()).ok_or("a task that is completed has no `result`")?;
+            view.outcome = Some(Outcome::Result(Finished::read(Payload::from(result.clone()))?));
+        }
+        Status::Failed => {
+            let error = view.raw.get("error").cloned().ok_or("a task that failed has no `error`")?;
+            let error = serde_json::from_value(error).map_err(|error| format!("the error of a task is none: {error}"))?;
+            view.outcome = Some(Outcome::Failed(error));
+        }
+        Status::Cancelled => view.outcome = Some(Outcome::Cancelled { message: view.message.clone() }),
+        Status::Working => {}
+    }
+    Ok(view)
+}

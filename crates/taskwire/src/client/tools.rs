@@ -1,0 +1,117 @@
+//! The tools of a server, as far as a client must know them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Deserialize;
+use serde_json::Value;
+use taskwire_core::Timestamp;
+
+use super::Era;
+
+/// A tool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolInfo {
+    /// Its name.
+    pub name: String,
+    /// Its name for people.
+    pub title: Option<String>,
+    /// What it does.
+    pub description: Option<String>,
+    /// What its arguments look like: a JSON Schema, as the server wrote it.
+    pub input_schema: Value,
+    /// What its value looks like.
+    pub output_schema: Option<Value>,
+    /// Hints, to be believed as far as the server is.
+    pub annotations: Value,
+    /// Whether calls can be tasks.
+    pub task: TaskSupport,
+    /// Whether it says that its calls have output before they end.
+    pub streams: bool,
+    /// All that the server said.
+    pub raw: Value,
+}
+
+/// Whether calls of a tool can be tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskSupport {
+    /// The server decides (modern era).
+    Unknown,
+    /// Never.
+    Forbidden,
+    /// If the caller wants it.
+    Optional,
+    /// Always.
+    Required,
+}
+
+impl ToolInfo {
+    pub(crate) fn read(raw: Value, era: Era) -> Option<Self> {
+        let text = |key: &str| raw[key].as_str().map(str::to_owned);
+        let task = match (era, raw["execution"]["taskSupport"].as_str()) {
+            (Era::Modern, _) => TaskSupport::Unknown,
+            (Era::Legacy, Some("optional")) => TaskSupport::Optional,
+            (Era::Legacy, Some("required")) => TaskSupport::Required,
+            (Era::Legacy, _) => TaskSupport::Forbidden,
+        };
+        let streams = raw["execution"]["streamPartial"] == true || raw["_meta"]["dev.taskwire/partials"]["streamPartial"] == true;
+        Some(Self {
+            name: text("name")?,
+            title: text("title").or_else(|| raw["annotations"]["title"].as_str().map(str::to_owned)),
+            description: text("description"),
+            input_schema: raw["inputSchema"].clone(),
+            output_schema: raw.get("outputSchema").cloned(),
+            annotations: raw["annotations"].clone(),
+            task,
+            streams,
+            raw,
+        })
+    }
+
+    /// Whether it says that a second call does no harm.
+    pub(crate) fn repeatable(&self) -> bool {
+        self.annotations["readOnlyHint"] == true || self.annotations["idempotentHint"] == true
+    }
+}
+
+/// One page of a server's list.
+#[derive(Deserialize)]
+pub(crate) struct Page {
+    #[serde(default)]
+    pub(crate) tools: Vec<Value>,
+    #[serde(default, rename = "nextCursor")]
+    pub(crate) next_cursor: Option<String>,
+    #[serde(default, rename = "ttlMs")]
+    pub(crate) ttl_ms: Option<u64>,
+}
+
+/// The list as it was last seen.
+#[derive(Default)]
+pub(crate) struct Tools(Mutex<Option<Listed>>);
+
+/// A list, and until when it holds; without a time until it is known to have changed.
+type Listed = (Arc<Vec<ToolInfo>>, Option<Timestamp>);
+
+impl Tools {
+    /// What was listed, if it still holds.
+    pub(crate) fn fresh(&self, now: Timestamp) -> Option<Arc<Vec<ToolInfo>>> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().filter(|(_, until)| until.is_none_or(|until| now < until)).map(|(tools, _)| tools.clone())
+    }
+
+    /// What was listed last, however long ago.
+    pub(crate) fn known(&self) -> Option<Arc<Vec<ToolInfo>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(tools, _)| tools.clone())
+    }
+
+    /// Keeps a list until then; without a time until it is known to have changed.
+    pub(crate) fn keep(&self, tools: Vec<ToolInfo>, until: Option<Timestamp>) -> Arc<Vec<ToolInfo>> {
+        let tools = Arc::new(tools);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((tools.clone(), until));
+        tools
+    }
+
+    /// The list has changed.
+    pub(crate) fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}

@@ -1,0 +1,343 @@
+//! Streamable HTTP, from the client's side.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream::BoxStream};
+use reqwest::{
+    Method, Response,
+    header::{HeaderMap, HeaderName, HeaderValue},
+    redirect::{Action, Attempt, Policy},
+};
+use taskwire_core::wire::{RequestId, SseReader};
+
+use super::{Lost, Message, Outgoing};
+use crate::client::{Challenge, Error, Options, error::shortened};
+
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+/// How often a server may ask for another token for one request.
+const CHALLENGES_MAX: usize = 3;
+/// How often a server may send a request elsewhere within itself.
+const REDIRECTS_MAX: usize = 5;
+/// Bytes of an error's body that are read.
+const REASON_BYTES: usize = 64 * 1024;
+
+/// One address.
+pub(crate) struct Http {
+    client: reqwest::Client,
+    url: String,
+    options: Arc<Options>,
+    fixed: HeaderMap,
+    /// Requests that wait for a person to sign in.
+    signing: AtomicUsize,
+}
+
+impl Http {
+    pub(crate) fn new(url: &str, options: Arc<Options>) -> Result<Self, Error> {
+        let mut fixed = HeaderMap::new();
+        for (name, value) in &options.headers {
+            let (name, value) = header(name, value).map_err(|reason| Error::Target(format!("the header `{name}` {reason}")))?;
+            fixed.append(name, value);
+        }
+        Ok(Self { client: client()?, url: url.to_owned(), options, fixed, signing: AtomicUsize::new(0) })
+    }
+
+    /// Whether somebody is signing in: that takes as long as it takes.
+    pub(crate) fn signs_in(&self) -> bool {
+        self.signing.load(Ordering::Relaxed) > 0
+    }
+
+    /// Sends a request.
+    pub(crate) async fn post(&self, outgoing: Outgoing) -> Result<Answer, Lost> {
+        let response = self.send(Method::POST, outgoing.headers, Some(outgoing.body)).await?;
+        self.answer(response).await
+    }
+
+    /// Sends what is not answered.
+    pub(crate) async fn say(&self, body: String, headers: Vec<(String, String)>) -> Result<(), Lost> {
+        let response = self.send(Method::POST, headers, Some(body)).await?;
+        if response.status().is_success() { Ok(()) } else { Err(self.refused(response).await) }
+    }
+
+    /// Opens a stream that the server writes to.
+    pub(crate) async fn get(&self, headers: Vec<(String, String)>) -> Result<Answer, Lost> {
+        let response = self.send(Method::GET, headers, None).await?;
+        if !response.status().is_success() {
+            return Err(self.refused(response).await);
+        }
+        self.answer(response).await
+    }
+
+    /// Ends a session.
+    pub(crate) async fn delete(&self, headers: Vec<(String, String)>) -> Result<(), Lost> {
+        self.send(Method::DELETE, headers, None).await.map(drop)
+    }
+
+    async fn send(&self, method: Method, headers: Vec<(String, String)>, body: Option<String>) -> Result<Response, Lost> {
+        let mut all = self.fixed.clone();
+        let accept = if method == Method::GET { EVENTS } else { "application/json, text/event-stream" };
+        all.insert(reqwest::header::ACCEPT, HeaderValue::from_static(accept));
+        if body.is_some() {
+            all.insert(reqwest::header::CONTENT_TYPE, HeaderValue::from_static(JSON));
+        }
+        for (name, value) in &headers {
+            let (name, value) = header(name, value)
+                .map_err(|reason| Lost::Impossible(Error::Target(format!("`{value}` cannot be sent as header `{name}`: it {reason}"))))?;
+            all.insert(name, value);
+        }
+        let body = body.map(Bytes::from);
+        for _ in 0..=CHALLENGES_MAX {
+            let mut request = self.client.request(method.clone(), &self.url).headers(all.clone());
+            let bearer = match &self.options.credentials {
+                Some(credentials) => credentials.bearer().await.map_err(Lost::Impossible)?,
+                None => None,
+            };
+            if let Some(token) = &bearer {
+                request = request.bearer_auth(token);
+            }
+            if let Some(body) = &body {
+                request = request.body(body.clone());
+            }
+            let response = request.send().await.map_err(lost)?;
+            let status = response.status().as_u16();
+            let asked: Vec<&str> =
+                response.headers().get_all(reqwest::header::WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()).collect();
+            let asked = (!asked.is_empty()).then(|| asked.join(", "));
+            if status != 401 && !(status == 403 && asked.is_some()) {
+                return Ok(response);
+            }
+            let challenge = Challenge { url: self.url.clone(), status, www_authenticate: asked, bearer };
+            let again = match &self.options.credentials {
+                Some(credentials) => {
+                    let _signing = Signing::begin(&self.signing);
+                    credentials.challenged(&challenge).await.map_err(Lost::Impossible)?
+                }
+                None => false,
+            };
+            if !again {
+                return Err(self.refused(response).await);
+            }
+        }
+        Err(Lost::Denied { status: 401, reason: format!("none of {CHALLENGES_MAX} tokens was good enough") })
+    }
+
+    /// What an answer says that is no message.
+    async fn refused(&self, response: Response) -> Lost {
+        let status = response.status().as_u16();
+        let retry_after = self.retry_after(&response);
+        if response.status().is_redirection() {
+            let to = response.headers().get(reqwest::header::LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            let reason = format!("it sends us to {}, and we go nowhere else with what was meant for it", shortened(to));
+            return Lost::Status { status, reason, retry_after };
+        }
+        let body = whole(response, REASON_BYTES).await.unwrap_or_default();
+        let reason = match Message::parse(&body) {
+            Ok(Message::Response { outcome: Err(error), .. }) => error.message,
+            _ => String::from_utf8_lossy(&body).into_owned(),
+        };
+        let reason = if reason.trim_start().starts_with('<') { String::new() } else { shortened(&reason) };
+        match status {
+            401 | 403 => Lost::Denied { status, reason },
+            _ => Lost::Status { status, reason, retry_after },
+        }
+    }
+
+    fn retry_after(&self, response: &Response) -> Option<Duration> {
+        let value = response.headers().get(reqwest::header::RETRY_AFTER)?.to_str().ok()?;
+        if let Ok(seconds) = value.trim().parse() {
+            return Some(Duration::from_secs(seconds));
+        }
+        let at = httpdate::parse_http_date(value).ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+        let now = Duration::from_millis(u64::try_from(self.options.clock.now().as_millis()).unwrap_or_default());
+        Some(at.saturating_sub(now))
+    }
+
+    /// What came back for a request, whatever its status: an error may well have a body that says more.
+    async fn answer(&self, response: Response) -> Result<Answer, Lost> {
+        let status = response.status().as_u16();
+        let kind = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let session = response.headers().get("mcp-session-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let passing = Lost::Status { status, reason: String::new(), retry_after: None }.passes();
+        let max = self.options.limits.message_bytes;
+        let mut answer = Answer { status, session, last_event: None, retry: None, ready: VecDeque::new(), events: None };
+        match kind.as_str() {
+            EVENTS if response.status().is_success() => {
+                answer.events = Some(Events { bytes: response.bytes_stream().boxed(), reader: SseReader::new(max) });
+            }
+            JSON if !passing => {
+                let body = whole(response, max).await?;
+                match messages(&body) {
+                    Ok(messages) => answer.ready = messages,
+                    Err(_) if status >= 400 => {
+                        let reason = shortened(&String::from_utf8_lossy(&body));
+                        return Err(Lost::Status { status, reason, retry_after: None });
+                    }
+                    Err(reason) => return Err(Lost::Cut(reason)),
+                }
+            }
+            _ if response.status().is_success() => {
+                // 202 and 204 have nothing to say; a page of HTML is not for us.
+                if !kind.is_empty() && status == 200 {
+                    return Err(Lost::Status { status, reason: format!("it answered with `{kind}`, which is no MCP"), retry_after: None });
+                }
+            }
+            _ => return Err(self.refused(response).await),
+        }
+        Ok(answer)
+    }
+}
+
+/// Counts somebody who signs in.
+struct Signing<'a>(&'a AtomicUsize);
+
+impl<'a> Signing<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Signing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One message, or a list of them as 2025-03-26 had it.
+fn messages(body: &[u8]) -> Result<VecDeque<Message>, String> {
+    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
+        return Message::parse(body).map(|message| VecDeque::from([message]));
+    }
+    let list: Vec<&serde_json::value::RawValue> = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    list.into_iter().map(|one| Message::parse(one.get().as_bytes())).collect()
+}
+
+fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), &'static str> {
+    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| "is no name of a header")?;
+    let value = HeaderValue::from_str(value).map_err(|_| "has characters that a header must not have")?;
+    Ok((name, value))
+}
+
+/// Follows a server within itself, with the same request. Anywhere else it would take our headers and arguments along, and any
+/// other status would make another request of it.
+fn redirect(attempt: Attempt<'_>) -> Action {
+    let first = attempt.previous().first();
+    let same = first.is_some_and(|first| first.origin() == attempt.url().origin());
+    if same && matches!(attempt.status().as_u16(), 307 | 308) && attempt.previous().len() <= REDIRECTS_MAX {
+        attempt.follow()
+    } else {
+        attempt.stop()
+    }
+}
+
+/// The client that all connections share how to make.
+pub(crate) fn client() -> Result<reqwest::Client, Error> {
+    // The first one in the process wins; any is good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let builder = reqwest::Client::builder().redirect(Policy::custom(redirect)).tcp_nodelay(true);
+    let builder = builder.tcp_keepalive(Duration::from_secs(30)).connect_timeout(Duration::from_secs(10));
+    builder.build().map_err(|error| Error::Target(format!("HTTP cannot be used: {}", chain(&error))))
+}
+
+fn lost(error: reqwest::Error) -> Lost {
+    if error.is_builder() {
+        return Lost::Impossible(Error::Target(chain(&error)));
+    }
+    let reason = chain(&error);
+    if error.is_connect() { Lost::Unsent(reason) } else { Lost::Cut(reason) }
+}
+
+/// The innermost cause says most.
+fn chain(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}
+
+async fn whole(response: Response, max: usize) -> Result<Vec<u8>, Lost> {
+    let mut bytes = response.bytes_stream();
+    let mut body = Vec::new();
+    while let Some(piece) = bytes.next().await {
+        let piece = piece.map_err(|error| Lost::Cut(chain(&error)))?;
+        if body.len() + piece.len() > max {
+            return Err(Lost::TooLarge { max });
+        }
+        body.extend_from_slice(&piece);
+    }
+    Ok(body)
+}
+
+struct Events {
+    bytes: BoxStream<'static, reqwest::Result<Bytes>>,
+    reader: SseReader,
+}
+
+/// What came back.
+pub(crate) struct Answer {
+    pub(super) status: u16,
+    pub(super) session: Option<String>,
+    pub(super) last_event: Option<String>,
+    pub(super) retry: Option<Duration>,
+    ready: VecDeque<Message>,
+    events: Option<Events>,
+}
+
+impl Answer {
+    /// Whether it is there already, as an answer to this request.
+    pub(super) fn answers(&self, id: i64) -> bool {
+        matches!(self.ready.front(), Some(Message::Response { id: Some(RequestId::Number(number)), .. }) if *number == id)
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Option<Message>, Lost> {
+        if let Some(message) = self.ready.pop_front() {
+            return Ok(Some(message));
+        }
+        let Some(events) = &mut self.events else { return Ok(None) };
+        loop {
+            while let Some(event) = events.reader.next().map_err(|large| Lost::TooLarge { max: large.max })? {
+                if let Some(id) = event.id {
+                    self.last_event = (!id.is_empty()).then(|| id.into());
+                }
+                if let Some(retry) = event.retry_ms {
+                    self.retry = Some(Duration::from_millis(retry));
+                }
+                if event.data.is_empty() {
+                    continue;
+                }
+                let mut messages = match messages(&event.data) {
+                    Ok(messages) => messages,
+                    Err(reason) => {
+                        tracing::debug!(%reason, "an event is passed over");
+                        continue;
+                    }
+                };
+                if let Some(first) = messages.pop_front() {
+                    self.ready = messages;
+                    return Ok(Some(first));
+                }
+            }
+            match events.bytes.next().await {
+                None => {
+                    self.events = None;
+                    return Ok(None);
+                }
+                Some(Ok(bytes)) => events.reader.feed(&bytes),
+                Some(Err(error)) => {
+                    self.events = None;
+                    return Err(Lost::Cut(chain(&error)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! One message a line: a program that was started, or a server in this process.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use serde::Deserialize;
+use taskwire_core::wire::RequestId;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
+    sync::mpsc,
+    task::JoinHandle,
+};
+
+use super::{Lost, Message, Outgoing, child::Child};
+use crate::{
+    client::{Error, Options},
+    server::Server,
+};
+
+/// Messages that wait to be written, or to be read by who asked.
+const QUEUE: usize = 256;
+/// Bytes between a client and a server in one process.
+const PIPE_BYTES: usize = 256 * 1024;
+
+/// How the other side is started.
+#[derive(Debug, Clone)]
+pub(crate) enum Spawn {
+    Command(Vec<String>),
+    Server(Server),
+}
+
+/// The other side, started when it is needed and again when it has ended.
+pub(crate) struct Lines {
+    spawn: Spawn,
+    options: Arc<Options>,
+    pipe: tokio::sync::Mutex<Option<Arc<Pipe>>>,
+    generation: AtomicU64,
+    closed: AtomicBool,
+    standing: Standing,
+}
+
+/// Takes what belongs to no request; nothing, until somebody is there to take it.
+#[derive(Clone, Default)]
+struct Standing(Arc<OnceLock<Take>>);
+
+type Take = Box<dyn Fn(Message) + Send + Sync>;
+
+impl Standing {
+    fn take(&self, message: Message) {
+        if let Some(take) = self.0.get() {
+            take(message);
+        }
+    }
+}
+
+/// One life of the other side.
+struct Pipe {
+    writer: mpsc::Sender<String>,
+    routes: Arc<Routes>,
+    child: Option<Child>,
+    reader: JoinHandle<()>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.reader.abort();
+        // A server in this process ends by itself, with its input.
+        drop(self.serving.take());
+    }
+}
+
+#[derive(Default)]
+struct Routes {
+    /// Who waits for which answer; nothing once the other side has ended.
+    open: Mutex<Option<HashMap<i64, mpsc::Sender<Message>>>>,
+    /// Why it ended.
+    reason: Mutex<String>,
+}
+
+impl Routes {
+    fn of(&self, id: i64) -> Option<mpsc::Sender<Message>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&id).cloned()
+    }
+
+    fn end(&self, reason: String) {
+        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn reason(&self) -> String {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn ended(&self) -> bool {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+}
+
+impl Lines {
+    /// Nothing is started yet.
+    pub(crate) fn new(spawn: Spawn, options: Arc<Options>) -> Self {
+        Self {
+            spawn,
+            options,
+            pipe: tokio::sync::Mutex::new(None),
+            generation: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            standing: Standing::default(),
+        }
+    }
+
+    /// What belongs to no request goes there, before what comes behind it goes anywhere.
+    pub(crate) fn stand(&self, take: impl Fn(Message) + Send + Sync + 'static) {
+        let _ = self.standing.0.set(Box::new(take));
+    }
+
+    pub(crate) async fn ready(&self) -> Result<u64, Lost> {
+        self.pipe().await?;
+        Ok(self.generation.load(Ordering::Relaxed))
+    }
+
+    async fn pipe(&self) -> Result<Arc<Pipe>, Lost> {
+        let mut current = self.pipe.lock().await;
+        if let Some(pipe) = current.as_ref().filter(|pipe| !pipe.routes.ended()) {
+            return Ok(pipe.clone());
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Lost::Impossible(Error::Closed));
+        }
+        let pipe = Arc::new(self.start().map_err(Lost::Unsent)?);
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        *current = Some(pipe.clone());
+        Ok(pipe)
+    }
+
+    fn start(&self) -> Result<Pipe, String> {
+        let routes = Arc::new(Routes { open: Mutex::new(Some(HashMap::new())), reason: Mutex::default() });
+        let (writer, queue) = mpsc::channel(QUEUE);
+        let max = self.options.limits.message_bytes;
+        match &self.spawn {
+            Spawn::Command(words) => {
+                let (child, input, output) = Child::start(words, self.options.clock.clone())?;
+                tokio::spawn(write(input, queue, routes.clone()));
+                let last = child.said();
+                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), move || last.tail()));
+                Ok(Pipe { writer, routes, child: Some(child), reader, serving: None })
+            }
+            Spawn::Server(server) => {
+                let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+                let (input, output) = tokio::io::split(theirs);
+                let server = server.clone();
+                let serving = tokio::spawn(async move {
+                    if let Err(error) = server.serve_stream(input, output, std::future::pending()).await {
+                        tracing::warn!(%error, "the server in this process ended");
+                    }
+                });
+                let (output, input) = tokio::io::split(ours);
+                tokio::spawn(write(input, queue, routes.clone()));
+                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), String::new));
+                Ok(Pipe { writer, routes, child: None, reader, serving: Some(serving) })
+            }
+        }
+    }
+
+    pub(crate) async fn request(&self, outgoing: Outgoing) -> Result<Answer, Lost> {
+        let pipe = self.pipe().await?;
+        let (sender, messages) = mpsc::channel(QUEUE);
+        match pipe.routes.open.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            Some(open) => drop(open.insert(outgoing.id, sender)),
+            None => return Err(Lost::Cut(pipe.routes.reason())),
+        }
+        let answer = Answer { id: outgoing.id, messages, cancel: outgoing.cancel, pipe };
+        if answer.pipe.writer.send(outgoing.body).await.is_err() {
+            return Err(Lost::Cut(answer.pipe.routes.reason()));
+        }
+        Ok(answer)
+    }
+
+    pub(crate) async fn say(&self, body: String) -> Result<(), Lost> {
+        let pipe = self.pipe().await?;
+        pipe.writer.send(body).await.map_err(|_| Lost::Cut(pipe.routes.reason()))
+    }
+
+    /// Ends the other side: politely, then less so.
+    pub(crate) async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let Some(pipe) = self.pipe.lock().await.take() else { return };
+        pipe.routes.end("the client was closed".to_owned());
+        if let Some(child) = &pipe.child {
+            let child = child.clone();
+            drop(pipe);
+            child.end().await;
+        }
+    }
+}
+
+/// What comes back for one request.
+pub(crate) struct Answer {
+    id: i64,
+    messages: mpsc::Receiver<Message>,
+    cancel: Option<String>,
+    pipe: Arc<Pipe>,
+}
+
+impl Answer {
+    pub(super) async fn next(&mut self) -> Result<Option<Message>, Lost> {
+        match self.messages.recv().await {
+            Some(message) => {
+                if matches!(message, Message::Response { .. }) {
+                    self.cancel = None;
+                }
+                Ok(Some(message))
+            }
+            None => Err(Lost::Cut(self.pipe.routes.reason())),
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Some(open) = self.pipe.routes.open.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            open.remove(&self.id);
+        }
+        if let Some(cancel) = self.cancel.take() {
+            // If the queue is full the server goes on in vain, and its answer is passed over.
+            let _ = self.pipe.writer.try_send(cancel);
+        }
+    }
+}
+
+async fn write(mut input: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<String>, routes: Arc<Routes>) {
+    while let Some(mut line) = queue.recv().await {
+        line.push('\n');
+        let written = async {
+            input.write_all(line.as_bytes()).await?;
+            input.flush().await
+        };
+        if let Err(error) = written.await {
+            routes.end(format!("the server cannot be written to: {error}"));
+            break;
+        }
+    }
+    let _ = input.shutdown().await;
+}
+
+async fn read(output: impl AsyncRead + Unpin, max: usize, routes: Arc<Routes>, standing: Standing, last_words: impl Fn() -> String) {
+    let mut output = BufReader::with_capacity(64 * 1024, output);
+    let mut line = Vec::new();
+    let reason = loop {
+        line.clear();
+        let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
+        match (&mut output).take(limit).read_until(b'\n', &mut line).await {
+            Ok(0) => break "the server ended".to_owned(),
+            Ok(_) if line.len() > max => break format!("the server sent a line of more than {max} bytes"),
+            Ok(_) => {}
+            Err(error) => break format!("the server cannot be read: {error}"),
+        }
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        match Message::parse(&line) {
+            Ok(message) => route(message, &routes, &standing).await,
+            Err(reason) => tracing::debug!(%reason, "a line of the server is passed over"),
+        }
+    };
+    let words = last_words();
+    routes.end(if words.is_empty() { reason } else { format!("{reason}; it last said: {words}") });
+}
+
+#[derive(Deserialize)]
+struct Marks {
+    #[serde(default, rename = "progressToken")]
+    token: Option<RequestId>,
+    #[serde(default, rename = "_meta")]
+    meta: Option<Meta>,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    #[serde(default, rename = "io.modelcontextprotocol/subscriptionId")]
+    subscription: Option<RequestId>,
+}
+
+async fn route(message: Message, routes: &Routes, standing: &Standing) {
+    let number = |id: &RequestId| match id {
+        RequestId::Number(number) => Some(*number),
+        RequestId::Text(_) => None,
+    };
+    match &message {
+        Message::Response { id: Some(id), .. } => {
+            if let Some(sender) = number(id).and_then(|id| routes.of(id)) {
+                let _ = sender.try_send(message);
+            }
+        }
+        Message::Response { id: None, .. } => tracing::debug!("an answer without a name is passed over"),
+        Message::Notification { params, .. } => {
+            let marks = params.read::<Marks>().ok();
+            let subscription = marks.as_ref().and_then(|marks| marks.meta.as_ref()?.subscription.as_ref()).and_then(number);
+            let token = marks.as_ref().and_then(|marks| marks.token.as_ref()).and_then(number);
+            match (subscription.and_then(|id| routes.of(id)), token.and_then(|id| routes.of(id))) {
+                (Some(sender), _) => drop(sender.send(message).await),
+                // A call that nobody reads must not hold up all the others: of its progress only the first counts.
+                // One place is always left for its answer.
+                (None, Some(sender)) if sender.capacity() > 1 => drop(sender.try_send(message)),
+                (None, Some(_)) => {}
+                (None, None) => standing.take(message),
+            }
+        }
+        Message::Request { .. } => standing.take(message),
+    }
+}

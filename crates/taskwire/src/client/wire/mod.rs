@@ -1,0 +1,200 @@
+//! How messages get to a server and back: over HTTP, or line by line.
+
+mod backoff;
+mod child;
+mod http;
+mod lines;
+mod message;
+
+use std::time::Duration;
+
+pub(crate) use self::{
+    backoff::{Backoff, random},
+    http::Http,
+    lines::{Lines, Spawn},
+    message::Message,
+};
+use super::{Error, error::shortened};
+
+/// A request on its way out.
+#[derive(Debug, Clone)]
+pub(crate) struct Outgoing {
+    /// Its name.
+    pub(crate) id: i64,
+    /// The whole message.
+    pub(crate) body: String,
+    /// What HTTP says besides.
+    pub(crate) headers: Vec<(String, String)>,
+    /// How to tell the server that the answer is not wanted any more, where closing the stream does not.
+    pub(crate) cancel: Option<String>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Lost {
+    /// The request cannot have arrived.
+    Unsent(String),
+    /// It may have arrived.
+    Cut(String),
+    /// An HTTP status that says no more.
+    Status { status: u16, reason: String, retry_after: Option<Duration> },
+    /// 401 or 403.
+    Denied { status: u16, reason: String },
+    /// The message is larger than is taken.
+    TooLarge { max: usize },
+    /// It cannot be sent at all.
+    Impossible(Error),
+}
+
+impl Lost {
+    /// Whether the server may answer when it is asked again.
+    pub(crate) fn passes(&self) -> bool {
+        match self {
+            Self::Unsent(_) | Self::Cut(_) => true,
+            Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 502 | 503 | 504),
+            Self::Denied { .. } | Self::TooLarge { .. } | Self::Impossible(_) => false,
+        }
+    }
+
+    /// Whether the request cannot have been acted upon.
+    pub(crate) fn unheard(&self) -> bool {
+        match self {
+            Self::Unsent(_) => true,
+            Self::Status { status, retry_after, .. } => *status == 429 || (*status == 503 && retry_after.is_some()),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Unsent(reason) | Self::Cut(reason) => reason.clone(),
+            Self::Status { status, reason, .. } | Self::Denied { status, reason } if reason.is_empty() => format!("HTTP status {status}"),
+            Self::Status { status, reason, .. } | Self::Denied { status, reason } => format!("HTTP status {status}: {reason}"),
+            Self::TooLarge { max } => format!("a message has more than {max} bytes"),
+            Self::Impossible(error) => error.to_string(),
+        }
+    }
+
+    /// As an error of a request to `server`.
+    pub(crate) fn at(self, server: &str) -> Error {
+        let server = server.to_owned();
+        match self {
+            Self::Unsent(reason) | Self::Cut(reason) => Error::Unreachable { server, reason },
+            Self::Status { status, reason, .. } if matches!(status, 408 | 425 | 429 | 502 | 503 | 504) => {
+                Error::Unreachable { server, reason: format!("HTTP status {status} {}", shortened(&reason)).trim().to_owned() }
+            }
+            Self::Status { status, reason, .. } => Error::Refused { server, status, reason: shortened(&reason) },
+            Self::Denied { reason, .. } => Error::Unauthorized { server, reason: shortened(&reason) },
+            Self::TooLarge { max } => Error::Limit { what: "bytes in one message", max, key: "limits.message_bytes" },
+            Self::Impossible(error) => error,
+        }
+    }
+}
+
+/// A connection to a server.
+pub(crate) enum Wire {
+    Http(Http),
+    Lines(Lines),
+}
+
+impl Wire {
+    /// Sends a request. What comes back belongs to it.
+    pub(crate) async fn request(&self, outgoing: Outgoing) -> Result<Exchange, Lost> {
+        match self {
+            Self::Http(http) => http.post(outgoing).await.map(Exchange::Http),
+            Self::Lines(lines) => lines.request(outgoing).await.map(Exchange::Lines),
+        }
+    }
+
+    /// Sends what is not answered: a notification, or an answer.
+    pub(crate) async fn say(&self, body: String, headers: Vec<(String, String)>) -> Result<(), Lost> {
+        match self {
+            Self::Http(http) => http.say(body, headers).await,
+            Self::Lines(lines) => lines.say(body).await,
+        }
+    }
+
+    pub(crate) fn http(&self) -> Option<&Http> {
+        match self {
+            Self::Http(http) => Some(http),
+            Self::Lines(_) => None,
+        }
+    }
+
+    /// Sees to it that there is another side. Counts how often it had to be started: nothing that it knew outlives that.
+    pub(crate) async fn ready(&self) -> Result<u64, Lost> {
+        match self {
+            Self::Http(_) => Ok(0),
+            Self::Lines(lines) => lines.ready().await,
+        }
+    }
+
+    pub(crate) async fn close(&self) {
+        if let Self::Lines(lines) = self {
+            lines.close().await;
+        }
+    }
+}
+
+/// What comes back for one request.
+pub(crate) enum Exchange {
+    Http(http::Answer),
+    Lines(lines::Answer),
+}
+
+impl Exchange {
+    /// The next message, or nothing if there is none to come.
+    pub(crate) async fn next(&mut self) -> Result<Option<Message>, Lost> {
+        match self {
+            Self::Http(answer) => answer.next().await,
+            Self::Lines(answer) => answer.next().await,
+        }
+    }
+
+    /// The HTTP status; 200 where there is none.
+    pub(crate) fn status(&self) -> u16 {
+        match self {
+            Self::Http(answer) => answer.status,
+            Self::Lines(_) => 200,
+        }
+    }
+
+    /// Whether it is there already, as an answer to this request.
+    pub(crate) fn answers(&self, id: i64) -> bool {
+        match self {
+            Self::Http(answer) => answer.answers(id),
+            Self::Lines(_) => false,
+        }
+    }
+
+    /// The session that the server named.
+    pub(crate) fn session(&self) -> Option<&str> {
+        match self {
+            Self::Http(answer) => answer.session.as_deref(),
+            Self::Lines(_) => None,
+        }
+    }
+
+    /// The last event that had a name.
+    pub(crate) fn last_event(&self) -> Option<&str> {
+        match self {
+            Self::Http(answer) => answer.last_event.as_deref(),
+            Self::Lines(_) => None,
+        }
+    }
+
+    /// How long the server wants us to wait before coming back.
+    pub(crate) fn retry(&self) -> Option<Duration> {
+        match self {
+            Self::Http(answer) => answer.retry,
+            Self::Lines(_) => None,
+        }
+    }
+}

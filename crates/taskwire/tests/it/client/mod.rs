@@ -1,0 +1,16 @@
+//! The client, against servers that a script plays and against our own.
+
+mod behind;
+mod detect;
+mod hubs;
+mod legacy;
+mod modern;
+mod oauth;
+mod questions;
+mod retry;
+mod runs;
+mod safety;
+mod script;
+mod sep1905;
+mod sep2679;
+mod sessions;

@@ -1,0 +1,239 @@
+//! Sessions of the legacy era: what belongs to one does not go into the next, one may be taken over from another process, and none
+//! is begun that nobody ends.
+
+use serde_json::{Value, json};
+use taskwire::client::{Answer, Client, Error, Event, Options, Reference, Run};
+
+use super::{
+    legacy::{LATEST, agreed, awaited, begun, ended, having, joined, made_by, options, related, scripted, shown, stood, unsettled, waited},
+    script::{Asked, MS, Script, but, fails, form, next_told, rest},
+};
+use crate::kit::soon;
+
+/// The session that [`joined`] begins.
+const FIRST: &str = "session-1";
+/// The session that a later client begins for itself.
+const OWN: &str = "session-2";
+
+fn ada() -> Answer {
+    Answer::accept(json!({"name": "Ada"}))
+}
+
+/// A question about `t1` as a request of the server, under an id that each of its sessions begins with.
+fn question(message: &str) -> Value {
+    let mut request = but(form(message), json!({"jsonrpc": "2.0", "id": 0}));
+    request["params"]["_meta"] = related("t1");
+    request
+}
+
+/// That a request names this session.
+#[track_caller]
+fn is_of(asked: &Asked, session: &str) {
+    assert_eq!((asked.header("mcp-session-id"), asked.header("mcp-protocol-version")), (Some(session), Some(LATEST)), "{asked:?}");
+}
+
+/// Begins a session of this name.
+async fn begins(script: &Script, session: &str) {
+    let first = script.expect("initialize").await;
+    assert_eq!(first.header("mcp-session-id"), None, "a new session has no name yet: {first:?}");
+    first.with("Mcp-Session-Id", session).result(agreed(LATEST, having(json!({})))).await;
+    let ready = script.expect("notifications/initialized").await;
+    is_of(&ready, session);
+    ready.empty(202).await;
+}
+
+/// The next wait for the result of `t1`, in a session of this name that is begun before it.
+async fn waits_anew(script: &Script, session: &str) -> Asked {
+    let playing = async {
+        begins(script, session).await;
+        awaited(script, "tasks/result").await
+    };
+    let again = script.as_time_passes("another wait", 10 * MS, playing).await;
+    is_of(&again, session);
+    again
+}
+
+/// A client that knows of this session, and has one of its own.
+async fn knows(script: &Script, session: &str) -> Client {
+    let options = Options { session: Some(session.to_owned()), ..options(script) };
+    let playing = async {
+        begins(script, OWN).await;
+        script.expect_http("GET").await.empty(405).await;
+    };
+    tokio::join!(script.connects(options), playing).0.expect("a connection")
+}
+
+/// Plays a server that shows `t1` to the session `session` alone: the client looks in its own first, then there.
+async fn finds(script: &Script, session: &str, then: &str) {
+    let look = script.expect_of("tasks/get", "t1").await;
+    is_of(&look, OWN);
+    look.error(200, -32602, "no such task", Value::Null).await;
+    // Its own is of no use any more.
+    let delete = script.expect_http("DELETE").await;
+    is_of(&delete, OWN);
+    delete.empty(200).await;
+    let stand = script.expect_http("GET").await;
+    is_of(&stand, session);
+    stand.empty(409).await;
+    let look = script.expect_of("tasks/get", "t1").await;
+    is_of(&look, session);
+    match then {
+        "there" => look.result(shown("t1", "working")).await,
+        _ => look.empty(404).await,
+    }
+}
+
+/// The next question of a run.
+async fn asked(run: &mut Run) -> (String, String) {
+    loop {
+        match next_told(run).await {
+            Some(Event::Input(input)) => return (input.key, input.message),
+            Some(Event::Settled { .. }) => {}
+            other => panic!("{other:?} is no question"),
+        }
+    }
+}
+
+// One session after the other.
+
+#[tokio::test]
+async fn a_question_of_the_next_session_is_not_taken_for_one_of_the_last() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut run, mut wait) = begun(&script, &client, "t1").await;
+    wait.event(question("Old?")).await;
+    let (old, message) = asked(&mut run).await;
+    assert_eq!(message, "Old?");
+    wait.cut();
+    let lost = script.as_time_passes("the wait", 10 * MS, awaited(&script, "tasks/result")).await;
+    is_of(&lost, FIRST);
+    lost.empty(404).await;
+    let mut wait = waits_anew(&script, "session-2").await.sse().await;
+    wait.event(question("New?")).await;
+    let (new, message) = asked(&mut run).await;
+    assert_eq!(message, "New?");
+    assert_ne!(new, old);
+    // An answer to what nobody asks any more would be one to what is asked now.
+    let error = soon("the refusal", run.answer(&old, ada())).await.expect_err("nobody asks that");
+    assert!(matches!(error, Error::NoQuestion { .. }), "{error:?}");
+    assert_eq!(script.count("response"), 0);
+    let taking = async {
+        let reply = script.expect_reply().await;
+        is_of(&reply, "session-2");
+        assert_eq!(reply.message["id"], 0);
+        assert_eq!(reply.message["result"], json!({"action": "accept", "content": {"name": "Ada"}}));
+        reply.empty(202).await;
+    };
+    soon("the answer", async { tokio::join!(run.answer(&new, ada()), taking) }).await.0.expect("taken");
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
+    assert_eq!(script.count("response"), 1);
+}
+
+#[tokio::test]
+async fn a_session_that_cannot_be_begun_just_now_is_begun_later() {
+    let script = scripted().await;
+    let playing = async {
+        script.expect("initialize").await.empty(503).await;
+        script.expect("initialize").await.cut();
+        begins(&script, FIRST).await;
+        script.expect_http("GET").await.empty(405).await;
+    };
+    let connecting = async { tokio::join!(script.connects(options(&script)), playing) };
+    let (client, ()) = script.as_time_passes("the connection", 20 * MS, connecting).await;
+    client.expect("a connection");
+    assert_eq!(script.count("initialize"), 3);
+}
+
+// A session of another process.
+
+/// A task that goes on in the first session, whose client is gone.
+async fn left(script: &Script) -> Reference {
+    let client = joined(script, options(script), having(json!({}))).await;
+    let run = made_by(script, &client, "t1").await;
+    let reference = run.detach().expect("a task");
+    assert_eq!(reference.session.as_deref(), Some(FIRST));
+    soon("the end", client.close()).await;
+    reference
+}
+
+#[tokio::test]
+async fn a_session_in_which_a_task_goes_on_is_left_as_it_is() {
+    let script = scripted().await;
+    left(&script).await;
+    assert_eq!(script.count("DELETE"), 0);
+    // When all tasks have ended there is nothing to leave it for.
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut run, wait) = begun(&script, &client, "t2").await;
+    wait.result(ended("t2", "done")).await;
+    assert_eq!(rest(&mut run).await, ["done: done"]);
+    let ending = async { script.expect_http("DELETE").await.empty(200).await };
+    soon("the end", async { tokio::join!(client.close(), ending) }).await;
+    assert_eq!(script.count("DELETE"), 1);
+}
+
+#[tokio::test]
+async fn a_task_that_only_its_session_knows_is_found_there_and_that_is_not_ended() {
+    let script = scripted().await;
+    let reference = left(&script).await;
+    script.no_longer("tasks/get");
+    let client = knows(&script, FIRST).await;
+    let (run, ()) = soon("the task", async { tokio::join!(client.attach(&reference), finds(&script, FIRST, "there")) }).await;
+    let mut run = run.expect("a run");
+    script.may_remain("tasks/get");
+    // Each of its requests is of that session.
+    let wait = waited(&script, &mut run, "t1").await;
+    is_of(&wait, FIRST);
+    let mut wait = wait.sse().await;
+    wait.event(question("Name?")).await;
+    let (key, _) = asked(&mut run).await;
+    assert_eq!(key, "0", "as the process was told that began the session");
+    let taking = async {
+        let reply = script.expect_reply().await;
+        is_of(&reply, FIRST);
+        reply.empty(202).await;
+    };
+    soon("the answer", async { tokio::join!(run.answer(&key, ada()), taking) }).await.0.expect("taken");
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
+    soon("the end", client.close()).await;
+    assert_eq!((script.count("initialize"), script.count("DELETE")), (2, 1));
+}
+
+#[tokio::test]
+async fn a_task_whose_session_is_forgotten_is_not_found() {
+    let script = scripted().await;
+    let reference = Reference { session: Some("forgotten".to_owned()), ..left(&script).await };
+    script.no_longer("tasks/get");
+    let client = knows(&script, "forgotten").await;
+    let playing = async {
+        finds(&script, "forgotten", "gone").await;
+        begins(&script, "session-3").await;
+        script.expect_http("GET").await.empty(405).await;
+        let look = script.expect_of("tasks/get", "t1").await;
+        is_of(&look, "session-3");
+        look.error(200, -32602, "no such task", Value::Null).await;
+    };
+    let (run, ()) = soon("the task", async { tokio::join!(client.attach(&reference), playing) }).await;
+    let error = run.expect_err("nobody knows it");
+    assert!(matches!(&error, Error::NotFound { task } if task == "t1"), "{error:?}");
+}
+
+// Sessions that nobody would end.
+
+#[tokio::test]
+async fn no_session_is_begun_for_who_has_closed() {
+    let script = scripted().await;
+    let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
+    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let other = client.clone();
+    // A task goes on, so nothing is said of the session.
+    soon("the end", client.close()).await;
+    stand.closed().await;
+    let error = soon("the refusal", other.task("t1")).await.expect_err("it is closed");
+    assert!(matches!(error, Error::Closed), "{error:?}");
+    wait.cut();
+    let error = script.as_time_passes("the end of the run", 100 * MS, fails(&mut run)).await;
+    assert!(matches!(error, Error::Closed), "{error:?}");
+    assert_eq!((script.count("initialize"), script.count("DELETE")), (1, 0));
+}
