@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must hold, from a fresh clone on: formats, lints, tests, conformance, real clients, crashes.
+# Everything that must hold, from a fresh clone on: formats, lints, tests, conformance, real clients and servers, crashes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,5 +25,8 @@ bash scripts/conform.sh
 
 step "real clients"
 bash scripts/clients.sh
+
+step "real servers"
+bash scripts/servers.sh
 
 step "done"

@@ -18,6 +18,8 @@ const HEADING: &str = "Connection";
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 /// So long one that takes its time.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(25);
+/// Who is refused right away need not be told to wait.
+const NOTICE_AFTER: Duration = Duration::from_millis(250);
 /// So long a program that is started may take, before that is said. Some fetch themselves first.
 const START_PATIENCE: Duration = Duration::from_secs(8);
 /// So much longer it may take at all.
@@ -199,10 +201,17 @@ async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is
     if let Some(connected) = within(CONNECT_PATIENCE, server, options.clone(), sign_in).await {
         return Ok(connected?);
     }
-    say();
     // Once more without any patience, to learn what the matter is.
     let hasty = Options { timing: Timing { patience: Duration::ZERO, ..options.timing }, ..options.clone() };
-    match within(ANSWER_PATIENCE, server, hasty, sign_in).await {
+    let mut learning = pin!(within(ANSWER_PATIENCE, server, hasty, sign_in));
+    let learnt = match timeout(NOTICE_AFTER, &mut learning).await {
+        Ok(learnt) => learnt,
+        Err(_) => {
+            say();
+            learning.await
+        }
+    };
+    match learnt {
         Some(Ok(_)) => Ok(Client::connect(server.target.clone(), options).await?),
         Some(Err(error)) => Err(error.into()),
         None => {

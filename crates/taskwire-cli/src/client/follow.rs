@@ -233,12 +233,11 @@ impl<'a> Follow<'a> {
             Event::Status(view) => self.screen.state(view.status.as_str(), view.message.as_deref()),
             Event::Progress { progress, total, message } => self.screen.progress(progress, total, message.as_deref()),
             Event::Input(input) => self.asked(run, input).await?,
-            Event::Settled { key } => {
-                if self.questions.settle(&key) {
-                    self.screen.note(&format!("“{key}” needs no answer any more"));
-                    self.questions.ask_next(&mut self.screen);
-                }
+            Event::Settled { key } if self.questions.settle(&key) => {
+                self.screen.note(&format!("“{key}” needs no answer any more"));
+                self.questions.ask_next(&mut self.screen);
             }
+            Event::Settled { .. } => {}
             Event::Link(Link::Lost { reason, again_in }) => {
                 self.screen.note(&format!("connection lost ({reason}); trying again in {again_in:.0?}"));
                 self.screen.link(false);

@@ -54,7 +54,7 @@ impl Home {
     /// The task that somebody means by an id, a part of it, or `SERVER#ID`.
     pub(crate) fn find(&self, task: &str) -> Result<Found, Problem> {
         let Some((server, id)) = split(task) else {
-            let entry = self.ledger()?.find(task)?;
+            let entry = named(self.ledger()?, task)?;
             let server = self.book.find(&entry.reference.server)?;
             return Ok(Found { reference: entry.reference.clone(), entry: Some(entry), server, is_era_known: true });
         };
@@ -98,6 +98,16 @@ impl Home {
         };
         shell_word(prefix(id, others.iter().map(|entry| name_of(&entry.reference))))
     }
+}
+
+/// The task of this name. Who left a call before it was a task was told its key, which must go on leading there.
+fn named(ledger: &Ledger, name: &str) -> Result<Entry, client::Error> {
+    let found = ledger.find(name);
+    if !matches!(found, Err(client::Error::NotKnown { .. })) || name.len() < PREFIX_CHARS_MIN {
+        return found;
+    }
+    let was_told = |entry: &Entry| entry.reference.key.as_deref().is_some_and(|key| key.starts_with(name));
+    ledger.entries()?.into_iter().find(was_told).map_or(found, Ok)
 }
 
 /// The task of this server that has this id, or that alone begins so.

@@ -171,9 +171,13 @@ impl Screen {
     pub(crate) fn state(&mut self, status: &str, message: Option<&str>) {
         let message = message.filter(|message| !message.trim().is_empty()).map(escape::line);
         let text = message.as_ref().map_or_else(|| status.to_owned(), |message| format!("{status}: {message}"));
-        self.work.tell(message.unwrap_or_else(|| status.replace('_', " ")));
         let now = SystemClock.now();
-        let is_news = self.said.as_ref().is_none_or(|(said, at)| *said != text && now.since(*at) >= STATES_EVERY);
+        let is_news = match &self.said {
+            // That it works goes without saying, until something else was said.
+            None => message.is_some() || status != "working",
+            Some((said, at)) => *said != text && now.since(*at) >= STATES_EVERY,
+        };
+        self.work.tell(message.unwrap_or_else(|| status.replace('_', " ")));
         if !self.draws && is_news {
             self.note(&text);
             self.said = Some((text, now));

@@ -69,6 +69,7 @@ fn the_only_field_needs_no_name_and_a_form_can_be_declined() {
         (&["Eve"] as &[&str], "Hello, Eve!\n"),
         (&["{\"name\": \"Mallory\"}"], "Hello, Mallory!\n"),
         (&["name:=\"Bob\""], "Hello, Bob!\n"),
+        (&["@ada"], "Hello, @ada!\n"),
         (&["--decline"], stranger),
         (&["--cancel"], stranger),
     ] {
@@ -95,6 +96,7 @@ fn an_answer_that_does_not_fit_is_not_sent() {
         (&["size", "--accept"], "the answer to `size` does not fit: `width`: this must be filled in".to_owned()),
         (&["size"], format!("`size` wants: {all}; give them as key=value")),
         (&["siez", "width=3"], "there is no open question `siez`; open: `size`".to_owned()),
+        (&["width=3"], format!("there is no open question `width=3`; open: `size`; did you mean: taskwire answer {task} size …")),
     ] {
         let args: Vec<&str> = ["answer", task.as_str()].into_iter().chain(answer.iter().copied()).collect();
         user.run(&args).is_refusal(&expected);

@@ -1,6 +1,6 @@
 //! `taskwire call` in a script: arguments in, output and exit code out.
 
-use std::net::TcpListener;
+use std::{net::TcpListener, sync::mpsc};
 
 use serde_json::{Value, json};
 use taskwire::{
@@ -9,7 +9,7 @@ use taskwire::{
 };
 
 use crate::{
-    fixture::{Fixture, Gate, echo, says, steps},
+    fixture::{Fixture, Gate, Puppet, echo, says, steps},
     kit::{PATIENCE, Server, TempDir},
     user::{Running, User},
 };
@@ -176,14 +176,16 @@ fn arguments_become_what_the_tool_wants() {
     let url = fixture.url();
     let note = user.write("note.txt", "from a\nfile");
     let object = user.write("args.json", "{\"text\": \"of a file\", \"count\": 7}");
-    let (of_note, of_object, deep) = (format!("text=@{note}"), format!("@{object}"), format!("deep:=@{object}"));
+    let (of_note, of_object, deep) = (format!("text@={note}"), format!("@{object}"), format!("deep:=@{object}"));
     for (words, input, expected) in [
         (&["text=5", "count=5", "ratio=0.5", "sure=yes"] as &[&str], "", json!({"text": "5", "count": 5, "ratio": 0.5, "sure": true})),
         (&["text=a=b", "tags=x", "tags=y", "colour=red"], "", json!({"text": "a=b", "tags": ["x", "y"], "colour": "red"})),
         (&["text:=\"t\"", "tags:=[\"z\"]", "deep={\"a\":[1]}"], "", json!({"text": "t", "tags": ["z"], "deep": {"a": [1]}})),
         (&["{\"text\": \"x\", \"more\": null}", "count=1"], "", json!({"text": "x", "more": null, "count": 1})),
         (&[of_note.as_str()], "", json!({"text": "from a\nfile"})),
-        (&["text=-"], "typed\n", json!({"text": "typed\n"})),
+        (&["text@=-"], "typed\n", json!({"text": "typed\n"})),
+        (&["text=-"], "typed\n", json!({"text": "-"})),
+        (&["text=@ada", "tags=@x", "tags=-"], "", json!({"text": "@ada", "tags": ["@x", "-"]})),
         (&["text=x", "deep:=-"], "{\"b\": 2}", json!({"text": "x", "deep": {"b": 2}})),
         (&["-"], "{\"text\": \"all of it\"}", json!({"text": "all of it"})),
         (&[of_object.as_str(), "count=8"], "", json!({"text": "of a file", "count": 8})),
@@ -212,12 +214,12 @@ fn what_cannot_be_meant_is_refused_with_what_may_have_been() {
         (&["echo", "text=x", "text=y"], "`text` is given twice".to_owned()),
         (&["echo", "count=1"], format!("`echo` needs `text`. {all}")),
         (&["echo", "what"], "`what` is neither key=value, key:=json nor a JSON object".to_owned()),
-        (&["echo", "text=x", "--header", "x"], "`--header x` is not 'NAME: VALUE'".to_owned()),
+        (&["echo", "text=x", "--header", "x"], "a --header is not 'NAME: VALUE'".to_owned()),
     ] {
         let args: Vec<&str> = ["call", url.as_str()].into_iter().chain(words.iter().copied()).collect();
         user.run(&args).is_refusal(&expected);
     }
-    for (word, beginning) in [("text:=x", "taskwire: `text:=x` is not JSON: "), ("text=@missing", "taskwire: cannot read missing: ")] {
+    for (word, beginning) in [("text:=x", "taskwire: `text:=x` is not JSON: "), ("text@=missing", "taskwire: cannot read missing: ")] {
         let ended = user.run(&["call", &url, "echo", word]);
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
         assert!(ended.err.starts_with(beginning), "{}", ended.err);
@@ -345,28 +347,126 @@ fn programs_are_told_that_a_task_is_left_or_cancelled() {
     }
 }
 
-#[test]
-fn a_call_that_is_no_task_is_given_up() {
-    let (user, gate) = (User::new(), Gate::closed());
-    let (begun, beginnings) = std::sync::mpsc::channel();
+/// Says that it ends, however it does.
+struct Farewell(mpsc::Sender<&'static str>);
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let _ = self.0.send("over");
+    }
+}
+
+/// A call that is never a task and waits in silence; that it has begun, and that it is over.
+fn hold(gate: &Gate) -> (Tool, mpsc::Receiver<&'static str>) {
+    let (sender, news) = mpsc::channel();
+    let gate = gate.clone();
     let body = move |ctx: Ctx| {
-        let (gate, begun) = (gate.clone(), begun.clone());
+        let (gate, sender) = (gate.clone(), sender.clone());
         async move {
-            begun.send(()).map_err(|_| ToolError::new("nobody waits"))?;
+            let farewell = Farewell(sender);
+            farewell.0.send("begun").map_err(|_| ToolError::new("nobody waits"))?;
             gate.pass(&ctx).await?;
-            Ok::<&'static str, ToolError>("never")
+            Ok::<&'static str, ToolError>("held")
         }
     };
-    let tool = Tool::raw("hold", "Holds", json!({"type": "object"}), body).task(TaskMode::Never);
+    (Tool::raw("hold", "Holds", json!({"type": "object"}), body).task(TaskMode::Never), news)
+}
+
+#[test]
+fn a_call_that_is_no_task_is_given_up_and_its_server_told() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let (tool, news) = hold(&gate);
     let fixture = Fixture::serve([tool]);
-    for signal in ["TERM", "INT"] {
-        let running = user.start(&["call", &fixture.url(), "hold"]);
-        beginnings.recv_timeout(PATIENCE).expect("the tool is called");
+    let running = user.start(&["call", &fixture.url(), "hold"]);
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    running.signal("INT");
+    let ended = running.end();
+    let words = "taskwire: cancelling… (Ctrl-C again leaves it running)\ntaskwire: given up\n";
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", words));
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("over"), "nobody opened the gate");
+    assert!(user.ledger().entries().expect("a list").is_empty(), "there is nothing to come back to");
+}
+
+#[test]
+fn a_call_that_is_no_task_yet_can_be_left_and_come_back_to() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let (tool, news) = hold(&gate);
+    let fixture = Fixture::serve([tool]);
+    let url = fixture.url();
+    for json in [false, true] {
+        let args = ["call", url.as_str(), "hold", "--json"];
+        let running = user.start(if json { &args } else { &args[..3] });
+        assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+        running.signal("TERM");
+        let ended = running.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let sent = user.run(&["tasks", "--json"]).json().pop().expect("it is listed");
+        let prefix = sent["prefix"].as_str().expect("a prefix");
+        assert_eq!((&sent["status"], &sent["taskId"]), (&json!("sent"), &Value::Null), "{sent}");
+        if json {
+            let last = ended.json().pop().expect("a last line");
+            assert_eq!((&last["event"], &last["detached"]), (&json!("status"), &json!(true)), "{last}");
+            assert!(last["key"].as_str().is_some_and(|key| key.starts_with(prefix)), "{last}");
+        } else {
+            let way_back = format!("taskwire: left running; come back with: taskwire watch {prefix}\n");
+            assert_eq!((ended.out.as_str(), ended.err), ("", way_back));
+        }
+        gate.open(1);
+        let watched = user.run(&["watch", prefix]);
+        assert_eq!((watched.code, watched.out.as_str()), (Some(0), "held\n"), "{watched:?}");
+        assert_eq!(news.recv_timeout(PATIENCE), Ok("over"));
+        assert_eq!(news.try_recv(), Err(mpsc::TryRecvError::Empty), "the work was done once");
+        user.run(&["tasks", "--prune"]);
+    }
+}
+
+#[test]
+fn the_way_back_to_a_call_leads_to_its_task_as_well() {
+    let (dir, user) = (TempDir::new(), User::new());
+    let server = Server::start(&dir.join("data"));
+    let mut running = user.start(&["call", &server.url(), "bake", "--json"]);
+    // It is told before the call becomes a task.
+    running.out.until("mixing");
+    running.signal("TERM");
+    let ended = running.end();
+    let key = ended.json().pop().and_then(|last| last["key"].as_str().map(ToOwned::to_owned));
+    let key = key.unwrap_or_else(|| panic!("no key: {ended:?}"));
+    let mut watching = user.start(&["watch", &key[..12], "--json"]);
+    let task = watching.out.line_of("a task", |line| {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        line["taskId"].as_str().map(ToOwned::to_owned)
+    });
+    watching.kill();
+    assert_eq!(user.task(&key[..12])["taskId"], task.as_str(), "what was once said to lead there goes on doing so");
+}
+
+#[test]
+fn who_gives_up_before_there_is_a_connection_is_not_kept_waiting() {
+    let user = User::new();
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/mcp", silent.local_addr().expect("an address"));
+    for signal in ["INT", "TERM"] {
+        let running = user.start(&["call", &url, "echo", "--json"]);
+        let _held = silent.accept().expect("it connects");
         running.signal(signal);
         let ended = running.end();
-        assert_eq!((ended.code, ended.out.as_str()), (Some(4), ""), "{signal}: {ended:?}");
-        assert!(ended.err.ends_with("taskwire: given up\n"), "{signal}: {}", ended.err);
+        assert_eq!((ended.code, ended.err.as_str()), (Some(4), "taskwire: given up\n"), "{signal}: {ended:?}");
+        assert_eq!(ended.json(), [json!({"event": "error", "kind": "cancelled", "message": "given up"})], "{signal}");
     }
+}
+
+#[test]
+fn a_question_for_a_language_model_is_not_answered_by_anybody() {
+    let user = User::new();
+    let puppet = Puppet::asking(r#"{"m":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":5}}}"#);
+    let words = format!("{} asks for sampling/createMessage, which this client does not offer", puppet.url());
+    let ended = user.run(&["call", &puppet.url(), "ask"]);
+    assert_eq!((ended.code, ended.out.as_str(), ended.err), (Some(3), "", format!("taskwire: {words}\n")));
+    let ended = user.run(&["call", &puppet.url(), "ask", "--json"]);
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    let last = ended.json().pop().expect("a last line");
+    assert_eq!(last, json!({"event": "error", "kind": "protocol", "message": words}));
+    assert!(puppet.heard().iter().all(|request| !request.contains("inputResponses")), "nothing is made up");
 }
 
 #[test]
@@ -447,4 +547,54 @@ fn the_nearest_token_is_sent() {
     assert_eq!(call(&url, &[], &[("MINE", "s3cret")]).0, Some(0), "by its address it is the same server");
     let (code, words) = call("mine", &[], &[]);
     assert_eq!((code, words.as_str()), (Some(2), "taskwire: the token of `mine` is to come from $MINE, which is not set\n"));
+}
+
+#[test]
+fn a_token_for_no_server_in_particular_is_kept_from_those_it_may_not_be_for() {
+    let (user, puppet) = (User::new(), Puppet::closed());
+    let (here, named) = (puppet.url(), "mine");
+    // The same machine, by an address that says nothing about it.
+    let anywhere = format!("http://0.0.0.0:{}/mcp", puppet.port);
+    let tools = |server: &str| {
+        let ended = Running::start(user.command(&["tools", server]).env("TASKWIRE_TOKEN", "s3cret")).end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
+        let heard = puppet.heard();
+        assert!(!heard.is_empty(), "{server} was asked");
+        (ended.err, heard.iter().any(|request| request.contains("s3cret")))
+    };
+    let withheld = "; $TASKWIRE_TOKEN was not sent: it is for this machine and https only, and for servers that the client's \
+                    configuration does not name\n";
+    let (words, was_sent) = tools(&here);
+    assert!(was_sent && !words.contains("TASKWIRE_TOKEN"), "{words}");
+    let (words, was_sent) = tools(&anywhere);
+    assert!(!was_sent && words.ends_with(withheld), "{words}");
+    user.configure(&format!("[server.{named}]\nurl = \"{here}\"\n"));
+    for server in [named, here.as_str()] {
+        let (words, was_sent) = tools(server);
+        assert!(!was_sent && words.ends_with(withheld), "{server}: {words}");
+    }
+}
+
+#[test]
+fn an_address_with_a_password_in_it_is_refused() {
+    User::new()
+        .run(&["call", "http://me:s3cret@h/mcp", "echo"])
+        .is_refusal("http://…@h has a name or a password in it, which would be kept and shown: use --token or --header");
+}
+
+#[test]
+fn signing_in_is_for_servers_with_an_address_and_without_a_token() {
+    let user = User::new();
+    let words = "`--oauth` is for servers with a URL: stdio:server --stdio cannot be signed in to";
+    user.run(&["call", "stdio:server --stdio", "echo", "--oauth"]).is_refusal(words);
+    let ended = user.run(&["call", "http://127.0.0.1:1/mcp", "echo", "--oauth", "--token", "s3cret"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");
+    assert!(ended.err.contains("'--oauth' cannot be used with '--token <TOKEN>'") && !ended.err.contains("s3cret"), "{}", ended.err);
+    for (server, words) in [
+        ("url = \"http://127.0.0.1:1/mcp\"\ntoken = \"s3cret\"", "`server.a` has both a `token` and `oauth`: one is enough"),
+        ("command = [\"server\"]", "`server.a`: `oauth` is for servers with a `url`"),
+    ] {
+        let file = user.configure(&format!("[server.a]\n{server}\noauth = true\n"));
+        user.run(&["call", "a", "echo"]).is_refusal(&format!("{file} cannot be used: {words}"));
+    }
 }

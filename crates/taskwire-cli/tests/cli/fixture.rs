@@ -1,9 +1,9 @@
 //! A server in this process, with tools that do what a test wants when it wants it.
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpStream},
-    sync::Arc,
+    sync::{Arc, Mutex, mpsc},
     thread,
 };
 
@@ -156,29 +156,106 @@ pub(crate) fn echo() -> Tool {
     Tool::raw("echo", "Gives its arguments back", schema, body).task(TaskMode::Never)
 }
 
-/// Stands between a client and a server, and does not pass on what has these words in it.
-pub(crate) fn deaf_to(words: &'static str, port: u16) -> u16 {
+/// What a puppet says to a request: its method and parameters, and the result. Nothing if nobody is let in.
+type Script = dyn Fn(&str, &Value) -> Option<String> + Send + Sync;
+
+/// A server of which each word is the test's, and which remembers what it was told.
+#[derive(Debug)]
+pub(crate) struct Puppet {
+    pub(crate) port: u16,
+    heard: Arc<Mutex<Vec<String>>>,
+}
+
+impl Puppet {
+    fn play(script: Arc<Script>) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let ears = heard.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let (ears, script) = (ears.clone(), script.clone());
+                thread::spawn(move || answer(&client, &ears, &*script));
+            }
+        });
+        Self { port, heard }
+    }
+
+    /// One that lets nobody in.
+    pub(crate) fn closed() -> Self {
+        Self::play(Arc::new(|_: &str, _: &Value| None::<String>))
+    }
+
+    /// One whose only tool, `ask`, asks this (`inputRequests`, word for word) and comes to the answers.
+    pub(crate) fn asking(questions: &'static str) -> Self {
+        Self::play(Arc::new(move |method: &str, params: &Value| {
+            Some(match (method, params.get("inputResponses")) {
+                ("server/discover", _) => {
+                    r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}"#.to_owned()
+                }
+                ("tools/list", _) => r#"{"resultType":"complete","tools":[{"name":"ask","inputSchema":{"type":"object"}}]}"#.to_owned(),
+                (_, Some(answers)) => {
+                    json!({"resultType": "complete", "content": [{"type": "text", "text": answers.to_string()}]}).to_string()
+                }
+                (_, None) => format!(r#"{{"resultType":"input_required","inputRequests":{questions}}}"#),
+            })
+        }))
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/mcp", self.port)
+    }
+
+    /// All requests since this was asked last, with their headers.
+    pub(crate) fn heard(&self) -> Vec<String> {
+        std::mem::take(&mut *self.heard.lock().expect("nobody panics while they hold it"))
+    }
+}
+
+/// Answers one request, and hangs up.
+fn answer(mut client: &TcpStream, heard: &Mutex<Vec<String>>, script: &Script) -> io::Result<()> {
+    let mut reader = BufReader::new(client);
+    let mut head = String::new();
+    while reader.read_line(&mut head)? > 0 && !head.ends_with("\r\n\r\n") {}
+    let lower = head.to_ascii_lowercase();
+    let len = lower.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    let mut body = vec![0; len.unwrap_or(0)];
+    reader.read_exact(&mut body)?;
+    let request: Value = serde_json::from_slice(&body).unwrap_or_default();
+    heard.lock().expect("nobody panics while they hold it").push(head + &String::from_utf8_lossy(&body));
+    let (status, body) = match script(request["method"].as_str().unwrap_or_default(), &request["params"]) {
+        Some(result) => ("200 OK", format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, request["id"])),
+        None => ("401 Unauthorized", String::new()),
+    };
+    let kind = "Content-Type: application/json";
+    write!(client, "HTTP/1.1 {status}\r\n{kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+}
+
+/// Stands between a client and a server, and does not pass on what has these words in it, but says that they came.
+pub(crate) fn deaf_to(words: &'static str, port: u16) -> (u16, mpsc::Receiver<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let own = listener.local_addr().expect("an address").port();
+    let (sender, came) = mpsc::channel();
     thread::spawn(move || {
         for client in listener.incoming().map_while(Result::ok) {
             let server = TcpStream::connect(("127.0.0.1", port)).expect("the server is there");
             let twice = |stream: &TcpStream| stream.try_clone().expect("another handle");
-            pass(twice(&client), twice(&server), Some(words));
+            pass(twice(&client), twice(&server), Some((words, sender.clone())));
             pass(server, client, None);
         }
     });
-    own
+    (own, came)
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, but: Option<&'static str>) {
+fn pass(mut from: TcpStream, mut to: TcpStream, but: Option<(&'static str, mpsc::Sender<()>)>) {
     thread::spawn(move || {
         let mut buffer = [0; 64 * 1024];
         while let Ok(len) = from.read(&mut buffer)
             && len > 0
         {
             let text = String::from_utf8_lossy(&buffer[..len]);
-            if but.is_some_and(|but| text.contains(but)) {
+            if let Some((_, came)) = but.as_ref().filter(|(words, _)| text.contains(words)) {
+                let _ = came.send(());
                 // Whoever waits for an answer waits.
                 let _ = io::copy(&mut from, &mut io::sink());
                 return;

@@ -147,6 +147,23 @@ fn what_ended_long_ago_is_shown_to_who_asks_until_it_is_forgotten() {
 }
 
 #[test]
+fn what_is_struck_out_is_forgotten_here_and_goes_on_there() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["x"], "done")]);
+    let (first, second) = (user.detach(&fixture.url(), "steps"), user.detach(&fixture.url(), "steps"));
+    let ended = user.run(&["tasks", "--forget", &first, "zzz"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");
+    assert!(ended.err.starts_with("taskwire: no task that was started from here begins with `zzz`"), "{}", ended.err);
+    assert_eq!(user.run(&["tasks", "--json"]).json().len(), 2, "all or nothing");
+    let ended = user.run(&["tasks", "--forget", &first[..20]]);
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "", "taskwire: forgot 1 task\n"));
+    let left: Vec<Value> = user.run(&["tasks", "--all", "--json"]).json().iter().map(|line| line["taskId"].clone()).collect();
+    assert_eq!(left, [json!(second)]);
+    assert_eq!(user.run(&["get", &first]).code, Some(2), "it has no name here any more");
+    assert_eq!(user.task(&format!("{}#{first}", fixture.url()))["status"], "working", "nothing was cancelled");
+}
+
+#[test]
 fn programs_are_not_started_to_be_asked_about_their_tasks() {
     let user = User::new();
     let mark = user.path("mark");
@@ -163,10 +180,34 @@ fn a_call_whose_answer_was_never_seen_is_listed_and_not_mistaken_for_a_task() {
     let ended = user.run(&["tasks"]);
     let rows = cells(&ended);
     assert_eq!(rows[1][1..], ["sent", "job", NOWHERE, "0123456789ab"], "{ended:?}");
+    assert_eq!(ended.err, "", "whether it can be gone on with is not known");
     for command in ["get", "cancel"] {
         user.run(&[command, "0123456789ab"])
             .is_refusal("the server has named no task for this call yet: `taskwire watch 0123456789ab` sends it again, under the same key");
     }
+}
+
+#[test]
+fn a_call_that_was_sent_long_ago_is_not_sent_again_by_accident() {
+    let (user, hour) = (User::new(), Duration::from_secs(3600));
+    user.ledger().begin(&reference(NOWHERE, None), ago(25 * hour)).expect("an entry");
+    user.run(&["watch", "0123456789ab"]).is_refusal(
+        "this call was sent 1d 01h ago, and its answer was never seen; its server may have forgotten it, and would do the work once more: \
+         `taskwire watch 0123456789ab --again` sends it all the same, `taskwire tasks --forget` strikes it out",
+    );
+    let ended = user.run(&["tasks", "--offline", "--prune"]);
+    assert_eq!((ended.out.as_str(), ended.err.lines().next()), ("", Some("taskwire: forgot 1 task")), "{ended:?}");
+}
+
+#[test]
+fn what_is_for_one_server_is_not_told_to_several() {
+    let user = User::new();
+    for (server, name) in [(NOWHERE, "a"), ("http://127.0.0.1:2/mcp", "b")] {
+        remember(&user, server, &name.repeat(32), Status::Working, Duration::ZERO);
+    }
+    user.run(&["tasks", "--token", "s3cret"]).is_refusal(
+        "--token, --oauth, --header and --era are for one server, and these tasks are at 2: say it in the client's configuration",
+    );
 }
 
 #[test]
@@ -216,7 +257,8 @@ fn cancelling_is_asked_for_and_can_be_waited_for() {
     let ended = user.run(&["cancel", &task, "--wait"]);
     assert_eq!((ended.code, ended.out.as_str(), ended.err), (Some(0), "", format!("{asked}taskwire: ended: cancelled\n")));
     let ended = user.run(&["cancel", &task, "--wait"]);
-    assert_eq!((ended.code, ended.err), (Some(0), format!("{asked}taskwire: ended: cancelled\n")), "again does no harm");
+    let over = "taskwire: nothing to cancel: the task has ended (cancelled)\n";
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "", over), "again does no harm");
     let ended = user.run(&["cancel", "zzz"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
 }

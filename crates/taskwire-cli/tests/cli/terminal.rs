@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use taskwire::tool::{Content, Ctx, Question, TaskMode, Tool, ToolError};
 
 use crate::{
-    fixture::{Fixture, Gate, asks, deaf_to, says, steps},
+    fixture::{Fixture, Gate, Puppet, asks, deaf_to, says, steps},
     kit::{PATIENCE, Server, TempDir},
     user::User,
     window::{WIDE, Window, is_bar},
@@ -226,6 +226,25 @@ fn a_form_is_asked_field_by_field_until_it_fits() {
 }
 
 #[test]
+fn fields_are_asked_in_the_order_in_which_the_server_names_them() {
+    let puppet = Puppet::asking(
+        r#"{"person":{"method":"elicitation/create","params":{"mode":"form","message":"Where?","requestedSchema":{"type":"object",
+        "properties":{"zip":{"type":"string"},"town":{"type":"string"},"floor":{"type":"integer"}},"required":["floor"]}}}}"#,
+    );
+    let user = User::new();
+    let mut window = Window::open(&user, &["call", &puppet.url(), "ask"]);
+    for (prompt, value) in [("  zip (optional):", "08150"), ("  town (optional):", "Delft"), ("  floor:", "3")] {
+        window.asks(prompt);
+        window.enter(value);
+    }
+    window.asks(SEND);
+    assert!(window.text().contains("  zip: 08150\n  town: Delft\n  floor: 3\nSend?"), "{}", window.text());
+    window.enter("");
+    assert_eq!(window.end(), Some(0), "{}", window.text());
+    assert_eq!(given(&window)["person"]["content"], json!({"zip": "08150", "town": "Delft", "floor": 3}));
+}
+
+#[test]
 fn a_form_can_be_declined_at_the_prompt() {
     let (user, fixture) = (User::new(), Fixture::serve([asks("meet", "person", person(), TaskMode::Never)]));
     for (word, action) in [("d", "decline"), ("c", "cancel")] {
@@ -336,6 +355,38 @@ fn a_page_is_opened_only_if_the_person_says_so() {
     assert_eq!(given(&window)["action"], "accept");
 }
 
+#[test]
+fn what_was_typed_before_a_page_was_named_does_not_agree_to_it() {
+    let gate = Gate::closed();
+    let own = gate.clone();
+    let body = move |ctx: Ctx| {
+        let gate = own.clone();
+        async move {
+            gate.pass(&ctx).await?;
+            let answer = ctx.ask("sign_in", Question::url("Sign in, please", "https://example.com/")).await?;
+            Ok::<String, ToolError>(json!({"action": answer.action}).to_string())
+        }
+    };
+    let tool = Tool::raw("sign", "Signs in", json!({"type": "object"}), body).task(TaskMode::Always);
+    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (bin, opened) = browser(&user);
+    let mut command = user.command(&["call", &fixture.url(), "sign"]);
+    command.env("PATH", format!("{bin}:/usr/bin:/bin"));
+    let mut window = Window::run(command, WIDE);
+    window.task();
+    window.enter("y");
+    window.enter("y");
+    window.until("the terminal had it", |window| window.raw().matches("y\r\n").count() == 2);
+    gate.open(1);
+    window.asks("Open it in a browser? [y/N]");
+    window.enter("");
+    window.asks("Accept without opening it here? [y/D(ecline)/c(ancel)]");
+    window.enter("c");
+    assert_eq!(window.end(), Some(0), "{}", window.text());
+    assert_eq!(given(&window)["action"], "cancel", "{}", window.text());
+    assert!(opened.try_recv().is_err(), "nobody said yes");
+}
+
 // Leaving.
 
 #[test]
@@ -358,8 +409,7 @@ fn ctrl_c_cancels_the_task() {
 fn ctrl_c_twice_leaves_the_task_running_and_says_how_to_come_back() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
-    let url = format!("http://127.0.0.1:{}/mcp", deaf_to("tasks/cancel", fixture.port));
-    let mut window = Window::open(&user, &["call", &url, "steps"]);
+    let mut window = Window::open(&user, &["call", &fixture.url(), "steps"]);
     let task = window.task();
     window.press(CTRL_C);
     window.shows("taskwire: cancelling… (Ctrl-C again leaves it running)");
@@ -367,9 +417,39 @@ fn ctrl_c_twice_leaves_the_task_running_and_says_how_to_come_back() {
     let way_back = format!("taskwire: left running; come back with: taskwire watch {}", &task[..12]);
     window.shows(&way_back);
     assert_eq!(window.end(), Some(0), "{}", window.text());
-    assert_eq!(user.task(&task)["status"], "working");
+    assert_eq!(user.task(&task)["status"], "working", "the server was asked for nothing");
     gate.open(2);
     assert_eq!(user.run(&["watch", &task[..12]]).out, "one\ndone\n");
+}
+
+#[test]
+fn ctrl_c_once_the_server_was_asked_to_cancel_does_not_say_that_the_task_is_left_running() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let (port, asked) = deaf_to("tasks/cancel", fixture.port);
+    let mut window = Window::open(&user, &["call", &format!("http://127.0.0.1:{port}/mcp"), "steps"]);
+    let task = window.task();
+    window.press(CTRL_C);
+    window.shows("taskwire: cancelling… (Ctrl-C again leaves it running)");
+    asked.recv_timeout(PATIENCE).expect("the server is asked");
+    window.press(CTRL_C);
+    assert_eq!(window.end(), Some(4), "{}", window.text());
+    let words = format!("taskwire: asked to cancel, and not answered; see: taskwire watch {}", &task[..12]);
+    assert_eq!(window.lines().last(), Some(&words), "{}", window.text());
+}
+
+#[test]
+fn ctrl_c_stops_watching_and_leaves_the_task_as_it_is() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let task = user.detach(&fixture.url(), "steps");
+    let mut window = Window::open(&user, &["watch", &task]);
+    window.is_busy_with("steps");
+    window.press(CTRL_C);
+    assert_eq!(window.end(), Some(0), "{}", window.text());
+    let lines: Vec<String> = window.lines().into_iter().filter(|line| line != "^C").collect();
+    assert_eq!(lines, [format!("taskwire: left running; come back with: taskwire watch {}", &task[..12])]);
+    assert_eq!(user.task(&task)["status"], "working");
 }
 
 #[test]

@@ -103,6 +103,42 @@ fn only_the_result_can_be_waited_for() {
 }
 
 #[test]
+fn who_saw_only_the_result_has_seen_it_all() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = four(&gate);
+    let mut running = user.start(&["call", &fixture.url(), "four", "--no-stream"]);
+    let task = running.task();
+    gate.open(5);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "one two\nthree four\n"), "{ended:?}");
+    let again = user.run(&["watch", &task]);
+    let nothing = "taskwire: nothing new: the task has ended (completed) and was shown wholly; --from 0 shows it again\n";
+    assert_eq!((again.code, again.out.as_str(), again.err.as_str()), (Some(0), "", nothing));
+}
+
+#[test]
+fn who_stops_watching_cancels_nothing() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = four(&gate);
+    let (task, _) = left_in_the_middle(&user, &fixture, &gate);
+    gate.open(1);
+    for (signal, json) in [("INT", false), ("TERM", false), ("INT", true)] {
+        let args = ["watch", task.as_str(), "--from", "0", "--json"];
+        let mut running = user.start(if json { &args } else { &args[..4] });
+        running.out.until("three ");
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        if json {
+            assert_eq!(ended.json().last(), Some(&json!({"event": "status", "taskId": task, "detached": true})));
+        } else {
+            assert_eq!(ended.err, format!("taskwire: left running; come back with: taskwire watch {}\n", &task[..12]));
+        }
+        assert_eq!(user.task(&task)["status"], "working", "{signal}");
+    }
+}
+
+#[test]
 fn an_ended_task_ends_the_watch_with_its_own_code() {
     let (dir, user) = (TempDir::new(), User::new());
     let server = Server::start(&dir.join("data"));
@@ -128,6 +164,7 @@ fn a_task_is_named_by_a_beginning_of_its_id_that_no_other_has() {
     let (first, second) = (user.detach(&fixture.url(), "four"), user.detach(&fixture.url(), "four"));
     let common = first.chars().zip(second.chars()).take_while(|(a, b)| a == b).count();
     assert_eq!(user.task(&first[..=common])["taskId"], first.as_str());
+    assert_eq!(user.task(&format!("{}#{}", fixture.url(), &second[..=common]))["taskId"], second.as_str());
     let ended = user.run(&["watch", &first[..common]]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");
     for name in [&first, &second] {

@@ -28,8 +28,10 @@ pub(crate) use self::{call::drive, watch::attach};
 use self::{members::Members, session::Session, stream::Stream};
 use super::{
     Answer, Error, Event, Peer, Reference, Run, Status, TaskView, ToolInfo,
+    book::Book,
     event::Outcome,
     inbox::{Fact, Inbox},
+    ledger::Recorded,
     link::{self, Failed, Link},
     tools::{self, Tools},
     wire::{Lost, Message, Outgoing, Wire},
@@ -45,7 +47,7 @@ pub(crate) struct Legacy {
     pub(crate) tools: Tools,
     pub(super) members: Arc<Members>,
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
-    /// Tasks that may still go on in this session.
+    /// Tasks that somebody may come back to in this session.
     alive: Mutex<HashSet<String>>,
     /// How many sessions were begun.
     begun: AtomicU64,
@@ -55,6 +57,15 @@ pub(crate) struct Legacy {
     adopted: AtomicBool,
     closed: AtomicBool,
     me: OnceLock<Weak<Self>>,
+}
+
+/// A question that was written down.
+pub(super) struct Kept {
+    /// What it is called there.
+    pub(super) name: String,
+    pub(super) id: RequestId,
+    pub(super) session: u64,
+    pub(super) input: super::Input,
 }
 
 impl Legacy {
@@ -274,6 +285,10 @@ impl Legacy {
     /// One look at a task, and at its result if it has one.
     pub(crate) async fn task(&self, id: &str) -> Result<TaskView, Error> {
         let mut view = self.find(id).await?;
+        if view.status == Status::InputRequired {
+            let kept = self.kept(&Book::adopt(&self.link.options, self.reference(id)).await?).await?;
+            view.inputs = kept.into_iter().map(|kept| kept.input).collect();
+        }
         if view.status.is_terminal() {
             view.outcome = Some(self.outcome(id, &view).await?);
         }
@@ -289,7 +304,7 @@ impl Legacy {
             Ok(result) => {
                 super::event::Finished::read(result).map(Outcome::Result).map_err(|reason| self.link.error(Failed::Broken(reason)))
             }
-            Err(Failed::Rpc(error)) => Ok(Outcome::Failed(error)),
+            Err(Failed::Rpc(error)) => Ok(Outcome::Failed(failure(error, view.message.clone()))),
             Err(failed) => Err(self.link.error(failed)),
         }
     }
@@ -313,19 +328,13 @@ impl Legacy {
     /// Answers a question of a task: waits for it to be asked, as the server asks only who listens.
     pub(crate) async fn answer(self: &Arc<Self>, id: &str, key: &str, answer: Answer) -> Result<(), Error> {
         let dialect = super::Dialect::Legacy(self.clone());
-        let reference = Reference {
-            server: self.link.server.clone(),
-            era: super::Era::Legacy,
-            task: Some(id.to_owned()),
-            tool: String::new(),
-            key: None,
-            session: None,
-            args: None,
-            next: 0,
-        };
+        let reference = self.reference(id);
         let none = || Error::NoQuestion { key: key.to_owned() };
         if self.find(id).await?.status != Status::InputRequired {
             return Err(none());
+        }
+        if self.answer_kept(&reference, key, &answer).await? {
+            return Ok(());
         }
         let mut run: Run = dialect.attach(reference).await?;
         let asked = async {
@@ -345,11 +354,58 @@ impl Legacy {
         if asked { run.answer(key, answer).await } else { Err(none()) }
     }
 
+    /// Answers a question that somebody else was asked and wrote down: to listen for it would take the next one away from who
+    /// listens already. False if there is none.
+    async fn answer_kept(&self, reference: &Reference, key: &str, answer: &Answer) -> Result<bool, Error> {
+        let book = Book::adopt(&self.link.options, reference.clone()).await?;
+        let Some(kept) = self.kept(&book).await?.into_iter().find(|kept| kept.input.key == key) else { return Ok(false) };
+        kept.input.check(answer)?;
+        if !matches!(book.answering(&kept.name, answer.value()).await?, Recorded::New) {
+            return Err(Error::Answered { key: key.to_owned() });
+        }
+        self.respond(&kept.id, kept.session, answer.value()).await?;
+        book.answered(&kept.name).await?;
+        Ok(true)
+    }
+
+    /// The questions that were asked in this session, are written down, and were not answered.
+    pub(super) async fn kept(&self, book: &Book) -> Result<Vec<Kept>, Error> {
+        let session = self.session().await.map_err(|failed| self.link.error(failed))?.serial;
+        let tag = format!("{}/", self.tag(session));
+        let mut all = Vec::new();
+        for (name, question) in book.unanswered().await?.into_iter().filter(|(name, _)| name.starts_with(&tag)) {
+            let id: Option<RequestId> = question.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
+            let Some(id) = id else { continue };
+            if let Ok(input) = super::Input::read(&call::named(&id, session), Payload::from(question)) {
+                all.push(Kept { name, id, session, input });
+            }
+        }
+        Ok(all)
+    }
+
+    /// What finds a task of this server.
+    fn reference(&self, id: &str) -> Reference {
+        Reference {
+            server: self.link.server.clone(),
+            era: super::Era::Legacy,
+            task: Some(id.to_owned()),
+            tool: String::new(),
+            key: None,
+            session: None,
+            args: None,
+            next: 0,
+        }
+    }
+
     pub(super) fn began(&self, task: &str) {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner).insert(task.to_owned());
     }
 
+    /// A task has ended. Who keeps a ledger may want to look at it later, which some servers allow in its session only.
     pub(super) fn ended(&self, task: &str) {
+        if self.link.options.ledger.is_some() {
+            return;
+        }
         self.alive.lock().unwrap_or_else(PoisonError::into_inner).remove(task);
     }
 
@@ -363,6 +419,14 @@ impl Legacy {
             let ending = async { http.delete(session.headers()).await.map_err(Failed::Lost) };
             let _ = self.link.within(Duration::from_secs(5), ending).await;
         }
+    }
+}
+
+/// How a task failed. Some servers keep no result of it, and say so instead; then what the task says of itself says more.
+fn failure(error: RpcError, message: Option<String>) -> RpcError {
+    match message {
+        Some(message) if error.code == code::INTERNAL_ERROR => RpcError { message, ..error },
+        _ => error,
     }
 }
 

@@ -194,14 +194,8 @@ impl Watch {
 
     /// Questions that an earlier life was asked in the same session: they are not asked again.
     async fn remember(&mut self) -> Result<(), Error> {
-        let session = self.legacy.session().await.map_err(|failed| self.legacy.link.error(failed))?.serial;
-        let tag = self.legacy.tag(session);
-        for (kept, question) in self.driver.shared.book.unanswered().await? {
-            let id: Option<RequestId> = question.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
-            let (Some(id), true) = (id, kept.starts_with(&format!("{tag}/"))) else { continue };
-            if let Ok(input) = Input::read(&id.to_string(), Payload::from(question)) {
-                self.driver.ask(input, Way::Respond(id, session), Some(kept)).await?;
-            }
+        for kept in self.legacy.kept(&self.driver.shared.book).await? {
+            self.driver.ask(kept.input, Way::Respond(kept.id, kept.session), Some(kept.name)).await?;
         }
         Ok(())
     }
@@ -310,7 +304,7 @@ impl Watch {
             Err(error) => match link.persist(|| self.legacy.look(&self.task), |_, _| {}).await {
                 Ok(view) => Ok(match view.status {
                     Status::Cancelled => Some((view.status, Outcome::Cancelled { message: view.message })),
-                    Status::Failed | Status::Completed => Some((Status::Failed, Outcome::Failed(error))),
+                    Status::Failed | Status::Completed => Some((Status::Failed, Outcome::Failed(super::failure(error, view.message)))),
                     Status::Working | Status::InputRequired => None,
                 }),
                 Err(failed) => Err(link.error_of(&self.task, failed)),

@@ -230,11 +230,10 @@ impl Stream<'_> {
                 // Of a task that another stream tells of, only that is told here which was before, to a reader that was cut off.
                 let claimed = self.session.is_claimed(told.task);
                 match &entry {
+                    Entry::Chunk(chunk) if claimed && replays && self.session.given_here(told.task, chunk.seq) => {}
                     Entry::Chunk(chunk) if claimed && replays => {
-                        if !self.session.given_here(told.task, chunk.seq) {
-                            from = chunk.seq.next();
-                            continue;
-                        }
+                        from = chunk.seq.next();
+                        continue;
                     }
                     _ if claimed => return Ok(true),
                     _ => {}
