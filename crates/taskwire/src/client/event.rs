@@ -4,7 +4,10 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use taskwire_core::{Payload, task::RpcError};
+use taskwire_core::{
+    Payload,
+    task::{RpcError, Status},
+};
 
 use super::input::Input;
 
@@ -140,54 +143,6 @@ impl Partial {
 
 fn text_of(blocks: &[Value]) -> String {
     blocks.iter().filter(|block| block["type"] == "text").filter_map(|block| block["text"].as_str()).collect()
-}
-
-/// How a task is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status {
-    /// At work.
-    Working,
-    /// Waiting for an answer.
-    InputRequired,
-    /// Ended with a result.
-    Completed,
-    /// Ended with an error.
-    Failed,
-    /// Called off.
-    Cancelled,
-}
-
-impl Status {
-    /// Whether it stays so for ever.
-    #[must_use]
-    pub fn is_terminal(self) -> bool {
-        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
-    }
-
-    /// As it is written on the wire.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Working => "working",
-            Self::InputRequired => "input_required",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    pub(crate) fn read(text: &str) -> Option<Self> {
-        [Self::Working, Self::InputRequired, Self::Completed, Self::Failed, Self::Cancelled]
-            .into_iter()
-            .find(|status| status.as_str() == text)
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
 }
 
 /// A task as its server showed it.

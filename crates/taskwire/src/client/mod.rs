@@ -57,7 +57,7 @@ use self::{
 };
 pub use self::{
     error::Error,
-    event::{Era, Event, Finished, Link, Outcome, Partial, Reference, Status, TaskView},
+    event::{Era, Event, Finished, Link, Outcome, Partial, Reference, TaskView},
     input::{Answer, Input, InputKind},
     ledger::{Entry, EntryId, LEDGER_ENTRIES, Ledger, Place, Recorded, Shown},
     oauth::{Consent, Grant, LoopbackConsent, OAuth, OAuthSettings},
@@ -66,6 +66,8 @@ pub use self::{
     target::Target,
     tools::{TaskSupport, ToolInfo},
 };
+
+pub use taskwire_core::task::Status;
 
 /// Who the server is, and what it can do.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,21 +4,11 @@ use std::time::Duration;
 
 use taskwire_core::{
     Timestamp,
-    task::{Outcome, Status, Task},
+    task::{Outcome, Task},
 };
 
 /// How much longer clients should wait between two looks at a long task.
 const POLL_GROWTH_MAX: u32 = 5;
-
-pub(super) const fn status_name(status: Status) -> &'static str {
-    match status {
-        Status::Working => "working",
-        Status::InputRequired => "input_required",
-        Status::Completed => "completed",
-        Status::Failed => "failed",
-        Status::Cancelled => "cancelled",
-    }
-}
 
 /// What to read next to the status: why it ended, or how it is getting on.
 pub(super) fn status_message(task: &Task) -> Option<String> {

@@ -113,7 +113,7 @@ impl Watch {
             due = if created.status == Status::Working { due.after(self.poll) } else { due };
         }
         let (mut looking, mut reading): (Option<Looking>, Option<Reading>) = (None, None);
-        let mut read_due = clock.now();
+        let (mut read_due, mut read_began) = (clock.now(), clock.now());
         loop {
             self.hand_out().await;
             if self.ended.is_some() {
@@ -132,6 +132,7 @@ impl Watch {
             if !reads {
                 reading = None;
             } else if reading.is_none() && clock.now() >= read_due {
+                read_began = clock.now();
                 reading = Some(self.read(timing.wait));
             }
             let next = [(looking.is_none(), due), (reads && reading.is_none(), read_due)].into_iter().filter(|(waits, _)| *waits);
@@ -167,7 +168,7 @@ impl Watch {
                 }
                 seen = if_any(&mut looking) => {
                     looking = None;
-                    due = self.seen(seen, &mut due).await?;
+                    due = self.seen(seen, due).await?;
                 }
                 page = if_any(&mut reading) => {
                     reading = None;
@@ -175,7 +176,8 @@ impl Watch {
                         Ok(page) => {
                             self.driver.back();
                             // Who does not hold what is empty is not asked as fast as it answers.
-                            let wait = if page.chunks.is_empty() { self.poll } else { Duration::ZERO };
+                            let held = clock.now().since(read_began) >= timing.wait / 2;
+                            let wait = if page.chunks.is_empty() && !held { self.poll } else { Duration::ZERO };
                             self.take_page(page).await;
                             clock.now().after(wait)
                         }
@@ -220,7 +222,7 @@ impl Watch {
     }
 
     /// What came of a look: when to look again.
-    async fn seen(&mut self, seen: Result<TaskView, Failed>, due: &mut Timestamp) -> Result<Timestamp, Error> {
+    async fn seen(&mut self, seen: Result<TaskView, Failed>, due: Timestamp) -> Result<Timestamp, Error> {
         let options = self.modern.link.options.clone();
         match seen {
             Ok(view) => {
@@ -247,7 +249,7 @@ impl Watch {
                     return Err(self.modern.link.error_of(&self.task, failed));
                 };
                 self.driver.lost(failed.reason(), wait);
-                Ok((*due).max(options.clock.now()).after(wait))
+                Ok(due.max(options.clock.now()).after(wait))
             }
             Err(failed) => Err(self.modern.link.error_of(&self.task, failed)),
         }

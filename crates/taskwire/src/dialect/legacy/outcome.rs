@@ -15,7 +15,7 @@ use super::{
     view::{self, RELATED_TASK},
 };
 use crate::{
-    dialect::{Fault, json::Object, view::status_name},
+    dialect::{Fault, json::Object},
     engine,
     server::Shared,
 };
@@ -63,7 +63,7 @@ pub(super) fn result(shared: &Shared, task: &Task, known: bool) -> Result<Object
                 Some(reason) => format!("Task was cancelled: {reason}"),
                 None => "Task was cancelled".to_owned(),
             };
-            let data = json!({"taskId": task.id, "status": status_name(view::status(task))});
+            let data = json!({"taskId": task.id, "status": view::status(task).as_str()});
             Err(Fault::from(RpcError { code: code::INTERNAL_ERROR, message, data: Some(data.into()) }))
         }
         None => Err(Fault::internal("the task has not ended")),

@@ -62,7 +62,7 @@ pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
     let receipt = cx.shared.engine.submit(id, Authority::Caller(cx.session.caller.clone()), command).await?;
     if !receipt.changed {
-        let status = crate::dialect::view::status_name(view::status(&receipt.task));
+        let status = view::status(&receipt.task);
         return Err(Fault::params(format!("the task has already ended: it is {status}, and cannot be cancelled any more")));
     }
     Ok(shown(cx, &receipt.task))

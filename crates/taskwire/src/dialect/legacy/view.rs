@@ -14,7 +14,7 @@ use crate::{
     dialect::{
         json::{Object, text},
         notes::notification,
-        view::{poll_interval, status_message, status_name},
+        view::{poll_interval, status_message},
     },
     server::Config,
     store::Chunk,
@@ -42,7 +42,7 @@ fn error_text(task: &Task) -> Option<String> {
 /// A task.
 pub(super) fn task(object: Object, task: &Task, now: Timestamp, config: &Config) -> Object {
     let ttl = task.ttl(now).map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    let mut object = object.put("taskId", &task.id).put("status", status_name(status(task)));
+    let mut object = object.put("taskId", &task.id).put("status", status(task).as_str());
     if let Some(message) = error_text(task).or_else(|| status_message(task)) {
         object = object.put("statusMessage", &message);
     }

@@ -15,7 +15,7 @@ use super::json::{Object, text, typed};
 use crate::{
     dialect::{
         Framing,
-        view::{poll_interval, status_message, status_name},
+        view::{poll_interval, status_message},
     },
     store::Chunk,
 };
@@ -26,7 +26,7 @@ const SHOWN_BYTES_MAX: usize = 64 * 1024;
 /// The members that every view has.
 pub(super) fn task(object: Object, task: &Task, now: Timestamp, poll: Duration) -> Object {
     let ttl = task.ttl(now).map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    let mut object = object.put("taskId", &task.id).put("status", status_name(task.status()));
+    let mut object = object.put("taskId", &task.id).put("status", task.status().as_str());
     if let Some(message) = status_message(task) {
         object = object.put("statusMessage", &message);
     }

@@ -691,6 +691,31 @@ async fn ours_a_reader_that_is_cut_off_ten_times_has_every_chunk_once() {
 }
 
 #[tokio::test]
+async fn ours_output_of_a_task_that_ended_unseen_is_read_all_the_same() {
+    for way in 0..2 {
+        let mut stage = Stage::of(Config::default(), Tool::streams).await;
+        let client = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
+        let (run, mut act) = soon("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
+        let mut run = run.expect("a run");
+        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
+        act.writes("<0>").await;
+        assert_eq!(told(&mut run, 1).await, ["0 <0>"]);
+        let left = run.detach().expect("a task");
+        for n in 1..4 {
+            act.writes(&format!("<{n}>")).await;
+        }
+        act.ends("done");
+        let task = left.task.clone().expect("a name");
+        while soon("a look", client.task(&task)).await.expect("it is there").outcome.is_none() {}
+        // In another session, in which nothing was ever pushed of it.
+        let other = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
+        let mut run = soon("the task", other.attach(&left)).await.expect("a run");
+        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
+        assert_eq!(rest(&mut run).await, ["1 <1>", "2 <2>", "3 <3>", "done: done"]);
+    }
+}
+
+#[tokio::test]
 async fn ours_tells_nothing_to_who_does_not_want_it() {
     let server = TestServer::start(registry([writes(10)])).await;
     for target in ways(&server) {
