@@ -72,6 +72,14 @@ impl Failed {
         }
     }
 
+    /// How long the server wants us to wait.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Lost(lost) => lost.retry_after(),
+            Self::Rpc(_) | Self::Broken(_) | Self::Ours(_) => None,
+        }
+    }
+
     /// Whether the server says that it does not know what was named.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Rpc(error) if error.code == code::INVALID_PARAMS)
@@ -195,11 +203,7 @@ impl Link {
                 Err(failed) if failed.passes() => failed,
                 result => return result,
             };
-            let asked = match &failed {
-                Failed::Lost(lost) => lost.retry_after(),
-                _ => None,
-            };
-            let Some(wait) = backoff.next(self.options.clock.now(), asked, random()) else { return Err(failed) };
+            let Some(wait) = backoff.next(self.options.clock.now(), failed.retry_after(), random()) else { return Err(failed) };
             lost(failed.reason(), wait);
             self.options.clock.sleep(wait).await;
         }

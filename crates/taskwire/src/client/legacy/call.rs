@@ -61,11 +61,9 @@ pub(crate) async fn drive(legacy: Arc<Legacy>, mut driver: Driver, tool: String,
         if legacy.link.options.clock.now().since(began) > legacy.link.options.timing.backoff_max {
             backoff.reset();
         }
-        let asked = match &failed {
-            Failed::Lost(lost) => lost.retry_after(),
-            _ => None,
+        let Some(wait) = backoff.next(legacy.link.options.clock.now(), failed.retry_after(), random()) else {
+            return Err(legacy.link.error(failed));
         };
-        let Some(wait) = backoff.next(legacy.link.options.clock.now(), asked, random()) else { return Err(legacy.link.error(failed)) };
         driver.lost(failed.reason(), wait);
         tokio::select! {
             () = legacy.link.options.clock.sleep(wait) => {}

@@ -432,11 +432,7 @@ pub(super) async fn result(legacy: Arc<Legacy>, task: String, inbox: Arc<Inbox>)
         if clock.now().since(began) > legacy.link.options.timing.backoff_max {
             backoff.reset();
         }
-        let asked = match &failed {
-            Failed::Lost(lost) => lost.retry_after(),
-            _ => None,
-        };
-        let Some(wait) = backoff.next(clock.now(), asked, random()) else { return Err(failed) };
+        let Some(wait) = backoff.next(clock.now(), failed.retry_after(), random()) else { return Err(failed) };
         inbox.push(Fact::Down { reason: failed.reason(), again_in: Some(wait) });
         clock.sleep(wait).await;
     }

@@ -137,11 +137,9 @@ async fn call(modern: &Arc<Modern>, driver: &mut Driver, tool: &str, args: &Valu
         if modern.link.options.clock.now().since(began) > modern.link.options.timing.backoff_max {
             backoff.reset();
         }
-        let asked = match &failed {
-            Failed::Lost(lost) => lost.retry_after(),
-            _ => None,
+        let Some(wait) = backoff.next(modern.link.options.clock.now(), failed.retry_after(), random()) else {
+            return Err(modern.link.error(failed));
         };
-        let Some(wait) = backoff.next(modern.link.options.clock.now(), asked, random()) else { return Err(modern.link.error(failed)) };
         driver.lost(failed.reason(), wait);
         tokio::select! {
             () = modern.link.options.clock.sleep(wait) => {}

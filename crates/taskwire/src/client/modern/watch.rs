@@ -241,11 +241,7 @@ impl Watch {
                 Ok(options.clock.now().after(wait))
             }
             Err(failed) if failed.passes() => {
-                let asked = match &failed {
-                    Failed::Lost(lost) => lost.retry_after(),
-                    _ => None,
-                };
-                let Some(wait) = self.backoff.next(options.clock.now(), asked, random()) else {
+                let Some(wait) = self.backoff.next(options.clock.now(), failed.retry_after(), random()) else {
                     return Err(self.modern.link.error_of(&self.task, failed));
                 };
                 self.driver.lost(failed.reason(), wait);
