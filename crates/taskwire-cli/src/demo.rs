@@ -4,19 +4,22 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use taskwire::tool::{Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, ToolError};
+use taskwire::tool::{Ctx, Question, TaskMode, Tool, ToolError};
 
-/// Registers the demo tools.
-pub(crate) fn add_to(tools: &Registry) -> Result<(), InvalidSchema> {
-    tools.tool(Tool::new("countdown", "Counts down, one number a second", countdown).streams())?;
-    tools.tool(Tool::new("tell_story", "Tells a short story word by word, as a language model would", tell_story).streams())?;
-    tools.tool(Tool::new("greet_me", "Asks for your name and greets you", greet_me).task(TaskMode::Always))?;
-    tools.tool(Tool::new("fail", "Works for a moment, then fails: as a tool, as a request, or by a panic", fail))?;
-    tools.tool(Tool::new("bake", "Bakes a cake and reports its progress", bake))?;
-    let count =
-        Tool::new("count_far", "Counts for minutes; interrupted by a crash or restart of the server, it goes on where it was", count_far);
-    tools.tool(count.streams().task(TaskMode::Always).retry_on_interrupt())?;
-    Ok(())
+/// The names of [`tools`], in their order.
+pub(crate) const NAMES: [&str; 6] = ["countdown", "tell_story", "greet_me", "fail", "bake", "count_far"];
+
+/// The demo tools.
+pub(crate) fn tools() -> Vec<Tool> {
+    let far = "Counts for minutes; interrupted by a crash or restart of the server, it goes on where it was";
+    vec![
+        Tool::new("countdown", "Counts down, one number a second", countdown).streams(),
+        Tool::new("tell_story", "Tells a short story word by word, as a language model would", tell_story).streams(),
+        Tool::new("greet_me", "Asks for your name and greets you", greet_me).task(TaskMode::Always),
+        Tool::new("fail", "Works for a moment, then fails: as a tool, as a request, or by a panic", fail),
+        Tool::new("bake", "Bakes a cake and reports its progress", bake),
+        Tool::new("count_far", far, count_far).streams().task(TaskMode::Always).retry_on_interrupt(),
+    ]
 }
 
 const fn ten() -> u32 {
@@ -148,4 +151,15 @@ async fn count_far(args: Far, ctx: Ctx) -> Result<String, ToolError> {
         ctx.sleep(Duration::from_millis(200)).await?;
     }
     Ok(format!("Counted to {} in {} attempts.", args.to, ctx.attempt()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_the_tools() {
+        let tools = tools();
+        assert_eq!(tools.iter().map(|tool| &**tool.name()).collect::<Vec<_>>(), NAMES);
+    }
 }

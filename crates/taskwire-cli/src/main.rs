@@ -3,10 +3,11 @@
 mod client;
 mod cmd;
 mod config;
+mod control;
 mod demo;
 mod term;
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -25,6 +26,7 @@ const EXAMPLES: &str = "Examples:
   taskwire serve                    serve demo tools on http://127.0.0.1:8787/mcp
   taskwire serve taskwire.toml      serve what the file says
   taskwire serve --stdio            speak MCP on standard input and output
+  taskwire reload taskwire.toml     have it read the file again
   taskwire call http://127.0.0.1:8787/mcp countdown from=5
                                     call a tool and see its output as it comes
   taskwire tasks                    the tasks that were started from here
@@ -37,6 +39,12 @@ const EXAMPLES: &str = "Examples:
                                     what a server can do
   taskwire completions bash         for the shell
 
+In commands that run as tools:
+  taskwire status compiling         say what is being done
+  taskwire progress 3/10            say how far it is
+  taskwire emit --image map.png     add to the output
+  taskwire ask 'Which name?'        ask the caller, and print the answer
+
 Each command says more with --help. Exit codes of the client's commands:
   0 result, 1 the tool failed, 2 usage, 3 protocol or connection, 4 cancelled,
   5 the task failed";
@@ -48,6 +56,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(cmd::serve::Serve),
+    Reload(cmd::reload::Reload),
     Call(cmd::call::Call),
     Watch(cmd::watch::Watch),
     Get(cmd::get::Get),
@@ -55,11 +64,25 @@ enum Command {
     Answer(cmd::answer::Answer),
     Tasks(cmd::tasks::Tasks),
     Tools(cmd::tools::Tools),
+    Ask(cmd::ask::Ask),
+    Progress(cmd::progress::Progress),
+    Status(cmd::status::Status),
+    Emit(cmd::emit::Emit),
     Completions(cmd::completions::Completions),
+    /// Run the command of one task (the server starts this)
+    #[command(hide = true)]
+    Supervise {
+        /// The directory of the run
+        dir: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    // Before anything else: it lives as long as the command does, and has nothing to say but to its server.
+    if let Command::Supervise { dir } = &args.command {
+        return taskwire::command::supervise(dir);
+    }
     // A client's notices are its own; the log is for who looks for it.
     let usual = if matches!(args.command, Command::Serve(_)) { "taskwire=info,warn" } else { "error" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| usual.into());
@@ -73,6 +96,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        Command::Reload(reload) => reload.run(),
         Command::Call(call) => client::exit::run(call.json, call.run()),
         Command::Watch(watch) => client::exit::run(watch.json, watch.run()),
         Command::Get(get) => client::exit::run(get.json, get.run()),
@@ -80,6 +104,11 @@ fn main() -> ExitCode {
         Command::Answer(answer) => client::exit::run(false, answer.run()),
         Command::Tasks(tasks) => client::exit::run(tasks.json, tasks.run()),
         Command::Tools(tools) => client::exit::run(tools.json, tools.run()),
+        Command::Ask(ask) => ask.run(),
+        Command::Progress(progress) => progress.run(),
+        Command::Status(status) => status.run(),
+        Command::Emit(emit) => emit.run(),
+        Command::Supervise { dir } => taskwire::command::supervise(&dir),
         Command::Completions(completions) => completions.run(Args::command()),
     }
 }

@@ -27,14 +27,16 @@
 //! ```
 //!
 //! # Layout
-//! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`engine`] tasks and their runs ·
+//! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`command`] commands as tools · [`engine`] tasks and their runs ·
 //! [`store`] where they are kept · [`clock`] where the time comes from. Transports and dialects are private.
 
 pub mod client;
 pub mod clock;
+pub mod command;
 mod dialect;
 pub mod engine;
 mod feed;
+mod followup;
 pub mod server;
 pub mod store;
 pub mod tool;

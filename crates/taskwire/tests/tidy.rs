@@ -76,7 +76,7 @@ fn reference(span: &str) -> Option<(&str, &str)> {
     let (binary, path) = span.split_once(' ')?;
     let is_path = path.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':');
     let is_known = match binary {
-        "it" | "taskwire" | "taskwire-cli" | "taskwire-core" => path.contains("::"),
+        "cli" | "it" | "taskwire" | "taskwire-cli" | "taskwire-core" => path.contains("::"),
         "crash" | "tidy" => path.contains('_'),
         _ => false,
     };
@@ -94,6 +94,7 @@ fn files_of(binary: &str, modules: &[&str]) -> Vec<PathBuf> {
     let tests = crates.join("taskwire/tests");
     match binary {
         "it" => vec![tests.join("it").join(modules.join("/")).with_extension("rs")],
+        "cli" => vec![crates.join("taskwire-cli/tests/cli").join(modules.join("/")).with_extension("rs")],
         "crash" => rust_files(&tests.join("crash")),
         "tidy" => vec![tests.join("tidy.rs")],
         library => {
@@ -171,7 +172,8 @@ fn every_rule_of_the_protocol_says_what_holds_it() {
 /// The keys of a table in the configuration that the README shows.
 fn readme_keys(table: &str) -> Vec<String> {
     let readme = read(&root().join("README.md"));
-    let (_, rest) = readme.split_once("```toml\n").expect("the README shows a configuration");
+    let (_, rest) =
+        readme.split_once("## Configuration").and_then(|(_, rest)| rest.split_once("```toml\n")).expect("the README shows a configuration");
     let (toml, _) = rest.split_once("```").expect("the block ends");
     let lines = toml.lines().skip_while(|line| line.trim() != table).skip(1).take_while(|line| !line.starts_with('['));
     lines.filter_map(|line| line.split_once('=')).map(|(key, _)| key.trim().to_owned()).collect()

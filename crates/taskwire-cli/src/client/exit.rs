@@ -136,11 +136,14 @@ pub(crate) fn run(json: bool, command: impl Future<Output = Result<Exit, Problem
     };
     match result {
         Ok(exit) => exit.into(),
-        Err(problem) => {
-            problem.report(json);
-            problem.exit.into()
-        }
+        Err(problem) => fail(json, &problem),
     }
+}
+
+/// Says why a command could not do what it should; its exit code.
+pub(crate) fn fail(json: bool, problem: &Problem) -> ExitCode {
+    problem.report(json);
+    problem.exit.into()
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
-//! `taskwire serve`: tools on HTTP, or on standard input and output.
+//! `taskwire serve`: configuration, store, wire, signals.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs},
-    path::PathBuf,
+    path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context, bail};
 use clap::Args;
 use taskwire::{
+    command::{Commands, Definition, Supervisor},
     server::Server,
     store::SqliteStore,
     tool::{Provider, Registry},
@@ -17,7 +19,13 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{config::Config, demo};
+use crate::{
+    config::Config,
+    control::{self, Control, Live},
+};
+
+/// Tools that are named at the start.
+const NAMED_TOOLS: usize = 5;
 
 const EXAMPLES: &str = "Examples:
   taskwire serve                                   demo tools, tasks in ./.taskwire
@@ -26,7 +34,8 @@ const EXAMPLES: &str = "Examples:
   taskwire serve --stdio                           for clients that start their servers
 
 SIGTERM and Ctrl-C drain: no new calls, running tools get some time, a second signal ends at once.
-Tasks that are still running then are taken over by the next start.
+Tasks that are still running then are taken over by the next start; commands run on meanwhile.
+SIGHUP and `taskwire reload` read the configuration again: its tools, while running tasks go on as they were.
 Logging goes to standard error; RUST_LOG=debug shows more.";
 
 /// Serve tools over the Model Context Protocol.
@@ -52,6 +61,8 @@ impl Serve {
             Some(path) => Config::read(path)?,
             None => Config::demo(),
         };
+        let options = [("listen", self.listen.is_some()), ("data", self.data.is_some())];
+        let overruled = options.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect();
         config.listen = self.listen.unwrap_or(config.listen);
         config.data = self.data.unwrap_or(config.data);
         // Each connection is a file; the usual soft limit of 1024 is soon reached.
@@ -59,19 +70,17 @@ impl Serve {
             tracing::debug!(%error, "the limit of open files stays as it is");
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let result = runtime.block_on(serve(config, self.stdio));
+        let result = runtime.block_on(serve(config, self.config.as_deref(), overruled, self.stdio));
         // Not by dropping it: that would wait for threads that read a silent input, or work for ever.
         runtime.shutdown_background();
         result
     }
 }
 
-async fn serve(config: Config, stdio: bool) -> anyhow::Result<()> {
-    let tools = Registry::new();
-    if config.demo {
-        demo::add_to(&tools)?;
-    }
-    let count = tools.tools().len();
+async fn serve(config: Config, file: Option<&Path>, overruled: Vec<&'static str>, stdio: bool) -> anyhow::Result<()> {
+    // All that can be wrong with the file, before anything is touched.
+    let settings = config.server()?;
+    let definitions = config.definitions(&[])?;
     let address = if stdio { None } else { Some(address(&config)?) };
     // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
     let listener = match address {
@@ -81,13 +90,29 @@ async fn serve(config: Config, stdio: bool) -> anyhow::Result<()> {
         None => None,
     };
     let store = SqliteStore::open(&config.data)?;
-    let server = Server::start(tools, store, config.server()?)?;
+    let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
+        .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
+    let registry = Registry::new();
+    let live = Live::start(config, definitions.clone(), file, overruled, registry.clone(), commands.clone())?;
+    let live = Arc::new(live);
+    let config = live.config();
+    let count = registry.tools().len();
+    let server = Server::start(commands.provider(registry), store, settings)?;
+    commands.begin(server.engine());
     // Before anybody learns that we are here.
     let stop = stop_signal()?;
+    if file.is_some() {
+        // Without a file there is nothing to read again, and the signal means what it means to any program.
+        tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
+    }
+    let control = Control::listen(&config.data, live.clone()).await;
+    if let Err(error) = &control {
+        tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
+    }
     match listener {
         None => server.serve_stdio(stop).await?,
         Some(listener) => {
-            println!("{}", banner(listener.local_addr()?, &config, count));
+            println!("{}", banner(listener.local_addr()?, config, &definitions, count));
             server.serve(listener, stop).await?;
         }
     }
@@ -104,14 +129,38 @@ fn address(config: &Config) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-fn banner(address: SocketAddr, config: &Config, tools: usize) -> String {
+fn banner(address: SocketAddr, config: &Config, commands: &[Definition], tools: usize) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let data = config.data.display();
-    let mut text = format!("taskwire {version}: {tools} tools, tasks in {data}\n\n  endpoint  http://{address}/mcp\n");
-    if config.demo && config.auth.tokens.is_empty() {
-        text.push_str(&format!("  try it    taskwire call http://{address}/mcp countdown from=5\n"));
+    let tools = if tools == 1 { "1 tool".to_owned() } else { format!("{tools} tools") };
+    let mut text = format!("taskwire {version}: {tools}, tasks in {data}\n\n  endpoint  http://{address}/mcp\n");
+    if !commands.is_empty() {
+        text.push_str(&format!("  tools     {}\n", names(commands)));
+    }
+    let example = match commands.first() {
+        Some(command) => Some(example(command)),
+        None => config.demo.then(|| "countdown from=5".to_owned()),
+    };
+    if let Some(example) = example.filter(|_| config.auth.tokens.is_empty()) {
+        text.push_str(&format!("  try it    taskwire call http://{address}/mcp {example}\n"));
     }
     text
+}
+
+/// The first of the tools by their names, and how many more there are.
+fn names(commands: &[Definition]) -> String {
+    let named: Vec<&str> = commands.iter().take(NAMED_TOOLS).map(|command| command.name.as_str()).collect();
+    let more = match commands.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", named.join(", "))
+}
+
+/// A call of this tool, but for the values of what it must be given.
+fn example(command: &Definition) -> String {
+    let required = command.input_schema["required"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+    required.fold(command.name.clone(), |example, name| format!("{example} {name}=…"))
 }
 
 /// Catches signals from now on, and waits for the first; a second one ends the process.
@@ -131,4 +180,39 @@ fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
             std::process::exit(130);
         });
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(commands: &[Definition], config: &Config) -> String {
+        banner(SocketAddr::from(([127, 0, 0, 1], 7)), config, commands, commands.len())
+    }
+
+    #[test]
+    fn the_first_tools_are_named_and_one_can_be_tried() {
+        let mut commands: Vec<Definition> = (1..=7).map(|n| Definition::new(format!("t{n}"), "", Vec::new())).collect();
+        commands[0].input_schema = json!({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "required": ["a", "c"]});
+        let text = shown(&commands, &Config::default());
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with(": 7 tools, tasks in .taskwire"), "{text}");
+        assert_eq!(
+            lines[2..],
+            [
+                "  endpoint  http://127.0.0.1:7/mcp",
+                "  tools     t1, t2, t3, t4, t5 and 2 more",
+                "  try it    taskwire call http://127.0.0.1:7/mcp t1 a=… c=…"
+            ]
+        );
+        let one = shown(&commands[1..2], &Config::default());
+        assert!(
+            one.contains(": 1 tool, ") && one.ends_with("  tools     t2\n  try it    taskwire call http://127.0.0.1:7/mcp t2\n"),
+            "{one}"
+        );
+        let none = shown(&[], &Config::default());
+        assert!(none.ends_with("/mcp\n") && !none.contains("tools   "), "{none}");
+    }
 }

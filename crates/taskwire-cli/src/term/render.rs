@@ -47,8 +47,13 @@ pub(crate) fn inline(blocks: &[Value]) -> String {
 
 /// A whole result: each block begins on a line of its own. Its value only if there is nothing else to show.
 pub(crate) fn whole(result: &Finished) -> String {
+    from(result, 0)
+}
+
+/// A result without its first blocks.
+fn from(result: &Finished, first: usize) -> String {
     let mut output = String::new();
-    for block in &result.content {
+    for block in &result.content[first..] {
         end_line(&mut output);
         output.push_str(&match shape(block) {
             Shape::Text(text) => Cow::Borrowed(text),
@@ -84,11 +89,21 @@ pub(crate) struct Before {
 /// What is left to be written when the call has ended with `result`.
 pub(crate) fn last_words(before: Before, result: &Finished) -> String {
     let newline = if before.line_open { "\n" } else { "" };
-    let text = inline(&result.content);
-    if before.shown.bytes > 0 && was_shown(before, &text) {
-        return newline.to_owned();
+    format!("{newline}{}", from(result, said_before(before, &result.content)))
+}
+
+/// How many blocks at the beginning of a result were shown already.
+fn said_before(before: Before, content: &[Value]) -> usize {
+    if before.shown.bytes == 0 {
+        return 0;
     }
-    format!("{newline}{}", whole(result))
+    let same = (1..=content.len()).rev().find(|len| was_shown(before, &inline(&content[..*len])));
+    // Of much output a result has only the two ends, and says where all of it is.
+    let is_cut = |block: &Value| {
+        let is_output = block["uri"].as_str().is_some_and(|uri| uri.starts_with("taskwire://task/") && uri.ends_with("/output"));
+        is_output && block["size"].as_u64().is_some_and(|size| before.from_start && size <= before.shown.bytes)
+    };
+    same.or_else(|| content.iter().position(is_cut).map(|at| at + 1)).unwrap_or(0)
 }
 
 fn was_shown(before: Before, text: &str) -> bool {
@@ -158,6 +173,18 @@ mod tests {
         assert_eq!(last_words(before("1, 2"), &finished(text("two"), None)), "\ntwo\n");
         assert_eq!(last_words(before(""), &finished(text("at once\n"), None)), "at once\n");
         assert_eq!(last_words(before(""), &finished(json!([]), None)), "");
+    }
+
+    #[test]
+    fn what_a_result_adds_to_the_output_is_all_that_is_said() {
+        let blocks = json!([{"type": "text", "text": "words\n"}, {"type": "text", "text": "The command ended with exit code 3."}]);
+        assert_eq!(last_words(before("words\n"), &finished(blocks.clone(), None)), "The command ended with exit code 3.\n");
+        assert_eq!(last_words(before("other\n"), &finished(blocks, None)), "words\nThe command ended with exit code 3.\n");
+        let link = |size: u64| json!({"type": "resource_link", "uri": "taskwire://task/x/output", "name": "output", "size": size});
+        let cut =
+            |size| json!([{"type": "text", "text": "a"}, {"type": "text", "text": "[…]"}, link(size), {"type": "text", "text": "code 1"}]);
+        assert_eq!(last_words(before("a to z\n"), &finished(cut(7), None)), "code 1\n");
+        assert!(last_words(before("z\n"), &finished(cut(7), None)).contains("[…]"), "not all of it was shown");
     }
 
     #[test]

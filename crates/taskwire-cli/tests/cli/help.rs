@@ -3,7 +3,8 @@
 use crate::kit::run;
 
 /// All that can be done.
-const COMMANDS: [&str; 9] = ["serve", "call", "watch", "get", "cancel", "answer", "tasks", "tools", "completions"];
+const COMMANDS: [&str; 14] =
+    ["serve", "reload", "call", "watch", "get", "cancel", "answer", "tasks", "tools", "ask", "progress", "status", "emit", "completions"];
 
 #[test]
 fn the_help_names_what_can_be_done_and_shows_how() {
@@ -50,6 +51,23 @@ fn the_help_of_call_names_every_option_and_every_kind_of_argument() {
     {
         assert!(text.contains(code), "`{code}` in: {text}");
     }
+}
+
+#[test]
+fn the_help_of_ask_names_every_option_and_what_comes_of_each_answer() {
+    let (_, text, _) = run(&["ask", "--help"]);
+    for option in ["--message <MESSAGE>", "--schema <JSON|@FILE>", "--choice <TEXT>", "--confirm", "--key", "--default", "--url"] {
+        assert!(text.contains(option), "`{option}` in: {text}");
+    }
+    for code in ["0 answered", "1 declined or cancelled", "2 the command line", "3 nobody can be asked"] {
+        assert!(text.contains(code), "`{code}` in: {text}");
+    }
+}
+
+#[test]
+fn what_only_the_server_starts_is_not_shown() {
+    let (_, text, _) = run(&["--help"]);
+    assert!(!text.contains("supervise"), "{text}");
 }
 
 #[test]

@@ -2,11 +2,14 @@
 
 mod answer;
 mod call;
+mod commands;
 mod fixture;
 mod help;
+mod inside;
 mod kill;
 mod kit;
 mod refusals;
+mod reload;
 mod serve;
 mod stdio;
 mod tasks;

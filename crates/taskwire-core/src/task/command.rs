@@ -40,6 +40,8 @@ pub struct NewTask {
     pub chunks: Vec<Blocks>,
     /// What was last said before the task was made.
     pub said: Option<(Option<Arc<str>>, Option<Progress>)>,
+    /// Where its work was when it had written these chunks.
+    pub checkpoint: Option<Payload>,
 }
 
 /// What is asked of a task.

@@ -48,7 +48,6 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Ask { key, request } => ask(task, key, request, limits),
         Command::Save { chunks, checkpoint } => {
             bound("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
-            room(task, limits)?;
             let mut events = append(task.output, &task.spec, chunks, limits)?;
             events.push(Event::Saved { checkpoint: checkpoint.clone() });
             Ok(events)
@@ -73,6 +72,10 @@ fn make(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
     if let Some((message, progress)) = new.said.clone() {
         finite(progress)?;
         events.push(Event::Said { message, progress });
+    }
+    if let Some(checkpoint) = &new.checkpoint {
+        bound("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+        events.push(Event::Saved { checkpoint: checkpoint.clone() });
     }
     Ok(events)
 }
@@ -166,7 +169,11 @@ fn tick(task: &Task, now: Timestamp) -> Vec<Event> {
     vec![match (task.ended, task.asked_at) {
         (Some(_), _) => Event::Expired,
         (None, Some(_)) => Event::Failed(internal(format!("nobody answered within {}", span(task.spec.input_timeout_ms)))),
-        (None, None) => Event::Failed(internal(format!("the tool did not finish within its timeout of {}", span(task.spec.timeout_ms)))),
+        (None, None) => Event::Failed(internal(format!(
+            "the tool `{}` did not finish within its timeout of {}",
+            task.spec.tool,
+            span(task.spec.timeout_ms)
+        ))),
     }]
 }
 
@@ -176,16 +183,20 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
     }
     // A caller that waited for a result lost its call with the server, and will make it again: this one is nobody's,
     // unless it can still be found by its key or by the state that came with a question.
-    let unknown = task.spec.hidden && task.spec.idempotency_key.is_none() && task.spec.follower.is_none();
+    let unknown = task.spec.hidden && !task.spec.findable && task.spec.idempotency_key.is_none() && task.spec.follower.is_none();
     let lost = unknown && task.inputs.is_empty();
-    let again = !lost && task.spec.on_interrupt == OnInterrupt::Retry && task.attempt.0 < task.spec.attempts_max;
-    vec![if again {
+    let again = match task.spec.on_interrupt {
+        OnInterrupt::Fail => false,
+        OnInterrupt::Retry => task.attempt.0 < task.spec.attempts_max,
+        OnInterrupt::Resume => true,
+    };
+    vec![if again && !lost {
         Event::Started { attempt: task.attempt.next(), epoch }
     } else {
         let why = match task.spec.on_interrupt {
             _ if lost => "its caller was waiting for the result and has lost the call".to_owned(),
             OnInterrupt::Fail => "the tool is not marked as safe to run again (`on_interrupt`)".to_owned(),
-            OnInterrupt::Retry => format!("it was already started {} times", task.attempt),
+            OnInterrupt::Retry | OnInterrupt::Resume => format!("it was already started {} times", task.attempt),
         };
         Event::Failed(internal(format!("interrupted: the server stopped while the tool was running, and {why}")))
     }]
@@ -204,8 +215,8 @@ fn bound(what: &'static str, value: u64, max: u64, key: &'static str) -> Result<
     if value > max { Err(Reject::Limit { what, max, key }) } else { Ok(()) }
 }
 
-/// Chunks have their own bound; everything else that the work may do counts here.
+/// Chunks have their own bound, and of checkpoints only the last is kept; everything else that the work may do counts here.
 fn room(task: &Task, limits: &Limits) -> Result<(), Reject> {
-    let events = task.version.0 - task.output.next_seq.0;
+    let events = task.version.0 - task.output.next_seq.0 - task.saves;
     bound("the task has too many events", events + 1, limits.events_per_task, "events_per_task")
 }

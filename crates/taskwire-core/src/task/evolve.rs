@@ -4,12 +4,16 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
     event::Event,
-    state::{Input, Output, Spec, Task},
+    state::{Input, OnInterrupt, Output, Spec, Task},
 };
 use crate::{
     id::{Attempt, Epoch, TaskId, Version},
     time::Timestamp,
 };
+
+/// How long an attempt that finds its work again may take to learn what became of it, whatever its deadline says: the work
+/// may have ended in time while no server was there to see it.
+const CATCH_UP: Duration = Duration::from_secs(10);
 
 /// The task that a `Created` event makes. `spent_ms` is how long its first attempt had been running already.
 #[must_use]
@@ -30,6 +34,7 @@ pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, spent_ms: u64, at: Tim
         inputs: BTreeMap::new(),
         asked_at: None,
         checkpoint: None,
+        saves: 0,
         ended: None,
         outcome: None,
         output: Output::default(),
@@ -48,6 +53,11 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
     }
     match event {
         Event::Created { .. } => unreachable!("a task is created once, by `create`"),
+        Event::Started { attempt, epoch } if task.spec.on_interrupt == OnInterrupt::Resume => {
+            // Its work went on, and so did its time.
+            (task.attempt, task.epoch) = (*attempt, *epoch);
+            task.deadline = task.deadline.map(|deadline| deadline.max(at.after(CATCH_UP)));
+        }
         Event::Started { attempt, epoch } => begin(task, *attempt, *epoch, 0, at),
         Event::Appended { seq, first_block, blocks } => {
             task.output =
@@ -73,7 +83,10 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
                 task.deadline = task.time_left_ms.take().map(|left| at.after(Duration::from_millis(left)));
             }
         }
-        Event::Saved { .. } => task.checkpoint = Some(task.version),
+        Event::Saved { .. } => {
+            task.checkpoint = Some(task.version);
+            task.saves += 1;
+        }
         Event::Completed { .. } | Event::Failed(_) | Event::Cancelled { .. } => {
             task.outcome = event.outcome();
             task.ended = Some((at, task.version));

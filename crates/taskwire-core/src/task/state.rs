@@ -21,6 +21,8 @@ pub enum OnInterrupt {
     Fail,
     /// It is run again, from its last checkpoint if it saved one.
     Retry,
+    /// Its work goes on without the server: the next attempt finds it again, however often that is.
+    Resume,
 }
 
 /// What happens when a task has written as much as is kept.
@@ -32,6 +34,11 @@ pub enum Overflow {
     Fail,
     /// Its oldest chunks go, as many as it takes.
     DropOldest,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 impl Overflow {
@@ -100,6 +107,12 @@ pub struct Spec {
     /// Whether the caller waits for a result and knows of no task.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
+    /// Whether its caller may come back to it by its id all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub findable: bool,
+    /// What calls that are the same as the one that made it have in common, where such calls share a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dedupe: Option<Arc<str>>,
     /// Who made it and is told what happens to it, if that is a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follower: Option<Follower>,
@@ -127,6 +140,8 @@ impl Spec {
             idempotency_key: None,
             accepts: Accepts::default(),
             hidden: false,
+            findable: false,
+            dedupe: None,
             follower: None,
             origin: None,
             output_is_result: false,
@@ -248,6 +263,9 @@ pub struct Task {
     /// The event that holds its last checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Version>,
+    /// How often its work saved where it is: what was replaced is not kept, and counts for nothing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub saves: u64,
     /// When it ended, and the event that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<(Timestamp, Version)>,

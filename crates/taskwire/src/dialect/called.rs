@@ -3,13 +3,14 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use taskwire_core::{
     CallerId,
     task::{Accepts, Spec},
+    wire::RequestId,
 };
 
-use super::Fault;
+use super::{Fault, params::present, twins::is_timeout};
 use crate::{
     server::Shared,
     tool::{CallResult, ReadyTool},
@@ -19,7 +20,9 @@ use crate::{
 const KEY_BYTES_MAX: usize = 256;
 
 pub(super) fn find_tool(shared: &Shared, name: &str) -> Result<Arc<ReadyTool>, Fault> {
-    shared.provider.tool(name).ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))
+    // A tool of the provider goes before one of ours of the same name.
+    let known = shared.provider.tool(name).or_else(|| shared.followups.iter().find(|tool| &*tool.0.name == name).cloned());
+    known.ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))
 }
 
 /// What a model is told about arguments that do not fit.
@@ -61,10 +64,10 @@ pub(super) fn spec(shared: &Shared, tool: &ReadyTool, wanted: &Wanted<'_>) -> Re
 pub(super) const CALLED_OFF: &str = "the call was cancelled by its caller";
 
 /// A notification that calls something off may say under which key that was sent. Losing its connection does not stop such
-/// a call, so this is the only word that does.
+/// a call, so this is the only word that does. The same goes for a call that shares a task with others that are the same.
 pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, params: &str) {
     #[derive(Deserialize)]
-    struct Cancelled<'a> {
+    struct Keyed<'a> {
         #[serde(borrow, rename = "_meta")]
         meta: Meta<'a>,
     }
@@ -73,12 +76,56 @@ pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, params: &str) {
         #[serde(borrow, rename = "dev.taskwire/idempotencyKey")]
         key: Cow<'a, str>,
     }
-    if let Ok(Cancelled { meta: Meta { key } }) = serde_json::from_str(params) {
+    if let Ok(Keyed { meta: Meta { key } }) = serde_json::from_str(params) {
         shared.engine.call_off_keyed(caller, &key, CALLED_OFF);
+    }
+    if let Some(Cancelled { request_id, timed_out: false }) = Cancelled::read(params) {
+        shared.twins.call_off(caller, &request_id);
+    }
+}
+
+/// Which request is called off, and whether that is only because its sender would not wait any longer.
+pub(super) struct Cancelled {
+    pub(super) request_id: RequestId,
+    pub(super) timed_out: bool,
+}
+
+impl Cancelled {
+    pub(super) fn read(params: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Params<'a> {
+            #[serde(rename = "requestId")]
+            request_id: RequestId,
+            #[serde(borrow, default, deserialize_with = "present")]
+            reason: Option<&'a RawValue>,
+        }
+        let Params { request_id, reason } = serde_json::from_str(params).ok()?;
+        let reason = reason.and_then(|reason| serde_json::from_str::<String>(reason.get()).ok());
+        Some(Self { request_id, timed_out: reason.is_some_and(|reason| is_timeout(&reason)) })
     }
 }
 
 /// A span in the unit of the wire and the store.
 pub(super) fn ms(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancellation_is_read_whatever_its_reason_looks_like() {
+        let read = |text: &str| Cancelled::read(text).map(|Cancelled { request_id, timed_out }| (request_id, timed_out));
+        let seven = || RequestId::Number(7);
+        assert_eq!(read(r#"{"requestId":7}"#), Some((seven(), false)));
+        assert_eq!(read(r#"{"requestId":7,"reason":"Request timed out"}"#), Some((seven(), true)));
+        assert_eq!(read(r#"{"requestId":7,"reason":"no \"longer\" needed"}"#), Some((seven(), false)));
+        for odd in ["null", "3", "{}", "[\"timeout\"]"] {
+            assert_eq!(read(&format!(r#"{{"requestId":7,"reason":{odd}}}"#)), Some((seven(), false)), "{odd}");
+        }
+        for bad in ["{}", "[]", "null", r#"{"requestId":{}}"#, "no JSON"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
 }

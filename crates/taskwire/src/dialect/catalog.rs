@@ -5,10 +5,14 @@ use std::{borrow::Cow, sync::Arc};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
-use taskwire_core::wire::parse_strict;
+use taskwire_core::{CallerId, Payload, wire::parse_strict};
 
-use super::{Fault, params::Members};
-use crate::tool::{CompletionRequest, Handler, Prompt, Provider, Resource, ResourceCall};
+use super::{Fault, held, json, params::Members};
+use crate::{
+    followup::resource::{self as output, ReadError},
+    server::Shared,
+    tool::{CompletionRequest, Handler, Prompt, Provider, ReadyTool, Resource, ResourceCall},
+};
 
 /// Values that one completion may have, by the protocol.
 const COMPLETIONS_MAX: usize = 100;
@@ -52,14 +56,59 @@ fn decode(cursor: &str) -> Option<usize> {
     text.strip_prefix("from:")?.parse().ok()
 }
 
+/// The tools that a caller sees: those of the provider and, if it has no tasks, those by which it gets on.
+pub(super) fn tools(shared: &Shared, has_tasks: bool) -> Vec<Arc<ReadyTool>> {
+    let mut tools = shared.provider.tools();
+    if !has_tasks {
+        let others = shared.followups.iter().filter(|ours| !tools.iter().any(|tool| tool.0.name == ours.0.name));
+        let others: Vec<_> = others.cloned().collect();
+        tools.extend(others);
+    }
+    tools
+}
+
+/// A tool as a list shows it. Where a call may be answered with something else than the result, the shape of that is not promised.
+pub(super) fn shown(shared: &Shared, tool: &ReadyTool, wire: &Payload, has_tasks: bool) -> String {
+    if !has_tasks
+        && held::follows(shared, tool)
+        && wire.as_str().contains("\"outputSchema\"")
+        && let Ok(mut members) = wire.read::<Map<String, Value>>()
+        && members.remove("outputSchema").is_some()
+    {
+        return json::text(&members);
+    }
+    wire.as_str().to_owned()
+}
+
 /// What a list of either era has: its key, and its entries; nothing if there is no such list.
-pub(super) fn list(provider: &Arc<dyn Provider>, method: &str) -> Option<(&'static str, Vec<Value>)> {
+pub(super) fn list(shared: &Shared, method: &str) -> Option<(&'static str, Vec<Value>)> {
+    let provider = &shared.provider;
     Some(match method {
         "prompts/list" => ("prompts", provider.prompts().into_iter().map(|prompt| prompt.wire).collect()),
         "resources/list" => ("resources", provider.resources().into_iter().map(|resource| resource.wire).collect()),
-        "resources/templates/list" => ("resourceTemplates", provider.templates().into_iter().map(|template| template.wire).collect()),
+        "resources/templates/list" => {
+            let mut templates: Vec<Value> = provider.templates().into_iter().map(|template| template.wire).collect();
+            // The output of tasks can be read whatever their tools are; those that point to it make it worth a line.
+            if provider.tools().iter().any(|tool| tool.0.policy.spills) {
+                templates.push(output::template());
+            }
+            ("resourceTemplates", templates)
+        }
         _ => return None,
     })
+}
+
+/// The output of one of the caller's tasks, if the URI names that.
+pub(super) async fn task_output(shared: &Shared, caller: &CallerId, uri: &str) -> Option<Result<Value, Fault>> {
+    if !output::is_ours(uri) {
+        return None;
+    }
+    match output::read(&shared.engine, caller, uri, shared.config.read_bytes).await {
+        Ok(contents) => Some(Ok(contents)),
+        Err(ReadError::NotFound) => None,
+        Err(ReadError::Invalid(why)) => Some(Err(Fault::params(why))),
+        Err(ReadError::Engine(error)) => Some(Err(error.into())),
+    }
 }
 
 /// What a server of either era can do.
@@ -130,7 +179,9 @@ pub(super) async fn complete(provider: &Arc<dyn Provider>, params: &str) -> Resu
         ("ref/resource", _, Some(uri)) => uri,
         (kind, _, _) => return Err(Fault::params(format!("`ref` of type `{kind}` does not name a prompt or a resource"))),
     };
-    let known = provider.prompts().iter().any(|prompt| *prompt.name == *of) || provider.templates().iter().any(|t| *t.template == *of);
+    let known = provider.prompts().iter().any(|prompt| *prompt.name == *of)
+        || provider.templates().iter().any(|t| *t.template == *of)
+        || output::template()["uriTemplate"] == *of;
     if !known {
         return Err(Fault::params(format!("there is no prompt or resource template `{of}`")));
     }

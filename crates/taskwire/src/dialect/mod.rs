@@ -3,6 +3,7 @@
 mod called;
 mod catalog;
 mod era;
+mod held;
 mod json;
 pub(crate) mod legacy;
 pub(crate) mod modern;
@@ -11,6 +12,7 @@ mod outbox;
 mod params;
 mod peer;
 mod reply;
+mod twins;
 mod view;
 
 /// Says that a call which is sent twice under one key runs once. Told only to who asks.
@@ -23,3 +25,4 @@ pub(crate) use era::{Era, is_modern};
 pub(crate) use outbox::{Framing, Gone, Outbox};
 pub(crate) use peer::{Peer, Told};
 pub(crate) use reply::{Fault, Reply, Sent};
+pub(crate) use twins::Twins;

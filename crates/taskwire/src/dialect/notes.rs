@@ -5,6 +5,11 @@ use taskwire_core::{task::Progress, wire::RequestId};
 use super::{json::Object, params::level_of};
 use crate::engine::Note;
 
+/// By how much a sign of life is more than what was told before: too little to be in the way of what the work says itself.
+pub(super) const BEAT: f64 = 1.0 / BEATS;
+/// So many signs of life make one step.
+const BEATS: f64 = 10_000.0;
+
 /// What the caller wants to hear.
 #[derive(Debug, Clone)]
 pub(super) struct Notes {
@@ -14,11 +19,13 @@ pub(super) struct Notes {
     pub(super) least: Option<usize>,
     /// The progress last told: it must grow.
     pub(super) done: f64,
+    /// What the work said with it: all there is to do, and in words how far it is.
+    said: (Option<f64>, Option<String>),
 }
 
 impl Notes {
     pub(super) fn new(token: Option<RequestId>, least: Option<usize>) -> Self {
-        Self { token, least, done: f64::NEG_INFINITY }
+        Self { token, least, done: f64::NEG_INFINITY, said: (None, None) }
     }
 
     /// Whether there is anything that it wants.
@@ -44,7 +51,28 @@ impl Notes {
     }
 
     /// The notification for progress, if the caller wants it and it is progress.
-    pub(super) fn progress(&mut self, progress: Progress, message: Option<&str>, meta: Option<&str>) -> Option<Vec<u8>> {
+    pub(super) fn progress(&mut self, progress: Progress, words: Option<&str>, meta: Option<&str>) -> Option<Vec<u8>> {
+        let message = self.told(progress, words, meta)?;
+        self.said = (progress.total, words.map(str::to_owned).or(self.said.1.take()));
+        Some(message)
+    }
+
+    /// A sign of life between two steps of the work, at least `floor` and in these words, or in those that the work said last.
+    pub(super) fn beat(&mut self, floor: f64, words: Option<&str>, otherwise: &str) -> Option<Vec<u8>> {
+        let last = self.done.max(floor);
+        let last = if last.is_finite() { last } else { 0.0 };
+        let more = ((last + BEAT) * BEATS).round() / BEATS;
+        // Where numbers are so large that they have no room for it, the next one that there is.
+        let done = if more > last && more.is_finite() { more } else { last.next_up() };
+        if !done.is_finite() {
+            return None;
+        }
+        let (total, said) = self.said.clone();
+        let words = words.or(said.as_deref()).unwrap_or(otherwise);
+        self.told(Progress { done, total: total.filter(|total| done < *total) }, Some(words), None)
+    }
+
+    fn told(&mut self, progress: Progress, message: Option<&str>, meta: Option<&str>) -> Option<Vec<u8>> {
         let token = self.token.as_ref().filter(|_| progress.done > self.done)?;
         self.done = progress.done;
         let mut params = Object::open().put("progressToken", token).put("progress", &progress.done);
@@ -65,4 +93,61 @@ pub(super) fn notification(method: &str, params: Object, meta: Option<&str>) -> 
         None => params,
     };
     Object::roomy().put("jsonrpc", "2.0").put("method", method).raw("params", &params.into_text()).end()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn notes() -> Notes {
+        Notes::new(Some(RequestId::Number(1)), None)
+    }
+
+    fn params(message: Option<Vec<u8>>) -> Value {
+        let message: Value = serde_json::from_slice(&message.expect("a notification")).expect("JSON");
+        message["params"].clone()
+    }
+
+    fn beat(notes: &mut Notes) -> Value {
+        params(notes.beat(f64::NEG_INFINITY, None, "running"))
+    }
+
+    #[test]
+    fn a_sign_of_life_grows_and_is_not_in_the_way_of_what_the_work_says() {
+        let mut notes = notes();
+        assert_eq!((&beat(&mut notes)["progress"], &beat(&mut notes)["progress"]), (&0.0001.into(), &0.0002.into()));
+        let three = Progress { done: 3.0, total: Some(10.0) };
+        assert_eq!(params(notes.progress(three, Some("unpacking"), None))["progress"], 3.0);
+        let told = beat(&mut notes);
+        assert_eq!((&told["progress"], &told["total"], &told["message"]), (&3.0001.into(), &10.0.into(), &"unpacking".into()));
+        assert!(notes.progress(three, None, None).is_none(), "it was told");
+        assert_eq!(params(notes.progress(Progress { done: 4.0, total: None }, None, None))["progress"], 4.0);
+    }
+
+    #[test]
+    fn a_sign_of_life_grows_however_large_or_small_the_numbers_are() {
+        for done in [-5.0, -0.00005, 0.333_38, 1e13, 1e300] {
+            let mut notes = notes();
+            notes.progress(Progress { done, total: None }, None, None).expect("it is told");
+            let told = beat(&mut notes)["progress"].as_f64().expect("a number");
+            assert!(told > done && told - done <= 0.0002_f64.max(done.abs() * f64::EPSILON * 2.0), "{done} {told}");
+        }
+        let mut notes = notes();
+        notes.progress(Progress { done: f64::MAX, total: None }, None, None).expect("it is told");
+        assert!(notes.beat(0.0, None, "running").is_none(), "there is nothing more");
+    }
+
+    #[test]
+    fn a_sign_of_life_never_claims_that_all_is_done() {
+        let mut notes = notes();
+        notes.progress(Progress { done: 10.0, total: Some(10.0) }, None, None).expect("it is told");
+        assert_eq!(beat(&mut notes).get("total"), None);
+    }
+
+    #[test]
+    fn who_wants_no_progress_gets_no_sign_of_life() {
+        assert!(Notes::new(None, Some(0)).beat(0.0, None, "running").is_none());
+    }
 }

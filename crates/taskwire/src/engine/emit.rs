@@ -62,6 +62,8 @@ pub(super) struct Emit {
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     draft: Draft,
+    /// Where the work was when it had written all that is here and all that was taken.
+    mark: Option<Payload>,
     /// Whether the run is a task, so that there is a log.
     pub(super) live: bool,
     /// Whether somebody is about to send.
@@ -77,6 +79,14 @@ pub(super) struct Pending {
     /// Whether the work was told so.
     told: bool,
     bucket: Bucket,
+}
+
+/// What was taken to be sent.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Taken {
+    pub(super) chunks: Vec<Blocks>,
+    /// Where the work was when it had written them.
+    pub(super) mark: Option<Payload>,
 }
 
 /// How the work says it is getting on.
@@ -105,24 +115,36 @@ impl Emit {
 }
 
 impl Pending {
-    pub(super) fn push(&mut self, piece: Piece<'_>, now: Timestamp, coalesce: Coalesce, limits: &Limits) -> Result<Pushed, Error> {
+    /// Takes pieces, all or none, and the mark that they lead to.
+    pub(super) fn push(
+        &mut self,
+        pieces: &[Piece<'_>],
+        mark: Option<&Payload>,
+        now: Timestamp,
+        coalesce: Coalesce,
+        limits: &Limits,
+    ) -> Result<Pushed, Error> {
         if let Some(refused) = &self.refused {
             self.told = true;
             return Err(refused.clone());
         }
         // As much as one chunk may have: room for a burst while the store is busy, or until there is a log.
         let max = usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX);
-        if !self.draft.is_empty() && self.draft.bytes() + piece.bytes() > max {
+        let bytes: usize = pieces.iter().map(Piece::bytes).sum();
+        if !self.draft.is_empty() && self.draft.bytes() + bytes > max {
             self.hurry = true;
             return Ok(Pushed::Full);
         }
-        if let Some(wait) = self.bucket.take(now, piece.bytes() as u64, limits.output_bytes_per_second) {
+        if let Some(wait) = self.bucket.take(now, bytes as u64, limits.output_bytes_per_second) {
             return Ok(Pushed::TooFast(wait));
         }
-        match piece {
-            Piece::Text(text) => self.draft.text(text, coalesce.bytes, limits),
-            Piece::Block(block) => self.draft.block(block, coalesce.bytes, limits)?,
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.draft.text(text, coalesce.bytes, limits),
+                Piece::Block(block) => self.draft.block(block, coalesce.bytes, limits)?,
+            }
         }
+        self.mark = mark.cloned().or(self.mark.take());
         Ok(Pushed::Taken { send: self.begin_sending() })
     }
 
@@ -168,8 +190,8 @@ impl Pending {
         self.draft.is_empty()
     }
 
-    /// Everything that waits, to be sent. A refusal that the work knows of keeps it from nothing else.
-    pub(super) fn take(&mut self, now: Timestamp) -> Result<Vec<Blocks>, Error> {
+    /// Everything that waits, to be sent, and the mark that it leads to. A refusal that the work knows of keeps it from nothing else.
+    pub(super) fn take(&mut self, now: Timestamp) -> Result<Taken, Error> {
         if let Some(refused) = self.refused.as_ref().filter(|_| !self.told) {
             return Err(refused.clone());
         }
@@ -177,17 +199,19 @@ impl Pending {
         if !self.draft.is_empty() {
             self.last = Some(now);
         }
-        Ok(self.draft.take())
+        Ok(Taken { chunks: self.draft.take(), mark: self.mark.take() })
     }
 
     /// What was taken was not written after all.
-    pub(super) fn give_back(&mut self, chunks: Vec<Blocks>) {
-        self.draft.give_back(chunks);
+    pub(super) fn give_back(&mut self, taken: Taken) {
+        self.draft.give_back(taken.chunks);
+        self.mark = self.mark.take().or(taken.mark);
     }
 
     /// Nothing more is taken, and what waits is lost.
     pub(super) fn refuse(&mut self, error: Error) {
         self.draft = Draft::default();
+        self.mark = None;
         self.refused.get_or_insert(error);
     }
 
@@ -267,18 +291,18 @@ mod tests {
         let (window, limits) = (Duration::from_millis(20), Limits::DEFAULT);
         let coalesce = Coalesce { window, bytes: 100 };
         let mut pending = Pending { live: true, ..Pending::default() };
-        let pushed = pending.push(Piece::Text("a"), at(0), coalesce, &limits).expect("taken");
+        let pushed = pending.push(&[Piece::Text("a")], None, at(0), coalesce, &limits).expect("taken");
         assert!(matches!(pushed, Pushed::Taken { send: true }));
         assert_eq!(pending.patience(at(0), window), None, "the first goes out at once");
-        assert_eq!(pending.take(at(0)).expect("taken").len(), 1);
-        pending.push(Piece::Text("b"), at(5), coalesce, &limits).expect("taken");
+        assert_eq!(pending.take(at(0)).expect("taken").chunks.len(), 1);
+        pending.push(&[Piece::Text("b")], None, at(5), coalesce, &limits).expect("taken");
         assert_eq!(pending.patience(at(5), window), Some(Duration::from_millis(15)));
         assert_eq!(pending.patience(at(-3_600_000), window), None, "nor does it wait for a clock that was set back");
         assert_eq!(pending.patience(at(20), window), None);
-        pending.push(Piece::Text(&"c".repeat(100)), at(6), coalesce, &limits).expect("taken");
+        pending.push(&[Piece::Text(&"c".repeat(100))], None, at(6), coalesce, &limits).expect("taken");
         assert_eq!(pending.patience(at(6), window), None, "enough for a chunk does not wait");
         pending.take(at(6)).expect("taken");
-        pending.push(Piece::Text("d"), at(1_000), coalesce, &limits).expect("taken");
+        pending.push(&[Piece::Text("d")], None, at(1_000), coalesce, &limits).expect("taken");
         assert_eq!(pending.patience(at(1_000), window), None, "after a pause it goes out at once again");
     }
 
@@ -287,17 +311,19 @@ mod tests {
         let (coalesce, limits) = (Coalesce::default(), Limits::DEFAULT);
         let mut pending = Pending { live: true, ..Pending::default() };
         let text = "x".repeat(1_000);
-        let taken = std::iter::repeat_with(|| pending.push(Piece::Text(&text), at(0), coalesce, &limits).expect("no error"))
+        let taken = std::iter::repeat_with(|| pending.push(&[Piece::Text(&text)], None, at(0), coalesce, &limits).expect("no error"))
             .take_while(|pushed| matches!(pushed, Pushed::Taken { .. }))
             .count();
         assert!((250..=262).contains(&taken), "{taken}");
         assert!(
-            pending.push(Piece::Text(&"x".repeat(1 << 20)), at(0), coalesce, &limits).is_ok_and(|pushed| matches!(pushed, Pushed::Full))
+            pending
+                .push(&[Piece::Text(&"x".repeat(1 << 20))], None, at(0), coalesce, &limits)
+                .is_ok_and(|pushed| matches!(pushed, Pushed::Full))
         );
         pending.refuse(Reject::Ended.into());
         assert!(pending.is_empty());
-        assert!(matches!(pending.push(Piece::Text("x"), at(0), coalesce, &limits), Err(Error::Rejected(Reject::Ended))));
-        assert!(pending.take(at(0)).is_ok_and(|chunks| chunks.is_empty()), "what it knows of keeps it from nothing else");
+        assert!(matches!(pending.push(&[Piece::Text("x")], None, at(0), coalesce, &limits), Err(Error::Rejected(Reject::Ended))));
+        assert!(pending.take(at(0)).is_ok_and(|taken| taken.chunks.is_empty()), "what it knows of keeps it from nothing else");
         let mut pending = Pending { live: true, ..Pending::default() };
         pending.refuse(Reject::Ended.into());
         assert!(matches!(pending.take(at(0)), Err(Error::Rejected(Reject::Ended))), "it is told once");

@@ -21,7 +21,7 @@ use std::{
     collections::HashMap,
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -141,6 +141,17 @@ struct Inner {
     runtime: tokio::runtime::Handle,
 }
 
+/// A way back to the engine that does not keep it.
+#[derive(Clone)]
+pub(crate) struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    /// The engine, if it is still there.
+    pub(crate) fn get(&self) -> Option<Engine> {
+        self.0.upgrade().map(Engine)
+    }
+}
+
 /// The door to the engine; cheap to clone.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
@@ -200,6 +211,11 @@ impl Engine {
         });
     }
 
+    /// A way back here that does not keep it.
+    pub(crate) fn weak(&self) -> WeakEngine {
+        WeakEngine(Arc::downgrade(&self.0))
+    }
+
     /// The moment it is, for this engine.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
@@ -245,7 +261,7 @@ impl Engine {
     }
 
     /// The task, whoever owns it.
-    fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
+    pub(crate) fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
         match self.0.recent.task(id) {
             Some(task) => Ok(Some(task)),
             None => Ok(self.0.reader.task(id)?.map(Arc::new)),
@@ -288,8 +304,16 @@ impl Engine {
         resumed: &Resumed,
         notes: Option<mpsc::Sender<Note>>,
     ) -> Result<Receipt, Error> {
-        let new =
-            NewTask { spec, request, epoch: self.0.epoch, carried: resumed.to_payload(), spent_ms: 0, chunks: Vec::new(), said: None };
+        let new = NewTask {
+            spec,
+            request,
+            epoch: self.0.epoch,
+            carried: resumed.to_payload(),
+            spent_ms: 0,
+            chunks: Vec::new(),
+            said: None,
+            checkpoint: None,
+        };
         let listens = notes.map(|notes| Listener::new(self, id, notes));
         let receipt = self.submit(id, Authority::Engine, Command::Create(new)).await?;
         if let Some(listener) = listens.filter(|_| receipt.task.id == id) {
@@ -329,11 +353,12 @@ impl Engine {
     }
 
     async fn record_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
-        let new = NewTask { spec, request, epoch: self.0.epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None };
+        let new =
+            NewTask { spec, request, epoch: self.0.epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None, checkpoint: None };
         let (made, ended) = (oneshot::channel(), oneshot::channel());
         // Side by side, so that they share a commit.
         let mut room = self.0.queue.reserve_many(2).await.map_err(|_| self.gone())?;
-        self.0.runs.adopt(id, Attempt(1), Arc::default());
+        self.0.runs.adopt(id, Attempt(1), Arc::default(), &new.spec);
         let orders = [
             Envelope { id, by: Authority::Engine, command: Command::Create(new), receipt: made.0 },
             Envelope { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), receipt: ended.0 },
@@ -371,13 +396,13 @@ impl Engine {
         }
     }
 
-    /// How many attempts are running.
+    /// How many attempts are running that would end with this process.
     #[must_use]
     pub fn running(&self) -> usize {
         self.0.runs.len()
     }
 
-    /// Waits until nothing is running.
+    /// Waits until nothing is running that would end with this process.
     pub async fn idle(&self) {
         self.0.runs.idle().await;
     }

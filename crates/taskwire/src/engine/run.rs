@@ -9,7 +9,10 @@ mod output;
 use std::{
     any::Any,
     panic::AssertUnwindSafe,
-    sync::{Arc, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -57,6 +60,8 @@ pub struct Run {
     notes: Option<mpsc::Sender<Note>>,
     /// Dropped with the run.
     kept: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
+    /// How many blocks at the beginning of the result only repeat what was written.
+    repeats: AtomicUsize,
 }
 
 impl std::fmt::Debug for Run {
@@ -91,12 +96,24 @@ impl Run {
             stop: Arc::default(),
             notes,
             kept: std::sync::Mutex::default(),
+            repeats: AtomicUsize::new(0),
         }
     }
 
     /// Keeps something for as long as the work goes on.
     pub(crate) fn keep(&self, kept: Box<dyn Any + Send>) {
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+    }
+
+    /// Says that so many blocks at the beginning of the result only repeat, or sum up, what was written.
+    pub(crate) fn result_repeats(&self, blocks: usize) {
+        self.repeats.store(blocks, Ordering::Relaxed);
+    }
+
+    /// The task that it is, or would be.
+    #[must_use]
+    pub fn id(&self) -> TaskId {
+        self.id
     }
 
     /// What is fixed about the work.
@@ -256,7 +273,7 @@ impl Run {
     async fn become_task(self: Arc<Self>) -> Result<Phase, Error> {
         let mut place = self.place.lock().await;
         let Place::Loose = &*place else { return Ok(self.phase()) };
-        let chunks = self.take_output()?;
+        let taken = self.take_output()?;
         let said = self.emit.lock().said.take();
         let now = self.engine.0.clock.now();
         let new = NewTask {
@@ -265,14 +282,15 @@ impl Run {
             epoch: self.engine.0.epoch,
             carried: self.resumed().to_payload(),
             spent_ms: u64::try_from(now.since(self.began).as_millis()).unwrap_or(u64::MAX),
-            chunks: chunks.clone(),
+            chunks: taken.chunks.clone(),
             said: said.clone(),
+            checkpoint: taken.mark.clone(),
         };
         let id = self.id;
-        self.engine.0.runs.adopt(id, self.attempt, self.stop.clone());
+        self.engine.0.runs.adopt(id, self.attempt, self.stop.clone(), &self.spec);
         if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
             self.engine.0.runs.disown(id);
-            self.give_back(chunks);
+            self.give_back(taken);
             if let Some((message, progress)) = said {
                 self.emit.lock().said_before(message, progress);
             }
@@ -342,7 +360,7 @@ impl Run {
             ))),
         };
         // Nothing is taken any more once it must stop: then there is nothing left to write either.
-        let mut chunks = self.take_output().unwrap_or_default();
+        let mut chunks = self.take_output().unwrap_or_default().chunks;
         if self.spec.output_is_result {
             chunks.extend(self.unwritten(id, &chunks, &outcome));
         }
@@ -440,6 +458,7 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         stop,
         notes: engine.listeners().remove(&id),
         kept: std::sync::Mutex::default(),
+        repeats: AtomicUsize::new(0),
     };
     execute(Arc::new(run)).await;
     Ok(())

@@ -7,7 +7,7 @@ use std::{
 
 use taskwire_core::{
     Attempt, TaskId,
-    task::{Task, wants},
+    task::{OnInterrupt, Spec, Task, wants},
 };
 use tokio::sync::watch;
 
@@ -18,6 +18,12 @@ use super::{Engine, switch::Switch};
 struct Running {
     attempt: Attempt,
     stop: Arc<Switch>,
+    /// Whether its work goes on without us, so that nobody need wait for it.
+    resumes: bool,
+}
+
+fn resumes(spec: &Spec) -> bool {
+    spec.on_interrupt == OnInterrupt::Resume
 }
 
 #[derive(Debug, Default)]
@@ -31,26 +37,32 @@ impl Runs {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn count(&self, map: &HashMap<TaskId, Running>) {
+        self.count.send_replace(map.values().filter(|running| !running.resumes).count());
+    }
+
+    /// How many run that end with this process.
     pub(super) fn len(&self) -> usize {
         *self.count.borrow()
     }
 
+    /// Waits until nothing runs that would end with this process.
     pub(super) async fn idle(&self) {
         let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
     }
 
     /// Notes a run that began before its task was made, so that it is not started again.
-    pub(super) fn adopt(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>) {
+    pub(super) fn adopt(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>, spec: &Spec) {
         let mut map = self.lock();
-        map.insert(id, Running { attempt, stop });
-        self.count.send_replace(map.len());
+        map.insert(id, Running { attempt, stop, resumes: resumes(spec) });
+        self.count(&map);
     }
 
     /// Forgets a run that did not come about.
     pub(super) fn disown(&self, id: TaskId) {
         let mut map = self.lock();
         map.remove(&id);
-        self.count.send_replace(map.len());
+        self.count(&map);
     }
 
     /// The switch that stops this attempt, if it is still wanted.
@@ -71,9 +83,9 @@ impl Runs {
             old.stop.turn_on();
         }
         if let Some(attempt) = wanted {
-            map.insert(task.id, Running { attempt, stop: Arc::default() });
+            map.insert(task.id, Running { attempt, stop: Arc::default(), resumes: resumes(&task.spec) });
             engine.spawn_attempt(task.id, attempt);
         }
-        self.count.send_replace(map.len());
+        self.count(&map);
     }
 }

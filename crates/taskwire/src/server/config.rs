@@ -20,6 +20,14 @@ pub struct Config {
     pub engine: engine::Config,
     /// How long a caller waits before its call becomes a task.
     pub promote_after: Duration,
+    /// How long a caller without tasks waits for a result, before it is told that the work goes on and how to come back to it
+    /// (`followups`). Zero: not at all, unless it is there at once.
+    pub hold: Duration,
+    /// Whether callers without tasks can come back to calls that take longer than they wait: by tools of the server's own
+    /// (`task_wait`, `task_output`, `task_answer`, `task_cancel`). If not, they are held until the result is there.
+    pub followups: bool,
+    /// About how many bytes of output one answer of those tools has.
+    pub inline_bytes: usize,
     /// How often a client should ask for a task's state, at first; five times as long for long tasks.
     pub poll_interval: Duration,
     /// How long a task is kept after its end; for ever if absent.
@@ -66,6 +74,9 @@ impl Default for Config {
             instructions: None,
             engine: engine::Config::default(),
             promote_after: Duration::from_secs(1),
+            hold: Duration::from_secs(45),
+            followups: true,
+            inline_bytes: 32 * 1024,
             poll_interval: Duration::from_secs(1),
             retention: Some(Duration::from_secs(3600)),
             input_timeout: Some(Duration::from_secs(24 * 3600)),

@@ -17,10 +17,11 @@ pub use config::{Config, HttpConfig, Initial, LegacyConfig, Mode};
 
 use crate::{
     clock::{Clock, SystemClock},
-    dialect::{legacy, modern},
+    dialect::{Twins, legacy, modern},
     engine::Engine,
+    followup,
     store::{self, Store},
-    tool::Provider,
+    tool::{Provider, ReadyTool},
     transport,
 };
 
@@ -28,6 +29,8 @@ use crate::{
 pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) provider: Arc<dyn Provider>,
+    /// The tools by which callers without tasks get on; none if they are turned off.
+    pub(crate) followups: Arc<[Arc<ReadyTool>]>,
     pub(crate) config: Config,
     /// Name and version of this server, as results of the modern era carry them.
     pub(crate) modern_meta: String,
@@ -35,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) shown: modern::Shown,
     /// Sessions of the legacy era.
     pub(crate) sessions: legacy::Sessions,
+    /// Tasks that calls share which are the same.
+    pub(crate) twins: Twins,
     /// Open listen streams of each caller.
     listens: Counts,
     /// Requests of each caller that wait for something to happen.
@@ -77,19 +82,24 @@ impl Server {
     ) -> Result<Self, store::Error> {
         let engine = Engine::start(store, clock, config.engine.clone())?;
         let provider: Arc<dyn Provider> = Arc::new(provider);
-        engine.set_work(Arc::new(work::ToolWork::new(provider.clone())));
+        let draining = watch::Sender::new(false);
+        let settings = followup::Settings { hold: config.hold, bytes: config.inline_bytes, draining: draining.subscribe() };
+        let followups: Arc<[_]> = if config.followups { followup::tools(&settings).into() } else { Arc::default() };
+        engine.set_work(Arc::new(work::ToolWork::new(provider.clone(), followups.clone())));
         let modern_meta = modern::server_meta(&config.name, &config.version);
         Ok(Self(Arc::new(Shared {
             engine,
             provider,
+            followups,
             config,
             modern_meta,
             shown: modern::Shown::default(),
             sessions: legacy::Sessions::default(),
+            twins: Twins::default(),
             listens: Counts::default(),
             waits: Counts::default(),
             connections: watch::Sender::new(0),
-            draining: watch::Sender::new(false),
+            draining,
         })))
     }
 
@@ -124,6 +134,11 @@ impl Server {
     /// # Errors
     /// When the streams cannot be used or the store has failed.
     pub async fn serve_stdio(&self, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
+        // The process has no other wire, so that its server shuts down with this one.
+        let shutdown = async {
+            shutdown.await;
+            self.0.draining.send_replace(true);
+        };
         self.serve_stream(tokio::io::stdin(), tokio::io::stdout(), shutdown).await
     }
 

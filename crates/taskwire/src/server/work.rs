@@ -10,22 +10,29 @@ use taskwire_core::{
 
 use crate::{
     engine::{End, Phase, Resumed, Run, Work},
-    tool::{Ctx, Kind, Provider, Round, ToolError},
+    tool::{Ctx, Kind, Provider, ReadyTool, Round, ToolError},
 };
 
 pub(super) struct ToolWork {
     provider: Arc<dyn Provider>,
+    followups: Arc<[Arc<ReadyTool>]>,
 }
 
 impl ToolWork {
-    pub(super) fn new(provider: Arc<dyn Provider>) -> Self {
-        Self { provider }
+    pub(super) fn new(provider: Arc<dyn Provider>, followups: Arc<[Arc<ReadyTool>]>) -> Self {
+        Self { provider, followups }
+    }
+
+    /// The tool of this name: one of the provider, one of ours, or one that is no longer offered but whose tasks go on.
+    fn tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
+        let ours = || self.followups.iter().find(|tool| &*tool.0.name == name).cloned();
+        self.provider.tool(name).or_else(ours).or_else(|| self.provider.retired(name))
     }
 }
 
 impl Work for ToolWork {
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End> {
-        let Some(tool) = self.provider.tool(&run.spec().tool) else {
+        let Some(tool) = self.tool(&run.spec().tool) else {
             let message = format!("the tool `{}` is no longer there", run.spec().tool);
             let error = RpcError { code: code::INTERNAL_ERROR, message, data: None };
             return Box::pin(async { End::Outcome(Outcome::Failed(error)) });

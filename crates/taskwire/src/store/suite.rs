@@ -253,7 +253,16 @@ fn spec() -> Spec {
 
 fn make(spec: Spec, chunks: Vec<Blocks>) -> Command {
     let said = (!chunks.is_empty()).then(|| (Some("early".into()), None));
-    Command::Create(NewTask { spec: Arc::new(spec), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0, chunks, said })
+    Command::Create(NewTask {
+        spec: Arc::new(spec),
+        request: json!({}).into(),
+        epoch: Epoch(1),
+        carried: None,
+        spent_ms: 0,
+        chunks,
+        said,
+        checkpoint: None,
+    })
 }
 
 fn text(text: &str) -> Payload {
@@ -288,8 +297,16 @@ fn a_created_task_is_read_back_byte_for_byte<S: Store>(mut lab: Lab<S>) {
     let request = Payload::parse(r#"{ "b":1.0,  "a" : "\u00e9\/é" , "b": 1E2 }"#.to_owned()).expect("it is JSON");
     let accepts = Accepts { elicit_form: true, ..Accepts::default() };
     let spec = Arc::new(Spec { timeout_ms: Some(5), input_timeout_ms: Some(6), accepts, ..spec() });
-    let new =
-        NewTask { spec: spec.clone(), request: request.clone(), epoch: Epoch(1), carried: None, spent_ms: 0, chunks: vec![], said: None };
+    let new = NewTask {
+        spec: spec.clone(),
+        request: request.clone(),
+        epoch: Epoch(1),
+        carried: None,
+        spent_ms: 0,
+        chunks: vec![],
+        said: None,
+        checkpoint: None,
+    };
     let (mut driver, nobody) = (Driver::new(1), Driver::new(2));
     lab.run(&mut driver, &Command::Create(new));
     lab.reopen();

@@ -25,6 +25,10 @@ impl Ctx {
         Self(run)
     }
 
+    pub(crate) fn run(&self) -> &Arc<Run> {
+        &self.0
+    }
+
     /// Writes text to the task's output. It is shown and durable a moment later, together with what is written about the
     /// same time; [`flush`](Self::flush) waits for that. Waiting here is the backpressure: a tool that writes faster than
     /// its output can be stored waits for room.

@@ -50,6 +50,10 @@ pub struct Policy {
     pub streams: bool,
     /// What a model may be told at once when a call has become a task.
     pub immediate_response: Option<Arc<str>>,
+    /// Whether the same call, made again by a caller that knows no tasks while the first one runs, finds that one.
+    pub dedupe: bool,
+    /// Whether it may write more than its result has, so that callers need a way to read the rest.
+    pub spills: bool,
 }
 
 type Body = Arc<dyn Fn(Ctx) -> BoxFuture<'static, Result<CallResult, ToolError>> + Send + Sync>;
@@ -186,6 +190,20 @@ impl Tool {
     #[must_use]
     pub fn retry_on_interrupt(mut self) -> Self {
         self.policy.on_interrupt = OnInterrupt::Retry;
+        self
+    }
+
+    /// Lets the same call, made again by a caller that knows no tasks while the first one runs, find that one.
+    #[must_use]
+    pub fn dedupe(mut self) -> Self {
+        self.policy.dedupe = true;
+        self
+    }
+
+    /// Treats its calls so, in every respect.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
         self
     }
 

@@ -160,6 +160,12 @@ pub trait Provider: Send + Sync + 'static {
     /// The tool of this name.
     fn tool(&self, name: &str) -> Option<Arc<ReadyTool>>;
 
+    /// What goes on with the tasks of a tool that is no longer there, if anything can.
+    fn retired(&self, name: &str) -> Option<Arc<ReadyTool>> {
+        let _ = name;
+        None
+    }
+
     /// All prompts.
     fn prompts(&self) -> Vec<Prompt> {
         Vec::new()

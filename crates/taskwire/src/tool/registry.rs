@@ -20,6 +20,7 @@ struct Lists {
     resources: Vec<Resource>,
     templates: Vec<Template>,
     completer: Option<Completer>,
+    retired: Option<Arc<ReadyTool>>,
 }
 
 /// A provider that is filled by code; it may change while it is served, and listeners are told.
@@ -67,11 +68,32 @@ impl Registry {
         Ok(self)
     }
 
+    /// Replaces all tools at once; those that are unchanged in every respect but their code are replaced too. Tasks that
+    /// run go on as they were. Where one cannot be used, everything stays as it is.
+    ///
+    /// # Errors
+    /// When a name or a schema cannot be used.
+    pub fn set_tools(&self, tools: Vec<Tool>) -> Result<&Self, InvalidSchema> {
+        let ready = tools.into_iter().map(|tool| Ok(Arc::new(ReadyTool(Ready::check(tool)?)))).collect::<Result<_, InvalidSchema>>()?;
+        self.write().tools = ready;
+        self.changes.send_modify(|changes| changes.tools += 1);
+        Ok(self)
+    }
+
     /// Takes a tool away. Tasks that it runs go on.
     pub fn remove_tool(&self, name: &str) -> &Self {
         self.write().tools.retain(|tool| &*tool.0.name != name);
         self.changes.send_modify(|changes| changes.tools += 1);
         self
+    }
+
+    /// Goes on with tasks whose tool is no longer there.
+    ///
+    /// # Errors
+    /// When its name or one of its schemas cannot be used.
+    pub(crate) fn retired_by(&self, tool: Tool) -> Result<&Self, InvalidSchema> {
+        self.write().retired = Some(Arc::new(ReadyTool(Ready::check(tool)?)));
+        Ok(self)
     }
 
     /// Adds a prompt, or replaces the one of the same name.
@@ -134,6 +156,10 @@ impl Provider for Registry {
 
     fn tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
         self.read().tools.iter().find(|tool| &*tool.0.name == name).cloned()
+    }
+
+    fn retired(&self, _name: &str) -> Option<Arc<ReadyTool>> {
+        self.read().retired.clone()
     }
 
     fn prompts(&self) -> Vec<Prompt> {

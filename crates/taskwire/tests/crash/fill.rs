@@ -92,7 +92,7 @@ fn spec(kind: Kind) -> Arc<Spec> {
 /// Everything that has happened to the task, in one write.
 fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> Write {
     let request = json!({ "n": n }).into();
-    let new = NewTask { spec: spec(kind), request, epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None };
+    let new = NewTask { spec: spec(kind), request, epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None, checkpoint: None };
     let mut events = decide(None, &Authority::Engine, &Command::Create(new), at, &Limits::DEFAULT).expect("a new task");
     let Some(Event::Created { spec, epoch, .. }) = events.first() else { panic!("a task begins with its creation: {events:?}") };
     let mut task = create(id, spec, *epoch, 0, at);

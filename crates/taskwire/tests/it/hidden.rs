@@ -242,13 +242,13 @@ fn a_held_call_that_became_a_task_is_not_run_again_after_a_crash() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([saves(&gate).retry_on_interrupt()]);
     let id = life(async {
-        let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
+        let server = TestServer::start_in(dir.clone(), tools(), crate::kit::without_followups(), Arc::new(clock.clone())).await;
         let _connection = send(&server.plain_client(), json!({"name": "saves", "arguments": {}})).await;
         soon("the start", gate.started.wait()).await;
         only_open(&server).to_string()
     });
     life(async {
-        let server = reopened(&dir, tools(), Config::default(), &clock).await;
+        let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
         let task = soon("the failure", server.client().until(&id, "failed")).await;
         let message = task["error"]["message"].as_str().expect("a text");
         assert!(message.contains("interrupted") && message.contains("lost the call"), "{message}");

@@ -71,10 +71,20 @@ pub(crate) fn manual_clock() -> ManualClock {
     ManualClock::new(Timestamp::from_millis(1_785_196_800_000))
 }
 
+/// A server that holds the calls of clients without tasks to their end.
+pub(crate) fn without_followups() -> Config {
+    Config { followups: false, ..Config::default() }
+}
+
 impl TestServer {
     /// With these tools, all defaults and the machine's clock.
     pub(crate) async fn start(tools: Registry) -> Self {
         Self::start_with(tools, Config::default(), Arc::new(SystemClock)).await
+    }
+
+    /// As [`start`](Self::start), for clients without tasks that want their result and nothing else.
+    pub(crate) async fn start_without_followups(tools: Registry) -> Self {
+        Self::start_with(tools, without_followups(), Arc::new(SystemClock)).await
     }
 
     pub(crate) async fn start_with(tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Self {

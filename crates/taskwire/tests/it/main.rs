@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod client;
+mod followup;
+mod held;
 mod hidden;
 mod http;
 mod idempotency;

@@ -346,7 +346,7 @@ async fn negotiation_4_tasks_are_the_same_with_and_without_partials() {
 
 #[tokio::test]
 async fn the_hint_of_a_tool_is_shown_to_those_who_declare_partials() {
-    let server = TestServer::start(registry([quick("streams").streams(), quick("plain")])).await;
+    let server = TestServer::start_without_followups(registry([quick("streams").streams(), quick("plain")])).await;
     let hints = async |client: Client| {
         let listed = client.ok("tools/list", json!({})).await;
         let tools = listed["tools"].as_array().expect("tools").clone();

@@ -165,7 +165,7 @@ async fn rmcp_opens_a_session_is_asked_in_it_and_comes_back_to_a_call() {
         let form: Value = ctx.ask("target", Question::form("Where to?", schema)).await?.read()?;
         Ok(format!("went to {}", form["target"].as_str().unwrap_or_default()))
     });
-    let server = TestServer::start(registry([named("a"), deploy(), leaves])).await;
+    let server = TestServer::start_without_followups(registry([named("a"), deploy(), leaves])).await;
     let client = connect_by(&server, Person, ClientLifecycleMode::Initialize).await;
     let info = client.peer_info().expect("what was agreed on");
     assert_eq!(info.protocol_version, ProtocolVersion::V_2025_11_25);

@@ -1074,7 +1074,7 @@ async fn a_caller_is_never_asked_what_it_did_not_declare() {
         let question = Question::sampling(json!({"messages": [], "maxTokens": 1}));
         Err::<&str, _>(ToolError::round(Round::ask("k", question)))
     });
-    let server = TestServer::start(registry([asking("ask", &runs), page, sample])).await;
+    let server = TestServer::start_without_followups(registry([asking("ask", &runs), page, sample])).await;
     for (declared, tool, required) in [
         (json!({}), "ask", json!({"elicitation": {}})),
         (json!({"elicitation": {"url": {}}}), "ask", json!({"elicitation": {}})),

@@ -123,7 +123,7 @@ async fn a_task_that_takes_too_long_fails_and_its_tool_is_stopped() {
     assert_eq!(client.get(&id).await["status"], "working");
     clock.advance(MS);
     let task = soon("the failure", client.until(&id, "failed")).await;
-    assert_eq!(task["error"], json!({"code": -32603, "message": "the tool did not finish within its timeout of 10s"}));
+    assert_eq!(task["error"], json!({"code": -32603, "message": "the tool `slow` did not finish within its timeout of 10s"}));
     soon("the stop", gate.stopped.wait()).await;
 }
 

@@ -1,7 +1,9 @@
 //! `tools/call`: the result, a stream that leads to it, or a task.
 //!
 //! A call without `task` is run in memory at first. When it has something to say before its result, or takes its time, it
-//! becomes a task that its caller does not know of, and its caller reads that task's log: so it can come back to it.
+//! becomes a task that its caller does not know of, and its caller reads that task's log: so it can come back to it (`plain`).
+
+mod plain;
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,16 +11,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use taskwire_core::{
     Payload, Seq, TaskId,
-    task::{Accepts, Follower, OnInterrupt, Outcome, Reject, Spec, Task},
+    task::{Accepts, Follower, Outcome, Reject, Spec, Task},
     wire::{RequestId, code},
 };
 use tokio::sync::mpsc;
 
 use super::{
     Cx,
-    live::{CALLED_OFF, Request},
+    live::Request,
     modes::{Choice, choose, mode_of},
-    outcome::{self, Origin},
+    outcome::Origin,
     place::Kind,
     streamed,
     tail::{self, Tail},
@@ -27,20 +29,18 @@ use super::{
 use crate::{
     dialect::{
         Fault, Reply, Sent,
-        called::{self, Wanted, find_tool, misfit, ms},
+        called::{self, Wanted, find_tool, misfit},
         catalog,
         notes::Notes,
         params::{Members, present, text},
     },
-    engine::{self, End, Note, Phase, Resumed, Run},
+    engine::{self, End, Note, Phase, Resumed},
     server::{Mode, Open},
     tool::{ReadyTool, TaskMode},
 };
 
 /// Bytes of a progress token: it is kept with the task.
 const TOKEN_BYTES_MAX: usize = 256;
-/// How long a call waits for an answer, at most.
-const INPUT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Notes that wait for a client to read; more are dropped, the newest first.
 const NOTES_MAX: usize = 256;
 
@@ -77,6 +77,8 @@ struct Augment {
 struct Call<'a, 'c> {
     cx: &'a Cx<'c>,
     tool: Arc<ReadyTool>,
+    /// The arguments, and as they came.
+    given: Value,
     arguments: Payload,
     token: Option<RequestId>,
     spec: Spec,
@@ -100,8 +102,8 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
         _ => {}
     }
     let augment = asked.map(|raw| augment(raw, agreed.modes.is_some())).transpose()?;
-    let arguments = catalog::arguments(params.arguments)?;
-    if let Some(misfit) = misfit(&tool, &arguments) {
+    let given = catalog::arguments(params.arguments)?;
+    if let Some(misfit) = misfit(&tool, &given) {
         let Outcome::Completed { result, .. } = misfit.into_outcome() else { return Err(Fault::internal("a misfit is a result")) };
         if augment.is_none() {
             return Ok(cx.reply(view::call_result(&result, None, None)));
@@ -124,7 +126,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     spec.origin = Origin::keep(meta.progress_token.clone());
     spec.follower = Some(Follower { session: cx.session.id.clone(), output: agreed.partial });
     let arguments = params.arguments.map_or_else(|| json!({}).into(), Payload::from);
-    let mut call = Call { cx, tool, arguments, token: meta.progress_token, spec };
+    let mut call = Call { cx, tool, given, arguments, token: meta.progress_token, spec };
     let Some(augment) = augment else { return call.plain().await };
     if let Some(ttl) = augment.ttl {
         call.spec.retention_ms = Some(call.spec.retention_ms.map_or(ttl, |most| ttl.min(most)));
@@ -197,147 +199,6 @@ impl Call<'_, '_> {
             }
         });
         sender
-    }
-
-    /// A call whose caller wants its result, and knows of no task.
-    async fn plain(mut self) -> Result<Reply, Fault> {
-        let cx = self.cx;
-        let engine = &cx.shared.engine;
-        self.spec.hidden = true;
-        // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
-        let input_timeout = ms(INPUT_TIMEOUT);
-        self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
-        let keyed = self.spec.idempotency_key.is_some();
-        if !(keyed || (cx.detaches && cx.events)) {
-            // Nobody can come back to it.
-            self.spec.on_interrupt = OnInterrupt::Fail;
-        }
-        // Before it is begun: else it would go on without anybody.
-        let (open, request) = (cx.waits()?, cx.begin()?);
-        let (sender, mut notes) = mpsc::channel(NOTES_MAX);
-        let spec = Arc::new(self.spec.clone());
-        if keyed {
-            // Its caller will ask again if it does not get this answer, so it must live on.
-            let receipt = engine.create(engine.new_id(), spec, self.arguments.clone(), &Resumed::default(), Some(sender)).await?;
-            request.makes(receipt.task.id);
-            return self.follow(&receipt.task, request, Vec::new(), notes).await;
-        }
-        let mut held = engine.launch(engine.new_id(), spec, self.arguments.clone(), Resumed::default(), Some(sender));
-        let run = held.run().clone();
-        run.keep(Box::new(open));
-        request.runs(&run);
-        let mut phase = held.start().await;
-        // A client that is cut off does not mean to cancel; where there is no other way to lose it, it does.
-        let held = if cx.detaches {
-            held.release();
-            None
-        } else {
-            Some(held)
-        };
-        let mut earlier = Vec::new();
-        if matches!(phase, Phase::Loose) {
-            phase = self.settled(&run, &request, &mut notes, &mut earlier).await?;
-        }
-        if request.is_off() {
-            return Ok(Reply::accepted());
-        }
-        let done = match phase {
-            Phase::Done(End::Outcome(outcome)) => self.finished(outcome, request, earlier, notes).await,
-            Phase::Task(id) => {
-                let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-                self.follow(&task, request, earlier, notes).await
-            }
-            Phase::Loose | Phase::Done(End::Suspended(_)) => Err(Fault::internal("the tool went away")),
-        };
-        if let Some(held) = held {
-            held.release();
-        }
-        done
-    }
-
-    /// Waits until a run has ended or become a task. It is made one, so that there is a log to be read, when it has
-    /// something to say that its caller wants to hear, or has had its time; where there is no room for it, its caller waits.
-    async fn settled(
-        &self,
-        run: &Arc<Run>,
-        request: &Request,
-        notes: &mut mpsc::Receiver<Note>,
-        earlier: &mut Vec<Note>,
-    ) -> Result<Phase, Fault> {
-        let patience = self.cx.shared.engine.clock().sleep(self.patience());
-        tokio::pin!(patience);
-        let (mut wanted, mut streams) = (self.notes(), self.cx.events);
-        loop {
-            tokio::select! {
-                biased;
-                phase = run.settled() => return Ok(phase),
-                () = request.off() => return Ok(run.phase()),
-                Some(note) = notes.recv(), if streams => {
-                    if !matches!(note, Note::Disconnect(_)) && wanted.message(&note, None).is_none() {
-                        continue;
-                    }
-                    earlier.push(note);
-                }
-                () = &mut patience, if streams => {}
-            }
-            match run.promote().await {
-                Err(engine::Error::Rejected(Reject::Limit { .. })) => streams = false,
-                promoted => return Ok(promoted?),
-            }
-        }
-    }
-
-    /// The result is there: what was noted on the way goes before it.
-    async fn finished(
-        &self,
-        outcome: Outcome,
-        request: Request,
-        mut earlier: Vec<Note>,
-        mut notes: mpsc::Receiver<Note>,
-    ) -> Result<Reply, Fault> {
-        while let Ok(note) = notes.try_recv() {
-            earlier.push(note);
-        }
-        let mut wanted = self.notes();
-        let told = earlier.iter().any(|note| wanted.message(note, None).is_some());
-        if told && self.cx.events {
-            // A stream leads to something that is kept, so that its reader can come back.
-            let engine = &self.cx.shared.engine;
-            let spec = Arc::new(self.spec.clone());
-            match engine.record(engine.new_id(), spec, self.arguments.clone(), outcome.clone()).await {
-                Ok(receipt) => return self.follow(&receipt.task, request, earlier, notes).await,
-                Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let off = request.is_off();
-        request.answered();
-        match outcome {
-            Outcome::Completed { result, .. } => Ok(self.cx.reply(view::call_result(&result, None, None))),
-            Outcome::Failed(error) => Err(error.into()),
-            Outcome::Cancelled { .. } if off => Ok(Reply::accepted()),
-            Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
-        }
-    }
-
-    /// Reads the log of the task that the call became, to its end.
-    async fn follow(&self, task: &Arc<Task>, request: Request, earlier: Vec<Note>, live: mpsc::Receiver<Note>) -> Result<Reply, Fault> {
-        let cx = self.cx;
-        if !cx.events {
-            let ended = cx.until_ended(task.id, &request, false).await?;
-            request.answered();
-            return match ended {
-                Some(task) => outcome::result(cx.shared, &task, false).map(|object| cx.reply(object)),
-                None => Ok(Reply::accepted()),
-            };
-        }
-        let stream = tail::stream(Kind::Call, task, cx.id);
-        let tail = Tail::new(cx.shared, cx.session, cx.out, stream, None, task);
-        let ended = tail.of(&request).hearing(earlier, live).run().await;
-        if request.is_off() {
-            cx.shared.engine.call_off(cx.session.caller.clone(), task.id, CALLED_OFF);
-        }
-        cx.streamed(ended, request)
     }
 
     /// Makes a task at once.

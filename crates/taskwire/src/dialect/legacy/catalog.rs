@@ -45,12 +45,13 @@ pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
         (true, false) => 1,
         (true, true) => 2,
     };
-    page(cx, "tools", &cx.shared.provider.tools(), |tool| tool.0.sessions[shape].as_str().to_owned())
+    // Whoever can make tasks here can also do without, with each call.
+    page(cx, "tools", &catalog::tools(cx.shared, false), |tool| catalog::shown(cx.shared, tool, &tool.0.sessions[shape], false))
 }
 
 /// Any other list.
 pub(super) fn list(cx: &Cx<'_>, method: &str) -> Option<Result<Object, Fault>> {
-    let (key, entries) = catalog::list(&cx.shared.provider, method)?;
+    let (key, entries) = catalog::list(cx.shared, method)?;
     Some(page(cx, key, &entries, text))
 }
 
@@ -71,7 +72,10 @@ pub(super) async fn read(cx: &Cx<'_>) -> Result<Object, Fault> {
     let params: Params<'_> = cx.read()?;
     let uri = member(params.uri, "uri")?;
     let not_found = || Fault::new(200, code::RESOURCE_NOT_FOUND, format!("there is no resource `{uri}`")).with_data(json!({"uri": uri}));
-    let handler = catalog::resource(&cx.shared.provider, &uri).ok_or_else(not_found)?;
+    let Some(handler) = catalog::resource(&cx.shared.provider, &uri) else {
+        let contents = catalog::task_output(cx.shared, &cx.session.caller, &uri).await.ok_or_else(not_found)??;
+        return Ok(Object::roomy().splice(&text(&contents)));
+    };
     let call = ResourceCall { uri: uri.to_string(), resumed: Resumed::default(), accepts: cx.session.agreed().accepts };
     finish(handler(call).await)
 }

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use taskwire_core::{InputKey, Seq, TaskId, Version, wire::RequestId};
+use taskwire_core::{InputKey, Seq, TaskId, Version, task::Task, wire::RequestId};
 use tokio::sync::{mpsc, watch};
 
 use super::session::Session;
@@ -101,13 +101,25 @@ fn extend<T: PartialEq>(known: &mut Vec<Range<T>>, more: Range<T>) {
     }
 }
 
+/// Whether a request was called off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Off {
+    No,
+    /// Nobody waits for it any more, but its work goes on.
+    Left,
+    /// Its work is to stop.
+    Stopped,
+}
+
 /// A request that is not answered yet.
 #[derive(Debug)]
 pub(super) struct Running {
-    off: Arc<watch::Sender<bool>>,
+    off: Arc<watch::Sender<Off>>,
     pub(super) run: Option<Weak<Run>>,
     /// The task that does its work, if that was made at once.
     pub(super) task: Option<TaskId>,
+    /// Whether that task is there for other calls too, that are the same.
+    pub(super) shared: bool,
     /// Whether somebody waits for the answer.
     awaited: bool,
 }
@@ -345,8 +357,8 @@ impl Session {
             return None;
         }
         live.called_off.retain(|called_off| called_off != id);
-        let off = Arc::new(watch::Sender::new(false));
-        live.running.insert(id.clone(), Running { off: off.clone(), run: None, task: None, awaited: true });
+        let off = Arc::new(watch::Sender::new(Off::No));
+        live.running.insert(id.clone(), Running { off: off.clone(), run: None, task: None, shared: false, awaited: true });
         Some(Request { session: self.clone(), id: id.clone(), off, answered: false, joined: false })
     }
 
@@ -369,18 +381,23 @@ impl Session {
         self.live().called_off.contains(id)
     }
 
-    /// Calls a request off.
-    pub(super) fn call_off(&self, shared: &Shared, id: &RequestId) {
+    /// Calls a request off; one whose sender only would not wait any longer (`timed_out`) does not stop what others may wait for.
+    pub(super) fn call_off(&self, shared: &Shared, id: &RequestId, timed_out: bool) {
         let running = {
             let mut live = self.live();
+            let running = live.running.remove(id);
+            if let Some(running) = running.as_ref().filter(|running| timed_out && running.shared) {
+                running.off.send_replace(Off::Left);
+                return;
+            }
             if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) && !live.called_off.contains(id) {
                 live.called_off.push_back(id.clone());
             }
             if live.called_off.len() > RUNNING_MAX {
                 live.called_off.pop_front();
             }
-            let Some(running) = live.running.remove(id) else { return };
-            running.off.send_replace(true);
+            let Some(running) = running else { return };
+            running.off.send_replace(Off::Stopped);
             running
         };
         if let Some(run) = running.run.and_then(|run| run.upgrade()) {
@@ -397,7 +414,7 @@ impl Session {
 pub(super) struct Request {
     session: Arc<Session>,
     id: RequestId,
-    off: Arc<watch::Sender<bool>>,
+    off: Arc<watch::Sender<Off>>,
     answered: bool,
     /// Whether another one of the same name was there first.
     joined: bool,
@@ -405,9 +422,10 @@ pub(super) struct Request {
 
 impl Request {
     /// Names the task to be cancelled when the request is called off.
-    pub(super) fn makes(&self, task: TaskId) {
+    pub(super) fn makes(&self, task: &Task) {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.task = Some(task);
+            running.task = Some(task.id);
+            running.shared = task.spec.dedupe.is_some();
         }
     }
 
@@ -416,18 +434,23 @@ impl Request {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {
             running.run = Some(Arc::downgrade(run));
         }
-        if self.is_off() || self.session.is_over() {
+        if self.stops() || self.session.is_over() {
             run.call_off(CALLED_OFF);
         }
     }
 
     /// Waits until the request is called off.
     pub(super) async fn off(&self) {
-        let _ = self.off.subscribe().wait_for(|off| *off).await;
+        let _ = self.off.subscribe().wait_for(|off| *off != Off::No).await;
     }
 
     pub(super) fn is_off(&self) -> bool {
-        *self.off.borrow()
+        *self.off.borrow() != Off::No
+    }
+
+    /// Whether the request was called off in such a way that its work is to stop.
+    pub(super) fn stops(&self) -> bool {
+        *self.off.borrow() == Off::Stopped
     }
 
     pub(super) fn answered(mut self) {
@@ -437,7 +460,7 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if self.joined {
+        if self.joined && !self.answered {
             return;
         }
         let mut live = self.session.live();

@@ -38,7 +38,7 @@ use self::{
     place::{At, Kind, Place, Standing, Stream, question_of},
     tail::{Ended, Tail},
 };
-use super::{Fault, Gone, Outbox, Reply, json::Object};
+use super::{Fault, Gone, Outbox, Reply, called::Cancelled, held::Hold, json::Object};
 use crate::{
     engine,
     server::{Open, Shared},
@@ -122,8 +122,8 @@ impl Cx<'_> {
         }
     }
 
-    /// The task when it has ended; nothing if the request was called off before. A wait that `yields` ends with the server.
-    async fn until_ended(&self, id: TaskId, request: &Request, yields: bool) -> Result<Option<Arc<Task>>, Fault> {
+    /// The task when it has ended; nothing if the request was called off before. Such a wait ends with the server.
+    async fn until_ended(&self, id: TaskId, request: &Request) -> Result<Option<Arc<Task>>, Fault> {
         let engine = &self.shared.engine;
         let watch = engine.watch(vec![id], false);
         loop {
@@ -136,7 +136,7 @@ impl Cx<'_> {
                 _ = watch.changed() => {}
                 () = request.off() => return Ok(None),
                 () = self.session.over() => return Err(no_session()),
-                () = self.shared.drained(), if yields => return Err(engine::Error::Unavailable("it is shutting down".into()).into()),
+                () = self.shared.drained() => return Err(engine::Error::Unavailable("it is shutting down".into()).into()),
             }
         }
     }
@@ -273,15 +273,10 @@ fn no_session() -> Fault {
 }
 
 fn notified(shared: &Shared, session: &Arc<Session>, method: &str, text: &str) {
-    #[derive(Deserialize)]
-    struct Cancelled {
-        #[serde(rename = "requestId")]
-        request_id: RequestId,
-    }
     if method == "notifications/cancelled"
-        && let Ok(Cancelled { request_id }) = serde_json::from_str(text)
+        && let Some(Cancelled { request_id, timed_out }) = Cancelled::read(text)
     {
-        session.call_off(shared, &request_id);
+        session.call_off(shared, &request_id, timed_out);
         super::cancelled(shared, &session.caller, text);
     }
 }
@@ -390,15 +385,22 @@ impl Listening {
             Since::Task(stream, at, task) => {
                 let (plain, request) = (stream.kind == Kind::Call, self.session.join(&stream.request));
                 if let Some(request) = request.as_ref().filter(|_| plain) {
-                    request.makes(task.id);
+                    request.makes(&task);
                 }
-                let tail = Tail::new(shared, &self.session, out, stream, Some(at), &task);
+                let hold = Hold::resume(shared, &task, self.session.agreed().accepts).filter(|_| plain);
+                let token = outcome::progress_token(&task);
+                let tail = Tail::new(shared, &self.session, out, stream, Some(at), &task).holding(hold, token.as_ref());
                 let ended = match &request {
                     Some(request) => tail.of(request).run().await,
                     None => tail.run().await,
                 };
-                if plain && request.is_some_and(|request| request.is_off()) {
-                    shared.engine.call_off(self.session.caller.clone(), task.id, CALLED_OFF);
+                if let Some(request) = request.filter(|_| plain) {
+                    if request.stops() {
+                        shared.engine.call_off(self.session.caller.clone(), task.id, CALLED_OFF);
+                    }
+                    if matches!(ended, Ok(true)) {
+                        request.answered();
+                    }
                 }
                 ended.map(drop)
             }

@@ -278,8 +278,11 @@ impl Sessions {
     /// Ends the streams of a session.
     fn close(&self, shared: &Shared, id: &SessionId) {
         if let Some(session) = self.map().remove(id) {
-            // Nobody can come back to a call of a session that is over.
-            let running: Vec<_> = session.live().running.values().map(|running| (running.run.clone(), running.task)).collect();
+            // Nobody can come back to a call of a session that is over, but to what it shares with calls that are the same.
+            let live = session.live();
+            let alone = live.running.values().filter(|running| !running.shared);
+            let running: Vec<_> = alone.map(|running| (running.run.clone(), running.task)).collect();
+            drop(live);
             session.over.send_replace(true);
             let why = "the session that made the call is over";
             for (run, task) in running {

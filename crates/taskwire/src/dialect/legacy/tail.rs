@@ -1,12 +1,16 @@
 //! A stream of one task: the answer to a call that takes its time, to `tasks/result`, or to a streamed call.
 //!
 //! It reads the task's log from a place on and says what stands there. Begun, resumed, after a restart: all the same.
+//! What it asks on the way is in `questions`, what a call is told when its result takes too long in `instead`.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+mod instead;
+mod questions;
+
+use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 use taskwire_core::{
-    Attempt, InputKey, Payload, Version,
+    Attempt, InputKey, Version,
     task::{Event, Outcome, Task},
     wire::{RequestId, write_error},
 };
@@ -21,11 +25,16 @@ use super::{
 };
 use crate::{
     clock::Sleep,
-    dialect::{Fault, Outbox, json::Object, notes::Notes},
+    dialect::{
+        Fault, Outbox,
+        held::{self, Hold},
+        json::Object,
+        notes::Notes,
+        twins::Twins,
+    },
     engine::{self, Note},
     server::Shared,
     store::{Chunk, Cursor, Entry, Logged, Page},
-    tool::payload_lacks,
 };
 
 /// Bytes of output that are read at a time.
@@ -84,6 +93,12 @@ pub(super) struct Tail<'a> {
     earlier: Vec<Note>,
     /// Whether its log was begun when all was done.
     late: bool,
+    /// How the call is held if its caller can come back to it otherwise.
+    hold: Option<Hold>,
+    /// Whether its reader was cut off, and came back.
+    resumed: bool,
+    /// Whether its reader was told of progress since its last sign of life.
+    progressed: bool,
     /// Whether the session is given its output in answer to the call that made it.
     answered: bool,
     request: Option<&'a Request>,
@@ -123,6 +138,7 @@ impl<'a> Tail<'a> {
         if claim.is_some() && at.is_some() {
             session.came_back(stream.task);
         }
+        let resumed = at.is_some();
         // A new wait goes on where the session was last told of the task; the claim comes first, so that nobody tells on.
         let at = at.unwrap_or_else(|| match stream.kind {
             Kind::Result => At { begun: false, version: task.version, seq: session.wait_from(stream.task) },
@@ -145,6 +161,9 @@ impl<'a> Tail<'a> {
             notes,
             live: None,
             earlier: Vec::new(),
+            hold: None,
+            resumed,
+            progressed: false,
             late: task.attempt == Attempt(1) && task.ended.is_some() && task.version == Version(2),
             answered: task.spec.output_is_result
                 && task.spec.follower.as_ref().is_some_and(|follower| follower.session == session.id && !follower.output),
@@ -221,8 +240,10 @@ impl<'a> Tail<'a> {
             }
         };
         let mut patience: Sleep = engine.clock().sleep(self.patience);
-        tokio::pin!(drained, over, ending, reconnect, off);
+        let (held, mut held_out) = (held::over(self.hold, shared), false);
+        tokio::pin!(drained, over, ending, reconnect, off, held);
         let session = self.session;
+        let mut beat = self.beat()?;
         loop {
             let released = session.released.notified();
             let turn = match self.stream.kind {
@@ -234,11 +255,20 @@ impl<'a> Tail<'a> {
                 Turn::More => continue,
                 Turn::Idle => {}
             }
+            if let Some(result) = self.instead(held_out)? {
+                return self.respond_instead(&result).await;
+            }
+            if std::mem::take(&mut self.progressed)
+                && let Some(beat) = &mut beat
+            {
+                beat.put_off();
+            }
             let waits = self.stream.kind == Kind::Result;
             tokio::select! {
                 biased;
                 () = &mut off => return Ok(true),
                 () = &mut over => return Ok(true),
+                () = &mut held, if !held_out => held_out = true,
                 // What has a place to go on from goes on after the restart.
                 () = &mut drained, if comes_back => return self.leave(config.retry).await,
                 () = &mut ending, if waits => return Ok(true),
@@ -254,6 +284,12 @@ impl<'a> Tail<'a> {
                 }
                 Some(message) = self.asides.recv() => self.send(&message, false).await?,
                 _ = watch.changed() => {}
+                () = held::due(&mut beat) => {
+                    let task = self.task()?;
+                    if let Some(message) = beat.as_mut().and_then(|beat| beat.message(&mut self.notes, task.as_deref())) {
+                        self.send(&message, false).await?;
+                    }
+                }
                 () = released, if waits => {}
             }
         }
@@ -323,70 +359,6 @@ impl<'a> Tail<'a> {
         self.shared.engine.task(&self.session.caller, self.stream.task)
     }
 
-    /// Asks what was open before the stream began.
-    async fn ask_open(&mut self) -> Result<(), Ended> {
-        if self.stream.kind != Kind::Result || self.at.begun {
-            return Ok(());
-        }
-        let Some(task) = self.task()? else { return Err(self.forgotten()) };
-        // What was asked after this place is asked when it is read.
-        let later = self.asked_later()?;
-        let open = task.open_inputs().filter(|(key, _)| !later.contains(*key));
-        let open: Vec<(InputKey, Payload)> = open.map(|(key, asked)| (key.clone(), asked.clone())).collect();
-        self.at.begun = true;
-        let messages: Vec<_> = open.iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
-        self.send_all(&messages).await
-    }
-
-    /// What was asked after the place where the stream is.
-    fn asked_later(&self) -> Result<BTreeSet<InputKey>, Ended> {
-        let (mut later, mut after) = (BTreeSet::new(), self.at.version);
-        loop {
-            let cursor = Cursor { after, from: None, bytes: 0, chunks: 1 };
-            let Some(page) = self.shared.engine.page(self.stream.task, cursor)? else { return Ok(later) };
-            for logged in page.entries.into_iter().filter_map(Entry::into_event) {
-                if let Event::Asked { key, .. } = logged.event {
-                    later.insert(key);
-                }
-            }
-            if !page.more {
-                return Ok(later);
-            }
-            after = page.upto;
-        }
-    }
-
-    /// A question as the client is asked here; not if it cannot answer it, or was asked on its standing stream.
-    fn question(&mut self, key: &InputKey, asked: &Payload) -> Option<Vec<u8>> {
-        if payload_lacks(asked, self.agreed.accepts).is_some() {
-            return None;
-        }
-        let (task, request) = (self.stream.task, Some(&self.stream.request));
-        if self.stream.kind == Kind::Result {
-            if self.session.stands_asked(task, key) {
-                self.deferred.push(key.clone());
-                return None;
-            }
-            self.session.asked(task, key, &self.token);
-        }
-        view::question(task, request, (key, asked), &self.agreed, self.meta.as_deref())
-    }
-
-    /// Asks what was asked on a standing stream that is gone.
-    async fn ask_deferred(&mut self) -> Result<(), Ended> {
-        if self.deferred.is_empty() {
-            return Ok(());
-        }
-        let Some(task) = self.task()? else { return Err(self.forgotten()) };
-        let deferred = std::mem::take(&mut self.deferred);
-        let open: Vec<_> = task.open_inputs().filter(|(key, _)| deferred.contains(key)).collect();
-        let messages: Vec<_> = open.into_iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
-        for message in messages {
-            self.send(&message, false).await?;
-        }
-        Ok(())
-    }
-
     /// Sends messages that belong together: who has the last has them all.
     async fn send_all(&self, messages: &[Vec<u8>]) -> Result<(), Ended> {
         for (nth, message) in messages.iter().enumerate() {
@@ -442,6 +414,7 @@ impl<'a> Tail<'a> {
         let mut messages = Vec::new();
         if let Event::Said { message, progress: Some(progress) } = &logged.event {
             messages.extend(self.notes.progress(*progress, message.as_deref(), self.meta.as_deref()));
+            self.progressed |= !messages.is_empty();
         }
         // An older state need not be told: a newer one will be.
         if self.stream.kind == Kind::Result && logged.event.is_visible() && task.changed == logged.version {
@@ -483,6 +456,9 @@ impl<'a> Tail<'a> {
         self.at.version = ended;
         let message = outcome::message(self.shared, &self.stream.request, task, self.stream.kind == Kind::Result)?;
         self.send(&message, true).await?;
+        if let Some(heard) = Twins::heard(self.shared, task).filter(|_| self.stream.kind == Kind::Call) {
+            heard.delivered();
+        }
         Ok(Turn::Over)
     }
 
@@ -572,7 +548,8 @@ async fn next(notes: &mut Option<mpsc::Receiver<Note>>) -> Option<Note> {
 pub(super) fn is_over(stream: &Stream, at: At, task: &Task) -> bool {
     match (stream.kind, task.ended) {
         (Kind::Streamed, _) => at.version > Version(0),
-        (Kind::Call, Some(_)) if matches!(task.outcome, Some(Outcome::Cancelled { .. })) => true,
+        // By who made the call, unless others could.
+        (Kind::Call, Some(_)) if matches!(task.outcome, Some(Outcome::Cancelled { .. })) && !task.spec.findable => true,
         (_, ended) => ended.is_some_and(|(_, version)| at.version >= version),
     }
 }

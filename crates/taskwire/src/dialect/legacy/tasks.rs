@@ -119,7 +119,7 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
             let stream = tail::stream(Kind::Result, &task, cx.id);
             return cx.streamed(Tail::new(cx.shared, cx.session, cx.out, stream, None, &task).of(&request).run().await, request);
         }
-        match cx.until_ended(id, &request, true).await? {
+        match cx.until_ended(id, &request).await? {
             Some(ended) => task = ended,
             None => return Ok(Reply::accepted()),
         }

@@ -1,8 +1,9 @@
 //! `tools/call`: the result at once, a question first, or a task.
 //!
 //! A call is run in memory, and stops when its caller goes away. It becomes a task when its caller has waited `promote_after` and can handle tasks; callers
-//! that cannot are held until the result is there. A call that carries an idempotency key is durable before it runs, so
-//! that a repeated call finds it.
+//! that cannot are held until the result is there, or for a while (`held`): then they are told how to come back to it. A call
+//! that carries an idempotency key, or may share its task with others that are the same (`twins`), is durable before it runs,
+//! so that a repeated call finds it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -26,10 +27,13 @@ use crate::{
         Fault, Sent,
         called::{self, Wanted, find_tool, misfit, ms},
         catalog,
+        held::{self, Beat, Hold},
         notes::Notes,
         params::text,
+        twins::{Seat, Twins},
     },
     engine::{self, End, Note, Phase, Resumed, Run},
+    feed::Watch,
     tool::{ReadyTool, TaskMode, payload_lacks},
 };
 
@@ -37,6 +41,19 @@ use crate::{
 const STATE_GOOD_FOR: Duration = Duration::from_secs(3600);
 /// Notes that wait for a client to read; more are dropped, the newest first.
 const NOTES_MAX: usize = 256;
+
+/// How a call waits for its result.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wait {
+    /// How long, before its caller is given a task; for ever if absent.
+    patience: Option<Duration>,
+    /// Whether its caller wants to see the first output rather than wait.
+    eager: bool,
+    /// How it is held if its caller has no tasks and can get on otherwise.
+    hold: Option<Hold>,
+    /// Whether its caller is given signs of life.
+    beats: bool,
+}
 
 pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     let name = text(cx.params.name, "name")?;
@@ -51,33 +68,55 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     }
     let binding = Binding { secret: cx.shared.engine.secret(), caller: cx.caller, method: "tools/call", name, arguments: &arguments };
     let (resumed, continued) = carried(cx, &binding)?;
+    let ours = held::is_followup(cx.shared, &tool);
+    let mut wait = Wait {
+        hold: if cx.meta.tasks { None } else { Hold::begin(cx.shared, &tool, cx.meta.accepts) },
+        // The follow-up tools give some themselves.
+        beats: cx.shared.config.followups && !cx.meta.tasks && !ours,
+        ..Wait::default()
+    };
     if let Some(id) = continued {
-        return go_on(cx, &binding, id, resumed).await;
+        return go_on(cx, &binding, id, resumed, wait).await;
     }
     if let Some(misfit) = misfit(&tool, &arguments) {
         return Ok(finished(cx, &misfit.into_outcome())?.into());
     }
     let request = cx.params.arguments.map_or_else(|| json!({}).into(), Payload::from);
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
-    let spec = Arc::new(spec(cx, &tool, mode)?);
-    let patience = match mode {
+    let spec = Arc::new(spec(cx, &tool, mode, wait.hold, &arguments)?);
+    wait.patience = match mode {
         TaskMode::Never => None,
         TaskMode::Auto => Some(tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after)),
         TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
     };
     // Who wants to see output while it is produced need not wait for a task to see the first of it.
-    let eager = patience.is_some() && cx.meta.partials && tool.0.policy.streams;
+    wait.eager = wait.patience.is_some() && cx.meta.partials && tool.0.policy.streams;
     if *cx.shared.draining.borrow() {
         return Err(engine::Error::Unavailable("it is shutting down".into()).into());
     }
     let engine = &cx.shared.engine;
     if spec.idempotency_key.is_some() {
-        let mut teller = Teller::new(cx);
-        let task = engine.create(engine.new_id(), spec, request, &resumed, teller.notes()).await?.task;
+        let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
+        let task = engine.create(id, spec, request, &resumed, teller.notes()).await?.task;
+        teller.hears_of(task.id, wait.hold.is_some() && task.id != id);
         // The caller will ask again if it does not get this answer, so the task must live on.
-        return teller.while_telling(follow(cx, &binding, task.id, patience, eager)).await;
+        return teller.while_telling(follow(cx, &binding, task.id, wait)).await;
     }
-    if patience == Some(Duration::ZERO) {
+    if let Some(likeness) = &spec.dedupe {
+        let mut seat = Seat::take(cx.shared, cx.caller, cx.headers.is_none().then_some(cx.id));
+        let mut teller = Teller::new(cx, wait);
+        match seat.join(likeness, spec.clone(), request.clone(), resumed.clone(), teller.notes()).await {
+            Ok((task, joined)) => {
+                teller.hears_of(task.id, joined);
+                // It lives on for the next call that is the same.
+                return teller.while_telling(follow(cx, &binding, task.id, wait)).await;
+            }
+            // No room for another task: the call is held as one that can share none.
+            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if wait.patience == Some(Duration::ZERO) {
         let id = engine.new_id();
         let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
         return match engine.create(id, spec, request, &resumed, None).await {
@@ -88,14 +127,23 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
             }
         };
     }
-    hold(cx, &binding, spec, request, resumed, patience, eager).await
+    let done = hold(cx, &binding, spec, request, resumed, wait).await;
+    if ours && done.is_ok() {
+        Twins::heard_by(cx.shared, cx.caller, &arguments);
+    }
+    done
 }
 
-fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Result<Spec, Fault> {
+fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode, hold: Option<Hold>, arguments: &Value) -> Result<Spec, Fault> {
     let wanted = Wanted { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
     let mut spec = called::spec(cx.shared, tool, &wanted)?;
     if mode == TaskMode::Never {
         spec.hidden = true;
+    }
+    if let Some(hold) = hold {
+        hold.open(&mut spec, tool, arguments);
+    }
+    if mode == TaskMode::Never && hold.is_none_or(Hold::can_ask) {
         // Nobody can answer a hidden task once the state that names it is no longer good.
         let good_for = ms(STATE_GOOD_FOR);
         spec.input_timeout_ms = Some(spec.input_timeout_ms.map_or(good_for, |span| span.min(good_for)));
@@ -104,31 +152,30 @@ fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Result<Spec, Fault> {
 }
 
 /// Runs the call in memory until it ends, becomes a task, or has had its time.
-async fn hold(
-    cx: &Cx<'_>,
-    binding: &Binding<'_>,
-    spec: Arc<Spec>,
-    request: Payload,
-    resumed: Resumed,
-    patience: Option<Duration>,
-    eager: bool,
-) -> Result<Done, Fault> {
+async fn hold(cx: &Cx<'_>, binding: &Binding<'_>, spec: Arc<Spec>, request: Payload, resumed: Resumed, wait: Wait) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
-    let mut teller = Teller::new(cx);
-    let mut held = engine.launch(engine.new_id(), spec, request, resumed, teller.notes());
-    if eager {
+    let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
+    teller.hears_of(id, false);
+    let mut held = engine.launch(id, spec.clone(), request.clone(), resumed.clone(), teller.notes());
+    if wait.eager {
         held.run().stream_at_once();
     }
     let mut phase = held.start().await;
     if matches!(phase, Phase::Loose) {
         let run = held.run().clone();
-        phase = teller.while_telling(settled(cx, &run, patience)).await?;
+        phase = teller.while_telling(settled(cx, &run, wait)).await?;
     }
     teller.tell_rest();
     match phase {
         Phase::Done(End::Outcome(outcome)) => Ok(finished(cx, &outcome)?.into()),
-        Phase::Done(End::Suspended(round)) => Ok(again(cx, binding, &round)?.into()),
-        Phase::Task(id) if patience.is_some() => {
+        Phase::Done(End::Suspended(round)) => match again(cx, binding, &round) {
+            // What its caller cannot be asked by a second call, it is asked as a task.
+            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => {
+                ask_as_task(cx, binding, (spec, request, resumed), wait, fault).await
+            }
+            again => Ok(again?.into()),
+        },
+        Phase::Task(id) if wait.patience.is_some() => {
             let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
             let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
             held.release();
@@ -136,7 +183,7 @@ async fn hold(
         }
         Phase::Task(id) => {
             // Held on: the caller knows of no task, so it must not outlive the call.
-            let done = teller.while_telling(follow(cx, binding, id, None, false)).await;
+            let done = teller.while_telling(follow(cx, binding, id, wait)).await;
             held.release();
             done
         }
@@ -144,26 +191,52 @@ async fn hold(
     }
 }
 
+/// Makes a call that wants to ask in a round a task: so it asks by itself, and its caller answers with a follow-up tool.
+async fn ask_as_task(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    (spec, request, resumed): (Arc<Spec>, Payload, Resumed),
+    wait: Wait,
+    fault: Fault,
+) -> Result<Done, Fault> {
+    let engine = &cx.shared.engine;
+    let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
+    let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
+    teller.hears_of(id, false);
+    let done = match engine.create(id, spec, request, &resumed, teller.notes()).await {
+        Ok(_) => teller.while_telling(follow(cx, binding, id, wait)).await,
+        // No room for another task.
+        Err(engine::Error::Rejected(Reject::Limit { .. })) => Err(fault),
+        Err(error) => Err(error.into()),
+    };
+    orphan.delivered();
+    done
+}
+
 /// Waits until a run has ended or become a task, and makes it one when its caller has waited long enough.
-async fn settled(cx: &Cx<'_>, run: &Arc<Run>, patience: Option<Duration>) -> Result<Phase, Fault> {
-    if let Some(patience) = patience {
-        tokio::select! {
-            biased;
-            phase = run.settled() => return Ok(phase),
-            () = cx.shared.engine.clock().sleep(patience) => {}
+async fn settled(cx: &Cx<'_>, run: &Arc<Run>, wait: Wait) -> Result<Phase, Fault> {
+    let waited = async {
+        match wait.patience {
+            Some(patience) => cx.shared.engine.clock().sleep(patience).await,
+            None => held::over(wait.hold, cx.shared).await,
         }
-        match run.promote().await {
-            Ok(phase) => return Ok(phase),
-            // No room for another task: the caller waits on, which costs it nothing but time.
-            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
-            Err(error) => return Err(error.into()),
-        }
+    };
+    tokio::select! {
+        biased;
+        phase = run.settled() => return Ok(phase),
+        () = waited => {}
     }
-    Ok(run.settled().await)
+    match run.promote().await {
+        Ok(phase) => Ok(phase),
+        // No room for another task: the caller waits on, which costs it nothing but time.
+        Err(engine::Error::Rejected(Reject::Limit { .. })) => Ok(run.settled().await),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Waits for a task that its caller does not know of, or not yet.
-async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option<Duration>, eager: bool) -> Result<Done, Fault> {
+async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait) -> Result<Done, Fault> {
+    let Wait { patience, eager, hold, .. } = wait;
     let engine = &cx.shared.engine;
     let watch = engine.watch(vec![id], eager);
     let promote = async {
@@ -172,38 +245,64 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, patience: Option
             None => std::future::pending().await,
         }
     };
-    tokio::pin!(promote);
-    let mut waited = patience == Some(Duration::ZERO);
+    let held = held::over(hold, cx.shared);
+    tokio::pin!(promote, held);
+    let (mut waited, mut over) = (patience == Some(Duration::ZERO), false);
     loop {
         let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
         if let Some(outcome) = task.outcome.as_ref().filter(|_| patience != Some(Duration::ZERO)) {
-            return Ok(finished(cx, outcome)?.into());
+            return concluded(cx, &task, outcome);
         }
         if waited || (eager && engine.span(id)?.end > Seq(0)) || (patience.is_some() && task.asked_at.is_some()) {
             return Ok(handle(cx, &task, None));
         }
-        if task.asked_at.is_some() {
+        if task.asked_at.is_some() && !hold.is_some_and(|hold| hold.asks(&task)) {
             let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
             return Ok(input_required(cx, binding, questions, Some(Carried::Task(id))).into());
+        }
+        if let Some(result) = held::instead(cx.shared, hold, &task, over) {
+            // Who does not get this answer does not know of the task, unless another call finds it.
+            let lone = task.spec.idempotency_key.is_none() && task.spec.dedupe.is_none();
+            let orphan = lone.then(|| Sent::orphan(engine.clone(), cx.caller.clone(), id));
+            return Ok(Done { result: complete(&result, cx.shared).end(), orphan });
         }
         tokio::select! {
             _ = watch.changed() => {}
             () = &mut promote => waited = true,
+            () = &mut held, if !over => over = true,
+        }
+    }
+}
+
+/// The answer of a task that has ended.
+fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome) -> Result<Done, Fault> {
+    let heard = Twins::heard(cx.shared, task);
+    match finished(cx, outcome) {
+        Ok(object) => Ok(Done { result: object.end(), orphan: heard }),
+        Err(fault) => {
+            if let Some(heard) = heard {
+                heard.delivered();
+            }
+            Err(fault)
         }
     }
 }
 
 /// The caller came back with answers for a task that it knows only by the state it carried.
-async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed) -> Result<Done, Fault> {
+async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed, wait: Wait) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
     // As in the first call: what its caller cannot find again ends with the call.
-    let keyed = task.spec.idempotency_key.is_some();
-    let orphan = (!keyed).then(|| Sent::orphan(engine.clone(), cx.caller.clone(), id));
+    let found = task.spec.idempotency_key.is_some() || task.spec.dedupe.is_some();
+    let orphan = (!found).then(|| Sent::orphan(engine.clone(), cx.caller.clone(), id));
     let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
     let answered = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await;
     let done = match answered {
-        Ok(_) => follow(cx, binding, id, None, false).await,
+        Ok(_) => {
+            let mut teller = Teller::new(cx, wait);
+            teller.hears_of(id, wait.hold.is_some());
+            teller.while_telling(follow(cx, binding, id, wait)).await
+        }
         Err(error) => Err(error.into()),
     };
     if let Some(orphan) = orphan {
@@ -291,11 +390,19 @@ struct Teller<'a, 'c> {
     cx: &'a Cx<'c>,
     notes: Option<mpsc::Receiver<Note>>,
     wanted: Notes,
+    beat: Option<Beat>,
+    /// The task that the call is, or may become.
+    task: Option<TaskId>,
+    /// Wakes where the notes go to another call, so that progress is read from the task.
+    reads: Option<Watch<TaskId>>,
 }
 
 impl<'a, 'c> Teller<'a, 'c> {
-    fn new(cx: &'a Cx<'c>) -> Self {
-        Self { cx, notes: None, wanted: Notes::new(cx.meta.progress_token.clone(), cx.meta.log_level) }
+    fn new(cx: &'a Cx<'c>, wait: Wait) -> Self {
+        let wanted = Notes::new(cx.meta.progress_token.clone(), cx.meta.log_level);
+        let clock = cx.shared.engine.clock();
+        let beat = (wait.beats && wanted.token.is_some()).then(|| Beat::new(clock, clock.now(), f64::NEG_INFINITY));
+        Self { cx, notes: None, wanted, beat, task: None, reads: None }
     }
 
     /// Where notes can be sent, if the caller wants any.
@@ -308,23 +415,33 @@ impl<'a, 'c> Teller<'a, 'c> {
         Some(sender)
     }
 
+    /// Names the task, which `reads` if its notes go elsewhere.
+    fn hears_of(&mut self, id: TaskId, reads: bool) {
+        self.task = Some(id);
+        if reads && self.wanted.token.is_some() {
+            self.reads = Some(self.cx.shared.engine.watch(vec![id], false));
+            self.tell_read();
+        }
+    }
+
     /// Waits for `future`, passing notes on meanwhile.
     async fn while_telling<T>(&mut self, future: impl Future<Output = T>) -> T {
         tokio::pin!(future);
-        while let Some(notes) = &mut self.notes {
+        loop {
             tokio::select! {
                 biased;
                 done = &mut future => {
                     self.tell_rest();
                     return done;
                 }
-                note = notes.recv() => match note {
+                note = next(&mut self.notes) => match note {
                     Some(note) => self.tell(&note),
                     None => self.notes = None,
                 },
+                () = changed(self.reads.as_ref()) => self.tell_read(),
+                () = held::due(&mut self.beat) => self.give_sign(),
             }
         }
-        future.await
     }
 
     /// Passes on what has been sent so far: it goes before the response.
@@ -332,11 +449,59 @@ impl<'a, 'c> Teller<'a, 'c> {
         while let Some(Ok(note)) = self.notes.as_mut().map(mpsc::Receiver::try_recv) {
             self.tell(&note);
         }
+        if self.reads.is_some() {
+            self.tell_read();
+        }
     }
 
     fn tell(&mut self, note: &Note) {
-        if let Some(message) = self.wanted.message(note, None) {
-            self.cx.out.try_send(&message);
+        let message = self.wanted.message(note, None);
+        self.send(message, matches!(note, Note::Progress { .. }));
+    }
+
+    /// Sends a message, if there is one; after progress the next sign of life has time.
+    fn send(&mut self, message: Option<Vec<u8>>, progress: bool) {
+        let Some(message) = message else { return };
+        self.cx.out.try_send(&message);
+        if let Some(beat) = self.beat.as_mut().filter(|_| progress) {
+            beat.put_off();
         }
+    }
+
+    /// The task as it is now, if it is one.
+    fn shown(&self) -> Option<Arc<Task>> {
+        self.cx.shared.engine.task(self.cx.caller, self.task?).ok()?
+    }
+
+    /// Tells how far the task is.
+    fn tell_read(&mut self) {
+        if let Some(task) = self.shown()
+            && let Some(progress) = task.progress
+        {
+            let message = self.wanted.progress(progress, task.message.as_deref(), None);
+            self.send(message, true);
+        }
+    }
+
+    fn give_sign(&mut self) {
+        let task = self.shown();
+        let message = self.beat.as_mut().and_then(|beat| beat.message(&mut self.wanted, task.as_deref()));
+        self.send(message, true);
+    }
+}
+
+/// The next note; waits for ever if none can come.
+async fn next(notes: &mut Option<mpsc::Receiver<Note>>) -> Option<Note> {
+    match notes {
+        Some(notes) => notes.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the task changes, if it is watched.
+async fn changed(watch: Option<&Watch<TaskId>>) {
+    match watch {
+        Some(watch) => drop(watch.changed().await),
+        None => std::future::pending().await,
     }
 }

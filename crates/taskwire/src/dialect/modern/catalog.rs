@@ -51,15 +51,16 @@ fn page<T>(cx: &Cx<'_>, key: &str, all: &[T], wire: impl Fn(&T) -> String) -> Re
 }
 
 pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
-    page(cx, "tools", &cx.shared.provider.tools(), |tool| {
+    let has_tasks = cx.meta.tasks;
+    page(cx, "tools", &catalog::tools(cx.shared, has_tasks), |tool| {
         let hinted = tool.0.hinted.as_ref().filter(|_| cx.meta.partials);
-        hinted.unwrap_or(&tool.0.wire).as_str().to_owned()
+        catalog::shown(cx.shared, tool, hinted.unwrap_or(&tool.0.wire), has_tasks)
     })
 }
 
 /// Any other list.
 pub(super) fn list(cx: &Cx<'_>, method: &str) -> Option<Result<Object, Fault>> {
-    let (key, entries) = catalog::list(&cx.shared.provider, method)?;
+    let (key, entries) = catalog::list(cx.shared, method)?;
     Some(page(cx, key, &entries, text))
 }
 
@@ -76,7 +77,11 @@ pub(super) async fn prompt(cx: &Cx<'_>) -> Result<Object, Fault> {
 pub(super) async fn read(cx: &Cx<'_>) -> Result<Object, Fault> {
     let uri = member(cx.params.uri, "uri")?;
     let not_found = || Fault::params(format!("there is no resource `{uri}`")).with_data(json!({"uri": uri}));
-    let handler = catalog::resource(&cx.shared.provider, &uri).ok_or_else(not_found)?;
+    let Some(handler) = catalog::resource(&cx.shared.provider, &uri) else {
+        let contents = catalog::task_output(cx.shared, cx.caller, &uri).await.ok_or_else(not_found)??;
+        // It may grow with every moment.
+        return Ok(result(cx).splice(&text(&contents)).put("ttlMs", &0).put("cacheScope", "private"));
+    };
     let binding = binding(cx, "resources/read", &uri, &Value::Null);
     let (resumed, _) = carried(cx, &binding)?;
     let call = ResourceCall { uri: uri.to_string(), resumed, accepts: cx.meta.accepts };

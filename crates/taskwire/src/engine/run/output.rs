@@ -19,7 +19,7 @@ use crate::{
     engine::{
         Error,
         call::Phase,
-        emit::{Piece, Pushed, chunks_of},
+        emit::{Piece, Pushed, Taken, chunks_of},
     },
     store::{Cursor, Entry},
 };
@@ -83,14 +83,14 @@ impl Run {
             Piece::Text(text) => text,
             Piece::Block(block) => {
                 Blocks::check(block, self.engine.limits())?;
-                return self.push(piece).await;
+                return self.push(&[piece], None).await;
             }
         };
         // Long text goes in by parts, so that it waits for room like any other.
         let most = self.engine.0.config.coalesce.bytes.max(TEXT_BYTES_MAX);
         loop {
             let (part, rest) = text.split_at(text.floor_char_boundary(most));
-            self.push(Piece::Text(part)).await?;
+            self.push(&[Piece::Text(part)], None).await?;
             if rest.is_empty() {
                 return Ok(());
             }
@@ -98,13 +98,27 @@ impl Run {
         }
     }
 
-    async fn push(self: &Arc<Self>, piece: Piece<'_>) -> Result<(), Error> {
+    /// Writes pieces that belong together, and notes where the work is with them: whatever of the output is durable, the
+    /// mark of it is too, in the same commit. The next attempt finds the last one as its checkpoint.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(crate) async fn put(self: &Arc<Self>, pieces: &[Piece<'_>], mark: &Payload) -> Result<(), Error> {
+        for piece in pieces {
+            if let Piece::Block(block) = piece {
+                Blocks::check(block, self.engine.limits())?;
+            }
+        }
+        self.push(pieces, Some(mark)).await
+    }
+
+    async fn push(self: &Arc<Self>, pieces: &[Piece<'_>], mark: Option<&Payload>) -> Result<(), Error> {
         loop {
             self.go_on()?;
             let room = self.emit.room.notified();
             let pushed = {
                 let mut pending = self.emit.lock();
-                let pushed = pending.push(piece, self.engine.0.clock.now(), self.engine.0.config.coalesce, self.engine.limits())?;
+                let pushed = pending.push(pieces, mark, self.engine.0.clock.now(), self.engine.0.config.coalesce, self.engine.limits())?;
                 if pending.has_enough() {
                     self.emit.enough.notify_one();
                 }
@@ -115,7 +129,7 @@ impl Run {
                     if send {
                         self.engine.0.runtime.spawn(self.clone().send_output());
                     }
-                    return self.show_at_once().await;
+                    return if pieces.is_empty() { Ok(()) } else { self.show_at_once().await };
                 }
                 Pushed::Full if matches!(self.promote().await?, Phase::Task(_)) => tokio::select! {
                     () = room => {}
@@ -201,16 +215,18 @@ impl Run {
             Place::Loose => return Ok(()),
             Place::Done => return Err(Reject::Ended.into()),
         };
-        let chunks = self.take_output()?;
-        if chunks.is_empty() {
-            return Ok(());
-        }
-        self.append(id, chunks).await
+        let taken = self.take_output()?;
+        self.append(id, taken).await
     }
 
-    /// Writes chunks that were taken. Where they are refused, nothing more is taken.
-    async fn append(&self, id: TaskId, chunks: Vec<Blocks>) -> Result<(), Error> {
-        let appended = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Append { chunks }).await;
+    /// Writes what was taken. Where it is refused, nothing more is taken.
+    async fn append(&self, id: TaskId, taken: Taken) -> Result<(), Error> {
+        let command = match taken {
+            Taken { chunks, mark: None } if chunks.is_empty() => return Ok(()),
+            Taken { chunks, mark: None } => Command::Append { chunks },
+            Taken { chunks, mark: Some(checkpoint) } => Command::Save { chunks, checkpoint },
+        };
+        let appended = self.engine.submit(id, Authority::Attempt(self.attempt), command).await;
         appended.map(drop).inspect_err(|error| {
             self.emit.lock().refuse(error.clone());
             self.emit.room.notify_waiters();
@@ -218,7 +234,7 @@ impl Run {
     }
 
     /// What is written and not in the log. Only who holds `place` may take it, so that it stays in order.
-    pub(super) fn take_output(&self) -> Result<Vec<Blocks>, Error> {
+    pub(super) fn take_output(&self) -> Result<Taken, Error> {
         let taken = self.emit.lock().take(self.engine.0.clock.now());
         self.emit.room.notify_waiters();
         taken
@@ -248,11 +264,11 @@ impl Run {
     async fn save_now(self: &Arc<Self>, id: TaskId, own: Vec<Blocks>, checkpoint: Payload) -> Result<(), Error> {
         let _place = self.place.lock().await;
         let earlier = self.take_output()?;
-        let chunks = earlier.iter().cloned().chain(own).collect();
+        let chunks = earlier.chunks.iter().cloned().chain(own).collect();
         let saved = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Save { chunks, checkpoint }).await;
         let Err(error) = saved else { return Ok(()) };
         let too_much = matches!(error, Error::Rejected(Reject::Limit { key: "task_output_bytes", .. }));
-        if too_much && !earlier.is_empty() {
+        if too_much && !earlier.chunks.is_empty() {
             // What came before may fit without the rest; if it does not, the work learns that now.
             self.append(id, earlier).await?;
         } else {
@@ -269,7 +285,12 @@ impl Run {
             content: Vec<Payload>,
         }
         let Outcome::Completed { result, is_error } = outcome else { return Vec::new() };
-        let Ok(Content { content }) = result.read() else { return Vec::new() };
+        let Ok(Content { mut content }) = result.read() else { return Vec::new() };
+        let repeats = self.repeats.load(Ordering::Relaxed).min(content.len());
+        if repeats > 0 {
+            content.drain(..repeats);
+            return self.chunks_of_result(&content);
+        }
         let mut written = Said::default();
         if self.read_back(id, &mut written).is_err() {
             return Vec::new();
@@ -280,9 +301,13 @@ impl Run {
         if said == written || (*is_error && written == Said::default()) {
             return Vec::new();
         }
+        self.chunks_of_result(&content)
+    }
+
+    fn chunks_of_result(&self, content: &[Payload]) -> Vec<Blocks> {
         let (coalesce, limits) = (self.engine.0.config.coalesce, self.engine.limits());
         // A block that no chunk has room for is a chunk by itself.
-        chunks_of(&content, coalesce, limits)
+        chunks_of(content, coalesce, limits)
             .unwrap_or_else(|_| content.iter().map(|block| Blocks::of(std::slice::from_ref(block))).collect())
     }
 
@@ -304,8 +329,8 @@ impl Run {
     }
 
     /// Output that was taken and not written waits again.
-    pub(super) fn give_back(self: &Arc<Self>, chunks: Vec<Blocks>) {
-        self.emit.lock().give_back(chunks);
+    pub(super) fn give_back(self: &Arc<Self>, taken: Taken) {
+        self.emit.lock().give_back(taken);
         self.send_soon();
     }
 }

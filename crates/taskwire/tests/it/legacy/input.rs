@@ -371,7 +371,7 @@ async fn a_client_is_never_asked_what_it_did_not_say_it_can_answer() {
         (Question::roots, json!({"elicitation": {}, "sampling": {}}), json!({"roots": {}})),
     ];
     for (question, declared, needed) in cases {
-        let server = TestServer::start(registry([asks_this(question)])).await;
+        let server = TestServer::start_without_followups(registry([asks_this(question)])).await;
         let legacy = Legacy::declaring(&server, declared).await;
         let expected = json!({"requiredCapabilities": needed});
         let error = legacy.error("tools/call", json!({"name": "asks", "arguments": {}})).await;
@@ -446,7 +446,7 @@ async fn a_tool_that_asks_in_rounds_is_asked_for_like_any_other() {
 #[tokio::test]
 async fn a_tool_that_asks_in_rounds_is_refused_where_nobody_can_be_asked() {
     let rounds = tool("asks", &(), |(), _ctx| async move { Err::<(), _>(ToolError::round(Round::ask("name", name_form("Name?")))) });
-    let server = TestServer::start(registry([rounds])).await;
+    let server = TestServer::start_without_followups(registry([rounds])).await;
     let legacy = Legacy::declaring(&server, json!({})).await;
     assert_eq!(refusal(&legacy, "tools/call", json!({"name": "asks", "arguments": {}})).await, -32600);
     let id = legacy.start("asks", json!({})).await;

@@ -214,7 +214,7 @@ async fn an_answer_that_is_too_large_is_refused_and_its_question_stays_open() {
 #[tokio::test]
 async fn a_name_that_is_in_use_is_refused() {
     let gate = Gate::new();
-    let (server, clock) = start(registry([gate.tool("slow")]), Config::default()).await;
+    let (server, clock) = start(registry([gate.tool("slow")]), crate::kit::without_followups()).await;
     let legacy = Legacy::open(&server).await;
     let task = legacy.start("slow", json!({})).await;
     soon("the start", gate.started.wait()).await;

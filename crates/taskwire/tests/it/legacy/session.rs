@@ -28,9 +28,9 @@ pub(crate) const VERSIONS: [&str; 3] = [LATEST, "2025-06-18", "2025-03-26"];
 
 type Headers = Vec<(String, String)>;
 
-/// A server whose time stands still.
+/// A server whose time stands still, or passes in leaps: calls are held to their end, however long that takes.
 pub(crate) async fn start(tools: Registry, config: Config) -> (TestServer, ManualClock) {
-    let clock = manual_clock();
+    let (clock, config) = (manual_clock(), Config { followups: false, ..config });
     (TestServer::start_with(tools, config, Arc::new(clock.clone())).await, clock)
 }
 
@@ -478,7 +478,7 @@ async fn a_stream_is_opened_by_who_may_have_one() {
 #[tokio::test]
 async fn a_session_survives_a_restart() {
     let tools = || registry([quick("quick").streams(), quick("other")]);
-    let (server, clock) = start(tools(), Config::default()).await;
+    let (server, clock) = start(tools(), crate::kit::without_followups()).await;
     let dir = server.dir();
     let mut sessions = Vec::new();
     for version in VERSIONS {
@@ -492,7 +492,7 @@ async fn a_session_survives_a_restart() {
     }
     assert_eq!(lists[0]["tools"][0]["execution"]["streamPartial"], true);
     soon("the shutdown", server.stopped()).await;
-    let server = reopened(&dir, tools(), Config::default(), &clock).await;
+    let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
     for (legacy, list) in sessions.iter().zip(&lists) {
         let legacy = legacy.at(server.port);
         assert_eq!(&legacy.ok("tools/list", json!({})).await, list, "what was agreed on is known");

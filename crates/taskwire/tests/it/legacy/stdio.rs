@@ -58,7 +58,7 @@ impl Peer {
     fn start(tools: Registry) -> Self {
         let dir = TempDir::new();
         let store = SqliteStore::open(dir.path()).expect("a store");
-        let server = Server::start_with_clock(tools, store, Config::default(), Arc::new(SystemClock)).expect("a server");
+        let server = Server::start_with_clock(tools, store, crate::kit::without_followups(), Arc::new(SystemClock)).expect("a server");
         Self { dir: Some(dir), ..Self::on(&server, json!({"elicitation": {}, "sampling": {}, "roots": {}})) }
     }
 

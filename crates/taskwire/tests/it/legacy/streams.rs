@@ -560,7 +560,7 @@ async fn a_place_in_no_stream_is_refused() {
 /// A call that is cut off by a crash of its server; the session, the request, and where it was.
 pub(crate) fn cut_off(dir: &Arc<TempDir>, clock: &ManualClock, gate: &Gate, tools: Registry) -> (Legacy, Value, String) {
     life(async {
-        let server = TestServer::start_in(dir.clone(), tools, Config::default(), Arc::new(clock.clone())).await;
+        let server = TestServer::start_in(dir.clone(), tools, crate::kit::without_followups(), Arc::new(clock.clone())).await;
         let legacy = Legacy::open(&server).await;
         let message = call(&legacy, "slow", json!({}));
         let mut sse = held(&legacy, clock, gate, &message).await;
@@ -695,7 +695,7 @@ async fn who_cannot_come_back_is_not_sent_away() {
 async fn a_shutdown_ends_connections_and_not_their_streams() {
     let gate = Gate::new();
     let tools = || registry([gate.tool("slow")]);
-    let (mut server, clock) = start(tools(), Config::default()).await;
+    let (mut server, clock) = start(tools(), crate::kit::without_followups()).await;
     let (dir, legacy) = (server.dir(), Legacy::open(&server).await);
     let (id, message) = (legacy.start("slow", json!({})).await, call(&legacy, "slow", json!({})));
     soon("the start", gate.started.wait()).await;
@@ -714,7 +714,7 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
     gate.go.send();
     gate.go.send();
     soon("the shutdown", server.stopped()).await;
-    let server = reopened(&dir, tools(), Config::default(), &clock).await;
+    let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
     let legacy = legacy.at(server.port);
     let [call_at, wait_at, standing_at] = streams.map(|sse| sse.last_id.expect("an id"));
     for (message, place) in [(message, call_at), (wait, wait_at)] {
@@ -756,7 +756,7 @@ pub(crate) async fn call_off(legacy: &Legacy, request: &Value) {
 #[tokio::test]
 async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
     let gate = Gate::new();
-    let (server, clock) = start(registry([gate.tool("slow"), quick("quick")]), Config::default()).await;
+    let (server, clock) = start(registry([gate.tool("slow"), quick("quick")]), crate::kit::without_followups()).await;
     for version in VERSIONS {
         let legacy = Legacy::of(server.port, None, version, json!({})).await;
         let message = call(&legacy, "slow", json!({}));

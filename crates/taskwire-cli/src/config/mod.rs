@@ -1,15 +1,29 @@
 //! The configuration file: every key with its default, and errors that say where and what instead.
 
+mod changes;
+mod place;
+mod tool;
+
 use std::{
+    collections::BTreeSet,
     fmt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use serde::{Deserialize, Deserializer, de};
-use taskwire::server::{self, Auth, Initial, Mode};
+use taskwire::{
+    command::{Definition, Problem},
+    server::{self, Auth, Initial, Mode},
+};
 use taskwire_core::Limits;
+
+pub(crate) use place::parse_toml;
+use tool::{Common, ToolTable};
+
+/// Names that the server itself has tools of, for clients that know no tasks.
+const FOLLOW_UPS: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_cancel"];
 
 /// A time span such as `"1s"` or `"10m"`.
 #[derive(Debug, Clone, Copy)]
@@ -73,10 +87,31 @@ pub(crate) struct Config {
     queue_len: Option<usize>,
     cache_bytes: Option<usize>,
     body_bytes: Option<usize>,
+    hold: Option<Span>,
+    followups: Option<bool>,
+    inline_bytes: Option<usize>,
     limits: LimitsTable,
     http: HttpTable,
     legacy: LegacyTable,
     pub(crate) auth: AuthTable,
+    tool: Vec<ToolTable>,
+    /// Where all this is from.
+    #[serde(skip)]
+    source: Source,
+}
+
+/// The file itself, so that what is wrong can be shown in its place.
+#[derive(Default)]
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
+/// It may have tokens in it.
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
 }
 
 impl Default for Config {
@@ -107,10 +142,15 @@ impl Default for Config {
             queue_len: None,
             cache_bytes: None,
             body_bytes: None,
+            hold: None,
+            followups: None,
+            inline_bytes: None,
             limits: LimitsTable::default(),
             http: HttpTable::default(),
             legacy: LegacyTable::default(),
             auth: AuthTable::default(),
+            tool: Vec::new(),
+            source: Source::default(),
         }
     }
 }
@@ -194,15 +234,84 @@ impl Config {
 
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("{} cannot be used", path.display()))
+        Self::parse(path, text)
     }
 
-    fn parse(text: &str) -> anyhow::Result<Self> {
-        parse_toml(text)
+    fn parse(path: &Path, text: String) -> anyhow::Result<Self> {
+        let mut config: Self = parse_toml(&text).with_context(|| format!("{} cannot be used", path.display()))?;
+        config.source = Source { path: path.to_owned(), text };
+        Ok(config)
+    }
+
+    /// What is wrong with the value at this path, shown in its place.
+    fn refuse(&self, path: &[&str], message: &str) -> anyhow::Error {
+        let Source { path: file, text } = &self.source;
+        anyhow!(place::complaint(text, place::find(text, path), message)).context(format!("{} cannot be used", file.display()))
+    }
+
+    /// What is wrong with a tool, shown in its place; `n` counts the tools of the file.
+    pub(crate) fn refuse_tool(&self, n: usize, problem: &Problem) -> anyhow::Error {
+        let n = n.to_string();
+        let in_tool = |key| place::has(&self.source.text, &["tool", &n, key]);
+        // What stands for it in this file.
+        match problem.key {
+            "input_schema" if !in_tool("input_schema") => self.refuse(&["tool", &n, "input"], &problem.message),
+            "inline_bytes" if !in_tool("inline_bytes") => self.refuse(&["inline_bytes"], &problem.message),
+            key => self.refuse(&["tool", &n, key], &problem.message),
+        }
+    }
+
+    /// The tools that are commands, each of them checked. No command sees the variables in `secrets`, nor those that this
+    /// file takes tokens from.
+    pub(crate) fn definitions(&self, secrets: &[String]) -> anyhow::Result<Vec<Definition>> {
+        if self.tool.is_empty() {
+            return Ok(Vec::new());
+        }
+        let file = std::path::absolute(&self.source.path)?;
+        let secrets: BTreeSet<String> = secrets.iter().cloned().chain(self.auth.variables()).collect();
+        let secrets: Vec<String> = secrets.into_iter().collect();
+        let dir = file.parent().unwrap_or(&file);
+        let common = Common { dir, inline_bytes: self.inline_bytes, remove_env: &secrets };
+        let mut definitions = Vec::with_capacity(self.tool.len());
+        for (n, tool) in self.tool.iter().enumerate() {
+            let at = n.to_string();
+            self.check_name(n).map_err(|message| self.refuse(&["tool", &at, "name"], &message))?;
+            let definition = tool.define(&common).map_err(|wrong| {
+                let path = ["tool", at.as_str()].into_iter().chain(wrong.path.iter().map(String::as_str)).collect::<Vec<_>>();
+                self.refuse(&path, &wrong.message)
+            })?;
+            definition.check().map_err(|problem| self.refuse_tool(n, &problem))?;
+            definitions.push(definition);
+        }
+        Ok(definitions)
+    }
+
+    /// Refuses a name that is taken.
+    fn check_name(&self, n: usize) -> Result<(), String> {
+        let name = &self.tool[n].name;
+        if self.tool[..n].iter().any(|other| other.name == *name) {
+            return Err(format!("there is a tool `{name}` already: names are for one tool each"));
+        }
+        if FOLLOW_UPS.contains(&name.as_str()) {
+            return Err(format!("`{name}` is a tool of the server's own, for clients that know no tasks: choose another name"));
+        }
+        if self.demo && crate::demo::NAMES.contains(&name.as_str()) {
+            return Err(format!("`{name}` is one of the demo tools: choose another name, or leave out `demo = true`"));
+        }
+        Ok(())
     }
 
     /// What the library needs.
     pub(crate) fn server(&self) -> anyhow::Result<server::Config> {
+        self.server_with(|name| std::env::var(name).ok())
+    }
+
+    /// Whether a server could run with it, in surroundings where the tokens are.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.server_with(|_| Some("set by then".to_owned())).map(drop)
+    }
+
+    fn server_with(&self, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<server::Config> {
         let mut config = server::Config { instructions: self.instructions.clone(), ..server::Config::default() };
         set(&mut config.promote_after, self.promote_after.map(|span| span.0));
         set(&mut config.poll_interval, self.poll_interval.map(|span| span.0));
@@ -241,14 +350,20 @@ impl Config {
         set(&mut config.legacy.session_idle, self.legacy.session_idle.map(|span| span.0));
         set(&mut config.legacy.retry, self.legacy.retry.map(|span| span.0));
         set(&mut config.legacy.reconnect_after, self.legacy.reconnect_after.map(|span| span.0));
-        config.auth = self.auth.resolve(|name| std::env::var(name).ok())?;
-        check(&config)?;
+        set(&mut config.hold, self.hold.map(|span| span.0));
+        set(&mut config.followups, self.followups);
+        set(&mut config.inline_bytes, self.inline_bytes);
+        config.auth = self.auth.resolve(env).map_err(|(n, message)| self.refuse(&["auth", "tokens", &n.to_string()], &message))?;
+        check(&config).map_err(|(key, reason)| {
+            let path: Vec<&str> = key.split('.').collect();
+            self.refuse(&path, &format!("`{key}` {reason}"))
+        })?;
         Ok(config)
     }
 }
 
-/// Refuses values with which nothing would work.
-fn check(config: &server::Config) -> anyhow::Result<()> {
+/// Refuses values with which nothing would work: which, and why.
+fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
     let counts = [
         ("http.connections", config.http.connections),
         ("page_len", config.page_len),
@@ -257,7 +372,7 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
     ];
     for (key, value) in counts {
         if !(1..=1_000_000).contains(&value) {
-            bail!("`{key}` must be between 1 and 1000000, not {value}");
+            return Err((key, format!("must be between 1 and 1000000, not {value}")));
         }
     }
     let sizes = [
@@ -266,12 +381,13 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
         ("body_bytes", config.body_bytes as u64, 1024),
         ("coalesce_bytes", config.engine.coalesce.bytes as u64, 1),
         ("read_bytes", config.read_bytes as u64, 1024),
+        ("inline_bytes", config.inline_bytes as u64, 256),
         ("limits.chunk_bytes", config.engine.limits.chunk_bytes, 1024),
         ("limits.output_bytes_per_second", config.engine.limits.output_bytes_per_second, 1024),
     ];
     for (key, value, least) in sizes {
         if value < least {
-            bail!("`{key}` must be at least {least}, not {value}");
+            return Err((key, format!("must be at least {least}, not {value}")));
         }
     }
     let spans = [
@@ -287,7 +403,8 @@ fn check(config: &server::Config) -> anyhow::Result<()> {
     ];
     for (key, value, least) in spans {
         if value < least {
-            bail!("`{key}` must be at least {}, not {}", humantime::format_duration(least), humantime::format_duration(value));
+            let (least, value) = (humantime::format_duration(least), humantime::format_duration(value));
+            return Err((key, format!("must be at least {least}, not {value}")));
         }
     }
     Ok(())
@@ -316,59 +433,65 @@ impl LimitsTable {
 }
 
 impl AuthTable {
-    /// Tokens with their values; `env:NAME` stands for an environment variable.
-    fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<Auth> {
+    /// Tokens with their values; `env:NAME` stands for an environment variable. What is wrong, and with which, otherwise.
+    fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> Result<Auth, (usize, String)> {
         let mut auth = Auth::default();
-        for entry in &self.tokens {
-            let token = match entry.token.strip_prefix("env:") {
+        for (n, entry) in self.tokens.iter().enumerate() {
+            if entry.variable() == Some("") {
+                return Err((n, "`env:` needs the name of a variable after it".to_owned()));
+            }
+            let missing = |name| (n, format!("the token of `{}` is to come from ${name}, which is not set", entry.caller));
+            let token = match entry.variable() {
                 None => entry.token.clone(),
-                Some(name) => {
-                    env(name).with_context(|| format!("the token of `{}` is to come from ${name}, which is not set", entry.caller))?
-                }
+                Some(name) => env(name).ok_or_else(|| missing(name))?,
             };
             if token.trim().is_empty() || entry.caller.is_empty() {
-                bail!("each of `auth.tokens` needs a `token` and a `caller` that are not empty");
+                return Err((n, "each of `auth.tokens` needs a `token` and a `caller` that are not empty".to_owned()));
             }
             auth = auth.with_token(token.trim(), &entry.caller);
         }
         Ok(auth)
     }
+
+    /// The environment variables that tokens come from.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = String> {
+        self.tokens.iter().filter_map(Token::variable).map(ToOwned::to_owned)
+    }
 }
 
-/// Reads a file of ours; an unknown key is an error that names the nearest.
-pub(crate) fn parse_toml<T: de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {
-    toml::from_str(text).map_err(|error| {
-        let hint = nearest(error.message()).map(|key| format!("\ndid you mean `{key}`?")).unwrap_or_default();
-        anyhow!("{}{hint}", error.to_string().trim_end())
-    })
-}
-
-/// The key that an unknown one was probably meant to be, from the words in which serde complains about it.
-fn nearest(message: &str) -> Option<String> {
-    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
-    let distance = |known: &str| strsim::damerau_levenshtein(unknown, known);
-    quoted.min_by_key(|known| distance(known)).filter(|known| distance(known) <= known.len().max(unknown.len()) / 2).map(ToOwned::to_owned)
+impl Token {
+    fn variable(&self) -> Option<&str> {
+        self.token.strip_prefix("env:")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parsed(text: &str) -> anyhow::Result<Config> {
+        Config::parse(Path::new("taskwire.toml"), text.to_owned())
+    }
+
     fn complaint(text: &str) -> String {
-        format!("{:#}", Config::parse(text).expect_err(text))
+        format!("{:#}", parsed(text).expect_err(text))
     }
 
     #[test]
     fn every_key_of_the_readme_is_known_and_has_the_default_that_it_says() {
-        let readme = include_str!("../../../README.md");
-        let (_, rest) = readme.split_once("```toml\n").expect("the README shows a configuration");
+        let readme = include_str!("../../../../README.md");
+        let (_, rest) = readme
+            .split_once("## Configuration")
+            .and_then(|(_, rest)| rest.split_once("```toml\n"))
+            .expect("the README shows a configuration");
         let (toml, _) = rest.split_once("```").expect("the block ends");
-        let shown = Config::parse(toml).expect("the README's configuration is valid");
+        let shown = parsed(toml).expect("the README's configuration is valid");
+        let inline_bytes = shown.inline_bytes;
         let mut shown = shown.server().expect("usable");
         let defaults = server::Config::default();
         shown.auth = defaults.auth.clone();
         assert_eq!(format!("{shown:#?}"), format!("{defaults:#?}"), "the README shows the defaults");
+        assert_eq!(inline_bytes, Some(Definition::new("x", "", Vec::new()).inline_bytes));
         for key in toml::from_str::<toml::Table>(toml).expect("a table").keys() {
             assert!(readme.contains(key.as_str()));
         }
@@ -387,7 +510,7 @@ mod tests {
         assert!(complaint("promote_after = \"soon\"").contains("not a time span"));
         assert!(complaint("retention = \"never\"").contains("forever"));
         assert!(complaint("body_bytes = -1").contains("line 1"));
-        assert_eq!(Config::parse("retention = \"forever\"").expect("valid").server().expect("usable").retention, None);
+        assert_eq!(parsed("retention = \"forever\"").expect("valid").server().expect("usable").retention, None);
         for (text, key) in [
             ("queue_len = 0", "queue_len"),
             ("page_len = 0", "page_len"),
@@ -405,21 +528,32 @@ mod tests {
             ("limits.session_events = 0", "limits.session_events"),
             ("queue_len = 1", "queue_len"),
             ("legacy.sessions_per_caller = 0", "legacy.sessions_per_caller"),
+            ("inline_bytes = 255", "inline_bytes"),
         ] {
-            let error = Config::parse(text).expect("valid").server().expect_err("of no use");
-            assert!(error.to_string().contains(key), "{error}");
+            let error = format!("{:#}", parsed(text).expect("valid").server().expect_err("of no use"));
+            assert!(error.contains(&format!("`{key}` must be ")), "{error}");
+            assert!(error.starts_with("taskwire.toml cannot be used: line 1, column "), "{error}");
+            assert!(error.contains(text) && error.contains('^'), "the line is shown: {error}");
         }
     }
 
     #[test]
     fn tokens_come_from_the_file_or_the_environment() {
         let table = "[auth]\ntokens = [{ token = \"env:T\", caller = \"ci\" }, { token = \"plain\", caller = \"me\" }]";
-        let config = Config::parse(table).expect("valid");
+        let config = parsed(table).expect("valid");
         let auth = config.auth.resolve(|name| (name == "T").then(|| "secret\n".to_owned())).expect("resolved");
         assert_eq!(auth.caller(Some(b"Bearer secret")).expect("known").as_str(), "ci");
         assert_eq!(auth.caller(Some(b"Bearer plain")).expect("known").as_str(), "me");
         let missing = config.auth.resolve(|_| None).expect_err("not set");
-        assert!(missing.to_string().contains("$T"), "{missing}");
+        assert!(missing.0 == 0 && missing.1.contains("$T"), "{missing:?}");
+        assert_eq!(config.auth.variables().collect::<Vec<_>>(), ["T"]);
         assert!(!format!("{config:?}").contains("plain"), "tokens are not for logs");
+    }
+
+    #[test]
+    fn a_token_that_is_missing_has_its_place_and_is_not_shown() {
+        let config = parsed("[auth]\ntokens = [\n  { token = \"\", caller = \"x\" },\n]").expect("valid");
+        let error = format!("{:#}", config.server().expect_err("of no use"));
+        assert!(error.starts_with("taskwire.toml cannot be used: line 3, column 3\neach of `auth.tokens`"), "{error}");
     }
 }

@@ -1,0 +1,64 @@
+//! What `ask`, `progress`, `status` and `emit` share: the way from a command to the task it runs for.
+
+use std::{io, process::ExitCode};
+
+use taskwire::command::{Inside, Note};
+use taskwire_core::Payload;
+
+use crate::{
+    client::{
+        arguments::{Disk, Files},
+        exit::{self, Problem},
+    },
+    term::screen,
+};
+
+/// The task that this process runs for, if it does.
+pub(super) fn find() -> Result<Option<Inside>, Problem> {
+    Inside::here().map_err(problem)
+}
+
+/// Tells the task, or says that there is none: a script runs as well without.
+pub(super) fn tell(command: &str, note: &Note) -> Result<(), Problem> {
+    match find()? {
+        Some(mut task) => task.note(note).map_err(problem),
+        None => {
+            hint(command);
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn hint(command: &str) {
+    screen::write(&format!(
+        "taskwire {command}: not inside a task, so nobody is told. (Commands that `taskwire serve` runs as tools are.)\n"
+    ));
+}
+
+/// What went wrong on the way to the task, or with what was to be handed over.
+pub(super) fn problem(error: io::Error) -> Problem {
+    match error.kind() {
+        io::ErrorKind::InvalidInput => Problem::usage(error.to_string()),
+        _ => Problem::protocol(error.to_string()),
+    }
+}
+
+/// The exit code of a command that has nothing else to say.
+pub(super) fn end(result: Result<(), Problem>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => exit::fail(false, &problem),
+    }
+}
+
+/// The JSON of an option, which may be in a file, or on standard input.
+pub(super) fn json(option: &str, text: &str) -> Result<Payload, Problem> {
+    let text = match text.strip_prefix('@') {
+        Some(name) => {
+            let called = if name == "-" { "standard input" } else { name };
+            Disk::default().read(name).map_err(|error| Problem::usage(format!("{option}: cannot read {called}: {error}")))?
+        }
+        None => text.to_owned(),
+    };
+    Payload::parse(text).map_err(|error| Problem::usage(format!("{option}: this is not JSON: {error}")))
+}

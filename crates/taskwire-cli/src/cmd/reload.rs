@@ -1,0 +1,76 @@
+//! `taskwire reload`: a running server reads its configuration again.
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+
+use crate::{
+    client::exit::{Exit, Problem, fail},
+    config::Config,
+    control::{self, Reply, Request},
+    term::escape,
+};
+
+const EXAMPLES: &str = "Examples:
+  taskwire reload                                  the server whose tasks are in ./.taskwire
+  taskwire reload taskwire.toml                    the server whose tasks are where this file says
+  taskwire reload --data /var/lib/taskwire         the server whose tasks are there
+
+Tools that were added, changed or taken away are so from now on, and clients that listen are told. Running
+tasks go on as they were. Other keys need a restart; it says which. A file that cannot be used is refused
+with line and column, and everything stays as it was. SIGHUP does the same, and tells the server's log.
+
+Exit codes: 0 it was read, 2 the file cannot be used, 3 there is no server to be told";
+
+/// Let a running server read its configuration again.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Reload {
+    /// The server's configuration file, to find it and to be sure that it is the right one
+    config: Option<PathBuf>,
+    /// The server's directory for tasks [default: .taskwire]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+}
+
+impl Reload {
+    pub(crate) fn run(self) -> ExitCode {
+        match self.ask() {
+            Ok(text) => {
+                // Who does not read it does not need to know.
+                let _ = writeln!(io::stdout(), "{}", escape::lines(&text));
+                Exit::Done.into()
+            }
+            Err(problem) => fail(false, &problem),
+        }
+    }
+
+    fn ask(self) -> Result<String, Problem> {
+        let data = match (self.data, &self.config) {
+            (Some(data), _) => data,
+            (None, Some(file)) => Config::read(file).map_err(|error| Problem::usage(format!("{error:#}")))?.data,
+            (None, None) => Config::default().data,
+        };
+        let config = self.config.map(std::path::absolute).transpose()?;
+        match control::ask(&data, &Request::Reload { config }) {
+            Ok(Reply::Done(changes)) => Ok(changes.to_string()),
+            Ok(Reply::Refused(reason)) => Err(Problem::usage(reason)),
+            Err(error) => Err(Problem::protocol(nobody(&data, &error))),
+        }
+    }
+}
+
+/// Why there was no answer.
+fn nobody(data: &Path, error: &io::Error) -> String {
+    let data = data.display();
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            format!("no server has its tasks in {data}: if it has them elsewhere, name its directory with --data")
+        }
+        _ => format!("the server that has its tasks in {data} does not answer: {error}"),
+    }
+}

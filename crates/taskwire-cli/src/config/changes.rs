@@ -1,0 +1,72 @@
+//! Two versions of the file: what a server that runs with the one needs a restart for to run with the other.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use super::Config;
+
+/// Keys whose change shows at once when a running server reads the file again.
+const LIVE_KEYS: [&str; 2] = ["demo", "tool"];
+
+impl Config {
+    /// What a running server that reads `new` instead of this takes notice of only when it is started again. Keys in
+    /// `overruled` do not count: the command line says otherwise.
+    pub(crate) fn restart_keys(&self, new: &Self, overruled: &[&str]) -> Vec<String> {
+        let (old, new) = (flat(&self.source.text), flat(&new.source.text));
+        let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        let is_live = |key: &str| LIVE_KEYS.contains(&key) || overruled.contains(&key);
+        let differs = |key: &str| {
+            let (old, new) = (old.get(key), new.get(key));
+            // To write down what holds anyway changes nothing.
+            old != new && effect(key, old).is_none_or(|old| effect(key, new) != Some(old))
+        };
+        keys.into_iter().filter(|key| !is_live(key) && differs(key)).cloned().collect()
+    }
+}
+
+/// All keys of a file but those of tools, with their values.
+fn flat(text: &str) -> BTreeMap<String, toml::Value> {
+    fn add(prefix: &str, table: toml::Table, keys: &mut BTreeMap<String, toml::Value>) {
+        for (key, value) in table {
+            match value {
+                toml::Value::Table(inner) => add(&format!("{prefix}{key}."), inner, keys),
+                value => drop(keys.insert(format!("{prefix}{key}"), value)),
+            }
+        }
+    }
+    let mut keys = BTreeMap::new();
+    add("", text.parse().unwrap_or_default(), &mut keys);
+    keys
+}
+
+/// What a file with this key alone would do; nothing if that cannot be told.
+fn effect(key: &str, value: Option<&toml::Value>) -> Option<String> {
+    if key.starts_with("auth.") {
+        return None;
+    }
+    let text = value.map(|value| format!("{key} = {value}")).unwrap_or_default();
+    let config = Config::parse(Path::new(""), text).ok()?;
+    Some(format!("{} {:?} {:?}", config.listen, config.data, config.server().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_a_restart_is_told_by_its_keys() {
+        let parsed = |text: &str| Config::parse(Path::new("taskwire.toml"), text.to_owned());
+        let keys = |old: &str, new: &str| parsed(old).expect("valid").restart_keys(&parsed(new).expect("valid"), &["data"]);
+        let old = "listen = \"127.0.0.1:1\"\ndata = \"a\"\n[http]\nconnections = 5\n[auth]\ntokens = [{ token = \"a\", caller = \"b\" }]\n";
+        assert_eq!(keys(old, old), Vec::<String>::new());
+        assert_eq!(keys(old, ""), ["auth.tokens", "http.connections", "listen"], "what was taken away counts");
+        assert_eq!(keys("", old), ["auth.tokens", "http.connections", "listen"]);
+        assert_eq!(keys(old, &old.replace("\"a\", caller", "\"c\", caller")), ["auth.tokens"]);
+        assert_eq!(keys("", "data = \"b\"\ndemo = true\ninline_bytes = 32768\n[[tool]]\nname = \"a\"\ncommand = [\"true\"]"), [""; 0]);
+        assert_eq!(keys("", "hold = \"45s\"\npage_len = 250\nlisten = \"127.0.0.1:8787\""), [""; 0], "these are the defaults");
+        assert_eq!(keys("hold = \"60s\"", "hold = \"1m\""), [""; 0], "the same in other words");
+        assert_eq!(keys("", "instructions = \"Be kind\"\nhold = \"1s\"\ninline_bytes = 999"), ["hold", "inline_bytes", "instructions"]);
+    }
+}

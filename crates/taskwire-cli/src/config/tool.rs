@@ -1,0 +1,299 @@
+//! A command as a tool: one `[[tool]]` of the configuration, and the definition that it becomes.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use taskwire::{
+    command::{Definition, Format, Inherit, Leftovers, Part, Stderr, literal},
+    tool::{Overflow, TaskMode},
+};
+use taskwire_core::task::OnInterrupt;
+
+use super::Span;
+
+/// What a command gets of the server's environment with `inherit_env = false`.
+const BARE_ENV: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+/// How a date looks that TOML knows as such.
+const DATE: &str = "$__toml_private_datetime";
+
+/// One tool as the file has it. What may be of several kinds is looked at later, in words of our own.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ToolTable {
+    pub(crate) name: String,
+    title: Option<String>,
+    description: Option<String>,
+    command: Vec<Value>,
+    input: Option<Map<String, Value>>,
+    input_schema: Option<Value>,
+    output_schema: Option<Value>,
+    annotations: Option<Map<String, Value>>,
+    #[serde(default)]
+    allow_dash: Vec<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    inherit_env: Option<Value>,
+    cwd: Option<PathBuf>,
+    stdin: Option<String>,
+    #[serde(default)]
+    output: Format,
+    stderr: Option<Stderr>,
+    #[serde(default)]
+    leftovers: Leftovers,
+    progress: Option<String>,
+    #[serde(default)]
+    redact: Vec<String>,
+    ok_codes: Option<Vec<i32>>,
+    concurrency: Option<usize>,
+    kill_after: Option<Span>,
+    inline_bytes: Option<usize>,
+    spool_bytes: Option<u64>,
+    #[serde(default)]
+    task: Mode,
+    promote_after: Option<Span>,
+    timeout: Option<Span>,
+    retention: Option<Span>,
+    #[serde(default)]
+    overflow: Overflow,
+    #[serde(default)]
+    on_interrupt: Interrupt,
+    #[serde(default)]
+    dedupe: bool,
+    immediate_response: Option<String>,
+}
+
+/// When a call becomes a task.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Never,
+    #[default]
+    Auto,
+    Always,
+    Required,
+}
+
+/// What happens to a task whose command was lost.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Interrupt {
+    #[default]
+    Fail,
+    Retry,
+}
+
+/// What cannot be used, and where: a path of keys within the tool.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    pub(crate) path: Vec<String>,
+    pub(crate) message: String,
+}
+
+/// What all tools of a file have in common.
+#[derive(Debug)]
+pub(crate) struct Common<'a> {
+    /// The directory of the file, absolute.
+    pub(crate) dir: &'a Path,
+    pub(crate) inline_bytes: Option<usize>,
+    /// Variables of the server that are nobody else's business.
+    pub(crate) remove_env: &'a [String],
+}
+
+impl ToolTable {
+    /// The definition, not yet checked as a whole.
+    pub(crate) fn define(&self, common: &Common<'_>) -> Result<Definition, Wrong> {
+        let command = self.command(common.dir)?;
+        let program = self.command.first().and_then(Value::as_str).unwrap_or_default();
+        let description = self.description.clone().unwrap_or_else(|| format!("Runs `{program}`"));
+        let mut definition = Definition::new(self.name.clone(), description, command);
+        definition.title.clone_from(&self.title);
+        if let Some(schema) = self.input(common.dir)? {
+            definition.input_schema = schema;
+        }
+        definition.output_schema =
+            self.output_schema.as_ref().map(|schema| inline_or_file("output_schema", schema, common.dir)).transpose()?;
+        definition.annotations = self.annotations.clone().map(|hints| plain(Value::Object(hints)));
+        definition.allow_dash.clone_from(&self.allow_dash);
+        definition.env.clone_from(&self.env);
+        definition.inherit_env = self.inherit()?;
+        definition.remove_env = common.remove_env.to_vec();
+        definition.cwd = self.cwd(common.dir)?;
+        definition.stdin.clone_from(&self.stdin);
+        definition.output = self.output;
+        // Lines of JSON that other text may come between would be none.
+        definition.stderr = self.stderr.unwrap_or(if self.output == Format::Jsonl { Stderr::Apart } else { Stderr::default() });
+        definition.leftovers = self.leftovers;
+        definition.progress.clone_from(&self.progress);
+        definition.redact.clone_from(&self.redact);
+        super::set(&mut definition.ok_codes, self.ok_codes.clone());
+        super::set(&mut definition.concurrency, self.concurrency);
+        super::set(&mut definition.kill_after, self.kill_after.map(|span| span.0));
+        super::set(&mut definition.inline_bytes, self.inline_bytes.or(common.inline_bytes));
+        super::set(&mut definition.spool_bytes, self.spool_bytes);
+        definition.policy.task = match self.task {
+            Mode::Never => TaskMode::Never,
+            Mode::Auto => TaskMode::Auto,
+            Mode::Always => TaskMode::Always,
+            Mode::Required => TaskMode::Required,
+        };
+        definition.policy.promote_after = self.promote_after.map(|span| span.0);
+        definition.policy.timeout = self.timeout.map(|span| span.0);
+        definition.policy.retention = self.retention.map(|span| span.0);
+        definition.policy.overflow = self.overflow;
+        definition.policy.dedupe = self.dedupe;
+        definition.policy.immediate_response = self.immediate_response.as_deref().map(Into::into);
+        definition.on_interrupt = match self.on_interrupt {
+            Interrupt::Fail => OnInterrupt::Fail,
+            Interrupt::Retry => OnInterrupt::Retry,
+        };
+        self.spans()?;
+        Ok(definition)
+    }
+
+    /// Refuses spans with which nothing would work.
+    fn spans(&self) -> Result<(), Wrong> {
+        if self.timeout.is_some_and(|span| span.0.is_zero()) {
+            return Err(wrong(["timeout"], "`timeout` must be longer than that: without one the command may run for ever"));
+        }
+        if self.retention.is_some_and(|span| span.0.as_secs() == 0) {
+            return Err(wrong(["retention"], "`retention` must be at least 1s: a result that nobody has time to fetch is none"));
+        }
+        Ok(())
+    }
+
+    fn command(&self, dir: &Path) -> Result<Vec<Part>, Wrong> {
+        let mut command = self.command.iter().enumerate().map(|(i, element)| part(i, element)).collect::<Result<Vec<_>, _>>()?;
+        // A program that is named by its place is meant from where the file is, wherever the server was started.
+        if let Some(Part::One(program)) = command.first_mut()
+            && program.contains('/')
+            && Path::new(program.as_str()).is_relative()
+        {
+            let from = literal(&dir.display().to_string());
+            *program = format!("{}/{}", from.trim_end_matches('/'), program.trim_start_matches("./"));
+        }
+        Ok(command)
+    }
+
+    fn input(&self, dir: &Path) -> Result<Option<Value>, Wrong> {
+        match (&self.input, &self.input_schema) {
+            (None, None) => Ok(None),
+            (Some(parameters), None) => shorthand(parameters).map(Some),
+            (None, Some(schema)) => inline_or_file("input_schema", schema, dir).map(Some),
+            (Some(_), Some(_)) => {
+                Err(wrong(["input_schema"], "there is `input` already: the parameters come from one of them, `input` or `input_schema`"))
+            }
+        }
+    }
+
+    fn inherit(&self) -> Result<Inherit, Wrong> {
+        let kinds = "`inherit_env` is true, false, or a list of the variables that the command may see";
+        match &self.inherit_env {
+            None | Some(Value::Bool(true)) => Ok(Inherit::All),
+            Some(Value::Bool(false)) => Ok(Inherit::Only(BARE_ENV.map(ToOwned::to_owned).to_vec())),
+            Some(Value::Array(names)) => {
+                let name = |(i, name): (usize, &Value)| match name.as_str() {
+                    Some(name) => Ok(name.to_owned()),
+                    None => Err(wrong(["inherit_env", &i.to_string()], kinds)),
+                };
+                names.iter().enumerate().map(name).collect::<Result<_, _>>().map(Inherit::Only)
+            }
+            Some(_) => Err(wrong(["inherit_env"], kinds)),
+        }
+    }
+
+    /// Where the command runs. A directory that is not there is a slip of the pen much more often than one that is still to come.
+    fn cwd(&self, dir: &Path) -> Result<PathBuf, Wrong> {
+        let Some(cwd) = &self.cwd else { return Ok(dir.to_owned()) };
+        let cwd = dir.join(cwd);
+        if !cwd.is_dir() {
+            return Err(wrong(["cwd"], &format!("{} is not a directory (paths are relative to the configuration file)", cwd.display())));
+        }
+        Ok(cwd)
+    }
+}
+
+fn wrong<const N: usize>(path: [&str; N], message: &str) -> Wrong {
+    Wrong { path: path.map(ToOwned::to_owned).to_vec(), message: message.to_owned() }
+}
+
+/// One element of a command.
+fn part(i: usize, element: &Value) -> Result<Part, Wrong> {
+    let at = i.to_string();
+    let kinds = "an element of `command` is an argument, a list of arguments, or { when = \"parameter\", args = [\"…\"] }";
+    let texts = |values: &[Value]| values.iter().map(|value| value.as_str().map(ToOwned::to_owned)).collect::<Option<Vec<_>>>();
+    match element {
+        Value::String(text) => Ok(Part::One(text.clone())),
+        Value::Array(group) => texts(group).map(Part::Group).ok_or_else(|| wrong(["command", &at], kinds)),
+        Value::Object(members) => {
+            let when = members.get("when").and_then(Value::as_str);
+            let args = members.get("args").and_then(Value::as_array).and_then(|args| texts(args));
+            match (when, args) {
+                (Some(when), Some(args)) if members.len() == 2 => Ok(Part::When { when: when.to_owned(), args }),
+                _ => Err(wrong(["command", &at], kinds)),
+            }
+        }
+        Value::Number(number) => Err(wrong(["command", &at], &format!("arguments are text: write \"{number}\""))),
+        _ => Err(wrong(["command", &at], kinds)),
+    }
+}
+
+/// The schema that `input` is short for: all parameters are required but those that say otherwise or have a default, and
+/// there are no others.
+fn shorthand(parameters: &Map<String, Value>) -> Result<Value, Wrong> {
+    let (mut properties, mut required) = (Map::new(), Vec::new());
+    for (name, schema) in parameters {
+        let Value::Object(members) = schema else {
+            let example = "{ type = \"string\", description = \"…\" }";
+            return Err(wrong(["input", name], &format!("`{name}` needs a schema, such as {name} = {example}")));
+        };
+        let mut members = members.clone();
+        let is_optional = match members.remove("optional") {
+            None => false,
+            Some(Value::Bool(optional)) => optional,
+            Some(_) => return Err(wrong(["input", name, "optional"], "`optional` is true or false")),
+        };
+        if members.get("required").is_some_and(Value::is_boolean) {
+            let message = format!("`{name}` is required unless it has `optional = true` or a `default`: there is no `required` here");
+            return Err(wrong(["input", name, "required"], &message));
+        }
+        if !is_optional && !members.contains_key("default") {
+            required.push(Value::from(name.as_str()));
+        }
+        properties.insert(name.clone(), plain(Value::Object(members)));
+    }
+    let mut schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    if !required.is_empty() {
+        schema["required"] = required.into();
+    }
+    Ok(schema)
+}
+
+/// A schema that is in the file itself or in one of its own.
+fn inline_or_file(key: &str, schema: &Value, dir: &Path) -> Result<Value, Wrong> {
+    match schema {
+        Value::Object(_) => Ok(plain(schema.clone())),
+        Value::String(file) => {
+            let path = dir.join(file);
+            let text = std::fs::read_to_string(&path).map_err(|error| wrong([key], &format!("cannot read {}: {error}", path.display())))?;
+            serde_json::from_str(&text).map_err(|error| wrong([key], &format!("{} is not JSON: {error}", path.display())))
+        }
+        _ => Err(wrong([key], &format!("`{key}` is the name of a JSON file, or the schema itself as a table"))),
+    }
+}
+
+/// Dates are text in JSON.
+fn plain(value: Value) -> Value {
+    match value {
+        Value::Object(mut members) if members.len() == 1 && members.contains_key(DATE) => members.remove(DATE).unwrap_or_default(),
+        Value::Object(members) => members.into_iter().map(|(key, value)| (key, plain(value))).collect::<Map<_, _>>().into(),
+        Value::Array(items) => items.into_iter().map(plain).collect::<Vec<_>>().into(),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests;

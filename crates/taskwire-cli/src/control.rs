@@ -1,0 +1,326 @@
+//! A running server that is told to read its configuration again: by a signal, or through a socket beside its tasks.
+
+use std::{
+    fmt,
+    io::{self, BufRead, BufReader, Read, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use taskwire::{
+    command::{Commands, Definition, Problem, socket},
+    tool::Registry,
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    signal::unix::Signal,
+    sync::Semaphore,
+};
+
+use crate::{config::Config, demo};
+
+/// The socket's name in the directory of the tasks.
+const NAME: &str = "control";
+/// Bytes of one request or reply.
+const LINE_BYTES_MAX: u64 = 1024 * 1024;
+/// How many may talk to the server at one time.
+const TALKS_MAX: usize = 16;
+
+/// What is asked of a running server.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Request {
+    /// To read its configuration again; this one, if it is named.
+    Reload { config: Option<PathBuf> },
+}
+
+/// What it says to that.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reply {
+    Done(Changes),
+    /// Nothing has changed, for this reason.
+    Refused(String),
+}
+
+/// What is different since the configuration was read again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Changes {
+    added: Vec<String>,
+    changed: Vec<String>,
+    removed: Vec<String>,
+    unchanged: usize,
+    /// Keys whose values hold only after a restart.
+    restart: Vec<String>,
+}
+
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, names) in [("added", &self.added), ("changed", &self.changed), ("removed", &self.removed)] {
+            if !names.is_empty() {
+                write!(f, "{what}: {}; ", names.join(", "))?;
+            }
+        }
+        write!(f, "unchanged: {}", self.unchanged)?;
+        if !self.restart.is_empty() {
+            let keys: Vec<String> = self.restart.iter().map(|key| format!("`{key}`")).collect();
+            write!(f, "\nneeds a restart: {}", keys.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// A tool by its name and by all that is known about it.
+type Known = Vec<(String, String)>;
+
+/// All that the tools of a configuration are; two that say the same are the same.
+fn known(demo: bool, definitions: &[Definition]) -> Known {
+    let of_demo = demo::NAMES.iter().filter(|_| demo).map(|name| ((*name).to_owned(), String::new()));
+    let of_file = definitions.iter().map(|definition| {
+        // What a command must not see is the server's business, not the tool's.
+        let definition = Definition { remove_env: Vec::new(), ..definition.clone() };
+        (definition.name.clone(), format!("{definition:?}"))
+    });
+    of_demo.chain(of_file).collect()
+}
+
+impl Changes {
+    fn between(old: &Known, new: &Known) -> Self {
+        let find = |tools: &Known, name: &str| tools.iter().find(|(other, _)| other == name).map(|(_, all)| all.clone());
+        let mut changes = Self::default();
+        for (name, all) in new {
+            match find(old, name) {
+                None => changes.added.push(name.clone()),
+                Some(before) if before != *all => changes.changed.push(name.clone()),
+                Some(_) => changes.unchanged += 1,
+            }
+        }
+        changes.removed = old.iter().filter(|(name, _)| find(new, name).is_none()).map(|(name, _)| name.clone()).collect();
+        changes
+    }
+}
+
+/// What a server serves, and where it has that from.
+#[derive(Debug)]
+pub(crate) struct Live {
+    /// What the server was started with.
+    config: Config,
+    /// The file, absolute: nothing that is read later depends on where the process is.
+    file: Option<PathBuf>,
+    /// Keys that the command line decides.
+    overruled: Vec<&'static str>,
+    registry: Registry,
+    commands: Commands,
+    known: Mutex<Known>,
+}
+
+impl Live {
+    /// Puts the tools of the configuration into the registry.
+    pub(crate) fn start(
+        config: Config,
+        definitions: Vec<Definition>,
+        file: Option<&Path>,
+        overruled: Vec<&'static str>,
+        registry: Registry,
+        commands: Commands,
+    ) -> anyhow::Result<Self> {
+        let file = file.map(std::path::absolute).transpose()?;
+        let live = Self { config, file, overruled, registry, commands, known: Mutex::default() };
+        *live.lock() = known(live.config.demo, &definitions);
+        live.set(&live.config, definitions)?;
+        Ok(live)
+    }
+
+    /// What the server was started with.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves these tools and no others; all or nothing.
+    fn set(&self, config: &Config, definitions: Vec<Definition>) -> anyhow::Result<()> {
+        let names: Vec<String> = definitions.iter().map(|definition| definition.name.clone()).collect();
+        let commands = self.commands.tools(definitions).map_err(|(n, problem)| config.refuse_tool(n, &problem))?;
+        let tools = if config.demo { demo::tools() } else { Vec::new() };
+        self.registry.set_tools(tools.into_iter().chain(commands).collect()).map_err(|invalid| {
+            let key = if invalid.what.contains("output") { "output_schema" } else { "input_schema" };
+            let problem = Problem { key, message: invalid.to_string() };
+            config.refuse_tool(names.iter().position(|name| *name == invalid.tool).unwrap_or_default(), &problem)
+        })?;
+        Ok(())
+    }
+
+    /// Reads the file again and serves the tools that it has now. Running tasks go on as they were. Where anything in it
+    /// cannot be used, everything stays as it is.
+    fn reload(&self, wanted: Option<&Path>) -> anyhow::Result<Changes> {
+        let Some(file) = &self.file else {
+            bail!("this server was started without a configuration file: there is nothing to read again");
+        };
+        if let Some(wanted) = wanted
+            && wanted.canonicalize().ok() != file.canonicalize().ok()
+        {
+            bail!("this server reads {}, not {}", file.display(), wanted.display());
+        }
+        // One at a time, from the reading on: who comes last must be right.
+        let mut old = self.lock();
+        let config = Config::read(file)?;
+        // What holds only after a restart must be right too, or the next start would be a surprise.
+        config.check()?;
+        let secrets: Vec<String> = self.config.auth.variables().collect();
+        let definitions = config.definitions(&secrets)?;
+        let new = known(config.demo, &definitions);
+        let mut changes = Changes::between(&old, &new);
+        changes.restart = self.config.restart_keys(&config, &self.overruled);
+        if *old != new {
+            self.set(&config, definitions)?;
+            *old = new;
+        }
+        Ok(changes)
+    }
+
+    /// The same, told to the log as well, beside what else there is to do.
+    async fn reload_and_tell(self: Arc<Self>, wanted: Option<PathBuf>) -> Reply {
+        let reloaded = tokio::task::spawn_blocking(move || self.reload(wanted.as_deref())).await;
+        match reloaded.context("it could not be read").flatten() {
+            Ok(changes) => {
+                tracing::info!("configuration read again: {changes}");
+                Reply::Done(changes)
+            }
+            Err(error) => {
+                tracing::error!("the old configuration stays: {error:#}");
+                Reply::Refused(format!("{error:#}"))
+            }
+        }
+    }
+}
+
+/// Reads the configuration again at each signal.
+pub(crate) async fn on_signal(mut signal: Signal, live: Arc<Live>) {
+    while signal.recv().await.is_some() {
+        live.clone().reload_and_tell(None).await;
+    }
+}
+
+/// The socket of a running server; gone with this.
+#[derive(Debug)]
+pub(crate) struct Control(PathBuf);
+
+impl Control {
+    /// Listens from now on. Only whoever may read the tasks can talk to it.
+    pub(crate) async fn listen(data: &Path, live: Arc<Live>) -> io::Result<Self> {
+        let listener = socket::listen(data, NAME).await?;
+        tokio::spawn(accept(listener, live));
+        Ok(Self(data.join(NAME)))
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // A socket that nobody listens to says as much as none.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+async fn accept(listener: UnixListener, live: Arc<Live>) {
+    let room = Arc::new(Semaphore::new(TALKS_MAX));
+    while let Ok(place) = room.clone().acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let live = live.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = answer(stream, live).await {
+                        tracing::debug!(%error, "a talk on the control socket ended early");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "`taskwire reload` does not work any more; SIGHUP does");
+                return;
+            }
+        }
+    }
+}
+
+async fn answer(mut stream: UnixStream, live: Arc<Live>) -> io::Result<()> {
+    let (input, mut output) = stream.split();
+    let mut line = String::new();
+    tokio::io::BufReader::new(input.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
+    let reply = match serde_json::from_str(&line) {
+        Ok(Request::Reload { config }) => live.reload_and_tell(config).await,
+        Err(error) => Reply::Refused(format!("the server does not understand that, is it of another version? ({error})")),
+    };
+    let mut text = serde_json::to_string(&reply)?;
+    text.push('\n');
+    output.write_all(text.as_bytes()).await?;
+    output.shutdown().await
+}
+
+/// Asks the server that has its tasks in this directory. It takes as long as it takes.
+pub(crate) fn ask(data: &Path, request: &Request) -> io::Result<Reply> {
+    let mut stream = socket::connect_blocking(data, NAME)?;
+    let mut text = serde_json::to_string(request)?;
+    text.push('\n');
+    stream.write_all(text.as_bytes())?;
+    let mut line = String::new();
+    BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
+    if line.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended before it answered"));
+    }
+    Ok(serde_json::from_str(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tools(pairs: &[(&str, &str)]) -> Known {
+        pairs.iter().map(|(name, all)| ((*name).to_owned(), (*all).to_owned())).collect()
+    }
+
+    #[test]
+    fn what_changed_is_told_in_one_line() {
+        let old = tools(&[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]);
+        let new = tools(&[("d", "1"), ("x", "1"), ("b", "2"), ("y", "1"), ("a", "1")]);
+        let changes = Changes::between(&old, &new);
+        assert_eq!(changes.to_string(), "added: x, y; changed: b; removed: c; unchanged: 2");
+        assert_eq!(Changes::between(&old, &old).to_string(), "unchanged: 4");
+        assert_eq!(Changes::between(&old, &Known::new()).to_string(), "removed: a, b, c, d; unchanged: 0");
+        let restart = Changes { restart: vec!["listen".to_owned(), "http.connections".to_owned()], ..Changes::default() };
+        assert_eq!(restart.to_string(), "unchanged: 0\nneeds a restart: `listen`, `http.connections`");
+    }
+
+    #[test]
+    fn what_a_command_must_not_see_is_no_change_of_it_but_all_else_is() {
+        let tool = |change: &dyn Fn(&mut Definition)| {
+            let mut definition = Definition::new("x", "y", Vec::new());
+            change(&mut definition);
+            known(false, &[definition])
+        };
+        let plain = tool(&|_| {});
+        assert_eq!(plain, tool(&|it| it.remove_env = vec!["SECRET".to_owned()]));
+        assert_ne!(plain, tool(&|it| it.concurrency = 1));
+        assert_ne!(plain, tool(&|it| it.description = "z".to_owned()));
+        assert_ne!(plain, tool(&|it| it.input_schema = serde_json::json!({"type": "object"})));
+        assert_eq!(known(true, &[]).len(), demo::NAMES.len());
+    }
+
+    #[test]
+    fn requests_and_replies_are_lines_of_json() {
+        let request = serde_json::to_string(&Request::Reload { config: Some("a.toml".into()) }).expect("JSON");
+        assert_eq!(request, r#"{"reload":{"config":"a.toml"}}"#);
+        assert!(matches!(serde_json::from_str(r#"{"reload":{}}"#), Ok(Request::Reload { config: None })));
+        let changes = Changes { added: vec!["a".to_owned()], ..Changes::default() };
+        for reply in [Reply::Done(changes), Reply::Refused("line 1\nno".to_owned())] {
+            let text = serde_json::to_string(&reply).expect("JSON");
+            assert!(!text.contains('\n'));
+            assert_eq!(serde_json::from_str::<Reply>(&text).expect("the same"), reply);
+        }
+    }
+}

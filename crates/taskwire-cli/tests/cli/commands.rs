@@ -1,0 +1,13 @@
+//! Commands as tools, from outside: what they are given, what they write, how they end, and that they outlive the server.
+
+mod cancel;
+mod crash;
+mod given;
+mod injection;
+mod inside;
+mod many;
+mod node;
+mod output;
+mod place;
+mod quick_start;
+mod results;

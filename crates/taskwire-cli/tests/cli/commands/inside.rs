@@ -1,0 +1,251 @@
+//! What a command can say and ask while it runs: `taskwire ask`, `progress`, `status` and `emit`, called inside it.
+
+use serde_json::{Value, json};
+
+use super::{
+    node::{Node, said, text_of},
+    place::{Place, tool},
+};
+use crate::user::{Running, User};
+
+/// A picture of one point.
+const POINT: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
+/// A place with one tool, `run`, a script of the shell.
+fn place(script: &str) -> Place {
+    let place = Place::new(&tool("run", "command = [\"sh\", \"run.sh\"]\ntask = \"always\""));
+    place.write("run.sh", &format!("echo start >> starts\n{script}"));
+    place
+}
+
+/// Calls it, and waits until it asks: the task.
+#[track_caller]
+fn asked(user: &User, node: &Node, key: &str) -> (Running, String) {
+    let mut running = user.start(&["call", &node.url(), "run"]);
+    let task = running.task();
+    let way = running.err.line_with("taskwire: answer it with: taskwire answer ");
+    assert_eq!(way.split(' ').nth(1), Some(key), "{way}");
+    (running, task)
+}
+
+#[track_caller]
+fn answer(user: &User, words: &[&str]) {
+    let words: Vec<&str> = ["answer"].into_iter().chain(words.iter().copied()).collect();
+    let answered = user.run(&words);
+    assert_eq!(answered.code, Some(0), "{answered:?}");
+}
+
+/// What the call came to.
+#[track_caller]
+fn out(running: Running) -> String {
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended.out
+}
+
+#[test]
+fn a_command_asks_and_is_answered() {
+    let place = place("name=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
+    let (node, user) = (place.start(), User::new());
+    for (value, expected) in [("Ada", "Hello, Ada!\n"), ("$(id) `id` \"x\" 'y'", "Hello, $(id) `id` \"x\" 'y'!\n")] {
+        let (mut running, task) = asked(&user, &node, "ask-1");
+        assert!(running.err.until("answer it with").contains("taskwire: the task asks: What is your name?\n"), "{}", running.err.text());
+        answer(&user, &[&task, "ask-1", value]);
+        assert_eq!(out(running), expected);
+    }
+    place.is_quiet();
+}
+
+#[test]
+fn what_was_written_before_a_question_is_seen_before_it() {
+    let place = place("echo before\ntaskwire ask --key sure 'Sure?' > /dev/null\necho after\n");
+    let (node, user) = (place.start(), User::new());
+    let (mut running, task) = asked(&user, &node, "sure");
+    running.out.until("before\n");
+    answer(&user, &[&task, "sure", "yes"]);
+    assert_eq!(out(running), "before\nafter\n");
+}
+
+#[test]
+fn a_command_lets_choose() {
+    let place = place("taskwire ask 'Which?' --choice red --choice 'light green'\n");
+    let (node, user) = (place.start(), User::new());
+    let (running, task) = asked(&user, &node, "ask-1");
+    assert_ne!(user.run(&["answer", &task, "ask-1", "blue"]).code, Some(0), "it is none of them");
+    answer(&user, &[&task, "ask-1", "light green"]);
+    assert_eq!(out(running), "light green\n");
+}
+
+#[test]
+fn a_command_asks_for_a_form() {
+    let schema = r#"{"type":"object","properties":{"width":{"type":"integer"},"name":{"type":"string"}},"required":["width"]}"#;
+    let place = place(&format!("taskwire ask 'Size?' --key size --schema '{schema}'\n"));
+    let (node, user) = (place.start(), User::new());
+    let (running, task) = asked(&user, &node, "size");
+    answer(&user, &[&task, "size", "width=3", "name=x y"]);
+    let given: Value = serde_json::from_str(&out(running)).expect("a line of JSON");
+    assert_eq!(given, json!({"width": 3, "name": "x y"}));
+}
+
+#[test]
+fn a_confirmation_is_an_exit_code() {
+    let place = place("taskwire ask 'Delete all?' --confirm > out; echo \"code $?\"; cat out\n");
+    let (node, user) = (place.start(), User::new());
+    for (words, code) in [(["confirm=true"], 0), (["confirm=false"], 1), (["--decline"], 1), (["--cancel"], 1)] {
+        let (running, task) = asked(&user, &node, "ask-1");
+        answer(&user, &[&task, "ask-1", words[0]]);
+        assert_eq!(out(running), format!("code {code}\n"), "{words:?}");
+    }
+}
+
+#[test]
+fn who_declines_gives_nothing() {
+    let place = place("name=$(taskwire ask 'What is your name?'); echo \"code $? name <$name>\"\n");
+    let (node, user) = (place.start(), User::new());
+    for word in ["--decline", "--cancel"] {
+        let (running, task) = asked(&user, &node, "ask-1");
+        answer(&user, &[&task, "ask-1", word]);
+        assert_eq!(out(running), "code 1 name <>\n", "{word}");
+    }
+}
+
+#[test]
+fn questions_have_numbers_unless_they_have_names() {
+    let script = "taskwire ask One\ntaskwire ask --key two Two\ntaskwire ask Three\ntaskwire ask --key two Two\n";
+    let place = place(script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    for (key, value) in [("ask-1", "1"), ("two", "2"), ("ask-2", "3")] {
+        let fields = node.look(&id, key, |task| task["inputRequests"][key]["params"]["requestedSchema"]["properties"].as_object().cloned());
+        let content: Value = fields.keys().map(|field| (field.clone(), json!(value))).collect();
+        node.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: {"action": "accept", "content": content}}}));
+    }
+    assert_eq!(said(&node.result(&id)), "1\n2\n3\n2\n", "the same question has the same answer");
+}
+
+#[test]
+fn a_question_outlives_the_server() {
+    let place = place("echo before\nname=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
+    let mut node = place.start();
+    let id = node.begin("run", json!({}));
+    let open = |node: &Node| node.look(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+    let before = open(&node);
+    for _ in 0..2 {
+        node.kill();
+        node = place.start();
+        assert_eq!(open(&node), before, "it is the same question");
+    }
+    let user = User::new();
+    answer(&user, &[&format!("{}#{id}", node.url()), "ask-1", "Ada"]);
+    assert_eq!(said(&node.result(&id)), "before\nHello, Ada!\n");
+    assert_eq!((node.text(&id).as_str(), place.read("starts").as_str()), ("before\nHello, Ada!\n", "start\n"));
+    place.is_quiet();
+}
+
+#[test]
+fn an_answer_that_the_server_did_not_outlive_is_given_by_the_next() {
+    let place = place("name=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
+    let mut node = place.start();
+    for round in 0..4 {
+        let id = node.begin("run", json!({}));
+        node.look(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+        let content = json!({"action": "accept", "content": {"answer": "Ada"}});
+        node.ask("tasks/update", json!({"taskId": id, "inputResponses": {"ask-1": content}}));
+        node.kill();
+        node = place.start();
+        assert_eq!(said(&node.result(&id)), "Hello, Ada!\n", "round {round}");
+    }
+    assert_eq!(place.read("starts"), "start\n".repeat(4));
+    place.is_quiet();
+}
+
+#[test]
+fn a_cancelled_task_does_not_wait_for_an_answer() {
+    let place = place("taskwire ask 'What is your name?'\n");
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    node.look(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+    node.cancel(&id);
+    assert_eq!(node.ended(&id)["status"], "cancelled");
+    place.is_quiet();
+}
+
+#[test]
+fn a_command_says_how_it_is_getting_on() {
+    let script = "
+step() { while [ ! -e \"go-$1\" ]; do sleep 0.01; done; }
+taskwire progress 3 --total 10; step 1
+taskwire progress 4/10 --message baking; step 2
+taskwire status -- cooling down; step 3
+taskwire progress 60%; step 4
+echo done
+";
+    let place = place(script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    for (n, message) in ["3/10", "baking (4/10)", "cooling down (4/10)", "cooling down (60/100)"].into_iter().enumerate() {
+        assert_eq!(node.message_with(&id, message), message);
+        place.write(&format!("go-{}", n + 1), "");
+    }
+    assert_eq!(said(&node.result(&id)), "done\n");
+}
+
+#[test]
+fn a_command_emits_what_is_no_text() {
+    let script = format!(
+        "echo '{POINT}' | base64 -d > point.png\necho before\ntaskwire emit --image point.png\necho after\n\
+         taskwire emit 'some text'\ntaskwire emit --json '{{\"type\":\"text\",\"text\":\"as JSON\"}}'\n\
+         taskwire emit --link https://example.com/x --name x\ntaskwire emit --result '{{\"n\": 1}}'\n"
+    );
+    let place = place(&script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    let (result, blocks) = (node.result(&id), node.blocks(&id));
+    assert_eq!((&result["structuredContent"], result["isError"] == true), (&json!({"n": 1}), false), "{result}");
+    let content = result["content"].as_array().expect("content");
+    for blocks in [&blocks, content] {
+        let at = |kind: &str| blocks.iter().position(|block| block["type"] == kind).unwrap_or_else(|| panic!("no {kind}: {blocks:?}"));
+        let (image, link) = (at("image"), at("resource_link"));
+        assert_eq!(blocks[image], json!({"type": "image", "data": POINT, "mimeType": "image/png"}));
+        assert_eq!((&blocks[link]["uri"], &blocks[link]["name"]), (&json!("https://example.com/x"), &json!("x")));
+        assert_eq!(text_of(&blocks[..image]), "before\n", "all in the order in which it was said: {blocks:?}");
+        let rest = text_of(&blocks[image..]);
+        assert!(rest.starts_with("after\nsome text") && rest.contains("as JSON"), "{rest:?}");
+    }
+    assert_eq!(place.read("starts"), "start\n");
+    place.is_quiet();
+}
+
+#[test]
+fn children_of_children_are_inside_too_and_many_at_once_may_speak() {
+    let script = "
+for n in 1 2 3 4 5 6 7 8; do (sh -c \"taskwire emit 'word $n'\") & done
+wait
+setsid sh -c 'taskwire emit last'
+";
+    let place = place(script);
+    let node = place.start();
+    let text = node.text(&node.begin("run", json!({})));
+    for n in 1..=8 {
+        assert_eq!(text.matches(&format!("word {n}")).count(), 1, "{text:?}");
+    }
+    assert!(text.trim_end().ends_with("last"), "{text:?}");
+}
+
+#[test]
+fn outside_a_task_there_is_a_hint_and_a_default() {
+    let user = User::new();
+    for words in [["progress", "3"], ["status", "x"], ["emit", "x"]] {
+        let ended = user.run(&words);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), ""), "{words:?}: {ended:?}");
+        let hint =
+            format!("taskwire {}: not inside a task, so nobody is told. (Commands that `taskwire serve` runs as tools are.)\n", words[0]);
+        assert_eq!(ended.err, hint);
+    }
+    let ended = user.run(&["ask", "Which?", "--default", "this one"]);
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "this one\n", ""));
+    let ended = user.run(&["ask", "Which?"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
+    assert!(ended.err.starts_with("taskwire ask: "), "{ended:?}");
+    assert_eq!(user.run(&["ask"]).code, Some(2));
+}

@@ -1,0 +1,270 @@
+//! What a command writes: text as it comes, lines of JSON, standard error, progress, and what nobody may see.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{
+    node::{Node, said, text_of},
+    place::{Place, tool, until},
+};
+use crate::user::User;
+
+/// For scripts: waits until the test lets it go on.
+const GATE: &str = r#"
+import os, sys, time
+
+def put(data):
+    os.write(1, data)
+
+def gate(name):
+    while not os.path.exists(name):
+        time.sleep(0.005)
+"#;
+
+/// A place with one tool, `run`, which is a task at once and runs this after `GATE`.
+fn place(keys: &str, script: &str) -> Place {
+    let place = Place::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\n{keys}")));
+    place.write("run.py", &format!("{GATE}\n{script}"));
+    place
+}
+
+/// Runs it to its end: its result, and its output.
+#[track_caller]
+fn run(keys: &str, script: &str) -> (Value, Vec<Value>) {
+    let place = place(keys, script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    let ended = (node.result(&id), node.blocks(&id));
+    place.is_quiet();
+    ended
+}
+
+/// The part of a result or an output that a stream wrote.
+fn from_stderr(blocks: &[Value]) -> String {
+    text_of(&blocks.iter().filter(|block| block["_meta"]["dev.taskwire/stream"] == "stderr").cloned().collect::<Vec<_>>())
+}
+
+fn from_stdout(blocks: &[Value]) -> String {
+    text_of(&blocks.iter().filter(|block| block["_meta"]["dev.taskwire/stream"].is_null()).cloned().collect::<Vec<_>>())
+}
+
+#[test]
+fn text_comes_as_it_is_written_to_both_eras() {
+    let script = "gate('go-' + os.environ['TASKWIRE_TASK'])\nput(b'on')\ngate('more-' + os.environ['TASKWIRE_TASK'])\nput(b'e\\ntwo')";
+    let place = place("", script);
+    let (node, user) = (place.start(), User::new());
+    for era in ["modern", "legacy"] {
+        let mut running = user.start(&["call", &node.url(), "run", "--era", era]);
+        let task = running.task();
+        place.write(&format!("go-{task}"), "");
+        running.out.until("on");
+        place.write(&format!("more-{task}"), "");
+        let ended = running.end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), "one\ntwo\n"), "{era}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_character_in_two_writes_is_one_and_bytes_that_are_none_are_replaced() {
+    let script = "put(b'a\\xe2')\ntime.sleep(0.1)\nput(b'\\x82')\ntime.sleep(0.1)\nput(b'\\xac\\xff\\xc0\\x80b\\x00c\\xf0\\x9f')";
+    let (result, blocks) = run("", script);
+    let text = text_of(&blocks);
+    assert!(text.starts_with("a€\u{fffd}"), "{text:?}");
+    assert!(text.contains("b\0c\u{fffd}"), "{text:?}");
+    assert!(!text.contains('\u{f0}') && text.ends_with('\u{fffd}'), "{text:?}");
+    assert_eq!(said(&result), text);
+}
+
+const TWO_STREAMS: &str = "for n in range(20):\n    os.write(1, b'out %d\\n' % n)\n    os.write(2, b'err %d\\n' % n)";
+
+#[test]
+fn standard_error_is_in_its_place_in_the_output() {
+    let expected: String = (0..20).map(|n| format!("out {n}\nerr {n}\n")).collect();
+    for keys in ["", "stderr = \"together\""] {
+        let (result, blocks) = run(keys, TWO_STREAMS);
+        assert_eq!((text_of(&blocks), said(&result)), (expected.clone(), expected.clone()), "{keys}");
+    }
+}
+
+#[test]
+fn standard_error_can_be_told_apart() {
+    let expected = |word: &str| (0..20).map(|n| format!("{word} {n}\n")).collect::<String>();
+    let (result, blocks) = run("stderr = \"apart\"", TWO_STREAMS);
+    let content = result["content"].as_array().expect("content");
+    for blocks in [&blocks, content] {
+        assert_eq!((from_stdout(blocks), from_stderr(blocks)), (expected("out"), expected("err")));
+    }
+}
+
+#[test]
+fn standard_error_can_be_dropped() {
+    let (result, blocks) = run("stderr = \"drop\"", TWO_STREAMS);
+    let expected: String = (0..20).map(|n| format!("out {n}\n")).collect();
+    assert_eq!((text_of(&blocks), said(&result)), (expected.clone(), expected));
+}
+
+#[test]
+fn lines_of_json_are_blocks_progress_and_a_result() {
+    let script = r#"
+import json
+def line(value): put(json.dumps(value).encode() + b"\n")
+line({"type": "text", "text": "hello "})
+line({"type": "image", "data": "aGk=", "mimeType": "image/png"})
+put(b'{"type": "te')
+time.sleep(0.05)
+put(b'xt", "text": "world"}\n')
+os.write(2, b"a warning\n")
+put(b"\nno JSON\n")
+line({"type": "image"})
+line({"progress": 3, "total": 10, "message": "baking"})
+gate("go")
+line({"status": "cooling"})
+gate("on")
+line({"result": {"n": 1}})
+line({"result": {"n": 2}, "content": [{"type": "text", "text": "two"}]})
+"#;
+    let schema = "output_schema = { type = \"object\", properties = { n = { type = \"integer\" } }, required = [\"n\"] }";
+    let place = place(&format!("output = \"jsonl\"\n{schema}"), script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    assert_eq!(node.message_with(&id, "baking"), "baking (3/10)");
+    place.write("go", "");
+    assert_eq!(node.message_with(&id, "cooling"), "cooling (3/10)");
+    place.write("on", "");
+    let result = node.result(&id);
+    assert_eq!((&result["structuredContent"], result["isError"] == true), (&json!({"n": 2}), false), "{result}");
+    assert!(said(&result).ends_with("two"), "{result}");
+    let blocks = node.blocks(&id);
+    assert_eq!(from_stdout(&blocks), "hello worldno JSON\n{\"type\": \"image\"}\n", "{blocks:?}");
+    assert_eq!(from_stderr(&blocks), "a warning\n", "{blocks:?}");
+    let images: Vec<&Value> = blocks.iter().filter(|block| block["type"] == "image").collect();
+    assert_eq!(images, [&json!({"type": "image", "data": "aGk=", "mimeType": "image/png"})]);
+    let place_of = |words: &str| blocks.iter().position(|block| block["text"].as_str().is_some_and(|text| text.contains(words)));
+    let image = blocks.iter().position(|block| block["type"] == "image");
+    assert!(place_of("hello") < image && image < place_of("world"), "in the order in which they came: {blocks:?}");
+}
+
+#[test]
+fn a_result_that_says_so_is_an_error() {
+    let (result, _) = run("output = \"jsonl\"", "put(b'{\"result\": {\"why\": \"x\"}, \"isError\": true}\\n')");
+    assert_eq!((&result["structuredContent"], &result["isError"]), (&json!({"why": "x"}), &json!(true)), "{result}");
+}
+
+#[test]
+fn the_exit_code_says_whether_it_is_an_error() {
+    for (keys, code, is_error) in
+        [("", 0, false), ("", 3, true), ("ok_codes = [0, 3]", 3, false), ("ok_codes = [3]", 0, true), ("ok_codes = [3]", 3, false)]
+    {
+        let (result, blocks) = run(keys, &format!("put(b'words\\n')\nsys.exit({code})"));
+        assert_eq!(result["isError"] == true, is_error, "{keys} {code}: {result}");
+        assert_eq!(text_of(&blocks), "words\n", "what it wrote is all there is in the output");
+        assert!(said(&result).starts_with("words\n"), "{result}");
+        assert_eq!(said(&result).contains(&code.to_string()), is_error, "an error says which code: {result}");
+    }
+    let (result, _) = run("", "put(b'words\\n')\nos.kill(os.getpid(), 9)");
+    assert!(result["isError"] == true && said(&result).contains('9'), "{result}");
+    let user = User::new();
+    let place = place("", "put(b'words\\n')\nsys.exit(3)");
+    let node = place.start();
+    let ended = user.run(&["call", &node.url(), "run"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.out.starts_with("words\n") && ended.out.matches("words").count() == 1, "told once: {ended:?}");
+}
+
+/// The status message after each step of a command.
+#[track_caller]
+fn messages(pattern: &str, steps: &[(&str, &str)]) {
+    let script: String = steps.iter().enumerate().map(|(n, (line, _))| format!("put({line})\ngate('go-{n}')\n")).collect();
+    let place = place(&format!("progress = '{pattern}'"), &script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    for (n, (line, message)) in steps.iter().enumerate() {
+        assert_eq!(node.message_with(&id, message), *message, "{line}");
+        place.write(&format!("go-{n}"), "");
+    }
+    assert_ne!(node.result(&id)["isError"], true);
+}
+
+#[test]
+fn progress_is_found_in_the_output() {
+    messages(
+        r"(?<done>\d+) of (?<total>\d+)(: (?<message>.+))?",
+        &[("b'3 of 10\\n'", "3/10"), ("b'4 of 10\\rnothing\\n'", "4/10"), ("b'7 of 10: nearly\\n'", "nearly (7/10)")],
+    );
+    messages(r"(?<percent>[\d.]+)%", &[("b' 40% done\\r'", "40/100"), ("b'41%\\r42.5%\\r'", "42.5/100")]);
+}
+
+/// All that the server has of a task: on the wire and on the disk.
+fn everything(place: &Place, node: &Node, id: &str) -> String {
+    let mut all = format!("{} {:?}", node.ended(id), node.blocks(id));
+    for file in fs::read_dir(place.path("data")).expect("a directory").flatten().filter(|file| file.path().is_file()) {
+        all.push_str(&String::from_utf8_lossy(&fs::read(file.path()).expect("a file of ours")));
+    }
+    all
+}
+
+#[test]
+fn secrets_are_in_no_output_however_they_are_written() {
+    let secret = "hunter2";
+    let script = r#"
+import base64
+word = base64.b64decode("aHVudGVyMg==")
+put(b"key=" + word[:3])
+gate("go")
+put(word[3:] + b"\nkey=" + word + b" " + word + b"\n")
+os.write(2, b"err " + word + b"\n")
+put(b"100% " + word + b" of it\n")
+put(b"last " + word)
+"#;
+    let place = place("redact = ['hunter\\d']\nprogress = '(?<percent>\\d+)% (?<message>.+)'\nstderr = \"apart\"", script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    until_started(&place, &id);
+    place.write("go", "");
+    let result = node.result(&id);
+    let blocks = node.blocks(&id);
+    assert_eq!(from_stdout(&blocks), "key=[redacted]\nkey=[redacted] [redacted]\n100% [redacted] of it\nlast [redacted]");
+    assert_eq!(from_stderr(&blocks), "err [redacted]\n");
+    assert!(said(&result).contains("key=[redacted]\n"), "{result}");
+    place.is_quiet();
+    assert!(!everything(&place, &node, &id).contains(secret), "it is known after all");
+}
+
+#[track_caller]
+fn until_started(place: &Place, id: &str) {
+    until("its process", || (!place.processes_of(id).is_empty()).then_some(()));
+}
+
+#[test]
+fn secrets_stay_secret_when_the_server_is_killed_in_the_middle_of_one() {
+    let script = "put(b'one\\nkey=hun')\nopen('half', 'w').write('x\\n')\ngate('go')\nput(b'ter2\\ntwo\\n')";
+    let place = place("redact = ['hunter\\d']", script);
+    let mut node = place.start();
+    let id = node.begin("run", json!({}));
+    place.lines("half", 1);
+    node.wrote(&id, "one\n");
+    for _ in 0..2 {
+        node.kill();
+        node = place.start();
+    }
+    place.write("go", "");
+    assert_eq!(said(&node.result(&id)), "one\nkey=[redacted]\ntwo\n");
+    assert_eq!(node.text(&id), "one\nkey=[redacted]\ntwo\n");
+    place.is_quiet();
+}
+
+#[test]
+fn a_character_that_the_server_did_not_outlive_is_whole_in_the_end() {
+    let script = "put(b'one\\n\\xe2\\x82')\nopen('half', 'w').write('x\\n')\ngate('go')\nput(b'\\xac two\\n')";
+    let place = place("", script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    place.lines("half", 1);
+    node.wrote(&id, "one\n");
+    node.kill();
+    let node = place.start();
+    place.write("go", "");
+    assert_eq!((said(&node.result(&id)), node.text(&id)), ("one\n€ two\n".to_owned(), "one\n€ two\n".to_owned()));
+    place.is_quiet();
+}

@@ -1,0 +1,122 @@
+//! Results that are larger than a client wants to read at once, and output that is larger than a task may have.
+
+use serde_json::{Value, json};
+
+use super::{
+    node::{Node, said},
+    place::{Place, tool},
+};
+
+/// Rows of eleven bytes, about a megabyte of them.
+const ROWS: usize = 100_000;
+const ROW_BYTES: usize = 11;
+const INLINE_BYTES: usize = 4096;
+
+fn row(n: usize) -> String {
+    format!("row {n:06}\n")
+}
+
+fn place(head: &str, keys: &str) -> Place {
+    let place =
+        Place::new(&format!("{head}\n{}", tool("rows", &format!("command = [\"python3\", \"rows.py\"]\ntask = \"always\"\n{keys}"))));
+    place.write("rows.py", &format!("import sys\nsys.stdout.write(''.join('row %06d\\n' % n for n in range({ROWS})))\n"));
+    place
+}
+
+/// The contents of a resource, and what is said about its range.
+#[track_caller]
+fn read(node: &Node, uri: &str) -> (String, Value) {
+    let result = node.ask("resources/read", json!({"uri": uri}));
+    let contents = &result["contents"][0];
+    assert_eq!((&contents["mimeType"], result["contents"].as_array().map(Vec::len)), (&json!("text/plain"), Some(1)), "{uri}");
+    let range = [&contents["_meta"], &result["_meta"]].into_iter().map(|meta| &meta["dev.taskwire/range"]).find(|range| range.is_object());
+    (contents["text"].as_str().expect("text").to_owned(), range.unwrap_or_else(|| panic!("no range: {}", result["_meta"])).clone())
+}
+
+#[test]
+fn a_large_result_has_its_beginning_and_its_end_and_says_where_the_rest_is() {
+    let place = place("", &format!("inline_bytes = {INLINE_BYTES}"));
+    let node = place.start();
+    let id = node.begin("rows", json!({}));
+    let result = node.result(&id);
+    let content = result["content"].as_array().expect("content");
+    let texts: Vec<&str> = content.iter().filter_map(|block| block["text"].as_str()).collect();
+    assert!(texts[0].starts_with(&format!("{}{}", row(0), row(1))), "{:?}", texts[0]);
+    assert!(texts.iter().any(|text| text.ends_with(&format!("{}{}", row(ROWS - 2), row(ROWS - 1)))), "its end: {texts:?}");
+    let bytes = said(&result).len();
+    assert!((INLINE_BYTES / 2..INLINE_BYTES + 2000).contains(&bytes), "{bytes} bytes");
+    assert!(texts.iter().all(|text| text.starts_with("row ") || text.contains(&format!("taskwire://task/{id}/output"))), "{texts:?}");
+    let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link");
+    let total = ROWS * ROW_BYTES;
+    assert_eq!((&link["uri"], &link["size"]), (&json!(format!("taskwire://task/{id}/output")), &json!(total)), "{link}");
+    assert!(node.text(&id).len() == total, "the output has all of it");
+    place.is_quiet();
+}
+
+#[test]
+fn the_output_of_a_task_is_a_resource_that_can_be_read_in_ranges() {
+    let place = place("", &format!("inline_bytes = {INLINE_BYTES}"));
+    let node = place.start();
+    let id = node.begin("rows", json!({}));
+    node.result(&id);
+    let uri = format!("taskwire://task/{id}/output");
+    let templates = node.ask("resources/templates/list", json!({}));
+    assert!(templates.to_string().contains("taskwire://task/{id}/output"), "{templates}");
+    let range = |query: &str| read(&node, &format!("{uri}{query}"));
+    assert_eq!(range("?from=0&bytes=22").0, row(0) + &row(1));
+    assert_eq!(range(&format!("?from={}&bytes={ROW_BYTES}", 50_000 * ROW_BYTES)).0, row(50_000));
+    let (end, about) = range(&format!("?from=-{ROW_BYTES}"));
+    assert_eq!((end, &about["total"], &about["next"]), (row(ROWS - 1), &json!(ROWS * ROW_BYTES), &Value::Null), "{about}");
+    // From range to range one comes to the end, and has it all.
+    let (mut text, mut about) = read(&node, &uri);
+    for _ in 0..ROWS {
+        let Some(next) = about["next"].as_str().map(ToOwned::to_owned) else { break };
+        let (more, then) = read(&node, &next);
+        assert!(!more.is_empty(), "{next}");
+        text.push_str(&more);
+        about = then;
+    }
+    assert!(text == (0..ROWS).map(row).collect::<String>(), "{} bytes, not what was written", text.len());
+    let beyond = node.send("resources/read", json!({"uri": format!("{uri}?from=999999999")}));
+    assert!(beyond["error"].is_object() || beyond["result"]["contents"][0]["text"] == "", "{beyond}");
+    for wrong in [format!("taskwire://task/{}/output", "0".repeat(32)), "taskwire://task/output".to_owned(), format!("{uri}?from=x")] {
+        assert!(node.send("resources/read", json!({"uri": wrong}))["error"].is_object(), "{wrong}");
+    }
+    // Without a server in between, too.
+    node.kill();
+    let node = place.start();
+    assert_eq!(read(&node, &format!("{uri}?from=11&bytes=11")).0, row(1));
+}
+
+#[test]
+fn a_result_that_fits_is_whole() {
+    let place = place("", "inline_bytes = 2000000");
+    let node = place.start();
+    let result = node.result(&node.begin("rows", json!({})));
+    assert_eq!(result["content"].as_array().map(Vec::len), Some(1));
+    assert!(said(&result) == (0..ROWS).map(row).collect::<String>(), "not what was written");
+}
+
+#[test]
+fn too_much_output_ends_the_command_and_leaves_nothing() {
+    let place = place("[limits]\ntask_output_bytes = 524288\n", "");
+    place.write("rows.py", "import os\nwhile True:\n    os.write(1, b'row\\n' * 1000)\n");
+    let node = place.start();
+    let id = node.begin("rows", json!({}));
+    let task = node.ended(&id);
+    assert!(task["status"] == "failed" || task["result"]["isError"] == true, "{task}");
+    assert!(task.to_string().contains("task_output_bytes"), "it says which limit: {task}");
+    place.is_quiet();
+}
+
+#[test]
+fn too_much_output_may_lose_its_oldest() {
+    let place = place("[limits]\ntask_output_bytes = 524288\n", "overflow = \"drop_oldest\"\ninline_bytes = 4096");
+    let node = place.start();
+    let id = node.begin("rows", json!({}));
+    let result = node.result(&id);
+    assert_ne!(result["isError"], true, "{result}");
+    let content = result["content"].as_array().expect("content");
+    assert!(content.iter().any(|block| block["text"].as_str().is_some_and(|text| text.ends_with(&row(ROWS - 1)))), "its end: {result}");
+    place.is_quiet();
+}

@@ -1,0 +1,440 @@
+//! The server's side of a run: starts the command or finds it again, and takes its journal into the task's log.
+//!
+//! How far the journal was taken is saved with the output that it covers, in one commit. So whatever is killed and whenever,
+//! the next attempt goes on at the next byte: nothing is missing and nothing is there twice.
+
+mod taking;
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use taskwire_core::{Payload, task::OnInterrupt, wire::code};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
+    net::unix::{OwnedReadHalf, OwnedWriteHalf},
+};
+
+use self::taking::Taking;
+use super::{
+    Active, Commands,
+    definition::{Compiled, Definition, Inherit, Leftovers},
+    gate::Pass,
+    journal::Ended,
+    supervisor::Job,
+    sweep,
+    talk::{self, FromSupervisor, ToSupervisor},
+    view::Settings,
+};
+use crate::{
+    engine::{Phase, Run},
+    tool::{CallResult, Ctx, Kind, Question, ToolError},
+};
+
+/// How long a supervisor may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait before it is tried again.
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// A command tool.
+pub(super) struct Command {
+    pub(super) definition: Definition,
+    pub(super) compiled: Compiled,
+}
+
+/// How far the journal was taken. Saved as the task's checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    /// How often the command itself was started.
+    run: u64,
+    /// The number of the first chunk of this run.
+    seq: u64,
+    /// A place in the journal; everything before it was taken.
+    at: u64,
+    /// Bytes of standard output behind that place that were taken too.
+    out: u64,
+    /// The same of standard error.
+    err: u64,
+    /// The same of notes, in number.
+    notes: u64,
+}
+
+impl Mark {
+    fn start(run: u64, seq: u64) -> Self {
+        Self { run, seq, at: 0, out: 0, err: 0, notes: 0 }
+    }
+}
+
+/// How following a command ended.
+enum Followed {
+    /// It ended.
+    Ended(Ended),
+    /// It is gone, and nobody knows how it ended.
+    Lost,
+}
+
+/// A run and what it holds. Dropped before its end, it stops a command that belongs to no task: nobody would ever hear of it.
+struct Hand {
+    commands: Commands,
+    ctx: Ctx,
+    run: Arc<Run>,
+    active: Option<Active>,
+    pass: Option<Pass>,
+    out: Option<OwnedWriteHalf>,
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        if let Some(out) = self.out.as_ref().filter(|_| !matches!(self.run.phase(), Phase::Task(_))) {
+            let _ = out.try_write(&talk::line(&ToSupervisor::Stop {}));
+        }
+    }
+}
+
+/// Runs a command, or goes on with one that runs. Without `command`, only the latter.
+pub(super) async fn run(commands: Commands, command: Option<Arc<Command>>, ctx: Ctx) -> Result<CallResult, ToolError> {
+    let run = ctx.run().clone();
+    let mut mark = ctx.saved()?.unwrap_or_else(|| Mark::start(1, 0));
+    let active = Some(commands.activate(run.id()));
+    let mut hand = Hand { commands, ctx, run, active, pass: None, out: None };
+    loop {
+        let dir = hand.commands.spool(hand.run.id(), mark.run);
+        let job = hand.prepare(command.as_deref(), &dir, mark.run).await?;
+        let mut taking = Taking::new(&hand, &dir, &job, &mark)?;
+        match hand.follow(&dir, &mut taking).await {
+            // Not stopped by us: then it was lost like everything else on the machine.
+            Ok(Followed::Ended(ended)) if !ended.stopped => {
+                let result = taking.result(&ended, &dir).await;
+                hand.done(dir, job.leftovers);
+                return result;
+            }
+            Ok(_) => {
+                hand.out = None;
+                taking.give_up().await?;
+                mark = hand.again(&dir, &job.settings, &mark).await?;
+            }
+            Err(error) => {
+                hand.stop(dir);
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl Hand {
+    /// The job of this run: as it was begun, or a new one once it is this one's turn.
+    async fn prepare(&mut self, command: Option<&Command>, dir: &Path, run: u64) -> Result<Job, ToolError> {
+        if let Some(job) = Job::read(dir).map_err(|error| unusable(dir, &error))? {
+            if self.pass.is_none() {
+                self.pass = self.commands.gate(&job.tool, None).try_enter(self.run.id());
+            }
+            return Ok(job);
+        }
+        let Some(command) = command else {
+            let message = format!("the tool `{}` is no longer there", self.run.spec().tool);
+            return Err(ToolError::protocol(code::INTERNAL_ERROR, message));
+        };
+        let (job, stdin) = self.job(command, run)?;
+        self.turn(&job.tool).await?;
+        write_job(dir, &job, stdin.as_deref()).map_err(|error| unusable(dir, &error))?;
+        Ok(job)
+    }
+
+    fn job(&self, command: &Command, run: u64) -> Result<(Job, Option<String>), ToolError> {
+        let Command { definition, compiled } = command;
+        let arguments: Value = self.ctx.arguments().read()?;
+        let filled = compiled.fill(&arguments).map_err(|problems| {
+            let list = problems.join("\n- ");
+            ToolError::new(format!(
+                "The arguments of `{}` cannot be given to its command. Correct them and call again.\n- {list}",
+                definition.name
+            ))
+        })?;
+        let inherit = match &definition.inherit_env {
+            Inherit::All => None,
+            Inherit::Only(names) => Some(names.clone()),
+        };
+        let limits = self.run.engine().limits();
+        let settings = Settings {
+            format: definition.output,
+            stderr: definition.stderr,
+            progress: definition.progress.clone(),
+            redact: definition.redact.clone(),
+            ok_codes: definition.ok_codes.clone(),
+            inline_bytes: definition.inline_bytes,
+            on_interrupt: definition.on_interrupt,
+            attempts_max: self.run.spec().attempts_max,
+            line_bytes: usize::try_from(limits.chunk_bytes / 2).unwrap_or(usize::MAX),
+        };
+        let job = Job {
+            version: 1,
+            task: self.run.id().to_string(),
+            run,
+            tool: definition.name.clone(),
+            argv: filled.argv,
+            cwd: definition.cwd.clone(),
+            env: filled.env,
+            inherit,
+            remove: definition.remove_env.clone(),
+            stdin: filled.stdin.is_some(),
+            stderr: definition.stderr,
+            leftovers: definition.leftovers,
+            kill_after_ms: u64::try_from(definition.kill_after.as_millis()).unwrap_or(u64::MAX),
+            spool_bytes: definition.spool_bytes,
+            block_bytes: limits.chunk_bytes,
+            settings,
+            program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
+        };
+        Ok((job, filled.stdin))
+    }
+
+    /// Waits until there is room for one more command of this tool.
+    async fn turn(&mut self, tool: &str) -> Result<(), ToolError> {
+        if self.pass.is_some() {
+            return Ok(());
+        }
+        let gate = self.commands.gate(tool, None);
+        self.pass = gate.try_enter(self.run.id());
+        if self.pass.is_none() {
+            let max = gate.max();
+            let waiting = format!("waiting for its turn: {max} of {max} are running (`concurrency`)");
+            self.ctx.status(waiting).await?;
+            let pass = tokio::select! {
+                pass = gate.enter() => pass,
+                () = self.run.stopped() => return Err(ToolError::stopped()),
+            };
+            self.pass = Some(pass);
+            self.ctx.status("running").await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the journal, answers questions, until the command has ended or is lost.
+    async fn follow(&mut self, dir: &Path, taking: &mut Taking) -> Result<Followed, ToolError> {
+        let mut questions = FuturesUnordered::new();
+        loop {
+            let Some(mut lines) = self.attach(dir).await? else {
+                // Nobody runs it any more: the journal says how it ended, or nothing does.
+                loop {
+                    match taking.take().await? {
+                        taking::Taken::Ended(ended) => return Ok(Followed::Ended(ended)),
+                        taking::Taken::More => {}
+                        taking::Taken::All => return Ok(Followed::Lost),
+                    }
+                }
+            };
+            let mut open: Vec<talk::Asked> = Vec::new();
+            loop {
+                let more = match taking.take().await? {
+                    taking::Taken::Ended(ended) => return Ok(Followed::Ended(ended)),
+                    taking::Taken::More => true,
+                    taking::Taken::All => false,
+                };
+                if let Some(taken) = taking.taken().await? {
+                    self.tell(&ToSupervisor::Consumed(taken)).await;
+                }
+                // What leads up to a question comes before it.
+                for asked in open.extract_if(.., |asked| asked.at <= taking.position()) {
+                    questions.push(ask(self.ctx.clone(), asked));
+                }
+                tokio::select! {
+                    biased;
+                    () = self.run.stopped() => return Err(ToolError::stopped()),
+                    Some(answer) = questions.next() => if let Some(answer) = answer { self.tell(&answer).await },
+                    () = taking.say_when_due() => {}
+                    line = lines.next_line() => match line.ok().flatten().map(|line| serde_json::from_str(&line)) {
+                        Some(Ok(FromSupervisor::Ask(asked))) => open.push(asked),
+                        Some(Ok(FromSupervisor::Len(_))) => {}
+                        Some(Err(error)) => {
+                            tracing::warn!(%error, "a supervisor says something that is not understood");
+                        }
+                        None => break,
+                    },
+                    () = std::future::ready(()), if more => {}
+                }
+            }
+            self.out = None;
+        }
+    }
+
+    /// Tells the supervisor something. One that is gone will be noticed soon enough.
+    async fn tell(&mut self, what: &ToSupervisor) {
+        if let Some(out) = &mut self.out {
+            let _ = out.write_all(&talk::line(what)).await;
+        }
+    }
+
+    /// Finds the supervisor, or starts it; nothing if the command ran already and no longer does.
+    async fn attach(&mut self, dir: &Path) -> Result<Option<Lines<BufReader<OwnedReadHalf>>>, ToolError> {
+        let clock = self.run.engine().clock().clone();
+        let until = clock.now().after(PATIENCE);
+        loop {
+            if let Ok(wire) = sweep::greet(dir).await {
+                let (lines, out) = wire.into_split();
+                self.out = Some(out);
+                return Ok(Some(BufReader::new(lines).lines()));
+            }
+            match self.start(dir).await? {
+                Start::Over => return Ok(None),
+                Start::Runs if clock.now() < until => {}
+                Start::Runs => return Err(internal(format!("the supervisor of the command in {} does not answer", dir.display()))),
+            }
+            if let Ok(wire) = sweep::greet(dir).await {
+                let (lines, out) = wire.into_split();
+                self.out = Some(out);
+                return Ok(Some(BufReader::new(lines).lines()));
+            }
+            tokio::select! {
+                () = clock.sleep(PAUSE) => {}
+                () = self.run.stopped() => return Err(ToolError::stopped()),
+            }
+        }
+    }
+
+    /// Starts a supervisor. Where there is one already, or was, it says so and does nothing.
+    async fn start(&self, dir: &Path) -> Result<Start, ToolError> {
+        let supervisor = &self.commands.0.supervisor;
+        let mut process = tokio::process::Command::new(&supervisor.program);
+        process.arg0("taskwire").args(&supervisor.args).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = process.spawn().map_err(|error| internal(format!("cannot start the supervisor of a command: {error}")))?;
+        let mut said = String::new();
+        if let Some(out) = child.stdout.take() {
+            out.take(64 * 1024).read_to_string(&mut said).await?;
+        }
+        match said.trim_end() {
+            "started" | "running" => Ok(Start::Runs),
+            "over" => Ok(Start::Over),
+            "" => Err(internal("the supervisor of a command ended without a word".to_owned())),
+            other => Err(internal(format!("the supervisor of a command cannot work: {}", other.trim_start_matches("failed: ")))),
+        }
+    }
+
+    /// The command was lost. Begins it anew, if that is safe.
+    async fn again(&mut self, dir: &Path, settings: &Settings, mark: &Mark) -> Result<Mark, ToolError> {
+        const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, or its processes were killed)";
+        let lost = |why: String| internal(format!("{LOST}, and {why}"));
+        let why = match settings.on_interrupt {
+            OnInterrupt::Retry if mark.run < settings.attempts_max => None,
+            OnInterrupt::Retry => Some(format!("it was already started {} times", mark.run)),
+            OnInterrupt::Fail | OnInterrupt::Resume => Some("the tool is not marked as safe to run again (`on_interrupt`)".to_owned()),
+        };
+        if let Some(why) = why {
+            self.stop(dir.to_owned());
+            return Err(lost(why));
+        }
+        let old = Job::read(dir).map_err(|error| unusable(dir, &error))?.ok_or_else(|| lost("its job is gone".to_owned()))?;
+        if !matches!(self.run.promote().await.map_err(crate::tool::from_engine)?, Phase::Task(_)) {
+            return Err(ToolError::stopped());
+        }
+        let seq = self.run.engine().span(self.run.id()).map_err(crate::tool::from_engine)?.end;
+        let next = Mark::start(mark.run + 1, seq.0);
+        let next_dir = self.commands.spool(self.run.id(), next.run);
+        let stdin = if old.stdin { Some(fs::read_to_string(dir.join("stdin"))?) } else { None };
+        write_job(&next_dir, &Job { run: next.run, ..old }, stdin.as_deref()).map_err(|error| unusable(&next_dir, &error))?;
+        // Nothing of the lost run is left when the next one begins.
+        self.ctx.checkpoint(&next).await?;
+        sweep::clear(dir.to_owned(), Leftovers::Kill).await;
+        self.ctx.status(format!("the command was lost and is run again ({} of {})", next.run, settings.attempts_max)).await?;
+        Ok(next)
+    }
+
+    /// Stops the command and clears it away, in the background.
+    fn stop(&mut self, dir: PathBuf) {
+        self.out = None;
+        if let Some(active) = self.active.take() {
+            tokio::spawn(sweep::bury(self.commands.clone(), dir, None, active, self.pass.take()));
+        }
+    }
+
+    /// The command has ended: clears it away once that is known for good.
+    fn done(&mut self, dir: PathBuf, leftovers: Leftovers) {
+        (self.out, self.pass) = (None, None);
+        if let Some(active) = self.active.take() {
+            tokio::spawn(sweep::after(self.run.clone(), dir, leftovers, active));
+        }
+    }
+}
+
+/// What starting a supervisor came to.
+enum Start {
+    /// There is one.
+    Runs,
+    /// There was one.
+    Over,
+}
+
+/// Asks the caller; what comes is for the supervisor.
+async fn ask(ctx: Ctx, asked: talk::Asked) -> Option<ToSupervisor> {
+    let talk::Asked { key, question, .. } = asked;
+    let asked = match (&question.url, question.schema) {
+        (Some(url), _) => Question::url(&question.message, url).into_payload(),
+        (None, schema) => form(&question.message, schema),
+    };
+    let refuse = |message: String| Some(ToSupervisor::Refuse { key: key.clone(), message });
+    match ctx.ask_raw(&key, asked).await.map_err(ToolError::into_kind) {
+        Ok(answer) => match answer.read() {
+            Ok(value) => Some(ToSupervisor::Answer { key, value }),
+            Err(error) => refuse(format!("the answer cannot be read: {error}")),
+        },
+        Err(Kind::Said(text)) => refuse(text),
+        Err(Kind::Protocol(error)) => refuse(error.message),
+        Err(Kind::Round(_) | Kind::Stopped) => None,
+    }
+}
+
+/// A form whose fields are in the order in which the command gave them.
+fn form(message: &str, schema: Option<Payload>) -> Payload {
+    #[derive(Serialize)]
+    struct Form<'a> {
+        method: &'static str,
+        params: Params<'a>,
+    }
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Params<'a> {
+        mode: &'static str,
+        message: &'a str,
+        requested_schema: Payload,
+    }
+    let requested_schema = schema.unwrap_or_else(|| serde_json::json!({"type": "object", "properties": {}}).into());
+    let form = Form { method: "elicitation/create", params: Params { mode: "form", message, requested_schema } };
+    Payload::of(&form).expect("it consists of JSON already")
+}
+
+fn internal(message: String) -> ToolError {
+    ToolError::protocol(code::INTERNAL_ERROR, message)
+}
+
+fn unusable(dir: &Path, error: &io::Error) -> ToolError {
+    internal(format!("the directory {} of a command cannot be used: {error}", dir.display()))
+}
+
+/// Writes a job for a supervisor, whole or not at all.
+fn write_job(dir: &Path, job: &Job, stdin: Option<&str>) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    if let Some(stdin) = stdin {
+        write_private(&dir.join("stdin"), stdin.as_bytes())?;
+    }
+    let text = serde_json::to_vec(job)?;
+    replace(&dir.join("job.json"), &text)
+}
+
+/// Puts a file in its place, whole or not at all.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    write_private(&new, bytes)?;
+    fs::rename(new, path)
+}
+
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::io::Write;
+    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(bytes)
+}

@@ -1,0 +1,366 @@
+//! Taking a journal into a task's log.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use taskwire_core::{
+    Payload, Seq, Timestamp, Version,
+    task::{Progress, Reject},
+};
+
+use super::{Hand, Mark, replace, unusable};
+use crate::{
+    clock::Sleep,
+    command::{
+        digest::{Digest, Link},
+        journal::{self, Ended, Reader, Record},
+        supervisor::Job,
+        view::{Said, Settings, Stream, View},
+    },
+    engine::{self, Phase, Piece, Run},
+    store::{Cursor, Entry},
+    tool::{CallResult, ToolError, from_engine},
+};
+
+/// Records that are taken before anything else gets a turn.
+const RECORDS: usize = 64;
+/// How often a command may say how it is getting on; of what comes in between, the last counts.
+const SAY_EVERY: Duration = Duration::from_millis(200);
+/// Bytes of the journal that are taken before its supervisor is told.
+const TAKEN_BYTES: u64 = 256 * 1024;
+/// Bytes of the log that are read back at one time.
+const READ_BACK_BYTES: usize = 1024 * 1024;
+
+/// What taking came to.
+pub(super) enum Taken {
+    /// The command has ended, and all of its output was taken.
+    Ended(Ended),
+    /// There is more.
+    More,
+    /// That is all there is, for now.
+    All,
+}
+
+/// A structured result that the command gave, kept beside the journal until the end.
+#[derive(Debug, Serialize, Deserialize)]
+struct Given {
+    structured: Option<Value>,
+    is_error: bool,
+    #[serde(default)]
+    content: Option<Vec<Value>>,
+}
+
+/// A reader of a journal, and what it makes of it.
+pub(super) struct Taking {
+    run: Arc<Run>,
+    dir: PathBuf,
+    settings: Settings,
+    tool: String,
+    reader: Reader,
+    view: View,
+    digest: Digest,
+    /// Where the journal is to be read from after an interruption, and what was passed since.
+    anchor: Mark,
+    /// What is to be passed over, because it was taken before.
+    skip: [u64; 3],
+    /// How much of the journal its supervisor knows to be taken.
+    told: u64,
+    /// How many bytes more make it worth while to tell.
+    tell_after: u64,
+    saying: Saying,
+}
+
+impl Taking {
+    pub(super) fn new(hand: &Hand, dir: &Path, job: &Job, mark: &Mark) -> Result<Self, ToolError> {
+        let run = hand.run.clone();
+        let mut view = View::new(&job.settings).map_err(ToolError::new)?;
+        if *mark != Mark::start(mark.run, mark.seq) {
+            view = view.resumed();
+        }
+        let mut digest = Digest::new(job.settings.inline_bytes);
+        if let Phase::Task(id) = run.phase() {
+            read_back(run.engine(), id, Seq(mark.seq), &mut digest).map_err(from_engine)?;
+        }
+        let skip = [mark.out, mark.err, mark.notes];
+        let anchor = Mark { out: 0, err: 0, notes: 0, ..mark.clone() };
+        Ok(Self {
+            run,
+            dir: dir.to_owned(),
+            settings: job.settings.clone(),
+            tool: job.tool.clone(),
+            reader: Reader::open(dir, mark.at),
+            view,
+            digest,
+            anchor,
+            skip,
+            told: mark.at,
+            tell_after: TAKEN_BYTES.min(job.spool_bytes / 2),
+            saying: Saying::default(),
+        })
+    }
+
+    /// The place in the journal up to which it was read.
+    pub(super) fn position(&self) -> u64 {
+        self.reader.position()
+    }
+
+    /// Takes what is there, but not so much that nothing else gets a turn.
+    pub(super) async fn take(&mut self) -> Result<Taken, ToolError> {
+        for _ in 0..RECORDS {
+            let next = self.reader.next().map_err(|error| unusable(&self.dir, &error))?;
+            let Some((record, range)) = next else { return Ok(Taken::All) };
+            let (said, stream) = match record {
+                Record::Out(bytes) => (self.feed(Stream::Out, &bytes), Some((Stream::Out, bytes.len() as u64))),
+                Record::Err(bytes) => (self.feed(Stream::Err, &bytes), Some((Stream::Err, bytes.len() as u64))),
+                Record::Note(note) => {
+                    self.anchor.notes += 1;
+                    if self.skip[2] > 0 {
+                        self.skip[2] -= 1;
+                        (Vec::new(), None)
+                    } else {
+                        (self.view.note(note), None)
+                    }
+                }
+                Record::Began(_) => (Vec::new(), None),
+                Record::Ended(ended) => {
+                    let said = self.view.finish();
+                    // The end is read again, and nothing before it.
+                    self.anchor = Mark { at: range.start, ..Mark::start(self.anchor.run, self.anchor.seq) };
+                    self.write(said).await?;
+                    self.saying.say(&self.run).await?;
+                    return Ok(Taken::Ended(ended));
+                }
+            };
+            self.move_anchor(range.start, range.end, stream);
+            self.write(said).await?;
+        }
+        Ok(Taken::More)
+    }
+
+    fn feed(&mut self, stream: Stream, bytes: &[u8]) -> Vec<Said> {
+        let n = bytes.len() as u64;
+        let (passed, skip) = match stream {
+            Stream::Out => (&mut self.anchor.out, &mut self.skip[0]),
+            Stream::Err => (&mut self.anchor.err, &mut self.skip[1]),
+        };
+        *passed += n;
+        let over = n.min(*skip);
+        *skip -= over;
+        let fresh = bytes.get(usize::try_from(over).unwrap_or(usize::MAX)..).unwrap_or_default();
+        if fresh.is_empty() { Vec::new() } else { self.view.feed(stream, fresh) }
+    }
+
+    /// Moves the anchor as far as nothing before it is needed any more.
+    fn move_anchor(&mut self, start: u64, end: u64, stream: Option<(Stream, u64)>) {
+        if self.skip != [0; 3] {
+            return;
+        }
+        let (out, err) = (self.view.held(Stream::Out), self.view.held(Stream::Err));
+        let empty = Mark::start(self.anchor.run, self.anchor.seq);
+        match stream {
+            _ if out + err == 0 => self.anchor = Mark { at: end, ..empty },
+            // What is held back came with this record.
+            Some((Stream::Out, n)) if err == 0 && out <= n => self.anchor = Mark { at: start, out: n, ..empty },
+            Some((Stream::Err, n)) if out == 0 && err <= n => self.anchor = Mark { at: start, err: n, ..empty },
+            _ => {}
+        }
+    }
+
+    /// How far everything was taken.
+    fn mark(&self) -> Mark {
+        let mut mark = self.anchor.clone();
+        mark.out += self.skip[0];
+        mark.err += self.skip[1];
+        mark.notes += self.skip[2];
+        mark.out -= self.view.held(Stream::Out);
+        mark.err -= self.view.held(Stream::Err);
+        mark
+    }
+
+    /// Writes what was said, with the mark that it leads to.
+    async fn write(&mut self, said: Vec<Said>) -> Result<(), ToolError> {
+        enum Item {
+            Text(String),
+            Block(Payload),
+        }
+        let mut items = Vec::with_capacity(said.len());
+        for said in said {
+            match said {
+                Said::Text(text) => {
+                    self.digest.text(&text);
+                    items.push(Item::Text(text));
+                }
+                Said::Block(block) => {
+                    self.digest.block(&block);
+                    items.push(Item::Block(block.into()));
+                }
+                Said::Progress { done, total, message } => self.saying.progress(Progress { done, total }, message),
+                Said::Status(message) => self.saying.message = Some(message),
+                Said::Result { structured, is_error, content } => {
+                    // Without a result, it says only that the command failed.
+                    let structured = Some(structured).filter(|structured| !structured.is_null());
+                    self.keep(&Given { structured, is_error, content })?;
+                }
+            }
+        }
+        let pieces: Vec<Piece<'_>> = items
+            .iter()
+            .map(|item| match item {
+                Item::Text(text) => Piece::Text(text),
+                Item::Block(block) => Piece::Block(block),
+            })
+            .collect();
+        self.run.put(&pieces, &Payload::of(&self.mark())?).await.map_err(from_engine)
+    }
+
+    fn keep(&self, given: &Given) -> Result<(), ToolError> {
+        replace(&self.dir.join("result.json"), &serde_json::to_vec(given)?).map_err(|error| unusable(&self.dir, &error))
+    }
+
+    /// Up to where the journal need not wait any more, if that is so much further than its supervisor knows that it should
+    /// be told.
+    pub(super) async fn taken(&mut self) -> Result<Option<u64>, ToolError> {
+        let position = self.position();
+        if position < self.told + self.tell_after {
+            return Ok(None);
+        }
+        if matches!(self.run.phase(), Phase::Task(_)) {
+            self.run.flush().await.map_err(from_engine)?;
+            journal::forget(&self.dir, self.anchor.at);
+        }
+        // A call that is no task ends with this process, so nothing of it need be kept for another.
+        self.told = position;
+        Ok(Some(position))
+    }
+
+    /// Waits until it is time to say how the command is getting on, and says it; for ever if there is nothing to say.
+    pub(super) async fn say_when_due(&mut self) {
+        self.saying.due(&self.run).await;
+        // Limits are no reason to stop a command, and that it must stop is noticed elsewhere.
+        let _ = self.saying.say(&self.run).await;
+    }
+
+    /// The command is lost: writes what was held back.
+    pub(super) async fn give_up(&mut self) -> Result<(), ToolError> {
+        let said = self.view.finish();
+        self.write(said).await
+    }
+
+    /// What the call comes to.
+    pub(super) async fn result(&mut self, ended: &Ended, dir: &Path) -> Result<CallResult, ToolError> {
+        let given: Option<Given> = match fs::read(dir.join("result.json")) {
+            Ok(bytes) => Some(serde_json::from_slice(&bytes)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(unusable(dir, &error)),
+        };
+        // What the result leaves out can be read from a task; where there is no room for one, it is lost.
+        let kept = self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
+        let link = kept.then(|| Link { uri: crate::followup::resource::uri(self.run.id()), name: format!("output of {}", self.tool) });
+        let mut content = self.digest.content(link.as_ref());
+        self.run.result_repeats(content.len());
+        let mut result = CallResult::default();
+        if let Some(given) = given {
+            match (given.content, &given.structured) {
+                (Some(blocks), _) => content.extend(blocks),
+                (None, Some(structured)) => content.push(json!({"type": "text", "text": structured.to_string()})),
+                (None, None) => {}
+            }
+            result.structured_content = given.structured.map(Payload::from);
+            result.is_error = given.is_error;
+        }
+        if let Some(problem) = problem(ended, &self.settings) {
+            content.push(json!({"type": "text", "text": problem}));
+            result.is_error = true;
+        }
+        result.content = content.into_iter().map(Payload::from).collect();
+        Ok(result)
+    }
+}
+
+/// What is wrong with how a command ended.
+fn problem(ended: &Ended, settings: &Settings) -> Option<String> {
+    if let Some(why) = &ended.failed {
+        return Some(why.clone());
+    }
+    match (ended.code, ended.signal) {
+        (Some(code), _) if settings.ok_codes.contains(&code) => None,
+        (Some(code), _) => Some(format!("The command ended with exit code {code}.")),
+        (None, Some(signal)) => Some(format!("The command was ended by signal {signal}.")),
+        (None, None) => Some("How the command ended is not known.".to_owned()),
+    }
+}
+
+/// What the log has of this run.
+fn read_back(engine: &engine::Engine, id: taskwire_core::TaskId, mut from: Seq, digest: &mut Digest) -> Result<(), engine::Error> {
+    loop {
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BACK_BYTES, chunks: usize::MAX };
+        let Some(page) = engine.page(id, cursor)? else { return Ok(()) };
+        let more = page.more;
+        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+            from = chunk.seq.next();
+            for block in serde_json::from_str::<Vec<Value>>(chunk.blocks.as_str()).unwrap_or_default() {
+                digest.block(&block);
+            }
+        }
+        if !more {
+            return Ok(());
+        }
+    }
+}
+
+/// How a command says it is getting on, not too often.
+#[derive(Default)]
+struct Saying {
+    message: Option<String>,
+    progress: Option<Progress>,
+    last: Option<Timestamp>,
+    timer: Option<Sleep>,
+}
+
+impl Saying {
+    fn progress(&mut self, progress: Progress, message: Option<String>) {
+        self.progress = Some(progress);
+        self.message = message.or(self.message.take());
+    }
+
+    fn is_empty(&self) -> bool {
+        self.message.is_none() && self.progress.is_none()
+    }
+
+    async fn due(&mut self, run: &Run) {
+        if self.is_empty() {
+            return std::future::pending().await;
+        }
+        let clock = run.engine().clock();
+        let last = self.last;
+        let timer = self.timer.get_or_insert_with(|| match last {
+            Some(last) => clock.sleep_until(last.after(SAY_EVERY)),
+            None => Box::pin(std::future::ready(())),
+        });
+        timer.await;
+        self.timer = None;
+    }
+
+    async fn say(&mut self, run: &Arc<Run>) -> Result<(), ToolError> {
+        self.timer = None;
+        if self.is_empty() {
+            return Ok(());
+        }
+        self.last = Some(run.engine().clock().now());
+        let max = usize::try_from(run.engine().limits().message_bytes).unwrap_or(usize::MAX);
+        let message = self.message.take().map(|mut message| {
+            message.truncate(message.floor_char_boundary(max));
+            message.into()
+        });
+        match run.say(message, self.progress.take()).await {
+            Err(engine::Error::Rejected(Reject::Limit { .. } | Reject::NotANumber)) => Ok(()),
+            said => said.map_err(from_engine),
+        }
+    }
+}

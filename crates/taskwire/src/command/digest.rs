@@ -1,0 +1,388 @@
+//! What of the output the result has: all of it if that is little, else its beginning and its end, and where the rest is.
+//!
+//! Output is fed as it comes and may be endless; what is kept is bounded. Text blocks that follow each other are one block, as they are one
+//! text in the task's output; what was written to standard error stays apart, and so do text blocks that say more about themselves
+//! (annotations and the like). Each text block after the first counts as some more bytes, so that a command that
+//! switches between its streams all the time cannot make a result of nothing but punctuation.
+
+use std::{collections::VecDeque, fmt::Write as _};
+
+use serde_json::{Map, Value, json};
+
+use super::view::STREAM;
+
+/// Bytes of blocks that are not text, all together.
+const OTHERS_BYTES: usize = 1024 * 1024;
+/// What a block costs besides what is in it.
+const BLOCK_BYTES: usize = 64;
+/// With less than this there would be blocks without room for any text.
+const INLINE_BYTES_MIN: usize = 256;
+/// Text is taken in parts of this size, so that a large one is not copied whole to be cut then.
+const PART_BYTES: usize = 16 * 1024;
+
+/// Where all of the output can be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// The resource.
+    pub(crate) uri: String,
+    /// What it is called.
+    pub(crate) name: String,
+}
+
+/// Beginning and end of an output.
+#[derive(Debug)]
+pub(crate) struct Digest {
+    inline_bytes: usize,
+    /// Bytes of text so far.
+    total: u64,
+    /// The beginning; its bytes. Once something did not fit it stays as it is.
+    head: Vec<Item>,
+    head_bytes: usize,
+    full: bool,
+    /// Its last text goes on behind it.
+    head_is_cut: bool,
+    /// Blocks that are not text, from between the beginning and the end.
+    between: Vec<Value>,
+    /// The end; its bytes. Text is dropped from its front.
+    tail: VecDeque<Item>,
+    tail_bytes: usize,
+    /// Its first text has lost its beginning.
+    tail_is_cut: bool,
+    /// Text was dropped.
+    dropped: bool,
+    /// Bytes of all blocks that are not text.
+    others_bytes: usize,
+    /// How many of them there was no room for, and their bytes.
+    left_out: (u64, u64),
+}
+
+#[derive(Debug)]
+enum Item {
+    Text(Piece),
+    Other(Value),
+}
+
+/// Text of one kind.
+#[derive(Debug)]
+struct Piece {
+    kind: Kind,
+    /// What it costs besides its text.
+    extra: usize,
+    text: String,
+    /// The first byte that still counts: moving the rest each time would be slow.
+    start: usize,
+    /// Goes on with the last text of the beginning.
+    continues: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Out,
+    Err,
+    /// A text block with these other members, which is never joined with another.
+    Own(Map<String, Value>),
+}
+
+impl Kind {
+    /// The kind of this block and its text, if it is text.
+    fn of(block: &Value) -> Option<(Self, &str)> {
+        let members = block.as_object().filter(|members| members.get("type").is_some_and(|kind| kind == "text"))?;
+        let text = members.get("text")?.as_str()?;
+        if members.len() == 2 {
+            return Some((Self::Out, text));
+        }
+        let meta = members.get("_meta").and_then(Value::as_object);
+        if members.len() == 3 && meta.is_some_and(|meta| meta.len() == 1 && meta.get(STREAM).is_some_and(|stream| stream == "stderr")) {
+            return Some((Self::Err, text));
+        }
+        let others = members.iter().filter(|(name, _)| *name != "text");
+        Some((Self::Own(others.map(|(name, value)| (name.clone(), value.clone())).collect()), text))
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Out | Self::Err => 0,
+            Self::Own(members) => members.iter().map(|(name, value)| name.len() + bytes_of(value)).sum(),
+        }
+    }
+
+    /// The same without what it says about itself.
+    fn bare(self) -> Self {
+        match self {
+            Self::Own(mut members) => {
+                members.retain(|name, _| name == "type");
+                Self::Own(members)
+            }
+            other => other,
+        }
+    }
+
+    fn block(&self, text: &str) -> Value {
+        match self {
+            Self::Out => json!({"type": "text", "text": text}),
+            Self::Err => json!({"type": "text", "text": text, "_meta": {STREAM: "stderr"}}),
+            Self::Own(members) => {
+                let mut members = members.clone();
+                members.insert("text".to_owned(), text.into());
+                Value::Object(members)
+            }
+        }
+    }
+}
+
+impl Item {
+    /// Whether more text of this kind is part of it.
+    fn joins(&self, kind: &Kind) -> bool {
+        matches!(
+            (self, kind),
+            (Self::Text(Piece { kind: Kind::Out, .. }), Kind::Out) | (Self::Text(Piece { kind: Kind::Err, .. }), Kind::Err)
+        )
+    }
+
+    fn block(&self) -> Value {
+        match self {
+            Self::Text(piece) => piece.kind.block(piece.shown()),
+            Self::Other(block) => block.clone(),
+        }
+    }
+}
+
+impl Piece {
+    fn shown(&self) -> &str {
+        &self.text[self.start..]
+    }
+}
+
+impl Digest {
+    /// Nothing yet; at most these bytes of text are kept.
+    pub(crate) fn new(inline_bytes: usize) -> Self {
+        Self {
+            inline_bytes: inline_bytes.max(INLINE_BYTES_MIN),
+            total: 0,
+            head: Vec::new(),
+            head_bytes: 0,
+            full: false,
+            head_is_cut: false,
+            between: Vec::new(),
+            tail: VecDeque::new(),
+            tail_bytes: 0,
+            tail_is_cut: false,
+            dropped: false,
+            others_bytes: 0,
+            left_out: (0, 0),
+        }
+    }
+
+    /// More text.
+    pub(crate) fn text(&mut self, text: &str) {
+        self.add(&Kind::Out, text);
+    }
+
+    /// Another content block.
+    pub(crate) fn block(&mut self, block: &Value) {
+        match Kind::of(block) {
+            // There must be room for the text too.
+            Some((kind, text)) if kind.bytes() > self.inline_bytes / 4 => self.add(&kind.bare(), text),
+            Some((kind, text)) => self.add(&kind, text),
+            None => self.other(block),
+        }
+    }
+
+    /// Bytes of all text.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Whether something is left out.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.dropped || self.left_out.0 > 0
+    }
+
+    /// The content of a result.
+    pub(crate) fn content(&self, link: Option<&Link>) -> Vec<Value> {
+        let mut content = if self.dropped { self.cut(link) } else { self.whole() };
+        if let (count @ 1.., bytes) = self.left_out {
+            let blocks = if count == 1 { "block that is not text is" } else { "blocks that are not text are" };
+            let hint = if link.is_some() { " The tool task_output, if you have it, gives all of them." } else { "" };
+            let text =
+                format!("\n[{count} {blocks} left out ({bytes} bytes): a result has room for {OTHERS_BYTES} bytes of them.{hint}]\n");
+            content.push(Kind::Out.block(&text));
+        }
+        if self.dropped
+            && let Some(link) = link
+        {
+            content.push(json!({
+                "type": "resource_link",
+                "uri": link.uri,
+                "name": link.name,
+                "description": format!("All {} bytes of text that the command wrote.", self.total()),
+                "mimeType": "text/plain",
+                "size": self.total(),
+            }));
+        }
+        content
+    }
+
+    fn whole(&self) -> Vec<Value> {
+        let mut content: Vec<Value> = Vec::with_capacity(self.head.len() + self.tail.len());
+        for item in self.head.iter().chain(&self.tail) {
+            match (item, content.last_mut().and_then(|last| last.get_mut("text"))) {
+                (Item::Text(piece), Some(Value::String(text))) if piece.continues => text.push_str(piece.shown()),
+                _ => content.push(item.block()),
+            }
+        }
+        content
+    }
+
+    fn cut(&self, link: Option<&Link>) -> Vec<Value> {
+        let (mut before, mut after) = (0, 0);
+        let mut content = Vec::with_capacity(self.head.len() + self.between.len() + self.tail.len() + 3);
+        let last = self.head.len().saturating_sub(1);
+        for (at, item) in self.head.iter().enumerate() {
+            let Item::Text(piece) = item else {
+                content.push(item.block());
+                continue;
+            };
+            let shown = piece.shown();
+            // A whole line reads better, unless that costs too much of what is there.
+            let end = shown.rfind('\n').filter(|end| at == last && self.head_is_cut && *end >= shown.len() / 2);
+            let text = end.map_or(shown, |end| &shown[..=end]);
+            before += text.len();
+            content.push(piece.kind.block(text));
+        }
+        let notice_at = content.len();
+        content.extend(self.between.iter().cloned());
+        for (at, item) in self.tail.iter().enumerate() {
+            let Item::Text(piece) = item else {
+                content.push(item.block());
+                continue;
+            };
+            let shown = piece.shown();
+            let end = shown.find('\n').filter(|end| at == 0 && self.tail_is_cut && *end < shown.len() / 2);
+            let text = end.map_or(shown, |end| &shown[end + 1..]);
+            after += text.len();
+            content.push(piece.kind.block(text));
+        }
+        content.insert(notice_at, Kind::Out.block(&self.notice(before, after, link)));
+        content
+    }
+
+    /// Tells a model what it does not see. It stands between two texts and may be joined with them by a client.
+    fn notice(&self, before: usize, after: usize, link: Option<&Link>) -> String {
+        let left_out = self.total.saturating_sub((before + after) as u64);
+        let mut notice = format!(
+            "\n[{left_out} of {} bytes of output are left out here. The first {before} bytes are above, the last {after} bytes are below. ",
+            self.total
+        );
+        let Some(link) = link else {
+            notice.push_str("They were not kept.]\n");
+            return notice;
+        };
+        let most = self.inline_bytes;
+        // Writing to a string cannot fail.
+        let _ = write!(notice, "To read on, read the resource {}?from={before}&bytes={most}", link.uri);
+        if let Some(id) = link.uri.strip_prefix("taskwire://task/").and_then(|rest| rest.strip_suffix("/output")) {
+            let _ = write!(notice, ", or call the tool task_output, if you have it, with {}", json!({"task_id": id}));
+        }
+        notice.push_str(".]\n");
+        notice
+    }
+
+    fn add(&mut self, kind: &Kind, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        let extra = kind.bytes() + if self.total == 0 { 0 } else { BLOCK_BYTES };
+        self.total += text.len() as u64;
+        let (mut rest, continues) = if self.full { (text, false) } else { self.add_to_head(kind, extra, text) };
+        if rest.is_empty() {
+            return;
+        }
+        if continues || !self.tail.back().is_some_and(|last| last.joins(kind)) {
+            let extra = if continues { 0 } else { extra };
+            self.tail.push_back(Item::Text(Piece { kind: kind.clone(), extra, text: String::new(), start: 0, continues }));
+            self.tail_bytes += extra;
+            self.head_is_cut |= continues;
+        }
+        while !rest.is_empty() {
+            let (part, others) = rest.split_at(rest.floor_char_boundary(PART_BYTES));
+            // What is dropped never reaches the last piece's own end, so this is always the one from above.
+            if let Some(Item::Text(piece)) = self.tail.back_mut() {
+                piece.text.push_str(part);
+                self.tail_bytes += part.len();
+            }
+            self.drop_from_tail();
+            rest = others;
+        }
+    }
+
+    /// Takes what fits. The rest, and whether it goes on with the last text of the beginning.
+    fn add_to_head<'a>(&mut self, kind: &Kind, extra: usize, text: &'a str) -> (&'a str, bool) {
+        let joins = self.head.last().is_some_and(|last| last.joins(kind));
+        let extra = if joins { 0 } else { extra };
+        let room = (self.inline_bytes / 4).saturating_sub(self.head_bytes + extra);
+        let (fits, rest) = text.split_at(text.floor_char_boundary(room));
+        self.full = !rest.is_empty();
+        match self.head.last_mut() {
+            Some(Item::Text(last)) if joins => last.text.push_str(fits),
+            _ if fits.is_empty() => return (rest, false),
+            _ => self.head.push(Item::Text(Piece { kind: kind.clone(), extra, text: fits.to_owned(), start: 0, continues: false })),
+        }
+        self.head_bytes += extra + fits.len();
+        (rest, true)
+    }
+
+    /// Drops what is too much from the front of the end. Blocks that are not text stay.
+    fn drop_from_tail(&mut self) {
+        let most = self.inline_bytes - self.head_bytes;
+        while let Some(over) = self.tail_bytes.checked_sub(most).filter(|over| *over > 0) {
+            let mut piece = match self.tail.pop_front() {
+                Some(Item::Text(piece)) => piece,
+                Some(Item::Other(block)) => {
+                    self.between.push(block);
+                    continue;
+                }
+                None => return,
+            };
+            self.dropped = true;
+            let shown = piece.shown().len();
+            let over = piece.shown().ceil_char_boundary(over.min(shown));
+            self.tail_is_cut = over < shown;
+            if over == shown {
+                self.tail_bytes -= piece.extra + shown;
+                continue;
+            }
+            self.tail_bytes -= over;
+            piece.start += over;
+            if piece.start > piece.text.len() / 4 {
+                piece.text.drain(..piece.start);
+                piece.start = 0;
+            }
+            self.tail.push_front(Item::Text(piece));
+        }
+    }
+
+    fn other(&mut self, block: &Value) {
+        let bytes = bytes_of(block);
+        if self.others_bytes + bytes + BLOCK_BYTES > OTHERS_BYTES {
+            self.left_out.0 += 1;
+            self.left_out.1 += bytes as u64;
+            return;
+        }
+        self.others_bytes += bytes + BLOCK_BYTES;
+        let item = Item::Other(block.clone());
+        if self.full {
+            self.tail.push_back(item);
+        } else {
+            self.head.push(item);
+        }
+    }
+}
+
+/// Bytes of the JSON text.
+fn bytes_of(value: &Value) -> usize {
+    value.to_string().len()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,460 @@
+//! The journal of a command: everything it wrote and reported, in order, in one file.
+//!
+//! The supervisor appends, one `write` for each record; the server reads, and goes on where it stopped. After the eight
+//! bytes of [`MAGIC`] the file has records: kind (one byte), length (four bytes, the low one first), and that many bytes.
+//! What is cut off at the end is a record that is not there yet.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, ErrorKind, Write},
+    ops::Range,
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::talk::Note;
+
+/// The file in the spool.
+pub(crate) const FILE: &str = "journal";
+/// What the file begins with.
+const MAGIC: &[u8; 8] = b"TWJOURN1";
+/// Kind and length of a record.
+const HEAD_BYTES: usize = 5;
+/// The most that one record has of the command's output.
+pub(crate) const OUTPUT_BYTES_MAX: usize = 16 * 1024;
+/// The most that any other record has. A note came on a line of at most one megabyte, but its numbers may be longer here.
+const RECORD_BYTES_MAX: usize = 8 << 20;
+/// Bytes that a reader asks for at one time.
+const READ_BYTES: usize = 32 * 1024;
+/// Pages of the file that are given back are whole.
+const PAGE_BYTES: u64 = 4096;
+
+/// One entry.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Record {
+    /// Bytes of standard output; of standard error too, where they are together.
+    Out(Vec<u8>),
+    /// Bytes of standard error.
+    Err(Vec<u8>),
+    /// What a process of the command reported.
+    Note(Note),
+    /// The command runs.
+    Began(Began),
+    /// The command has ended. Always the last.
+    Ended(Ended),
+}
+
+/// What runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Began {
+    /// The command's own process, and its process group.
+    pub(crate) pid: u32,
+    /// The control group that was made for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cgroup: Option<PathBuf>,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Ended {
+    /// Its exit code.
+    #[serde(default)]
+    pub(crate) code: Option<i32>,
+    /// The signal that ended it.
+    #[serde(default)]
+    pub(crate) signal: Option<i32>,
+    /// Why it could not be started, for people.
+    #[serde(default)]
+    pub(crate) failed: Option<String>,
+    /// Whether it was told to stop before its own process had ended.
+    #[serde(default)]
+    pub(crate) stopped: bool,
+    /// Processes that could not be killed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left: Vec<u32>,
+}
+
+const OUT: u8 = 1;
+const ERR: u8 = 2;
+const NOTE: u8 = 3;
+const BEGAN: u8 = 4;
+const ENDED: u8 = 5;
+
+impl Record {
+    /// Head and content.
+    fn encode(&self) -> io::Result<Vec<u8>> {
+        let mut json = Vec::new();
+        let (kind, content) = match self {
+            Self::Out(bytes) => (OUT, bytes),
+            Self::Err(bytes) => (ERR, bytes),
+            Self::Note(note) => (NOTE, write_json(&mut json, note)?),
+            Self::Began(began) => (BEGAN, write_json(&mut json, began)?),
+            Self::Ended(ended) => (ENDED, write_json(&mut json, ended)?),
+        };
+        let length = content.len();
+        if !is_allowed(kind, length) {
+            return Err(io::Error::new(ErrorKind::InvalidInput, format!("{length} bytes are too many for one entry")));
+        }
+        let length = u32::try_from(length).map_err(io::Error::other)?;
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + content.len());
+        bytes.push(kind);
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(content);
+        Ok(bytes)
+    }
+
+    fn decode(kind: u8, content: &[u8]) -> io::Result<Self> {
+        Ok(match kind {
+            OUT => Self::Out(content.to_vec()),
+            ERR => Self::Err(content.to_vec()),
+            NOTE => Self::Note(read_json(content)?),
+            BEGAN => Self::Began(read_json(content)?),
+            ENDED => Self::Ended(read_json(content)?),
+            _ => return Err(broken(format!("it has an entry of the unknown kind {kind}"))),
+        })
+    }
+}
+
+fn write_json<'a, T: Serialize>(place: &'a mut Vec<u8>, value: &T) -> io::Result<&'a Vec<u8>> {
+    *place = serde_json::to_vec(value)?;
+    Ok(place)
+}
+
+fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| broken(format!("it has an entry that cannot be read: {error}")))
+}
+
+fn is_allowed(kind: u8, length: usize) -> bool {
+    match kind {
+        OUT | ERR => length <= OUTPUT_BYTES_MAX,
+        _ => length <= RECORD_BYTES_MAX,
+    }
+}
+
+fn broken(what: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("the journal of a command is damaged: {what}"))
+}
+
+/// The writer. There is only ever one for a journal.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    file: File,
+    len: u64,
+}
+
+impl Journal {
+    /// Begins the journal of a run.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]: the command ran before.
+    pub(crate) fn create(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(FILE);
+        let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        if let Err(error) = file.write_all(MAGIC) {
+            // Nothing has been started: another try may begin.
+            let _ = std::fs::remove_file(&path);
+            return Err(error);
+        }
+        Ok(Self { file, len: MAGIC.len() as u64 })
+    }
+
+    /// Appends a record, whole or not at all.
+    pub(crate) fn append(&mut self, record: &Record) -> io::Result<()> {
+        let bytes = record.encode()?;
+        if let Err(error) = self.file.write_all(&bytes) {
+            // Half a record in the middle would make everything after it unreadable.
+            self.file.set_len(self.len)?;
+            return Err(error);
+        }
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Bytes of the whole journal.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Makes sure that it survives a loss of power.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// Reads a journal, also while it grows, and also before it is there.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    path: PathBuf,
+    file: Option<File>,
+    /// Where the next record begins.
+    position: u64,
+    /// What was read ahead; `buffer[used..]` begins at `position`.
+    buffer: Vec<u8>,
+    used: usize,
+}
+
+impl Reader {
+    /// A reader of the journal in `dir` whose next record is at `at`, which is 0 or a place that this or another reader was at.
+    pub(crate) fn open(dir: &Path, at: u64) -> Self {
+        Self { path: dir.join(FILE), file: None, position: at.max(MAGIC.len() as u64), buffer: Vec::new(), used: 0 }
+    }
+
+    /// Where the next record begins.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The next record, and where it is; nothing if it is not there yet, or not yet as a whole.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidData`] when the file is no journal, or a damaged one.
+    pub(crate) fn next(&mut self) -> io::Result<Option<(Record, Range<u64>)>> {
+        if !self.has_file()? || !self.has(HEAD_BYTES)? {
+            return Ok(None);
+        }
+        let head = &self.buffer[self.used..];
+        let (kind, length) = (head[0], u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize);
+        if !(OUT..=ENDED).contains(&kind) || !is_allowed(kind, length) {
+            return Err(broken(format!("at byte {} it has an entry of kind {kind} with {length} bytes", self.position)));
+        }
+        let whole = HEAD_BYTES + length;
+        if !self.has(whole)? {
+            return Ok(None);
+        }
+        let record = Record::decode(kind, &self.buffer[self.used + HEAD_BYTES..self.used + whole])?;
+        self.used += whole;
+        let start = self.position;
+        self.position += whole as u64;
+        Ok(Some((record, start..self.position)))
+    }
+
+    /// Opens the file, if it is there and has begun.
+    fn has_file(&mut self) -> io::Result<bool> {
+        if self.file.is_some() {
+            return Ok(true);
+        }
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let mut magic = [0; MAGIC.len()];
+        match file.read_exact_at(&mut magic, 0) {
+            Ok(()) if magic == *MAGIC => {}
+            Ok(()) => return Err(broken("it does not begin like one".to_owned())),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        self.file = Some(file);
+        Ok(true)
+    }
+
+    /// Reads until so many bytes are there; says whether they are.
+    fn has(&mut self, wanted: usize) -> io::Result<bool> {
+        let Some(file) = &self.file else { return Ok(false) };
+        while self.buffer.len() - self.used < wanted {
+            self.buffer.drain(..self.used);
+            self.used = 0;
+            let there = self.buffer.len();
+            self.buffer.resize(there + READ_BYTES.max(wanted - there), 0);
+            let read = file.read_at(&mut self.buffer[there..], self.position + there as u64);
+            self.buffer.truncate(there + read.as_ref().map_or(0, |n| *n));
+            match read {
+                Ok(0) => {
+                    // Many readers wait at an end; what they waste adds up.
+                    self.buffer.shrink_to_fit();
+                    return Ok(false);
+                }
+                Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What runs, or ran, by the journal in `dir`.
+pub(crate) fn began(dir: &Path) -> Option<Began> {
+    match Reader::open(dir, 0).next() {
+        Ok(Some((Record::Began(began), _))) => Some(began),
+        _ => None,
+    }
+}
+
+/// Gives back the disk space of what was taken. The file keeps its length, so that every place in it stays what it is;
+/// its first page stays, for [`MAGIC`] and [`began`]. Where the file system cannot do that, nothing happens.
+pub(crate) fn forget(dir: &Path, before: u64) {
+    let end = before / PAGE_BYTES * PAGE_BYTES;
+    if end <= PAGE_BYTES {
+        return;
+    }
+    #[cfg(target_os = "linux")]
+    if let Ok(file) = OpenOptions::new().write(true).open(dir.join(FILE)) {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let _ = fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, PAGE_BYTES, end - PAGE_BYTES);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = dir;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        sync::atomic::{AtomicU64, Ordering},
+    };
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A directory that goes away with the test.
+    struct TempDir(PathBuf);
+
+    impl TempDir {
+        fn new() -> Self {
+            static COUNT: AtomicU64 = AtomicU64::new(0);
+            let name = format!("taskwire-journal-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            let path = std::env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("a directory");
+            Self(path)
+        }
+    }
+
+    impl Drop for TempDir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn records() -> Vec<Record> {
+        vec![
+            Record::Began(Began { pid: 42, cgroup: Some("/sys/fs/cgroup/x".into()) }),
+            Record::Out(b"one\n".to_vec()),
+            Record::Err(vec![0xff, 0, b'\n']),
+            Record::Note(Note::Block { block: json!({"type": "text", "text": "häßlich\n"}) }),
+            Record::Note(Note::Progress { done: 1.5, total: None, message: Some("x".to_owned()) }),
+            Record::Out(Vec::new()),
+            Record::Ended(Ended { code: Some(3), ..Ended::default() }),
+        ]
+    }
+
+    fn write(dir: &Path, records: &[Record]) -> Vec<u8> {
+        let mut journal = Journal::create(dir).expect("created");
+        for record in records {
+            journal.append(record).expect("appended");
+        }
+        let bytes = fs::read(dir.join(FILE)).expect("read");
+        assert_eq!(journal.len(), bytes.len() as u64);
+        bytes
+    }
+
+    fn all(reader: &mut Reader) -> Vec<Record> {
+        let mut records = Vec::new();
+        while let Some((record, range)) = reader.next().expect("readable") {
+            assert_eq!(range.end, reader.position());
+            records.push(record);
+        }
+        records
+    }
+
+    #[test]
+    fn a_journal_that_is_cut_at_any_byte_gives_what_is_whole_and_later_the_rest() {
+        let whole = TempDir::new();
+        let bytes = write(&whole.0, &records());
+        let torn = TempDir::new();
+        for cut in 0..=bytes.len() {
+            fs::write(torn.0.join(FILE), &bytes[..cut]).expect("written");
+            let mut reader = Reader::open(&torn.0, 0);
+            let mut read = all(&mut reader);
+            assert!(reader.position() <= (cut as u64).max(8));
+            assert_eq!(read, records()[..read.len()], "cut at {cut}");
+            let mut file = OpenOptions::new().append(true).open(torn.0.join(FILE)).expect("opened");
+            file.write_all(&bytes[cut..]).expect("written");
+            read.extend(all(&mut reader));
+            assert_eq!(read, records(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_another_stopped() {
+        let dir = TempDir::new();
+        write(&dir.0, &records());
+        let mut first = Reader::open(&dir.0, 0);
+        for n in 0..records().len() {
+            let mut second = Reader::open(&dir.0, first.position());
+            assert_eq!(all(&mut second), records()[n..]);
+            first.next().expect("readable").expect("one more");
+        }
+    }
+
+    #[test]
+    fn a_journal_that_is_not_there_yet_is_waited_for() {
+        let dir = TempDir::new();
+        let mut reader = Reader::open(&dir.0, 0);
+        assert!(reader.next().expect("no error").is_none());
+        write(&dir.0, &records());
+        assert_eq!(all(&mut reader), records());
+    }
+
+    #[test]
+    fn a_command_has_one_journal_only() {
+        let dir = TempDir::new();
+        write(&dir.0, &records());
+        let again = Journal::create(&dir.0).expect_err("it is there");
+        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(all(&mut Reader::open(&dir.0, 0)), records());
+    }
+
+    #[test]
+    fn what_is_no_journal_is_refused() {
+        let dir = TempDir::new();
+        let cases: [&[u8]; 5] = [
+            b"TWJOURN2\x01\0\0\0\0",
+            b"TWJOURN1\0\0\0\0\0",
+            b"TWJOURN1\x06\0\0\0\0",
+            b"TWJOURN1\x01\x01\x40\0\0",
+            b"TWJOURN1\x03\xff\xff\xff\xff",
+        ];
+        for bytes in cases {
+            fs::write(dir.0.join(FILE), bytes).expect("written");
+            let error = Reader::open(&dir.0, 0).next().expect_err("damaged");
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{bytes:?}");
+        }
+        fs::write(dir.0.join(FILE), b"TWJOURN1\x05\x02\0\0\0{]").expect("written");
+        assert_eq!(Reader::open(&dir.0, 0).next().expect_err("no JSON").kind(), ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn an_entry_that_is_too_long_is_refused_and_leaves_no_trace() {
+        let dir = TempDir::new();
+        let mut journal = Journal::create(&dir.0).expect("created");
+        let long = Record::Out(vec![b'x'; OUTPUT_BYTES_MAX + 1]);
+        assert_eq!(journal.append(&long).expect_err("too long").kind(), ErrorKind::InvalidInput);
+        let fits = Record::Out(vec![b'x'; OUTPUT_BYTES_MAX]);
+        journal.append(&fits).expect("appended");
+        assert_eq!(all(&mut Reader::open(&dir.0, 0)), [fits]);
+    }
+
+    #[test]
+    fn what_is_forgotten_moves_nothing_and_the_beginning_stays() {
+        let dir = TempDir::new();
+        let mut journal = Journal::create(&dir.0).expect("created");
+        let began = Began { pid: 7, cgroup: None };
+        journal.append(&Record::Began(began.clone())).expect("appended");
+        for n in 0..16 {
+            journal.append(&Record::Out(vec![n; OUTPUT_BYTES_MAX])).expect("appended");
+        }
+        let at = journal.len();
+        journal.append(&Record::Out(b"last".to_vec())).expect("appended");
+        forget(&dir.0, at);
+        assert_eq!(fs::metadata(dir.0.join(FILE)).expect("there").len(), journal.len());
+        assert_eq!(all(&mut Reader::open(&dir.0, at)), [Record::Out(b"last".to_vec())]);
+        assert_eq!(super::began(&dir.0), Some(began));
+        forget(&dir.0, 4097);
+        assert_eq!(super::began(&dir.0).map(|began| began.pid), Some(7));
+    }
+}

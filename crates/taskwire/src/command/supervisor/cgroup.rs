@@ -1,0 +1,227 @@
+//! A control group of the command's own, where one can be made: nothing gets out of it, and all in it can be killed at once.
+//!
+//! Without one (no cgroup v2, or no permission) the processes are found by their parents.
+
+use std::{
+    fs, io,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What the names of our groups begin with.
+const PREFIX: &str = "taskwire-";
+/// The file with the processes of a group.
+const MEMBERS: &str = "cgroup.procs";
+
+/// A group that was made for a command.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    path: PathBuf,
+    /// The group that we come from.
+    home: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes a group below our own, for the run in `dir`.
+    pub(super) fn make(dir: &Path) -> Option<Self> {
+        let mounts = fs::read("/proc/self/mountinfo").ok()?;
+        let own = fs::read("/proc/self/cgroup").ok()?;
+        let (mounts, own) = (String::from_utf8_lossy(&mounts), String::from_utf8_lossy(&own));
+        let name = format!("{}.{}", name(dir)?, std::process::id());
+        homes(&mounts, &own).into_iter().find_map(|home| {
+            let path = home.join(&name);
+            fs::create_dir(&path).ok()?;
+            if path.join(MEMBERS).exists() {
+                return Some(Self { path, home });
+            }
+            let _ = fs::remove_dir(&path);
+            None
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Moves this process in, so that what it starts begins there.
+    pub(super) fn enter(&self) -> io::Result<()> {
+        fs::write(self.path.join(MEMBERS), "0")
+    }
+
+    /// Moves this process back.
+    pub(super) fn leave(&self) -> io::Result<()> {
+        fs::write(self.home.join(MEMBERS), "0")
+    }
+}
+
+/// What the name of the group for the run in `dir` begins with.
+fn name(dir: &Path) -> Option<String> {
+    let run: String =
+        dir.file_name()?.to_str()?.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(*c, '.' | '-' | '_')).take(128).collect();
+    Some(format!("{PREFIX}{run}"))
+}
+
+/// Whether a group was made for the run in `dir`.
+pub(super) fn is_of(path: &Path, dir: &Path) -> bool {
+    let (Some(found), Some(name)) = (path.file_name().and_then(|name| name.to_str()), name(dir)) else { return false };
+    let number = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix('.'));
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) && path.join(MEMBERS).exists()
+}
+
+/// Kills all in a group, at once where the system can.
+pub(super) fn kill(path: &Path) {
+    // Not where we are in it ourselves.
+    let own = std::process::id();
+    let all = members(path);
+    if !all.contains(&own) && fs::write(path.join("cgroup.kill"), "1").is_ok() {
+        return;
+    }
+    for pid in all.into_iter().filter(|pid| *pid != own) {
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// The processes of a group and of those below it, as far as they have a number here.
+pub(super) fn members(path: &Path) -> Vec<u32> {
+    let mut all = Vec::new();
+    let mut open = vec![path.to_owned()];
+    while let Some(path) = open.pop() {
+        let list = fs::read_to_string(path.join(MEMBERS)).unwrap_or_default();
+        all.extend(list.lines().filter_map(|line| line.trim().parse::<u32>().ok()).filter(|pid| *pid > 0));
+        open.extend(below(&path));
+    }
+    all
+}
+
+/// Whether nothing runs in a group or below it.
+pub(super) fn is_empty(path: &Path) -> bool {
+    match fs::read_to_string(path.join("cgroup.events")) {
+        Ok(events) => !events.lines().any(|line| line.trim() == "populated 1"),
+        // It is gone.
+        Err(_) => true,
+    }
+}
+
+/// Removes a group, with those that the command made in it. One in which something runs stays.
+pub(super) fn remove(path: &Path) {
+    for below in below(path) {
+        remove(&below);
+    }
+    let _ = fs::remove_dir(path);
+}
+
+fn below(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
+    entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+}
+
+/// Where our own group is, by the system's lists of mounts and of our groups: as many places as it is mounted at.
+fn homes(mounts: &str, own: &str) -> Vec<PathBuf> {
+    let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::")) else { return Vec::new() };
+    let own = Path::new(own);
+    // Outside of what we can see.
+    if !own.is_absolute() || own.components().any(|part| part == Component::ParentDir) {
+        return Vec::new();
+    }
+    mounts.lines().filter_map(mount).filter_map(|(root, point)| Some(point.join(own.strip_prefix(root).ok()?))).collect()
+}
+
+/// If a line of mountinfo is of cgroup v2: which part of the tree is mounted, and where.
+fn mount(line: &str) -> Option<(PathBuf, PathBuf)> {
+    let (place, kind) = line.split_once(" - ")?;
+    if kind.split(' ').next() != Some("cgroup2") {
+        return None;
+    }
+    let mut fields = place.split(' ').skip(3);
+    Some((unescape(fields.next()?).into(), unescape(fields.next()?).into()))
+}
+
+/// Blanks and the like are written there as a backslash and three octal digits.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let code = if first == b'\\' { after.get(..3) } else { None };
+        let code = code.and_then(|code| std::str::from_utf8(code).ok()).and_then(|code| u8::from_str_radix(code, 8).ok());
+        match code {
+            Some(code) => {
+                bytes.push(code);
+                rest = &after[3..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+22 1 8:1 / / rw,relatime - ext4 /dev/root rw
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:7 master:2 - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn the_own_group_is_found_where_it_is_mounted() {
+        let own = "9:name=systemd:/x\n1:cpu:/y\n0::/user.slice/a b.scope\n";
+        assert_eq!(homes(HYBRID, own), [PathBuf::from("/sys/fs/cgroup/unified/user.slice/a b.scope")]);
+        let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(homes(unified, "0::/\n"), [PathBuf::from("/sys/fs/cgroup")]);
+    }
+
+    #[test]
+    fn a_part_of_the_tree_leads_only_to_what_is_in_it() {
+        let part = r"30 23 0:26 /docker/abc /sys/fs/my\040cgroup rw - cgroup2 cgroup2 rw";
+        assert_eq!(homes(part, "0::/docker/abc/x"), [PathBuf::from("/sys/fs/my cgroup/x")]);
+        assert!(homes(part, "0::/docker/abcd").is_empty());
+        assert!(homes(part, "0::/").is_empty());
+    }
+
+    #[test]
+    fn where_there_is_no_group_none_is_found() {
+        assert!(homes(HYBRID, "1:cpu:/y\n").is_empty());
+        assert!(homes(HYBRID, "0::/../outside\n").is_empty());
+        assert!(homes(HYBRID, "0::\n").is_empty());
+        assert!(homes("", "0::/\n").is_empty());
+        assert!(homes("nonsense\n - cgroup2\n1 2 3 - cgroup2 x\n", "0::/\n").is_empty());
+        // The name of a mount is no kind of a mount.
+        assert!(homes("1 2 0:1 / /cgroup2 rw - tmpfs cgroup2 rw\n", "0::/\n").is_empty());
+    }
+
+    #[test]
+    fn escapes_are_undone_and_nothing_else() {
+        assert_eq!(unescape(r"a\040b\134c"), r"a b\c");
+        assert_eq!(unescape(r"\9zz\04"), r"\9zz\04");
+        assert_eq!(unescape("ü\\011"), "ü\t");
+        assert_eq!(unescape(r"\777"), r"\777");
+    }
+
+    #[test]
+    fn only_a_group_of_this_run_is_its_group() {
+        let base = std::env::temp_dir().join(format!("taskwire-cgroup-{}", std::process::id()));
+        let dir = Path::new("/data/spool/01abc.1");
+        let make = |name: &str| {
+            let path = base.join(name);
+            fs::create_dir_all(&path).expect("made");
+            fs::write(path.join(MEMBERS), "").expect("written");
+            path
+        };
+        assert!(is_of(&make("taskwire-01abc.1.77"), dir));
+        for other in ["taskwire-01abc.1", "taskwire-01abc.1.", "taskwire-01abc.1.7x", "taskwire-01abc.12.7", "system.slice", "taskwire-.7"]
+        {
+            assert!(!is_of(&make(other), dir), "{other}");
+        }
+        assert!(!is_of(&base.join("taskwire-01abc.1.78"), dir));
+        let _ = fs::remove_dir_all(&base);
+    }
+}

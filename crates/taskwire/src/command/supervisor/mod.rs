@@ -1,0 +1,313 @@
+//! The process that runs one command: it owns the command's processes, writes down what they write, and outlives the server.
+//!
+//! A server starts it with the directory of a run and attaches to its socket; when the server is gone, the next one
+//! attaches. Starting it twice does no harm: who gets the lock and makes the journal runs the command, and nobody else ever
+//! does. It ends when the command has ended; the journal says how.
+//!
+//! [`start`] makes the command's process · [`run`] what happens until its end · [`door`] who comes by the socket ·
+//! [`questions`] what the command asks · [`kill`], [`cgroup`] how it ends for sure.
+
+mod cgroup;
+mod door;
+mod kill;
+mod questions;
+mod run;
+mod start;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, ErrorKind, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use rustix::fs::Mode;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    net::UnixListener,
+    signal::unix::{Signal, SignalKind, signal},
+};
+
+pub(crate) use self::kill::reap_orphans;
+use super::{
+    definition::{Leftovers, Stderr},
+    journal::{self, Journal},
+    socket, talk,
+    view::Settings,
+};
+
+/// What a supervisor is to do; written by the server.
+const JOB: &str = "job.json";
+/// Held by the supervisor as long as it lives.
+const LOCK: &str = "lock";
+/// Made by a supervisor that leaves nothing to be cleared up: everything is gone, or stays on purpose.
+const SETTLED: &str = "settled";
+/// The version of [`Job`] that this program understands.
+const VERSION: u32 = 1;
+/// Somebody may look at the lock for a moment; then it is tried again, so often.
+const LOCK_TRIES: u32 = 5;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// One run of a command.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Job {
+    /// Of this form.
+    pub(crate) version: u32,
+    /// The task that it is run for.
+    pub(crate) task: String,
+    /// How often the command was started for this task, with this one.
+    pub(crate) run: u64,
+    /// The tool's name.
+    pub(crate) tool: String,
+    /// Program and arguments.
+    pub(crate) argv: Vec<String>,
+    /// Where it runs.
+    pub(crate) cwd: PathBuf,
+    /// Variables that it gets.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Variables of ours that it gets too; all of them if this is nothing.
+    pub(crate) inherit: Option<Vec<String>>,
+    /// Variables of ours that it does not get in any case.
+    pub(crate) remove: Vec<String>,
+    /// Whether its standard input is the file `stdin` of the spool.
+    pub(crate) stdin: bool,
+    /// Where its standard error goes.
+    pub(crate) stderr: Stderr,
+    /// What becomes of processes that are left when its own has ended.
+    pub(crate) leftovers: Leftovers,
+    /// Milliseconds between the gentle end and the other one.
+    pub(crate) kill_after_ms: u64,
+    /// Bytes that may wait in the journal.
+    pub(crate) spool_bytes: u64,
+    /// The largest block that it may emit.
+    pub(crate) block_bytes: u64,
+    /// What the server must know to understand the output.
+    pub(crate) settings: Settings,
+    /// Where `taskwire` is found, for the end of PATH.
+    pub(crate) program_dir: Option<PathBuf>,
+}
+
+impl Job {
+    /// The job of a run; nothing if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is of a version that this program does not know.
+    pub(crate) fn read(dir: &Path) -> io::Result<Option<Self>> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let bytes = match fs::read(dir.join(JOB)) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let broken = |error: serde_json::Error| io::Error::new(ErrorKind::InvalidData, format!("{JOB} cannot be read: {error}"));
+        let Version { version } = serde_json::from_slice(&bytes).map_err(broken)?;
+        if version != VERSION {
+            let message = format!("{JOB} is of version {version}, and this program knows version {VERSION} only");
+            return Err(io::Error::new(ErrorKind::InvalidData, message));
+        }
+        serde_json::from_slice(&bytes).map(Some).map_err(broken)
+    }
+}
+
+/// Whether a supervisor runs in `dir`, or is about to.
+pub(crate) fn is_alive(dir: &Path) -> bool {
+    let Ok(lock) = File::open(dir.join(LOCK)) else { return false };
+    // The lock is given back at once. A supervisor that begins in this very moment tries again.
+    lock.try_lock_shared().is_err()
+}
+
+/// The directory as its processes know it: the same for every server, whatever way it goes there.
+fn known_as(dir: &Path) -> PathBuf {
+    dir.canonicalize().or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.to_owned())
+}
+
+/// What is ready to run.
+struct Ready {
+    dir: PathBuf,
+    job: Job,
+    journal: Journal,
+    listener: UnixListener,
+    signals: Signals,
+    /// The user's own, for the command.
+    mask: Mode,
+    _lock: File,
+}
+
+struct Signals {
+    child: Signal,
+    terminate: Signal,
+}
+
+/// Why nothing is run.
+enum Refusal {
+    /// Another supervisor runs it.
+    Running,
+    /// It ran.
+    Over,
+    /// That cannot be done.
+    Failed(String),
+}
+
+/// Runs the command of the run in `dir` to its end, in a process of its own: call it first thing in `main`, outside of any
+/// runtime, and end the process with what it returns. To its standard output it writes one line, `started`, `running`, `over`, or
+/// `failed: ` and why, and closes it.
+pub fn supervise(dir: &Path) -> ExitCode {
+    let null = match OpenOptions::new().read(true).write(true).open("/dev/null") {
+        Ok(null) => null,
+        Err(error) => return refuse(None, &Refusal::Failed(format!("/dev/null cannot be opened: {error}"))),
+    };
+    // Who leads a process group already cannot leave its session; it does without.
+    let _ = rustix::process::setsid();
+    let _ = rustix::stdio::dup2_stdin(&null);
+    let _ = rustix::stdio::dup2_stderr(&null);
+    // Files of ours are for this user only.
+    let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let dir = known_as(dir);
+    // A directory that somebody wants to remove or unmount is not ours to hold.
+    let _ = std::env::set_current_dir("/");
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return refuse(Some(&null), &Refusal::Failed(error.to_string())),
+    };
+    runtime.block_on(async {
+        match prepare(dir, mask).await {
+            Ok(ready) => {
+                say(Some(&null), "started");
+                drop(null);
+                run::run(ready).await
+            }
+            Err(refusal) => refuse(Some(&null), &refusal),
+        }
+    })
+}
+
+fn refuse(null: Option<&File>, refusal: &Refusal) -> ExitCode {
+    let (word, code) = match refusal {
+        Refusal::Running => ("running".to_owned(), ExitCode::SUCCESS),
+        Refusal::Over => ("over".to_owned(), ExitCode::SUCCESS),
+        Refusal::Failed(why) => (format!("failed: {}", why.replace(['\n', '\r'], " ")), ExitCode::FAILURE),
+    };
+    say(null, &word);
+    code
+}
+
+/// Tells who started us. It may be gone: then another will come by the socket.
+fn say(null: Option<&File>, word: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(format!("{word}\n").as_bytes());
+    let _ = out.flush();
+    if let Some(null) = null {
+        let _ = rustix::stdio::dup2_stdout(null);
+    }
+}
+
+/// Gets everything that must be there before the command runs. The order matters: without the lock nothing is looked at,
+/// and the journal is made last, because from then on nobody will run this command again.
+async fn prepare(dir: PathBuf, mask: Mode) -> Result<Ready, Refusal> {
+    let failed = |what: &str, error: &io::Error| Refusal::Failed(format!("{what} in {}: {error}", dir.display()));
+    // With a handler of ours these do not end us, and the command starts with the usual ones.
+    let signals = signals().map_err(|error| failed("cannot handle signals for the command", &error))?;
+    let lock = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK));
+    let lock = lock.map_err(|error| failed("cannot open the lock", &error))?;
+    let mut tries = 0;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if tries < LOCK_TRIES => {
+                tries += 1;
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            Err(TryLockError::WouldBlock) => return Err(Refusal::Running),
+            Err(TryLockError::Error(error)) => return Err(failed("cannot lock the lock", &error)),
+        }
+    }
+    if dir.join(journal::FILE).exists() {
+        return Err(Refusal::Over);
+    }
+    let job = match Job::read(&dir) {
+        Ok(Some(job)) => job,
+        Ok(None) => return Err(Refusal::Failed(format!("there is no job in {}", dir.display()))),
+        Err(error) => return Err(failed("cannot read the job", &error)),
+    };
+    // The lock is ours, so a socket that is there is nobody's.
+    let listener = socket::listen(&dir, talk::SOCKET).await.map_err(|error| failed("cannot make the socket", &error))?;
+    let journal = match Journal::create(&dir) {
+        Ok(journal) => journal,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(Refusal::Over),
+        Err(error) => return Err(failed("cannot begin the journal", &error)),
+    };
+    Ok(Ready { dir, job, journal, listener, signals, mask, _lock: lock })
+}
+
+fn signals() -> io::Result<Signals> {
+    for ignored in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::pipe(), SignalKind::quit()] {
+        drop(signal(ignored)?);
+    }
+    Ok(Signals { child: signal(SignalKind::child())?, terminate: signal(SignalKind::terminate())? })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// A directory that goes away with the test.
+    pub(super) struct TempDir(pub(super) PathBuf);
+
+    impl TempDir {
+        pub(super) fn new() -> Self {
+            static COUNT: AtomicU64 = AtomicU64::new(0);
+            let name = format!("taskwire-supervisor-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            let path = std::env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("a directory");
+            Self(path)
+        }
+    }
+
+    impl Drop for TempDir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn who_holds_the_lock_is_alive() {
+        let dir = TempDir::new();
+        assert!(!is_alive(&dir.0));
+        let lock = File::create(dir.0.join(LOCK)).expect("made");
+        assert!(!is_alive(&dir.0));
+        lock.lock().expect("locked");
+        assert!(is_alive(&dir.0));
+        drop(lock);
+        assert!(!is_alive(&dir.0));
+    }
+
+    #[test]
+    fn a_job_of_another_version_is_refused_with_its_number() {
+        let dir = TempDir::new();
+        assert!(Job::read(&dir.0).expect("no error").is_none());
+        fs::write(dir.0.join(JOB), r#"{"version":2,"new":true}"#).expect("written");
+        let error = Job::read(&dir.0).expect_err("unknown");
+        assert!(error.to_string().contains("version 2"), "{error}");
+        fs::write(dir.0.join(JOB), r#"{"version":1,"#).expect("written");
+        assert_eq!(Job::read(&dir.0).expect_err("cut off").kind(), ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_directory_has_one_name_whatever_way_leads_there() {
+        let dir = TempDir::new();
+        fs::create_dir(dir.0.join("a")).expect("made");
+        std::os::unix::fs::symlink(dir.0.join("a"), dir.0.join("b")).expect("linked");
+        assert_eq!(known_as(&dir.0.join("b")), known_as(&dir.0.join("a")));
+        assert_eq!(known_as(&dir.0.join("b/../a")), known_as(&dir.0.join("a")));
+        assert!(known_as(Path::new("not/there")).is_absolute());
+    }
+}

@@ -1,0 +1,275 @@
+//! What the command asks, and who waits for the answers.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use taskwire_core::Payload;
+use tokio::sync::oneshot;
+
+use crate::command::talk::{Asked, Question, ToInside};
+
+/// Questions that may be open at one time.
+const OPEN_MAX: usize = 64;
+/// Answers that are kept for those who ask again.
+const ANSWERED_MAX: usize = 1024;
+/// Bytes of a name.
+const KEY_BYTES_MAX: usize = 128;
+
+/// An open question, as servers are told of it. `serial` grows: a name can be asked again after it was refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) serial: u64,
+    pub(super) asked: Asked,
+}
+
+struct Open {
+    told: Arc<Told>,
+    waiting: Vec<oneshot::Sender<ToInside>>,
+}
+
+struct Answered {
+    key: String,
+    question: Question,
+    value: Payload,
+}
+
+/// All questions of one run.
+pub(super) struct Questions {
+    run: u64,
+    count: u64,
+    serial: u64,
+    open: Vec<Open>,
+    answered: VecDeque<Answered>,
+}
+
+impl Questions {
+    pub(super) fn new(run: u64) -> Self {
+        Self { run, count: 0, serial: 0, open: Vec::new(), answered: VecDeque::new() }
+    }
+
+    /// The open ones, oldest first.
+    pub(super) fn open(&self) -> Vec<Arc<Told>> {
+        self.open.iter().map(|open| open.told.clone()).collect()
+    }
+
+    /// Takes a question. Its answer goes to `reply`, now or later. Says whether servers must be told.
+    pub(super) fn ask(&mut self, key: Option<String>, question: Question, at: u64, reply: oneshot::Sender<ToInside>) -> bool {
+        // Who does not wait for an answer any more misses nothing.
+        match self.take(key, question, at) {
+            Taken::Answered(answer) => drop(reply.send(answer)),
+            Taken::Joined(n) => self.open[n].waiting.push(reply),
+            Taken::New => {
+                if let Some(open) = self.open.last_mut() {
+                    open.waiting.push(reply);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    fn take(&mut self, key: Option<String>, question: Question, at: u64) -> Taken {
+        let refuse = |why: String| Taken::Answered(ToInside::Error(why));
+        let key = match key {
+            Some(key) if key.is_empty() || key.len() > KEY_BYTES_MAX || key.chars().any(char::is_control) => {
+                return refuse(format!("the key of a question is a text of 1 to {KEY_BYTES_MAX} bytes without control characters"));
+            }
+            Some(key) => key,
+            None => self.number(),
+        };
+        let another =
+            |key: &str| refuse(format!("another question was asked with the key `{key}`: use a key of its own for each question"));
+        if let Some(old) = self.answered.iter().find(|old| old.key == key) {
+            return if old.question == question {
+                Taken::Answered(ToInside::Answer { key, value: old.value.clone() })
+            } else {
+                another(&key)
+            };
+        }
+        if let Some(n) = self.open.iter().position(|open| open.told.asked.key == key) {
+            let open = &mut self.open[n];
+            open.waiting.retain(|reply| !reply.is_closed());
+            return if open.told.asked.question == question { Taken::Joined(n) } else { another(&key) };
+        }
+        if self.open.len() >= OPEN_MAX {
+            return refuse(format!("{OPEN_MAX} questions wait for an answer already"));
+        }
+        self.serial += 1;
+        let told = Told { serial: self.serial, asked: Asked { key, question, at } };
+        self.open.push(Open { told: Arc::new(told), waiting: Vec::new() });
+        Taken::New
+    }
+
+    /// A name that nobody has used.
+    fn number(&mut self) -> String {
+        loop {
+            self.count += 1;
+            let key = if self.run > 1 { format!("run{}-ask-{}", self.run, self.count) } else { format!("ask-{}", self.count) };
+            if self.open.iter().all(|open| open.told.asked.key != key) && self.answered.iter().all(|old| old.key != key) {
+                return key;
+            }
+        }
+    }
+
+    /// Gives an answer to all who wait for it. Says whether a question is no longer open.
+    pub(super) fn answer(&mut self, key: &str, value: &Payload) -> bool {
+        let Some(asked) = self.close(key, &ToInside::Answer { key: key.to_owned(), value: value.clone() }) else { return false };
+        if self.answered.len() >= ANSWERED_MAX {
+            self.answered.pop_front();
+        }
+        let Asked { key, question, .. } = asked.asked.clone();
+        self.answered.push_back(Answered { key, question, value: value.clone() });
+        true
+    }
+
+    /// Says to all who wait that there will be no answer. It can be asked again. Says whether a question is no longer open.
+    pub(super) fn refuse(&mut self, key: &str, why: &str) -> bool {
+        self.close(key, &ToInside::Error(why.to_owned())).is_some()
+    }
+
+    fn close(&mut self, key: &str, said: &ToInside) -> Option<Arc<Told>> {
+        let n = self.open.iter().position(|open| open.told.asked.key == key)?;
+        let open = self.open.remove(n);
+        for reply in open.waiting {
+            // Who is gone is gone.
+            let _ = reply.send(said.clone());
+        }
+        Some(open.told)
+    }
+}
+
+/// What became of a question.
+enum Taken {
+    /// It has its answer.
+    Answered(ToInside),
+    /// It is the open one at this place.
+    Joined(usize),
+    /// It is the last of the open ones now.
+    New,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Reply = oneshot::Receiver<ToInside>;
+
+    fn question(message: &str) -> Question {
+        Question { message: message.to_owned(), schema: None, url: None }
+    }
+
+    fn value(text: &str) -> Payload {
+        Payload::from(serde_json::json!({"action": "accept", "content": {"v": text}}))
+    }
+
+    fn ask(questions: &mut Questions, key: Option<&str>, message: &str) -> (bool, Reply) {
+        let (reply, answer) = oneshot::channel();
+        (questions.ask(key.map(str::to_owned), question(message), 8, reply), answer)
+    }
+
+    fn keys(questions: &Questions) -> Vec<String> {
+        questions.open().iter().map(|told| told.asked.key.clone()).collect()
+    }
+
+    fn said(reply: &mut Reply) -> Option<ToInside> {
+        reply.try_recv().ok()
+    }
+
+    fn is_error(reply: &mut Reply) -> bool {
+        matches!(said(reply), Some(ToInside::Error(_)))
+    }
+
+    #[test]
+    fn questions_without_a_name_are_numbered_around_those_that_have_one() {
+        let mut questions = Questions::new(1);
+        let (_, _named) = ask(&mut questions, Some("ask-2"), "named");
+        let (_, _first) = ask(&mut questions, None, "same");
+        let (_, _second) = ask(&mut questions, None, "same");
+        assert_eq!(keys(&questions), ["ask-2", "ask-1", "ask-3"]);
+        let mut questions = Questions::new(3);
+        let (_, _reply) = ask(&mut questions, None, "again");
+        assert_eq!(keys(&questions), ["run3-ask-1"]);
+    }
+
+    #[test]
+    fn all_who_ask_the_same_get_the_answer_also_later() {
+        let mut questions = Questions::new(1);
+        let (is_new, mut first) = ask(&mut questions, Some("k"), "q");
+        let (is_new_again, mut second) = ask(&mut questions, Some("k"), "q");
+        assert!(is_new && !is_new_again);
+        assert!(said(&mut first).is_none());
+        assert!(questions.answer("k", &value("yes")));
+        let expected = Some(ToInside::Answer { key: "k".to_owned(), value: value("yes") });
+        assert_eq!(said(&mut first), expected);
+        assert_eq!(said(&mut second), expected);
+        let (is_new, mut third) = ask(&mut questions, Some("k"), "q");
+        assert!(!is_new);
+        assert_eq!(said(&mut third), expected);
+        assert!(keys(&questions).is_empty());
+        // An answer that comes twice changes nothing.
+        assert!(!questions.answer("k", &value("no")));
+        let (_, mut fourth) = ask(&mut questions, Some("k"), "q");
+        assert_eq!(said(&mut fourth), expected);
+    }
+
+    #[test]
+    fn another_question_under_the_same_name_is_refused() {
+        let mut questions = Questions::new(1);
+        let (_, mut first) = ask(&mut questions, Some("k"), "q");
+        let (_, mut other) = ask(&mut questions, Some("k"), "other");
+        assert!(is_error(&mut other));
+        questions.answer("k", &value("yes"));
+        assert!(matches!(said(&mut first), Some(ToInside::Answer { .. })));
+        let (_, mut other) = ask(&mut questions, Some("k"), "other");
+        assert!(is_error(&mut other));
+    }
+
+    #[test]
+    fn what_was_refused_can_be_asked_again_and_is_told_anew() {
+        let mut questions = Questions::new(1);
+        let (_, mut first) = ask(&mut questions, Some("k"), "q");
+        let serial = questions.open()[0].serial;
+        assert!(questions.refuse("k", "nobody is there"));
+        assert_eq!(said(&mut first), Some(ToInside::Error("nobody is there".to_owned())));
+        assert!(!questions.refuse("k", "nobody is there"));
+        let (is_new, _second) = ask(&mut questions, Some("k"), "q");
+        assert!(is_new);
+        assert!(questions.open()[0].serial > serial);
+    }
+
+    #[test]
+    fn a_question_stays_open_when_the_one_who_asked_is_gone() {
+        let mut questions = Questions::new(1);
+        let (_, reply) = ask(&mut questions, Some("k"), "q");
+        drop(reply);
+        assert_eq!(keys(&questions), ["k"]);
+        let (_, mut second) = ask(&mut questions, Some("k"), "q");
+        assert!(questions.answer("k", &value("yes")));
+        assert!(matches!(said(&mut second), Some(ToInside::Answer { .. })));
+    }
+
+    #[test]
+    fn there_are_never_too_many() {
+        let mut questions = Questions::new(1);
+        let replies: Vec<Reply> = (0..OPEN_MAX).map(|_| ask(&mut questions, None, "q").1).collect();
+        let (is_new, mut one_more) = ask(&mut questions, None, "q");
+        assert!(!is_new && is_error(&mut one_more));
+        drop(replies);
+        for n in 0..ANSWERED_MAX + 10 {
+            let key = format!("k{n}");
+            questions.refuse("ask-1", "make room");
+            let (_, _reply) = ask(&mut questions, Some(&key), "q");
+            assert!(questions.answer(&key, &value("x")));
+        }
+        assert_eq!(questions.answered.len(), ANSWERED_MAX);
+    }
+
+    #[test]
+    fn names_are_names() {
+        let mut questions = Questions::new(1);
+        for key in ["", "a\nb", &"k".repeat(KEY_BYTES_MAX + 1)] {
+            let (is_new, mut reply) = ask(&mut questions, Some(key), "q");
+            assert!(!is_new && is_error(&mut reply), "{key:?}");
+        }
+        assert!(ask(&mut questions, Some(&"k".repeat(KEY_BYTES_MAX)), "q").0);
+    }
+}

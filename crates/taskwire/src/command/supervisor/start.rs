@@ -1,0 +1,229 @@
+//! Making the command's process: its environment, its streams, its control group.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsString,
+    fs::File,
+    io::{self, ErrorKind},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use rustix::{fs::Mode, process::Pid};
+use tokio::net::unix::pipe::Receiver;
+
+use super::{Job, cgroup::Cgroup, kill::DIR_VARIABLE};
+use crate::command::definition::Stderr;
+
+/// Tells a process of a command which task it runs for.
+const TASK_VARIABLE: &str = "TASKWIRE_TASK";
+/// Where programs are looked for when nobody says.
+const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+/// The spool's file for standard input.
+const STDIN: &str = "stdin";
+
+/// A command that runs.
+pub(super) struct Started {
+    pub(super) pid: Pid,
+    pub(super) out: Receiver,
+    pub(super) err: Option<Receiver>,
+    pub(super) cgroup: Option<Cgroup>,
+}
+
+/// Starts the command.
+///
+/// # Errors
+/// Why not, for people.
+pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String> {
+    let Some((program, args)) = job.argv.split_first() else { return Err("the command is empty".to_owned()) };
+    // All that detach themselves from the command become our children, whatever they do.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    let streams = |error: io::Error| format!("cannot run `{program}`: its streams cannot be made: {error}");
+    let mut command = Command::new(program);
+    command.args(args).current_dir(&job.cwd).env_clear().envs(environment(job, dir, env::vars_os())).process_group(0);
+    command.stdin(if job.stdin { Stdio::from(File::open(dir.join(STDIN)).map_err(streams)?) } else { Stdio::null() });
+    let (out, err) = pipes(&mut command, job.stderr).map_err(streams)?;
+
+    let cgroup = Cgroup::make(dir);
+    let is_in = cgroup.as_ref().is_some_and(|cgroup| cgroup.enter().is_ok());
+    // Files that the command makes are as its user wants them.
+    let own_mask = rustix::process::umask(mask);
+    let spawned = command.spawn();
+    rustix::process::umask(own_mask);
+    // With our own process in it, the group is of no use.
+    let is_out = !is_in || cgroup.as_ref().is_some_and(|cgroup| cgroup.leave().is_ok());
+    // Our ends of what the command writes to: as long as they are open there is no end to read.
+    drop(command);
+
+    let cgroup = cgroup.and_then(|cgroup| {
+        if is_in && is_out && spawned.is_ok() {
+            return Some(cgroup);
+        }
+        super::cgroup::remove(cgroup.path());
+        None
+    });
+    match spawned {
+        // Its end is waited for together with that of all others.
+        Ok(child) => Ok(Started { pid: Pid::from_child(&child), out, err, cgroup }),
+        Err(error) => Err(why(program, &job.cwd, &error)),
+    }
+}
+
+/// Gives the command its output streams, and us the other ends.
+fn pipes(command: &mut Command, stderr: Stderr) -> io::Result<(Receiver, Option<Receiver>)> {
+    let (reader, writer) = io::pipe()?;
+    let out = Receiver::from_owned_fd(reader.into())?;
+    let mut err = None;
+    match stderr {
+        // One pipe, so that the order is exact.
+        Stderr::Together => {
+            command.stderr(writer.try_clone()?);
+        }
+        Stderr::Apart => {
+            let (reader, writer) = io::pipe()?;
+            err = Some(Receiver::from_owned_fd(reader.into())?);
+            command.stderr(writer);
+        }
+        Stderr::Drop => {
+            command.stderr(Stdio::null());
+        }
+    }
+    command.stdout(writer);
+    Ok((out, err))
+}
+
+/// The command's environment, made of ours.
+fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<OsString, OsString> {
+    let is_named = |names: &[String], name: &OsString| names.iter().any(|one| name.as_os_str() == one.as_str());
+    let mut all: BTreeMap<OsString, OsString> = ours
+        .filter(|(name, _)| job.inherit.as_deref().is_none_or(|names| is_named(names, name)))
+        .filter(|(name, _)| !is_named(&job.remove, name))
+        .collect();
+    all.extend(job.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))));
+    if let Some(last) = &job.program_dir {
+        let path = all.get(&OsString::from("PATH")).cloned().unwrap_or_else(|| USUAL_PATH.into());
+        let mut places: Vec<_> = env::split_paths(&path).collect();
+        if !places.contains(last) {
+            places.push(last.clone());
+        }
+        // A directory with a colon in its name cannot be in it.
+        if let Ok(path) = env::join_paths(places) {
+            all.insert("PATH".into(), path);
+        }
+    }
+    all.insert(TASK_VARIABLE.into(), job.task.clone().into());
+    all.insert(DIR_VARIABLE.into(), dir.into());
+    all
+}
+
+/// Why a program could not be started, and what to do about it.
+fn why(program: &str, cwd: &Path, error: &io::Error) -> String {
+    if !cwd.is_dir() {
+        return format!("cannot run `{program}`: its directory {} (`cwd`) is not there", cwd.display());
+    }
+    let hint = match error.kind() {
+        ErrorKind::NotFound if program.contains('/') => ": is it there, and so is what its first line names?",
+        ErrorKind::NotFound => ": is it installed and in PATH?",
+        ErrorKind::PermissionDenied => ": is it an executable file, and may this user run it?",
+        ErrorKind::ArgumentListTooLong => ": its arguments and its environment are too long together",
+        _ => "",
+    };
+    format!("cannot run `{program}`: {error}{hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::{
+        definition::{Format, Leftovers},
+        view::Settings,
+    };
+
+    fn job() -> Job {
+        let settings = Settings {
+            format: Format::Text,
+            stderr: Stderr::Together,
+            progress: None,
+            redact: Vec::new(),
+            ok_codes: vec![0],
+            inline_bytes: 1024,
+            on_interrupt: taskwire_core::task::OnInterrupt::Fail,
+            attempts_max: 1,
+            line_bytes: 1024,
+        };
+        Job {
+            version: 1,
+            task: "01task".to_owned(),
+            run: 1,
+            tool: "t".to_owned(),
+            argv: vec!["true".to_owned()],
+            cwd: "/".into(),
+            env: BTreeMap::new(),
+            inherit: None,
+            remove: Vec::new(),
+            stdin: false,
+            stderr: Stderr::Together,
+            leftovers: Leftovers::Kill,
+            kill_after_ms: 5000,
+            spool_bytes: 1 << 20,
+            block_bytes: 1 << 20,
+            settings,
+            program_dir: None,
+        }
+    }
+
+    fn made(job: &Job, ours: &[(&str, &str)]) -> Vec<String> {
+        let ours = ours.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let all = environment(job, Path::new("/spool/x"), ours);
+        all.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect()
+    }
+
+    #[test]
+    fn a_command_knows_its_task_whatever_else_is_said() {
+        let mut job = job();
+        job.env.insert("TASKWIRE_TASK".to_owned(), "forged".to_owned());
+        job.inherit = Some(Vec::new());
+        let ours = [("TASKWIRE_TASK_DIR", "/outer"), ("A", "1")];
+        assert_eq!(made(&job, &ours), ["TASKWIRE_TASK=01task", "TASKWIRE_TASK_DIR=/spool/x"]);
+    }
+
+    #[test]
+    fn what_is_removed_comes_back_only_by_name() {
+        let mut job = job();
+        job.remove = vec!["TOKEN".to_owned(), "OTHER".to_owned()];
+        job.env.insert("OTHER".to_owned(), "set".to_owned());
+        let all = made(&job, &[("TOKEN", "secret"), ("OTHER", "secret"), ("KEPT", "1")]);
+        assert!(!all.iter().any(|entry| entry.contains("secret")), "{all:?}");
+        assert!(all.contains(&"KEPT=1".to_owned()) && all.contains(&"OTHER=set".to_owned()));
+        job.inherit = Some(vec!["TOKEN".to_owned(), "KEPT".to_owned()]);
+        let all = made(&job, &[("TOKEN", "secret"), ("KEPT", "1"), ("ELSE", "2")]);
+        assert_eq!(all[..2], ["KEPT=1", "OTHER=set"]);
+    }
+
+    #[test]
+    fn our_program_is_found_last_and_named_once() {
+        let mut job = job();
+        job.program_dir = Some("/opt/bin".into());
+        assert!(made(&job, &[("PATH", "/a:/b")]).contains(&"PATH=/a:/b:/opt/bin".to_owned()));
+        assert!(made(&job, &[("PATH", "/opt/bin:/b")]).contains(&"PATH=/opt/bin:/b".to_owned()));
+        assert!(made(&job, &[]).contains(&format!("PATH={USUAL_PATH}:/opt/bin")));
+        job.program_dir = Some("/o:pt".into());
+        assert!(made(&job, &[("PATH", "/a")]).contains(&"PATH=/a".to_owned()));
+        job.env.insert("PATH".to_owned(), "/mine".to_owned());
+        job.program_dir = Some("/opt/bin".into());
+        assert!(made(&job, &[("PATH", "/a")]).contains(&"PATH=/mine:/opt/bin".to_owned()));
+    }
+
+    #[test]
+    fn who_reads_why_knows_what_to_do() {
+        let root = Path::new("/");
+        let missing = io::Error::from(ErrorKind::NotFound);
+        assert!(why("nope", root, &missing).ends_with("is it installed and in PATH?"));
+        assert!(why("./nope", root, &missing).contains("first line"));
+        assert!(why("nope", Path::new("/not/there"), &missing).contains("/not/there"));
+        assert!(why("nope", root, &io::Error::from(ErrorKind::PermissionDenied)).contains("executable"));
+    }
+}

@@ -1,0 +1,161 @@
+//! What nobody wants any more: commands of tasks that have ended, and what they left on the disk.
+//!
+//! A command runs for a task that has not ended, or for a call that a run of this process has in hand; any other is stopped.
+//! That is looked at again and again, from the tasks and the disk alone, so that nothing is left after a crash either.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use taskwire_core::TaskId;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::UnixStream,
+};
+
+use super::{
+    Active, Commands, Leftovers,
+    gate::Pass,
+    lock, socket,
+    supervisor::{self, Job},
+    talk::{self, Hello, ToSupervisor},
+};
+use crate::engine::{Engine, Phase, Run};
+
+/// How long a look at the disk holds.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// One run of a task's command, as the disk has it.
+#[derive(Debug)]
+struct Found {
+    id: TaskId,
+    dir: PathBuf,
+}
+
+/// All runs on the disk.
+fn found(commands: &Commands) -> io::Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(&commands.0.spool)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| name.split_once('.')).and_then(|(id, _)| id.parse().ok());
+        if let Some(id) = id {
+            all.push(Found { id, dir: entry.path() });
+        }
+    }
+    Ok(all)
+}
+
+/// Keeps a place for each command that runs already, then looks for what nobody wants, from time to time.
+pub(super) fn begin(commands: &Commands, engine: &Engine) {
+    match found(commands) {
+        Err(error) => tracing::error!(%error, dir = %commands.0.spool.display(), "cannot look for commands that are running"),
+        Ok(all) => {
+            for Found { id, dir } in all {
+                let open = engine.any_task(id).is_ok_and(|task| task.is_some_and(|task| task.ended.is_none()));
+                if let Some(job) = Job::read(&dir).ok().flatten().filter(|_| open) {
+                    commands.gate(&job.tool, None).keep(id);
+                }
+            }
+        }
+    }
+    let (commands, weak) = (commands.clone(), engine.weak());
+    tokio::spawn(async move {
+        while let Some(engine) = weak.get() {
+            sweep(&commands, &engine);
+            let pause = engine.clock().sleep(PAUSE);
+            drop(engine);
+            pause.await;
+        }
+    });
+}
+
+/// Stops what belongs to no task, and clears it away.
+fn sweep(commands: &Commands, engine: &Engine) {
+    let all = match found(commands) {
+        Ok(all) => all,
+        Err(error) => return tracing::error!(%error, "cannot look for commands that nobody wants"),
+    };
+    for Found { id, dir } in all {
+        if lock(&commands.0.active).contains(&id) {
+            continue;
+        }
+        match engine.any_task(id) {
+            Ok(Some(task)) if task.ended.is_none() => {}
+            Ok(_) => {
+                let active = commands.activate(id);
+                tokio::spawn(bury(commands.clone(), dir, None, active, None));
+            }
+            Err(error) => tracing::error!(%error, "a task cannot be read"),
+        }
+    }
+}
+
+/// Stops a command, if it runs, and clears away what it left, once it is gone.
+pub(super) async fn bury(commands: Commands, dir: PathBuf, wire: Option<UnixStream>, active: Active, pass: Option<Pass>) {
+    let wire = match wire {
+        Some(wire) => Some(wire),
+        None => greet(&dir).await.ok(),
+    };
+    if let Some(wire) = wire {
+        let (lines, mut out) = wire.into_split();
+        // One that is gone need not be told.
+        let _ = out.write_all(&talk::line(&ToSupervisor::Stop {})).await;
+        let mut lines = BufReader::new(lines).lines();
+        while let Ok(Some(_)) = lines.next_line().await {}
+    } else if supervisor::is_alive(&dir) {
+        // It is about to begin or to end: the next look will tell.
+        return;
+    }
+    if let Some(job) = Job::read(&dir).ok().flatten() {
+        commands.gate(&job.tool, None).let_go(active.id);
+    }
+    clear(dir, Leftovers::Kill).await;
+    drop((active, pass));
+}
+
+/// Attaches to a supervisor.
+pub(super) async fn greet(dir: &Path) -> io::Result<UnixStream> {
+    let mut wire = socket::connect(dir, talk::SOCKET).await?;
+    wire.write_all(&talk::line(&Hello::Server)).await?;
+    Ok(wire)
+}
+
+/// Ends what a run left of processes, and removes its directory.
+pub(super) async fn clear(dir: PathBuf, leftovers: Leftovers) {
+    let cleared = tokio::task::spawn_blocking(move || {
+        if leftovers == Leftovers::Kill {
+            supervisor::reap_orphans(&dir);
+        }
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err((dir, error)),
+            _ => Ok(()),
+        }
+    });
+    if let Ok(Err((dir, error))) = cleared.await {
+        tracing::warn!(%error, dir = %dir.display(), "what a command left cannot be removed");
+    }
+}
+
+/// Clears a run away once its end is durable, and not before: else the command would be started again after a crash.
+pub(super) async fn after(run: std::sync::Arc<Run>, dir: PathBuf, leftovers: Leftovers, active: Active) {
+    loop {
+        match run.phase() {
+            Phase::Loose => drop(run.settled().await),
+            Phase::Done(_) => break,
+            Phase::Task(id) => {
+                let watch = run.engine().watch(vec![id], false);
+                match run.engine().any_task(id) {
+                    Ok(Some(task)) if task.ended.is_none() => drop(watch.changed().await),
+                    Ok(_) => break,
+                    // The next life will see to it.
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+    clear(dir, leftovers).await;
+    drop(active);
+}

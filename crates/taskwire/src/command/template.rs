@@ -1,0 +1,593 @@
+//! Templates: how the arguments of a call become the arguments, the environment and the standard input of a command.
+//!
+//! No shell stands between a value and the command. An element of a template becomes one argument whatever the value
+//! contains, or none if its parameter is absent, or one for each item of a list. Values are chosen by whoever calls, so
+//! what could change the meaning of a command is refused here, with words that name the field.
+
+use std::{borrow::Cow, collections::BTreeSet, fmt};
+
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value};
+
+mod shell;
+#[cfg(test)]
+mod tests;
+
+/// The longest argument: what Linux allows, without the NUL that ends it.
+pub(crate) const ARG_BYTES_MAX: usize = 131_071;
+
+/// All arguments and the environment that a tool sets, together. Linux allows at least twice as much, and the environment
+/// that is inherited must fit as well.
+pub(crate) const ARGS_BYTES_MAX: usize = 1 << 20;
+
+/// What an argument costs beside its text: the NUL at its end and the pointer to it. A list of very many empty texts is
+/// large by this alone.
+const ARG_COST: usize = 9;
+
+/// Problems that one answer lists.
+const PROBLEMS_MAX: usize = 10;
+
+/// Characters of a value that an error shows.
+const SHOWN_CHARS: usize = 40;
+
+/// One part of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// One argument: `"--out={path}"`.
+    One(String),
+    /// Arguments that belong together: `["--out", "{path}"]`. All of them are left out if one parameter is absent, and all
+    /// are repeated for each item of a list.
+    Group(Vec<String>),
+    /// A group that is there only if a boolean parameter is true: `{ when = "verbose", args = ["-v"] }`.
+    When {
+        /// The parameter.
+        when: String,
+        /// The arguments.
+        args: Vec<String>,
+    },
+}
+
+impl From<&str> for Part {
+    fn from(text: &str) -> Self {
+        Self::One(text.to_owned())
+    }
+}
+
+/// By hand, because an untagged enum would say no more than that nothing fitted.
+impl<'de> Deserialize<'de> for Part {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct When {
+            when: String,
+            args: Vec<String>,
+        }
+
+        struct Shapes;
+
+        impl<'de> de::Visitor<'de> for Shapes {
+            type Value = Part;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a list of texts that belong together, or { when = \"parameter\", args = [\"text\"] }")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Part, E> {
+                Ok(Part::One(text.to_owned()))
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<Part, A::Error> {
+                Vec::<String>::deserialize(de::value::SeqAccessDeserializer::new(list)).map(Part::Group)
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, table: A) -> Result<Part, A::Error> {
+                let When { when, args } = When::deserialize(de::value::MapAccessDeserializer::new(table))?;
+                Ok(Part::When { when, args })
+            }
+        }
+
+        deserializer.deserialize_any(Shapes)
+    }
+}
+
+/// The parameters that a schema describes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parameters<'a> {
+    schema: &'a Value,
+}
+
+impl<'a> Parameters<'a> {
+    pub(super) fn of(schema: &'a Value) -> Self {
+        Self { schema }
+    }
+
+    /// Each with its schema.
+    pub(super) fn all(self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        self.schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, schema)| (name.as_str(), schema))
+    }
+
+    fn get(self, name: &str) -> Option<&'a Value> {
+        self.schema.get("properties")?.get(name)
+    }
+
+    /// Whether a value of this parameter is surely of this type (or null).
+    fn is(self, name: &str, kind: &str) -> bool {
+        let Some(mut schema) = self.get(name) else { return false };
+        // Deep enough for people, and an end for references that go in circles.
+        for _ in 0..8 {
+            let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
+            let Some(next) = target.and_then(|pointer| self.schema.pointer(pointer)) else { break };
+            schema = next;
+        }
+        match schema.get("type") {
+            Some(Value::String(only)) => only == kind,
+            Some(Value::Array(several)) => several.iter().any(|one| one == kind) && several.iter().all(|one| one == kind || one == "null"),
+            _ => false,
+        }
+    }
+
+    /// An error if there is no such parameter. `hint` is what else may have been meant.
+    pub(super) fn require(self, name: &str, hint: &str) -> Result<(), String> {
+        if self.get(name).is_some() {
+            return Ok(());
+        }
+        let known: Vec<&str> = self.all().map(|(name, _)| name).collect();
+        let near = known.iter().map(|other| (distance(name, other), *other)).min().filter(|(far, _)| *far <= 1 + name.len() / 4);
+        let which = match (near, known.is_empty()) {
+            (Some((_, other)), _) => format!("did you mean `{other}`?"),
+            (None, true) => "the tool has none.".to_owned(),
+            (None, false) => format!("it has: {}.", known.join(", ")),
+        };
+        Err(format!("`{name}` is not a parameter of this tool: {which}{hint}"))
+    }
+}
+
+/// How many letters must be added, removed or replaced to make one name of the other.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (above, a) in one.chars().enumerate() {
+        let mut corner = above;
+        row[0] = above + 1;
+        for (at, b) in other.iter().enumerate() {
+            let replaced = corner + usize::from(a != *b);
+            corner = row[at + 1];
+            row[at + 1] = replaced.min(row[at] + 1).min(corner + 1);
+        }
+    }
+    row[other.len()]
+}
+
+/// A text for people, models and terminals: short, in quotes, and without anything that a terminal would obey.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((at, _)) => format!("{:?}…", &text[..at]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// A value as text: a text as it is, anything else as JSON writes it.
+fn rendered(value: &Value) -> Cow<'_, str> {
+    match value {
+        Value::String(text) => Cow::Borrowed(text),
+        other => Cow::Owned(other.to_string()),
+    }
+}
+
+fn without_nul(field: &str, text: &str) -> Result<(), String> {
+    if !text.contains('\0') {
+        return Ok(());
+    }
+    Err(format!("`{field}`: the value contains a NUL character, which no argument of a command can contain; leave it out: {}", shown(text)))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Piece {
+    Literal(String),
+    Parameter(String),
+}
+
+/// A text with parameters in it. No two literals follow each other, and none is empty.
+#[derive(Debug)]
+struct Element {
+    source: String,
+    pieces: Vec<Piece>,
+}
+
+impl Element {
+    fn parse(source: &str, parameters: Parameters<'_>) -> Result<Self, String> {
+        if source.contains('\0') {
+            return Err(format!("{} contains a NUL character, which cannot be given to a command", shown(source)));
+        }
+        let mut pieces = Vec::new();
+        let mut literal = String::new();
+        let mut rest = source;
+        while let Some(at) = rest.find(['{', '}']) {
+            literal.push_str(&rest[..at]);
+            rest = &rest[at..];
+            // In `{{{name}}}` the inner braces are a parameter's, and one pair is text.
+            let wrapped = rest.strip_prefix("{{").and_then(placeholder).filter(|name| rest[name.len() + 4..].starts_with("}}"));
+            if wrapped.is_some() {
+                literal.push('{');
+                rest = &rest[2..];
+            }
+            if let Some(name) = escaped(rest).filter(|_| wrapped.is_none()) {
+                literal.push_str(&rest[1..name.len() + 3]);
+                rest = &rest[name.len() + 4..];
+            } else if let Some(name) = placeholder(rest) {
+                let hint = format!(" For the text itself write `{{{{{name}}}}}`.");
+                parameters.require(name, &hint).map_err(|why| format!("{}: {why}", shown(source)))?;
+                if !literal.is_empty() {
+                    pieces.push(Piece::Literal(std::mem::take(&mut literal)));
+                }
+                pieces.push(Piece::Parameter(name.to_owned()));
+                rest = &rest[name.len() + 2..];
+                if wrapped.is_some() {
+                    literal.push('}');
+                    rest = &rest[2..];
+                }
+            } else {
+                literal.push_str(&rest[..1]);
+                rest = &rest[1..];
+            }
+        }
+        literal.push_str(rest);
+        if !literal.is_empty() {
+            pieces.push(Piece::Literal(literal));
+        }
+        Ok(Self { source: source.to_owned(), pieces })
+    }
+
+    fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Literal(_) => None,
+            Piece::Parameter(name) => Some(name.as_str()),
+        })
+    }
+
+    /// The text, if it is the same for every call.
+    fn literal(&self) -> Option<&str> {
+        match self.pieces.as_slice() {
+            [] => Some(""),
+            [Piece::Literal(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The text that it surely begins with.
+    fn lead(&self) -> &str {
+        match self.pieces.first() {
+            Some(Piece::Literal(text)) => text,
+            _ => "",
+        }
+    }
+
+    /// The argument that it becomes.
+    fn argument(&self, given: &[Given<'_>], allow_dash: &BTreeSet<String>) -> Result<String, String> {
+        let parts: Vec<(&str, Option<&Given<'_>>)> = self
+            .pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Literal(text) => (text.as_str(), None),
+                Piece::Parameter(name) => {
+                    let value = given.iter().find(|value| value.name == name).expect("a step looks up every parameter of its elements");
+                    (&*value.text, Some(value))
+                }
+            })
+            .collect();
+        // Not only the first: a value before it may be empty.
+        if let Some((text, Some(value))) = parts.iter().find(|(text, _)| !text.is_empty())
+            && text.starts_with('-')
+            && !allow_dash.contains(value.name)
+        {
+            return Err(value.dashed());
+        }
+        let bytes: usize = parts.iter().map(|(text, _)| text.len()).sum();
+        if bytes > ARG_BYTES_MAX {
+            let largest = parts.iter().filter_map(|(_, value)| *value).max_by_key(|value| value.text.len());
+            return Err(too_long(&largest.map_or_else(|| self.source.clone(), Given::field), bytes));
+        }
+        Ok(parts.iter().map(|(text, _)| *text).collect())
+    }
+}
+
+/// The name at the beginning of a text like `{name} and more`.
+/// Writes a template that stands for `text` itself, whatever it contains.
+#[must_use]
+pub fn literal(text: &str) -> String {
+    let mut template = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('{') {
+        template.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let taken = match placeholder(rest) {
+            Some(name) => {
+                template.push_str(&format!("{{{{{name}}}}}"));
+                name.len() + 2
+            }
+            None => {
+                template.push('{');
+                1
+            }
+        };
+        rest = &rest[taken..];
+    }
+    template + rest
+}
+
+/// The name in a text that begins with `{{name}}`, which stands for `{name}`.
+fn escaped(text: &str) -> Option<&str> {
+    let name = placeholder(text.strip_prefix('{')?)?;
+    text[name.len() + 3..].starts_with('}').then_some(name)
+}
+
+fn placeholder(text: &str) -> Option<&str> {
+    let (name, _) = text.strip_prefix('{')?.split_once('}')?;
+    let begins = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    (begins && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')).then_some(name)
+}
+
+pub(super) fn too_long(field: &str, bytes: usize) -> String {
+    format!(
+        "`{field}`: the value is too long: it would make an argument of {bytes} bytes, and the system allows {ARG_BYTES_MAX}. Give a \
+         shorter one. (The tool's author can let the command read it from `stdin`, which has no such limit.)"
+    )
+}
+
+/// The value of a parameter in one round.
+#[derive(Debug)]
+struct Given<'a> {
+    name: &'a str,
+    /// Which item of a list.
+    item: Option<usize>,
+    text: Cow<'a, str>,
+    is_number: bool,
+}
+
+impl<'a> Given<'a> {
+    fn new(name: &'a str, item: Option<usize>, value: &'a Value) -> Result<Self, String> {
+        let this = Self { name, item, text: rendered(value), is_number: value.is_number() };
+        without_nul(&this.field(), &this.text)?;
+        Ok(this)
+    }
+
+    /// As errors of the schema name it, too.
+    fn field(&self) -> String {
+        self.item.map_or_else(|| self.name.to_owned(), |item| format!("{}/{item}", self.name))
+    }
+
+    fn dashed(&self) -> String {
+        let (text, instead) = match self.is_number {
+            true => (self.text.to_string(), "Give a number that is not negative.".to_owned()),
+            false => {
+                let path = shown(&format!("./{}", self.text));
+                (shown(&self.text), format!("Give one that does not begin with a dash; a file can be written as {path}."))
+            }
+        };
+        format!(
+            "`{}`: the value begins with a dash and the command could take it for an option: {text}. {instead} (The tool's author can \
+             allow such values: allow_dash = [\"{}\"].)",
+            self.field(),
+            self.name
+        )
+    }
+}
+
+/// A part of a command, ready to be filled.
+#[derive(Debug)]
+struct Step {
+    when: Option<String>,
+    elements: Vec<Element>,
+    /// Those of its elements, each once.
+    parameters: Vec<String>,
+}
+
+impl Step {
+    fn compile(part: &Part, parameters: Parameters<'_>) -> Result<Self, String> {
+        let (when, texts) = match part {
+            Part::One(text) => (None, std::slice::from_ref(text)),
+            Part::Group(texts) => (None, texts.as_slice()),
+            Part::When { when, args } => (Some(when.clone()), args.as_slice()),
+        };
+        if texts.is_empty() {
+            return Err("a list of arguments is empty: name at least one, or leave the list out".to_owned());
+        }
+        if let Some(when) = &when {
+            parameters.require(when, "").map_err(|why| format!("when = {when:?}: {why}"))?;
+            if !parameters.is(when, "boolean") {
+                return Err(format!("when = {when:?}: the parameter must have the type \"boolean\" in the schema"));
+            }
+        }
+        let elements = texts.iter().map(|text| Element::parse(text, parameters)).collect::<Result<Vec<_>, _>>()?;
+        let mut names: Vec<String> = Vec::new();
+        for name in elements.iter().flat_map(Element::parameters) {
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+        let lists: Vec<&str> = names.iter().map(String::as_str).filter(|name| parameters.is(name, "array")).collect();
+        if let [one, other, ..] = lists.as_slice() {
+            let texts: Vec<String> = texts.iter().map(|text| shown(text)).collect();
+            return Err(format!(
+                "{}: `{one}` and `{other}` are both lists, and arguments can be repeated for one list only; give each list an element or a \
+                 group of its own",
+                texts.join(", ")
+            ));
+        }
+        if let Some(long) = elements.iter().find(|element| element.literal().is_some_and(|text| text.len() > ARG_BYTES_MAX)) {
+            return Err(format!("{} is longer than the {ARG_BYTES_MAX} bytes that the system allows for an argument", shown(&long.source)));
+        }
+        Ok(Self { when, elements, parameters: names })
+    }
+
+    fn fill<'a>(&'a self, values: &'a Map<String, Value>, allow_dash: &BTreeSet<String>, bill: &mut Bill) {
+        if let Some(when) = &self.when {
+            match values.get(when) {
+                Some(Value::Bool(true)) => {}
+                None | Some(Value::Null | Value::Bool(false)) => return,
+                Some(other) => return bill.problem(format!("`{when}`: it must be true or false, not {}", shown(&rendered(other)))),
+            }
+        }
+        let absent = |name: &String| match values.get(name) {
+            None | Some(Value::Null) => true,
+            Some(Value::Array(items)) => items.is_empty(),
+            Some(_) => false,
+        };
+        if self.parameters.iter().any(absent) {
+            return;
+        }
+        let mut given = Vec::with_capacity(self.parameters.len());
+        let mut list: Option<(&str, &[Value])> = None;
+        for (name, value) in self.parameters.iter().filter_map(|name| Some((name.as_str(), values.get(name)?))) {
+            match (value, list) {
+                (Value::Array(_), Some((other, _))) => {
+                    return bill.problem(format!("`{name}`: it and `{other}` are both lists, and only one of them can be: give one value"));
+                }
+                (Value::Array(items), None) => list = Some((name, items.as_slice())),
+                (value, _) => match Given::new(name, None, value) {
+                    Ok(value) => given.push(value),
+                    Err(problem) => return bill.problem(problem),
+                },
+            }
+        }
+        let Some((name, items)) = list else { return self.round(&given, allow_dash, bill) };
+        for (at, item) in items.iter().enumerate() {
+            if bill.is_full() {
+                return;
+            }
+            match Given::new(name, Some(at), item) {
+                Ok(_) if item.is_null() => bill.problem(format!("`{name}/{at}`: it is null; leave the item out, or give a value")),
+                Ok(value) => {
+                    given.push(value);
+                    self.round(&given, allow_dash, bill);
+                    given.pop();
+                }
+                Err(problem) => bill.problem(problem),
+            }
+        }
+    }
+
+    fn round(&self, given: &[Given<'_>], allow_dash: &BTreeSet<String>, bill: &mut Bill) {
+        for element in &self.elements {
+            if bill.is_full() {
+                return;
+            }
+            match element.argument(given, allow_dash) {
+                Ok(argument) => {
+                    bill.add(argument.len());
+                    bill.argv.push(argument);
+                }
+                Err(problem) => bill.problem(problem),
+            }
+        }
+    }
+}
+
+/// What a call has come to so far: arguments, their size, and what is wrong. It stays small whatever a call holds.
+#[derive(Debug, Default)]
+pub(super) struct Bill {
+    pub(super) argv: Vec<String>,
+    pub(super) problems: Vec<String>,
+    bytes: usize,
+}
+
+impl Bill {
+    /// A text of so many bytes is given to the command.
+    pub(super) fn add(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes + ARG_COST);
+    }
+
+    /// The first problems, each once.
+    pub(super) fn problem(&mut self, problem: String) {
+        if self.problems.len() < PROBLEMS_MAX && !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+
+    pub(super) fn is_too_large(&self) -> bool {
+        self.bytes > ARGS_BYTES_MAX
+    }
+
+    /// Nothing that comes could change the answer.
+    fn is_full(&self) -> bool {
+        self.is_too_large() || self.problems.len() >= PROBLEMS_MAX
+    }
+}
+
+/// A command, ready to be filled.
+#[derive(Debug)]
+pub(crate) struct Template {
+    steps: Vec<Step>,
+    allow_dash: BTreeSet<String>,
+}
+
+impl Template {
+    /// Checks a command against the schema of its arguments.
+    pub(crate) fn compile(command: &[Part], schema: &Value, allow_dash: &[String]) -> Result<Self, String> {
+        match command.first() {
+            None => return Err("it is empty: the first element is the program, the others are its arguments".to_owned()),
+            Some(Part::One(program)) if program.trim().is_empty() => {
+                return Err("the first element is the program, and it is empty".to_owned());
+            }
+            Some(Part::One(_)) => {}
+            Some(Part::Group(_) | Part::When { .. }) => {
+                return Err("the first element is the program: it must be a text, not a list or a table".to_owned());
+            }
+        }
+        let parameters = Parameters::of(schema);
+        let steps = command.iter().map(|part| Step::compile(part, parameters)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(name) = steps.first().and_then(|program| program.parameters.first()) {
+            return Err(format!("the first element is the program, and whoever calls must not choose it: `{{{name}}}` cannot be in it"));
+        }
+        let allow_dash: BTreeSet<String> = allow_dash.iter().cloned().collect();
+        shell::check(&steps, &allow_dash)?;
+        Ok(Self { steps, allow_dash })
+    }
+
+    /// The arguments for these values, the program first, and what is wrong with them: both on the bill.
+    pub(super) fn fill(&self, values: &Map<String, Value>, bill: &mut Bill) {
+        for step in &self.steps {
+            step.fill(values, &self.allow_dash, bill);
+        }
+    }
+
+    /// The parameters that it uses.
+    pub(super) fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().flat_map(|step| &step.parameters).map(String::as_str)
+    }
+}
+
+/// A text for the environment or the standard input of a command. It is one text in any case: a list in it is JSON.
+#[derive(Debug)]
+pub(crate) struct Text(Element);
+
+impl Text {
+    /// Checks a text against the schema of the arguments.
+    pub(crate) fn compile(text: &str, schema: &Value) -> Result<Self, String> {
+        Element::parse(text, Parameters::of(schema)).map(Self)
+    }
+
+    /// The text for these values; nothing if a parameter that it needs is absent.
+    pub(crate) fn fill(&self, values: &Map<String, Value>) -> Result<Option<String>, String> {
+        let mut filled = String::new();
+        for piece in &self.0.pieces {
+            match piece {
+                Piece::Literal(text) => filled.push_str(text),
+                Piece::Parameter(name) => match values.get(name) {
+                    None | Some(Value::Null) => return Ok(None),
+                    Some(value) => {
+                        let text = rendered(value);
+                        without_nul(name, &text)?;
+                        filled.push_str(&text);
+                    }
+                },
+            }
+        }
+        Ok(Some(filled))
+    }
+
+    /// The parameters that it uses.
+    pub(super) fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.0.parameters()
+    }
+}

@@ -1,0 +1,494 @@
+//! What the bytes of a command mean: text as it comes, lines of JSON, progress, and what nobody may see.
+//!
+//! A [`View`] remembers nothing that matters but the bytes it still holds, and says how many these are: so after a crash
+//! a new one that is fed from the first held byte on gives out exactly what the old one would have given out.
+//! Three things follow from that, and all are on purpose:
+//! - A line that is longer than [`Settings::line_bytes`] goes out in pieces of that size, and what is left of it at the end is taken for
+//!   a line of its own. A secret that lies across such a cut is not recognised by `redact`.
+//! - With `redact`, a line is held until its end, so that no part of a secret goes out before the rest of it has come. A carriage
+//!   return ends a line too, for commands that draw progress bars.
+//! - Without `redact` text goes out at once, so the beginning of a line may be given out already when the server is
+//!   restarted. The `progress` expression then misses this one line (see [`View::resumed`]). Its text is never missed.
+
+use std::{borrow::Cow, mem};
+
+use regex::{Captures, Regex, RegexBuilder};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use taskwire_core::task::OnInterrupt;
+
+use super::{
+    definition::{Format, Stderr},
+    talk::Note,
+};
+
+/// Names the stream in the `_meta` of a block that was not written to standard output.
+pub(crate) const STREAM: &str = "dev.taskwire/stream";
+/// What is there instead of a match of `redact`.
+const REDACTED: &str = "[redacted]";
+/// Longer messages of progress and status are cut: they are for one line on a screen.
+const MESSAGE_BYTES: usize = 1024;
+/// The longest character has four bytes, and at least one must go out of what is full.
+const LINE_BYTES_MIN: usize = 4;
+
+/// What a server must know to understand the output of a command, also one that an earlier server has started.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    /// What standard output consists of.
+    pub(crate) format: Format,
+    /// Where standard error goes.
+    pub(crate) stderr: Stderr,
+    /// Finds progress in a line.
+    pub(crate) progress: Option<String>,
+    /// Find what nobody may see.
+    pub(crate) redact: Vec<String>,
+    /// Exit codes that are no failure.
+    pub(crate) ok_codes: Vec<i32>,
+    /// Bytes of output in the result.
+    pub(crate) inline_bytes: usize,
+    /// What happens when the command itself was lost.
+    pub(crate) on_interrupt: OnInterrupt,
+    /// How often it is run at most.
+    pub(crate) attempts_max: u64,
+    /// Bytes of one line that are held; the rest is taken for another line.
+    pub(crate) line_bytes: usize,
+}
+
+/// Where a command wrote something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// Standard output, and standard error too where they are together.
+    Out,
+    /// Standard error, where it is apart.
+    Err,
+}
+
+/// What a command said.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Said {
+    /// Text for the output.
+    Text(String),
+    /// A content block for the output.
+    Block(Value),
+    /// How far it is.
+    Progress { done: f64, total: Option<f64>, message: Option<String> },
+    /// What it is doing.
+    Status(String),
+    /// What it comes to. The last one counts.
+    Result { structured: Value, is_error: bool, content: Option<Vec<Value>> },
+}
+
+/// Reads the output of one command.
+#[derive(Debug)]
+pub(crate) struct View {
+    rules: Rules,
+    out: Pipe,
+    err: Pipe,
+}
+
+impl View {
+    /// A view on streams that are read from their beginning.
+    ///
+    /// # Errors
+    /// When one of the regular expressions is none; says which.
+    pub(crate) fn new(settings: &Settings) -> Result<Self, String> {
+        let progress = match &settings.progress {
+            Some(pattern) => Some(Regex::new(pattern).map_err(|error| format!("`progress` is not a regular expression: {error}"))?),
+            None => None,
+        };
+        let redact = settings.redact.iter().map(|pattern| {
+            // Blocks may have several lines, and `^`, `$` and `.` should mean the same there as in the lines of a text.
+            let built = RegexBuilder::new(pattern).multi_line(true).crlf(true).build();
+            built.map_err(|error| format!("`{pattern}` in `redact` is not a regular expression: {error}"))
+        });
+        let rules = Rules {
+            format: settings.format,
+            stderr: settings.stderr,
+            progress,
+            redact: Redact(redact.collect::<Result<_, _>>()?),
+            line_bytes: settings.line_bytes.max(LINE_BYTES_MIN),
+        };
+        Ok(Self { rules, out: Pipe::default(), err: Pipe::default() })
+    }
+
+    /// The same for streams that were read up to somewhere by another view. The rest of a line whose beginning has been given
+    /// out already is then not searched for progress: of `120/200` it could see no more than `20/200`.
+    pub(crate) fn resumed(mut self) -> Self {
+        self.out.skip = true;
+        self.err.skip = true;
+        self
+    }
+
+    /// What these bytes say, in order; of several progresses only the last.
+    pub(crate) fn feed(&mut self, stream: Stream, bytes: &[u8]) -> Vec<Said> {
+        self.take(stream, bytes, false)
+    }
+
+    /// What was said from inside the command, without what nobody may see.
+    pub(crate) fn note(&mut self, note: Note) -> Vec<Said> {
+        let rules = &self.rules;
+        vec![match note {
+            Note::Progress { done, total, message } => Said::Progress { done, total, message: message.map(|text| rules.message(&text)) },
+            Note::Status { message } => Said::Status(rules.message(&message)),
+            Note::Block { block } if is_block(&block) => Said::Block(rules.redact.block(block)),
+            // Clients refuse a whole result because of one bad block, so it is shown as the text that it is.
+            Note::Block { block } => Said::Text(format!("{}\n", rules.redact.strings(block))),
+            Note::Result { structured, is_error } => Said::Result { structured: rules.redact.strings(structured), is_error, content: None },
+        }]
+    }
+
+    /// What was held back: nothing more will come.
+    pub(crate) fn finish(&mut self) -> Vec<Said> {
+        let mut said = self.take(Stream::Out, &[], true);
+        said.extend(self.take(Stream::Err, &[], true));
+        said
+    }
+
+    /// The bytes of this stream that were fed and not yet given out: the last ones.
+    pub(crate) fn held(&self, stream: Stream) -> u64 {
+        match stream {
+            Stream::Out => self.out.held.len() as u64,
+            Stream::Err => self.err.held.len() as u64,
+        }
+    }
+
+    fn take(&mut self, stream: Stream, bytes: &[u8], end: bool) -> Vec<Said> {
+        let Self { rules, out, err } = self;
+        let mut said = Vec::new();
+        match (stream, rules.format, rules.stderr) {
+            (Stream::Err, _, Stderr::Drop) => {}
+            (Stream::Out, Format::Jsonl, _) => out.json_lines(rules, bytes, end, &mut said),
+            (Stream::Err, _, Stderr::Apart) => {
+                let (text, progress) = err.text(rules, bytes, end);
+                if !text.is_empty() {
+                    said.push(Said::Block(json!({"type": "text", "text": text, "_meta": {STREAM: "stderr"}})));
+                }
+                said.extend(progress);
+            }
+            (Stream::Out | Stream::Err, _, _) => {
+                let pipe = if stream == Stream::Out { out } else { err };
+                let (text, progress) = pipe.text(rules, bytes, end);
+                push_text(&mut said, &text);
+                said.extend(progress);
+            }
+        }
+        let is_progress = |one: &Said| matches!(one, Said::Progress { .. });
+        if let Some(last) = said.iter().rposition(is_progress) {
+            let mut at = 0..;
+            said.retain(|one| at.next() == Some(last) || !is_progress(one));
+        }
+        said
+    }
+}
+
+/// How bytes are understood. Never changes.
+#[derive(Debug)]
+struct Rules {
+    format: Format,
+    stderr: Stderr,
+    progress: Option<Regex>,
+    redact: Redact,
+    line_bytes: usize,
+}
+
+impl Rules {
+    /// The progress in a line that is given without its end.
+    fn progress(&self, line: &str) -> Option<Said> {
+        let found = self.progress.as_ref()?.captures(line)?;
+        let number = |name: &str| -> Option<f64> {
+            let number = found.name(name)?.as_str().trim().parse::<f64>().ok()?;
+            (number.is_finite() && number >= 0.0).then_some(number)
+        };
+        let (done, total) = match number("done") {
+            Some(done) => (done, number("total").filter(|total| *total > 0.0)),
+            None => (number("percent")?, Some(100.0)),
+        };
+        let message = found.name("message").map(|text| text.as_str().trim()).filter(|text| !text.is_empty());
+        Some(Said::Progress { done, total, message: message.map(|text| self.message(text)) })
+    }
+
+    /// What a line of JSON says; nothing if it is not exactly of a shape that means something.
+    fn meaning(&self, line: &str) -> Option<Said> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Progress {
+            progress: f64,
+            total: Option<f64>,
+            message: Option<String>,
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Status {
+            status: String,
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields, rename_all = "camelCase")]
+        struct Outcome {
+            result: Value,
+            is_error: Option<bool>,
+            content: Option<Vec<Value>>,
+        }
+
+        if !line.trim_start().starts_with('{') {
+            return None;
+        }
+        let value: Value = serde_json::from_str(line).ok()?;
+        if is_block(&value) {
+            return Some(Said::Block(self.redact.block(value)));
+        }
+        if value.get("progress").is_some() {
+            let Progress { progress, total, message } = serde_json::from_value(value).ok()?;
+            return Some(Said::Progress { done: progress, total, message: message.map(|text| self.message(&text)) });
+        }
+        if value.get("status").is_some() {
+            let Status { status } = serde_json::from_value(value).ok()?;
+            return Some(Said::Status(self.message(&status)));
+        }
+        let Outcome { result, is_error, content } = serde_json::from_value(value).ok()?;
+        if content.iter().flatten().any(|block| !is_block(block)) {
+            return None;
+        }
+        let content = content.map(|blocks| blocks.into_iter().map(|block| self.redact.block(block)).collect());
+        Some(Said::Result { structured: self.redact.strings(result), is_error: is_error.unwrap_or(false), content })
+    }
+
+    /// A message for people, of a length that fits everywhere.
+    fn message(&self, text: &str) -> String {
+        let mut text = self.redact.text(text).into_owned();
+        if text.len() > MESSAGE_BYTES {
+            text.truncate(text.floor_char_boundary(MESSAGE_BYTES - '…'.len_utf8()));
+            text.push('…');
+        }
+        text
+    }
+}
+
+/// What nobody may see.
+#[derive(Debug)]
+struct Redact(Vec<Regex>);
+
+impl Redact {
+    fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let mut shown = Cow::Borrowed(text);
+        for pattern in &self.0 {
+            // An expression like `x*` also matches nothing at all, everywhere; there is nothing to hide in that.
+            let hide = |found: &Captures<'_>| if found[0].is_empty() { "" } else { REDACTED };
+            let changed = match pattern.replace_all(&shown, hide) {
+                Cow::Owned(changed) => Some(changed),
+                Cow::Borrowed(_) => None,
+            };
+            if let Some(changed) = changed {
+                shown = Cow::Owned(changed);
+            }
+        }
+        shown
+    }
+
+    /// A content block. What is no text but needed to read it (kinds, encoded bytes) stays as it is.
+    fn block(&self, block: Value) -> Value {
+        self.within(block, &["type", "mimeType", "data", "blob"])
+    }
+
+    /// Any value, with every text in it: the names of members too.
+    fn strings(&self, value: Value) -> Value {
+        self.within(value, &[])
+    }
+
+    /// With members that are spared, the names of members are too: a block without them would be no block.
+    fn within(&self, value: Value, spared: &[&str]) -> Value {
+        match value {
+            _ if self.0.is_empty() => value,
+            Value::String(text) => Value::String(self.text(&text).into_owned()),
+            Value::Array(items) => items.into_iter().map(|item| self.within(item, spared)).collect(),
+            Value::Object(members) => {
+                let mut shown = serde_json::Map::new();
+                for (name, member) in members {
+                    let member = if spared.contains(&name.as_str()) && member.is_string() { member } else { self.within(member, spared) };
+                    let mut name = if spared.is_empty() { self.text(&name).into_owned() } else { name };
+                    if shown.contains_key(&name) {
+                        name = format!("{name} {}", shown.len() + 1);
+                    }
+                    shown.insert(name, member);
+                }
+                Value::Object(shown)
+            }
+            other => other,
+        }
+    }
+}
+
+/// One stream.
+#[derive(Debug, Default)]
+struct Pipe {
+    /// What was fed and not given out. Has no end of a line in it.
+    held: Vec<u8>,
+    /// The line so far that progress is looked for in, where its text is given out already.
+    line: String,
+    /// This line is not searched for progress: it is too long, or its beginning is not known.
+    skip: bool,
+}
+
+/// A line that was cut off a stream.
+struct Line<'a> {
+    text: Cow<'a, str>,
+    /// What ended it; empty at the end of the stream.
+    end: &'static str,
+    /// Not only a piece of one that is too long.
+    whole: bool,
+}
+
+impl Pipe {
+    fn text(&mut self, rules: &Rules, bytes: &[u8], end: bool) -> (String, Option<Said>) {
+        if rules.redact.0.is_empty() { self.live(rules, bytes, end) } else { self.safe(rules, bytes, end) }
+    }
+
+    /// Text at once. Only a character that is not complete is held.
+    fn live(&mut self, rules: &Rules, bytes: &[u8], end: bool) -> (String, Option<Said>) {
+        let mut all = Cow::Borrowed(bytes);
+        if !self.held.is_empty() {
+            let mut held = mem::take(&mut self.held);
+            held.extend_from_slice(bytes);
+            all = Cow::Owned(held);
+        }
+        let (given, held) = all.split_at(if end { all.len() } else { complete(&all) });
+        let text = String::from_utf8_lossy(given).into_owned();
+        self.held.extend_from_slice(held);
+        let progress = if rules.progress.is_some() { self.search(rules, &text, end) } else { None };
+        (text, progress)
+    }
+
+    /// The last progress in the lines that end in this text.
+    fn search(&mut self, rules: &Rules, text: &str, end: bool) -> Option<Said> {
+        let ends = |char: char| char == '\n' || char == '\r';
+        let mut found = None;
+        let mut open = text;
+        if let Some((lines, last)) = text.rsplit_once(ends) {
+            let (first, others) = lines.split_once(ends).unwrap_or((lines, ""));
+            let short = |line: &&str| !line.is_empty() && line.len() <= rules.line_bytes;
+            found = others.rsplit(ends).filter(short).find_map(|line| rules.progress(line));
+            self.go_on(rules, first);
+            if found.is_none() && !self.skip {
+                found = rules.progress(&self.line);
+            }
+            self.line.clear();
+            self.skip = false;
+            open = last;
+        }
+        self.go_on(rules, open);
+        if end && !self.skip {
+            found = rules.progress(&mem::take(&mut self.line)).or(found);
+        }
+        found
+    }
+
+    fn go_on(&mut self, rules: &Rules, text: &str) {
+        self.skip |= self.line.len() + text.len() > rules.line_bytes;
+        if self.skip {
+            self.line.clear();
+        } else {
+            self.line.push_str(text);
+        }
+    }
+
+    /// Text without what nobody may see, line by line. Progress is looked for in what is left of a line.
+    fn safe(&mut self, rules: &Rules, bytes: &[u8], end: bool) -> (String, Option<Said>) {
+        let (mut text, mut progress) = (String::new(), None);
+        let find = |bytes: &[u8]| memchr::memchr2(b'\n', b'\r', bytes);
+        self.lines(rules.line_bytes, find, bytes, end, |line| {
+            let shown = rules.redact.text(&line.text);
+            if line.whole {
+                progress = rules.progress(&shown).or(progress.take());
+            }
+            text.push_str(&shown);
+            text.push_str(line.end);
+        });
+        (text, progress)
+    }
+
+    fn json_lines(&mut self, rules: &Rules, bytes: &[u8], end: bool, said: &mut Vec<Said>) {
+        let find = |bytes: &[u8]| memchr::memchr(b'\n', bytes);
+        self.lines(rules.line_bytes, find, bytes, end, |line| {
+            let (text, carriage) = line.text.strip_suffix('\r').map_or((&*line.text, ""), |text| (text, "\r"));
+            if line.whole && text.is_empty() {
+                return;
+            }
+            if line.whole
+                && let Some(meaning) = rules.meaning(text)
+            {
+                said.push(meaning);
+                return;
+            }
+            let shown = rules.redact.text(text);
+            push_text(said, &format!("{shown}{carriage}{}", line.end));
+            if line.whole {
+                said.extend(rules.progress(&shown));
+            }
+        });
+    }
+
+    /// Cuts what is held and these bytes into lines, and pieces of lines that are longer than `most`. Where the next cut is depends
+    /// on nothing but the bytes since the last one.
+    fn lines(&mut self, most: usize, find: impl Fn(&[u8]) -> Option<usize>, bytes: &[u8], end: bool, mut take: impl FnMut(Line<'_>)) {
+        // What is held was searched before. A long line that comes byte by byte must not be searched from its start for each.
+        let searched = self.held.len();
+        self.held.extend_from_slice(bytes);
+        let mut from = 0;
+        loop {
+            let rest = &self.held[from..];
+            let near = &rest[..rest.len().min(most + 1)];
+            let known = searched.saturating_sub(from).min(near.len());
+            if let Some(at) = find(&near[known..]) {
+                let at = known + at;
+                let end = if rest[at] == b'\r' { "\r" } else { "\n" };
+                take(Line { text: String::from_utf8_lossy(&rest[..at]), end, whole: true });
+                from += at + 1;
+            } else if rest.len() > most {
+                let piece = complete(&rest[..most]);
+                take(Line { text: String::from_utf8_lossy(&rest[..piece]), end: "", whole: false });
+                from += piece;
+            } else {
+                break;
+            }
+        }
+        if end && from < self.held.len() {
+            take(Line { text: String::from_utf8_lossy(&self.held[from..]), end: "", whole: true });
+            from = self.held.len();
+        }
+        self.held.drain(..from);
+    }
+}
+
+/// How many of these bytes come before a last character that is not complete.
+fn complete(bytes: &[u8]) -> usize {
+    for at in (bytes.len().saturating_sub(3)..bytes.len()).rev() {
+        match bytes[at] {
+            0x80..=0xBF => {}
+            0xC2..=0xF4 if std::str::from_utf8(&bytes[at..]).is_err_and(|error| error.error_len().is_none()) => return at,
+            _ => break,
+        }
+    }
+    bytes.len()
+}
+
+fn push_text(said: &mut Vec<Said>, text: &str) {
+    match said.last_mut() {
+        _ if text.is_empty() => {}
+        Some(Said::Text(last)) => last.push_str(text),
+        _ => said.push(Said::Text(text.to_owned())),
+    }
+}
+
+/// Whether this is a content block with all that its kind needs.
+fn is_block(value: &Value) -> bool {
+    let has = |value: &Value, name: &str| value.get(name).is_some_and(Value::is_string);
+    match value.get("type").and_then(Value::as_str) {
+        Some("text") => has(value, "text"),
+        Some("image" | "audio") => has(value, "data") && has(value, "mimeType"),
+        Some("resource") => value.get("resource").is_some_and(|of| has(of, "uri") && (has(of, "text") || has(of, "blob"))),
+        Some("resource_link") => has(value, "uri") && has(value, "name"),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

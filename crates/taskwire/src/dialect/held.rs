@@ -1,0 +1,154 @@
+//! Calls of clients without tasks: how long they are held, what they hear meanwhile, and what they are told instead of a
+//! result that takes longer.
+//!
+//! A call that is held becomes a task when its time is over, and its caller comes back to it by the follow-up tools. With
+//! those turned off (`followups`), nothing here takes place.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
+use taskwire_core::{
+    Payload, Timestamp,
+    task::{Accepts, Spec, Task},
+};
+
+use super::twins;
+use crate::{
+    clock::{Clock, Sleep},
+    followup,
+    server::Shared,
+    tool::{CallResult, ReadyTool, TaskMode, payload_lacks},
+};
+
+/// How long a caller hears nothing before it is given a sign of life.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// Whether a call of this tool by a caller without tasks may be answered with something else than its result.
+pub(super) fn follows(shared: &Shared, tool: &ReadyTool) -> bool {
+    shared.config.followups && matches!(tool.0.policy.task, TaskMode::Auto | TaskMode::Always)
+}
+
+/// Whether this is one of the tools by which a caller without tasks gets on.
+pub(super) fn is_followup(shared: &Shared, tool: &Arc<ReadyTool>) -> bool {
+    shared.followups.iter().any(|known| Arc::ptr_eq(known, tool))
+}
+
+/// How a call is held whose caller has no tasks and can get on by the follow-up tools.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hold {
+    /// When it was made.
+    pub(super) began: Timestamp,
+    /// When it has been held long enough.
+    until: Timestamp,
+    /// What its caller can be asked while it waits.
+    native: Accepts,
+}
+
+impl Hold {
+    /// Holds a call that is made now, by a caller without tasks that can be asked this; none if that is not for its tool.
+    pub(super) fn begin(shared: &Shared, tool: &ReadyTool, native: Accepts) -> Option<Self> {
+        let began = shared.engine.clock().now();
+        follows(shared, tool).then(|| Self { began, until: began.after(shared.config.hold), native })
+    }
+
+    /// Holds on a call whose caller came back to it.
+    pub(super) fn resume(shared: &Shared, task: &Task, native: Accepts) -> Option<Self> {
+        let began = task.created_at;
+        let follows = shared.config.followups && task.spec.hidden && task.spec.findable;
+        follows.then(|| Self { began, until: began.after(shared.config.hold), native })
+    }
+
+    /// Lets the caller come back to the task that its call may become, and to that of a call that is the same.
+    pub(super) fn open(self, spec: &mut Spec, tool: &ReadyTool, arguments: &Value) {
+        spec.findable = true;
+        if !self.can_ask() {
+            // A model answers with a follow-up tool, by itself or after it has asked its user.
+            spec.accepts.elicit_form = true;
+            spec.accepts.elicit_url = true;
+        }
+        if tool.0.policy.dedupe && spec.idempotency_key.is_none() {
+            spec.dedupe = Some(twins::likeness(&tool.0.name, arguments));
+        }
+    }
+
+    /// Whether a person can be asked while the call waits.
+    pub(super) fn can_ask(self) -> bool {
+        self.native.elicit_form || self.native.elicit_url
+    }
+
+    /// Whether the task asks something that its caller cannot be asked while it waits.
+    pub(super) fn asks(self, task: &Task) -> bool {
+        task.asked_at.is_some() && task.open_inputs().any(|(_, question)| payload_lacks(question, self.native).is_some())
+    }
+}
+
+/// Waits until a call has been held long enough, or the server shuts down; for ever if it is held to its end.
+pub(super) async fn over(hold: Option<Hold>, shared: &Shared) {
+    let Some(hold) = hold else { return std::future::pending().await };
+    let clock = shared.engine.clock();
+    tokio::select! {
+        () = clock.sleep(hold.until.since(clock.now())) => {}
+        () = shared.drained() => {}
+    }
+}
+
+/// What a caller is told instead of the result of a task that goes on, if it is time for that: what the task asks, or, when the
+/// time is `over`, that it is still running.
+pub(super) fn instead(shared: &Shared, hold: Option<Hold>, task: &Task, over: bool) -> Option<Payload> {
+    let hold = hold.filter(|_| task.outcome.is_none())?;
+    if hold.asks(task) {
+        return Some(payload(&followup::asks(&shared.engine, task)));
+    }
+    // A person who was asked is not cut short, unless nobody will be there to hear the answer.
+    let goes_on = task.asked_at.is_none() || *shared.draining.borrow();
+    (over && goes_on).then(|| payload(&followup::still_running(&shared.engine, task)))
+}
+
+fn payload(result: &CallResult) -> Payload {
+    Payload::of(result).expect("a result consists of JSON already")
+}
+
+/// Signs of life for a caller that hears nothing else: many clients give up on a call that is silent for too long.
+pub(super) struct Beat {
+    clock: Arc<dyn Clock>,
+    /// Since when the work has been running, as far as the caller knows.
+    began: Timestamp,
+    /// What was told at least, before this began.
+    floor: f64,
+    next: Sleep,
+}
+
+impl Beat {
+    pub(super) fn new(clock: &Arc<dyn Clock>, began: Timestamp, floor: f64) -> Self {
+        Self { clock: clock.clone(), began, floor, next: clock.sleep(QUIET) }
+    }
+
+    /// What was told at least when a stream is resumed: the progress that stands in the log, and a sign of life for each time
+    /// that may have passed in silence.
+    pub(super) fn floor(task: &Task, now: Timestamp) -> f64 {
+        let quiet = now.since(task.created_at).as_secs() / QUIET.as_secs() + 1;
+        let told = task.progress.map_or(0.0, |progress| progress.done);
+        told + super::notes::BEAT * f64::from(u32::try_from(quiet).unwrap_or(u32::MAX))
+    }
+
+    /// The caller was told something: the next sign of life is due after another while.
+    pub(super) fn put_off(&mut self) {
+        self.next = self.clock.sleep(QUIET);
+    }
+
+    /// The next sign of life as it goes on the wire, if there is one to be given.
+    pub(super) fn message(&mut self, notes: &mut super::notes::Notes, task: Option<&Task>) -> Option<Vec<u8>> {
+        self.put_off();
+        let began = task.map_or(self.began, |task| task.created_at.min(self.began));
+        let words = format!("running for {} s", self.clock.now().since(began).as_secs());
+        notes.beat(self.floor, task.and_then(|task| task.message.as_deref()), &words)
+    }
+}
+
+/// Waits for the next sign of life; for ever if none is to be given.
+pub(super) async fn due(beat: &mut Option<Beat>) {
+    match beat {
+        Some(beat) => beat.next.as_mut().await,
+        None => std::future::pending().await,
+    }
+}

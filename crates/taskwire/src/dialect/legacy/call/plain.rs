@@ -1,0 +1,269 @@
+//! A call whose caller wants its result, and knows of no task.
+//!
+//! It is held to its end or, if its caller can come back to it by the follow-up tools, for a while (`dialect/held`).
+
+use std::{sync::Arc, time::Duration};
+
+use taskwire_core::{
+    TaskId,
+    task::{OnInterrupt, Outcome, Reject, Task},
+};
+use tokio::sync::mpsc;
+
+use super::{Call, NOTES_MAX};
+use crate::{
+    dialect::{
+        Fault, Reply,
+        called::ms,
+        held::{self, Beat, Hold},
+        legacy::{
+            live::{CALLED_OFF, Request},
+            no_session, outcome,
+            place::Kind,
+            tail::{self, Tail},
+            view,
+        },
+        notes::Notes,
+        twins::{Seat, Twins},
+    },
+    engine::{self, End, Note, Phase, Resumed, Run},
+};
+
+/// How long a call waits for an answer, at most.
+const INPUT_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// What a call hears of its work besides the result.
+struct Hearing {
+    notes: mpsc::Receiver<Note>,
+    /// What it heard before there was a stream.
+    earlier: Vec<Note>,
+    wanted: Notes,
+    /// Whether it passes that on as it comes, since there will be no stream to come back to.
+    aloud: bool,
+}
+
+impl Call<'_, '_> {
+    /// A call whose caller wants its result, and knows of no task.
+    pub(super) async fn plain(mut self) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        let engine = &cx.shared.engine;
+        self.spec.hidden = true;
+        let hold = Hold::begin(cx.shared, &self.tool, self.spec.accepts);
+        if let Some(hold) = hold {
+            hold.open(&mut self.spec, &self.tool, &self.given);
+        }
+        if hold.is_none_or(Hold::can_ask) {
+            // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
+            let input_timeout = ms(INPUT_TIMEOUT);
+            self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
+        }
+        let keyed = self.spec.idempotency_key.is_some();
+        if !(keyed || hold.is_some() || (cx.detaches && cx.events)) {
+            // Nobody can come back to it.
+            self.spec.on_interrupt = OnInterrupt::Fail;
+        }
+        // Before it is begun: else it would go on without anybody.
+        let (open, request) = (cx.waits()?, cx.begin()?);
+        let (sender, mut hearing) = self.hearing();
+        let spec = Arc::new(self.spec.clone());
+        if keyed {
+            // Its caller will ask again if it does not get this answer, so it must live on.
+            let receipt = engine.create(engine.new_id(), spec, self.arguments.clone(), &Resumed::default(), Some(sender)).await?;
+            request.makes(&receipt.task);
+            return self.follow(&receipt.task, request, hearing, hold).await;
+        }
+        if let Some(likeness) = &spec.dedupe {
+            let mut seat = Seat::take(cx.shared, &cx.session.caller, (!cx.detaches).then_some(cx.id));
+            let (sender, hearing) = self.hearing();
+            match seat.join(likeness, spec.clone(), self.arguments.clone(), Resumed::default(), Some(sender)).await {
+                Ok((task, _)) => {
+                    // It lives on for the next call that is the same.
+                    request.makes(&task);
+                    return self.follow(&task, request, hearing, hold).await;
+                }
+                // No room for another task: the call is held as one that can share none.
+                Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut held = engine.launch(engine.new_id(), spec, self.arguments.clone(), Resumed::default(), Some(sender));
+        let run = held.run().clone();
+        run.keep(Box::new(open));
+        request.runs(&run);
+        let mut phase = held.start().await;
+        // A client that is cut off does not mean to cancel; where there is no other way to lose it, it does.
+        let held = if cx.detaches {
+            held.release();
+            None
+        } else {
+            Some(held)
+        };
+        if matches!(phase, Phase::Loose) {
+            phase = self.settled(&run, &request, hold, &mut hearing).await?;
+        }
+        if request.is_off() {
+            return Ok(Reply::accepted());
+        }
+        let done = match phase {
+            Phase::Done(End::Outcome(outcome)) => self.finished(outcome, request, hearing, hold).await,
+            Phase::Task(id) => {
+                let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+                self.follow(&task, request, hearing, hold).await
+            }
+            Phase::Loose | Phase::Done(End::Suspended(_)) => Err(Fault::internal("the tool went away")),
+        };
+        if let Some(held) = held {
+            held.release();
+        }
+        if hold.is_some() && !cx.session.is_running(cx.id) {
+            // It was answered: what still runs is found again, and counts as a task.
+            run.keep(Box::new(()));
+        }
+        done
+    }
+
+    fn hearing(&self) -> (mpsc::Sender<Note>, Hearing) {
+        let (sender, notes) = mpsc::channel(NOTES_MAX);
+        // A follow-up tool has nothing to come back to: what it is about is a task already.
+        let aloud = held::is_followup(self.cx.shared, &self.tool);
+        (sender, Hearing { notes, earlier: Vec::new(), wanted: self.notes(), aloud })
+    }
+
+    /// Waits until a run has ended or become a task. It is made one, so that there is a log to be read, when it has
+    /// something to say that its caller wants to hear, or has had its time; where there is no room for it, its caller waits.
+    async fn settled(&self, run: &Arc<Run>, request: &Request, hold: Option<Hold>, hearing: &mut Hearing) -> Result<Phase, Fault> {
+        let cx = self.cx;
+        let clock = cx.shared.engine.clock();
+        let (patience, held) = (clock.sleep(self.patience()), held::over(hold, cx.shared));
+        tokio::pin!(patience, held);
+        let (mut streams, mut over) = (cx.events && !hearing.aloud, false);
+        let mut beat: Option<Beat> = None;
+        loop {
+            tokio::select! {
+                biased;
+                phase = run.settled() => return Ok(phase),
+                () = request.off() => return Ok(run.phase()),
+                Some(note) = hearing.notes.recv(), if streams || hearing.aloud => {
+                    if hearing.aloud {
+                        self.say(&note, &mut hearing.wanted);
+                        continue;
+                    }
+                    if !matches!(note, Note::Disconnect(_)) && hearing.wanted.message(&note, None).is_none() {
+                        continue;
+                    }
+                    hearing.earlier.push(note);
+                }
+                () = held::due(&mut beat) => {
+                    if let Some(message) = beat.as_mut().and_then(|beat| beat.message(&mut hearing.wanted, None)) {
+                        cx.out.try_send(&message);
+                    }
+                    continue;
+                }
+                () = &mut patience, if streams => {}
+                () = &mut held, if !over => over = true,
+            }
+            match run.promote().await {
+                Err(engine::Error::Rejected(Reject::Limit { .. })) => {
+                    streams = false;
+                    if cx.shared.config.followups && cx.events && !hearing.aloud {
+                        // What it would have heard from the log, it hears as it comes.
+                        hearing.aloud = true;
+                        hearing.wanted = self.notes();
+                        for note in std::mem::take(&mut hearing.earlier) {
+                            self.say(&note, &mut hearing.wanted);
+                        }
+                        beat = self.token.is_some().then(|| Beat::new(clock, clock.now(), f64::NEG_INFINITY));
+                    }
+                }
+                promoted => return Ok(promoted?),
+            }
+        }
+    }
+
+    /// Passes a note on, if there is room for it.
+    fn say(&self, note: &Note, wanted: &mut Notes) {
+        if let Some(message) = wanted.message(note, None) {
+            self.cx.out.try_send(&message);
+        }
+    }
+
+    /// The result is there: what was noted on the way goes before it.
+    async fn finished(&self, outcome: Outcome, request: Request, mut hearing: Hearing, hold: Option<Hold>) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        while let Ok(note) = hearing.notes.try_recv() {
+            hearing.earlier.push(note);
+        }
+        if hearing.aloud {
+            for note in std::mem::take(&mut hearing.earlier) {
+                self.say(&note, &mut hearing.wanted);
+            }
+        }
+        let mut wanted = self.notes();
+        let told = hearing.earlier.iter().any(|note| wanted.message(note, None).is_some());
+        if told && cx.events {
+            // A stream leads to something that is kept, so that its reader can come back.
+            let engine = &cx.shared.engine;
+            let spec = Arc::new(self.spec.clone());
+            match engine.record(engine.new_id(), spec, self.arguments.clone(), outcome.clone()).await {
+                Ok(receipt) => return self.follow(&receipt.task, request, hearing, hold).await,
+                Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let off = request.is_off();
+        request.answered();
+        if held::is_followup(cx.shared, &self.tool) {
+            Twins::heard_by(cx.shared, &cx.session.caller, &self.given);
+        }
+        match outcome {
+            Outcome::Completed { result, .. } => Ok(cx.reply(view::call_result(&result, None, None))),
+            Outcome::Failed(error) => Err(error.into()),
+            Outcome::Cancelled { .. } if off => Ok(Reply::accepted()),
+            Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
+        }
+    }
+
+    /// Reads the log of the task that the call became, to its end or for as long as the call is held.
+    async fn follow(&self, task: &Arc<Task>, request: Request, hearing: Hearing, hold: Option<Hold>) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        if !cx.events {
+            let answer = self.until_answer(task.id, &request, hold).await;
+            request.answered();
+            return answer.map(|answer| answer.unwrap_or_else(Reply::accepted));
+        }
+        let stream = tail::stream(Kind::Call, task, cx.id);
+        let tail = Tail::new(cx.shared, cx.session, cx.out, stream, None, task);
+        let tail = tail.of(&request).hearing(hearing.earlier, hearing.notes).holding(hold, self.token.as_ref());
+        let ended = tail.run().await;
+        if request.stops() {
+            cx.shared.engine.call_off(cx.session.caller.clone(), task.id, CALLED_OFF);
+        }
+        cx.streamed(ended, request)
+    }
+
+    /// The answer to a call that gets nothing else; nothing if it was called off before.
+    async fn until_answer(&self, id: TaskId, request: &Request, hold: Option<Hold>) -> Result<Option<Reply>, Fault> {
+        let cx = self.cx;
+        let engine = &cx.shared.engine;
+        let watch = engine.watch(vec![id], false);
+        let held = held::over(hold, cx.shared);
+        tokio::pin!(held);
+        let mut over = false;
+        loop {
+            let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+            if task.ended.is_some() {
+                let heard = Twins::heard(cx.shared, &task);
+                return outcome::result(cx.shared, &task, false).map(|object| Some(cx.reply(object).then(heard)));
+            }
+            if let Some(result) = held::instead(cx.shared, hold, &task, over) {
+                return Ok(Some(cx.reply(view::call_result(&result, None, None))));
+            }
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = request.off() => return Ok(None),
+                () = cx.session.over() => return Err(no_session()),
+                () = &mut held, if !over => over = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `task_cancel`: calls a task off.
+
+use serde::Deserialize;
+use serde_json::json;
+use taskwire_core::task::{Authority, Command, Reject, Task};
+
+use super::{CANCEL, OUTPUT, WAIT, arguments, find};
+use crate::{
+    engine,
+    tool::{CallResult, Content, Ctx, Tool, ToolError},
+};
+
+const DESCRIPTION: &str = "Stops a running task of this server for good. Its work ends and it gives no result. Use it when your user wants it, or \
+    when the result is no longer needed; not because a task takes long.";
+
+#[derive(Deserialize)]
+struct Arguments {
+    task_id: String,
+}
+
+pub(super) fn tool() -> Tool {
+    let schema = json!({
+        "type": "object",
+        "properties": {"task_id": {"type": "string", "description": "The task's id, as a tool gave it."}},
+        "required": ["task_id"],
+        "additionalProperties": false,
+    });
+    Tool::raw(CANCEL, DESCRIPTION, schema, cancel)
+        .title("Stop a task")
+        .annotations(json!({"readOnlyHint": false, "destructiveHint": true, "idempotentHint": true, "openWorldHint": false}))
+}
+
+async fn cancel(ctx: Ctx) -> Result<CallResult, ToolError> {
+    let Arguments { task_id } = ctx.arguments().read()?;
+    let task = find(&ctx, &task_id)?;
+    let (engine, caller) = (ctx.run().engine(), ctx.run().spec().caller.clone());
+    let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
+    match engine.submit(task.id, Authority::Caller(caller), command).await {
+        Ok(receipt) => Ok(CallResult::of([Content::text(told(&receipt.task, receipt.changed))])),
+        // It was forgotten in this very moment.
+        Err(engine::Error::Rejected(Reject::NotFound)) => Err(find(&ctx, &task_id).err().unwrap_or_else(ToolError::stopped)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn told(task: &Task, changed: bool) -> String {
+    let (tool, same) = (&task.spec.tool, arguments(task.id, &[]));
+    if changed {
+        format!("`{tool}` (task {}) is cancelled. It gives no result. What it wrote before can be read with `{OUTPUT}` {same}.", task.id)
+    } else {
+        let how = task.status();
+        format!(
+            "`{tool}` (task {}) had already ended ({how}), so there was nothing to stop. `{WAIT}` {same} says what came of it.",
+            task.id
+        )
+    }
+}

@@ -1,0 +1,221 @@
+//! A way on for clients that know no tasks: what a held call is answered with when its time is over, and the four tools by
+//! which a language model gets on from there.
+//!
+//! The texts are the product. Who reads them knows nothing of tasks, and must do the right thing next: wait with
+//! `task_wait`, never call the slow tool again, ask its user before it answers a question. So every text says what is the
+//! case, what not to do, and which tool to call with which arguments, ready to be copied.
+
+mod answer;
+mod cancel;
+mod output;
+mod question;
+pub(crate) mod resource;
+mod say;
+mod wait;
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
+use taskwire_core::{CallerId, TaskId, Timestamp, task::Task};
+use tokio::sync::watch;
+
+pub(crate) use say::{asks, still_running};
+
+use crate::{
+    engine::{self, Engine},
+    tool::{Ctx, Provider, ReadyTool, Registry, TaskMode, ToolError},
+};
+
+const WAIT: &str = "task_wait";
+const OUTPUT: &str = "task_output";
+const ANSWER: &str = "task_answer";
+const CANCEL: &str = "task_cancel";
+
+/// Tasks that are named to who asks for one that is not there.
+const LISTED_MAX: usize = 10;
+/// Tasks of a caller that are looked at to find them.
+const LOOKED_AT_MAX: usize = 200;
+/// Characters of a wrong id that are repeated.
+const QUOTED_MAX: usize = 64;
+
+/// What the tools need to know about their server.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// How long `task_wait` waits, if it is not told otherwise, and at most.
+    pub(crate) hold: Duration,
+    /// Bytes of output in one answer of `task_output`.
+    pub(crate) bytes: usize,
+    /// Becomes true when the server begins to shut down: then nobody is kept waiting.
+    pub(crate) draining: watch::Receiver<bool>,
+}
+
+/// The tools, in the order in which they are listed.
+pub(crate) fn tools(settings: &Settings) -> Vec<Arc<ReadyTool>> {
+    let registry = Registry::new();
+    for tool in [wait::tool(settings), output::tool(settings), answer::tool(), cancel::tool()] {
+        registry.tool(tool.task(TaskMode::Never)).expect("our own tools are well formed");
+    }
+    registry.tools()
+}
+
+/// The task that a model names. If its caller has none of that name, it is told which ones it has.
+fn find(ctx: &Ctx, given: &str) -> Result<Arc<Task>, ToolError> {
+    let (engine, caller) = (ctx.run().engine(), &ctx.run().spec().caller);
+    let task = match read_id(given) {
+        Some(id) => engine.task(caller, id)?,
+        None => None,
+    };
+    match task {
+        Some(task) => Ok(task),
+        None => Err(ToolError::new(unknown(engine, caller, given)?)),
+    }
+}
+
+/// The id in a text. Models put quotes around it, now and then.
+fn read_id(given: &str) -> Option<TaskId> {
+    let wrapping = |c: char| c.is_whitespace() || "`'\"<>".contains(c);
+    given.trim_matches(wrapping).to_ascii_lowercase().parse().ok()
+}
+
+/// What is said of an id that names no task of this caller. Whether it names somebody else's makes no difference.
+fn unknown(engine: &Engine, caller: &CallerId, given: &str) -> Result<String, engine::Error> {
+    let now = engine.clock().now();
+    let running = running(engine, caller)?;
+    let list = running.iter().fold(String::new(), |list, task| {
+        let age = span(now.since(began(task)));
+        let asks = if task.asked_at.is_some() { ", has a question" } else { "" };
+        format!("{list}\n- {}: `{}`, running for {age}{asks}", task.id, task.spec.tool)
+    });
+    let own = match list.as_str() {
+        "" => "You have no running task. Ids stand in the answers of tools that were still running; a task that has ended is \
+               forgotten after some time."
+            .to_owned(),
+        list => format!("Your running tasks, the latest first:{list}"),
+    };
+    Ok(format!("There is no task {} of yours. Use an id exactly as a tool gave it to you.\n{own}", quoted(given)))
+}
+
+/// The latest tasks of a caller that have not ended and that it may know of.
+fn running(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine::Error> {
+    let mut found = Vec::new();
+    for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX)? {
+        let known = |task: &Arc<Task>| task.outcome.is_none() && (!task.spec.hidden || task.spec.findable);
+        found.extend(engine.task(caller, id)?.filter(known));
+        if found.len() == LISTED_MAX {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// When the work of a task began. A call becomes a task only after a while, but its id is made at its beginning.
+fn began(task: &Task) -> Timestamp {
+    let id = task.id.as_bytes();
+    let millis = i64::from_be_bytes([0, 0, id[0], id[1], id[2], id[3], id[4], id[5]]);
+    Timestamp::from_millis(millis).min(task.created_at)
+}
+
+/// A span of time for people, not more exact than they need it.
+fn span(span: Duration) -> String {
+    let seconds = span.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, 0) => format!("{minutes} min"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (hours, 0, _) => format!("{hours} h"),
+        (hours, minutes, _) => format!("{hours} h {minutes} min"),
+    }
+}
+
+/// The arguments of a follow-up tool, to be copied.
+fn arguments(id: TaskId, more: &[(&str, Value)]) -> String {
+    let mut text = format!("{{\"task_id\":\"{id}\"");
+    for (key, value) in more {
+        text.push_str(&format!(",\"{key}\":{value}"));
+    }
+    text.push('}');
+    text
+}
+
+/// What somebody else wrote, shortened, without what could break out of its line.
+fn quoted(text: &str) -> String {
+    let shown: String = text.chars().take(QUOTED_MAX).map(|c| if c.is_control() || c == '`' { ' ' } else { c }).collect();
+    let more = if text.chars().nth(QUOTED_MAX).is_some() { "…" } else { "" };
+    format!("`{shown}{more}`")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use taskwire_core::{
+        Epoch,
+        id::ID_RANDOM_BYTES,
+        task::{Spec, create},
+    };
+
+    use super::*;
+
+    fn id() -> TaskId {
+        TaskId::new(Timestamp::from_millis(5_000), [7; ID_RANDOM_BYTES])
+    }
+
+    #[test]
+    fn spans_are_told_as_people_tell_them() {
+        for (seconds, told) in
+            [(0, "0 s"), (59, "59 s"), (60, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (3659, "1 h"), (7_380, "2 h 3 min")]
+        {
+            assert_eq!(span(Duration::from_secs(seconds)), told);
+        }
+    }
+
+    #[test]
+    fn an_id_is_read_however_a_model_wraps_it_and_nothing_else_is() {
+        let id = id();
+        for text in [format!("{id}"), format!(" `{id}`\n"), format!("\"{}\"", id.to_string().to_uppercase()), format!("<{id}>")] {
+            assert_eq!(read_id(&text), Some(id), "{text}");
+        }
+        for text in ["", "the last one", &format!("{id}{id}"), &id.to_string()[1..], "\u{0}"] {
+            assert_eq!(read_id(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_json_with_the_id_first() {
+        let text = arguments(id(), &[("key", json!("a \"b\"")), ("value", json!({"n": 1}))]);
+        assert!(text.starts_with(&format!("{{\"task_id\":\"{}\",\"key\":", id())), "{text}");
+        let read: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(read, json!({"task_id": id().to_string(), "key": "a \"b\"", "value": {"n": 1}}));
+    }
+
+    #[test]
+    fn what_others_wrote_stays_in_its_line() {
+        assert_eq!(quoted("a`b\nc\u{1b}d"), "`a b c d`");
+        assert_eq!(quoted(&"é".repeat(100)).chars().count(), QUOTED_MAX + 3);
+    }
+
+    #[test]
+    fn work_began_when_its_id_was_made() {
+        let spec = Arc::new(Spec::new(CallerId::new("me"), "t"));
+        let late = create(id(), &spec, Epoch(1), 45_000, Timestamp::from_millis(50_000));
+        assert_eq!(began(&late), Timestamp::from_millis(5_000));
+        let early = create(id(), &spec, Epoch(1), 0, Timestamp::from_millis(4_000));
+        assert_eq!(began(&early), Timestamp::from_millis(4_000), "a clock that was set back makes no time before the task");
+    }
+
+    #[test]
+    fn the_tools_are_listed_by_name_and_are_never_tasks() {
+        let settings = Settings { hold: Duration::from_secs(45), bytes: 1_000, draining: watch::channel(false).1 };
+        let tools = tools(&settings);
+        let names: Vec<&str> = tools.iter().map(|tool| &*tool.0.name).collect();
+        assert_eq!(names, [WAIT, OUTPUT, ANSWER, CANCEL]);
+        for tool in &tools {
+            assert_eq!(tool.0.policy.task, TaskMode::Never);
+            let wire: Value = tool.0.wire.read().expect("JSON");
+            assert!(wire["description"].as_str().is_some_and(|text| text.len() > 80), "{wire}");
+            assert_eq!(wire["inputSchema"]["required"], json!(["task_id"]));
+            assert!(tool.0.problems(&json!({"task_id": "x"})).is_empty() && !tool.0.problems(&json!({})).is_empty());
+        }
+        let wait: Value = tools[0].0.wire.read().expect("JSON");
+        assert!(wait["inputSchema"]["properties"]["timeout_s"]["description"].as_str().expect("text").contains("45"), "{wait}");
+    }
+}

@@ -1,0 +1,202 @@
+//! `task_output`: what a task has written, page by page.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use taskwire_core::{Seq, TaskId, Version, task::Task};
+
+use super::{OUTPUT, Settings, WAIT, arguments, began, find, span};
+use crate::{
+    engine::{self, Engine},
+    store::{Cursor, Entry},
+    tool::{CallResult, Content, Ctx, Tool, ToolError},
+};
+
+const DESCRIPTION: &str = "Shows what a running or ended task of this server has written so far, from the beginning or after the \
+    number that the last answer gave. A task is a tool call that was still running when it was answered; that answer has the task's \
+    id. This is the task's output, not its result: to wait for the result, use task_wait. Do not call this again and again to see \
+    whether the task has ended.";
+
+#[derive(Deserialize)]
+struct Arguments {
+    task_id: String,
+    #[serde(default)]
+    after: u64,
+}
+
+pub(super) fn tool(settings: &Settings) -> Tool {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "task_id": {"type": "string", "description": "The task's id, as a tool gave it."},
+            "after": {
+                "type": "integer",
+                "minimum": 0,
+                "description": "Where to go on: the number in the last answer of task_output. Leave it out to begin at the beginning."
+            },
+        },
+        "required": ["task_id"],
+        "additionalProperties": false,
+    });
+    let bytes = settings.bytes;
+    Tool::raw(OUTPUT, DESCRIPTION, schema, move |ctx: Ctx| async move { show(&ctx, bytes) })
+        .title("Read the output of a task")
+        .annotations(json!({"readOnlyHint": true, "openWorldHint": false}))
+}
+
+fn show(ctx: &Ctx, bytes: usize) -> Result<CallResult, ToolError> {
+    let Arguments { task_id, after } = ctx.arguments().read()?;
+    let engine = ctx.run().engine();
+    let id = find(ctx, &task_id)?.id;
+    let Some(written) = read(engine, id, Seq(after), bytes)? else { return Err(forgotten(id)) };
+    // Read after its output: what is said about its end is true of the output, too.
+    let task = find(ctx, &task_id)?;
+    let mut content: Vec<Content> = written.blocks.iter().cloned().map(Content::raw).collect();
+    content.push(Content::text(standing(engine, &task, after, &written)));
+    Ok(CallResult::of(content))
+}
+
+fn forgotten(id: TaskId) -> ToolError {
+    ToolError::new(format!("The task {id} has ended and is no longer kept: neither its output nor its result can be read any more."))
+}
+
+/// What follows the output: where it goes on, and how the task is.
+fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> String {
+    let (tool, next) = (&task.spec.tool, arguments(task.id, &[("after", written.next.0.into())]));
+    let wait = format!("`{WAIT}` with {}", arguments(task.id, &[]));
+    let mut text = String::from("---\n");
+    if written.missed {
+        text.push_str("(What stood before this is no longer kept: it was too much.)\n");
+    }
+    // It may have written its last between two looks.
+    let more = written.more || (!written.ended && task.outcome.is_some());
+    let nothing = match (written.blocks.is_empty(), after) {
+        (false, _) => None,
+        (true, 0) => Some(format!("`{tool}` (task {}) has written nothing", task.id)),
+        (true, after) => Some(format!("`{tool}` (task {}) has written nothing after {after}", task.id)),
+    };
+    let text_of_end = match (nothing, more, &task.outcome) {
+        (_, true, _) => format!("There is more: call `{OUTPUT}` with {next}."),
+        (nothing, false, None) => {
+            let so_far = nothing.map_or_else(|| "That is all so far.".to_owned(), |nothing| format!("{nothing} so far."));
+            let (how, do_next) = match task.asked_at {
+                Some(_) => ("waits for an answer to its question", "shows the question"),
+                None => ("is still running", "waits for its result"),
+            };
+            let age = span(engine.clock().now().since(began(task)));
+            format!("{so_far} The task {how} ({age}): {wait} {do_next}. Later output: `{OUTPUT}` with {next}.")
+        }
+        (nothing, false, Some(_)) => {
+            let all = nothing.map_or_else(|| "That is all of the output.".to_owned(), |nothing| format!("{nothing}."));
+            format!("{all} The task has ended ({}): {wait} gives its result.", task.status())
+        }
+    };
+    text.push_str(&text_of_end);
+    text
+}
+
+/// A part of what a task has written.
+#[derive(Debug, PartialEq)]
+struct Written {
+    /// Content blocks; text that belongs together is one block.
+    blocks: Vec<Value>,
+    /// Where the next part begins.
+    next: Seq,
+    /// Whether there is more.
+    more: bool,
+    /// Whether the task had ended by then.
+    ended: bool,
+    /// Whether something before it is no longer kept.
+    missed: bool,
+}
+
+/// What a task has written from `from` on: whole chunks, about so many bytes, but at least one chunk if there is one.
+/// Nothing if there is no such task.
+fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<Written>, engine::Error> {
+    let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes, chunks: usize::MAX };
+    let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
+    let (more, ended, end) = (page.more, page.ended, page.end);
+    // A number that is too large is brought back to where there will be something.
+    let mut written = Written { blocks: Vec::new(), next: from.min(end), more, ended, missed: false };
+    for (nth, chunk) in page.entries.into_iter().filter_map(Entry::into_chunk).enumerate() {
+        written.missed |= nth == 0 && chunk.seq > from;
+        written.next = chunk.seq.next();
+        for block in serde_json::from_str::<Vec<Value>>(chunk.blocks.as_str()).unwrap_or_default() {
+            join(&mut written.blocks, block);
+        }
+    }
+    Ok(Some(written))
+}
+
+/// Adds a block. Text goes to the text before it, if nothing else tells them apart.
+fn join(blocks: &mut Vec<Value>, block: Value) {
+    let text = if block["type"] == "text" { block["text"].as_str() } else { None };
+    if let (Some(text), Some(last)) = (text, blocks.last_mut())
+        && alike(last, &block)
+        && let Some(Value::String(before)) = last.get_mut("text")
+    {
+        before.push_str(text);
+        return;
+    }
+    blocks.push(block);
+}
+
+/// Whether two blocks differ in their text alone.
+fn alike(one: &Value, other: &Value) -> bool {
+    match (one.as_object(), other.as_object()) {
+        (Some(one), Some(other)) => {
+            one.len() == other.len() && one.iter().all(|(key, value)| key == "text" || other.get(key) == Some(value))
+        }
+        _ => false,
+    }
+}
+
+/// Gives each text of a list of blocks.
+pub(super) fn each_text(blocks: &str, mut take: impl FnMut(&str)) {
+    #[derive(Deserialize)]
+    struct Text<'a> {
+        #[serde(borrow)]
+        r#type: Cow<'a, str>,
+        #[serde(borrow)]
+        text: Cow<'a, str>,
+    }
+    for block in serde_json::from_str::<Vec<&RawValue>>(blocks).unwrap_or_default() {
+        if let Ok(Text { r#type, text }) = serde_json::from_str(block.get())
+            && r#type == "text"
+        {
+            take(&text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        json!({"type": "text", "text": text})
+    }
+
+    #[test]
+    fn text_is_joined_and_everything_else_keeps_its_place() {
+        let image = json!({"type": "image", "data": "eA==", "mimeType": "image/png"});
+        let stderr = |text: &str| json!({"type": "text", "text": text, "_meta": {"dev.taskwire/stream": "stderr"}});
+        let mut blocks = Vec::new();
+        for block in
+            [text("a"), text("b\n"), image.clone(), image.clone(), text("c"), stderr("no"), stderr("!"), text("d"), json!({"type": "text"})]
+        {
+            join(&mut blocks, block);
+        }
+        assert_eq!(blocks, [text("ab\n"), image.clone(), image, text("c"), stderr("no!"), text("d"), json!({"type": "text"})]);
+    }
+
+    #[test]
+    fn only_texts_are_texts() {
+        let mut all = String::new();
+        let blocks = json!([text("a\n\"é\""), {"type": "resource", "resource": {"uri": "x:", "text": "no"}}, {"type": "image", "text": "no"}, text("b")]);
+        each_text(&blocks.to_string(), |text| all.push_str(text));
+        each_text("no list", |_| panic!("there is none"));
+        assert_eq!(all, "a\n\"é\"b");
+    }
+}

@@ -1,0 +1,282 @@
+//! The whole output of a task as a resource that can be read by ranges: `taskwire://task/ID/output?from=N&bytes=N`.
+//!
+//! It is the text of the output; images and the like are not part of it. Ranges are bytes of UTF-8 and never cut a
+//! character: one that begins within a character begins with it, and one that ends within a character ends before it.
+
+use serde_json::{Value, json};
+use taskwire_core::{CallerId, Seq, TaskId, Version};
+
+use super::output::each_text;
+use crate::{
+    engine::{self, Engine},
+    store::{Cursor, Entry},
+};
+
+const PREFIX: &str = "taskwire://task/";
+/// Says which part of the text it is, how much there is, and where the next part is.
+const RANGE: &str = "dev.taskwire/range";
+/// Bytes of output that are read at one time.
+const READ_BYTES: usize = 1024 * 1024;
+
+/// Why a resource cannot be read.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum ReadError {
+    /// There is no such thing, or it is somebody else's.
+    #[error("there is no such resource")]
+    NotFound,
+    /// The range is none.
+    #[error("{0}")]
+    Invalid(String),
+    /// The store failed.
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+}
+
+/// Whether a URI is for this room to read.
+pub(crate) fn is_ours(uri: &str) -> bool {
+    uri.starts_with(PREFIX)
+}
+
+/// Where the output of a task is.
+pub(crate) fn uri(id: TaskId) -> String {
+    format!("{PREFIX}{id}/output")
+}
+
+/// The family of these resources, as lists show it.
+pub(crate) fn template() -> Value {
+    json!({
+        "uriTemplate": format!("{PREFIX}{{id}}/output{{?from,bytes}}"),
+        "name": "task-output",
+        "title": "Output of a task",
+        "description": "All text that a task has written. `from` is the byte to begin with (negative: counted from the end), `bytes` how \
+            many to read at most. The next part's URI is in `_meta`.",
+        "mimeType": "text/plain",
+    })
+}
+
+/// Which part of the text is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Range {
+    /// From the end if negative.
+    from: Option<i64>,
+    bytes: Option<u64>,
+}
+
+impl Range {
+    fn read(query: &str) -> Result<Self, ReadError> {
+        let mut range = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let twice = match key {
+                "from" => {
+                    let wrong = |_| ReadError::Invalid(format!("`from` must be a whole number of bytes, not {}", super::quoted(value)));
+                    range.from.replace(value.parse::<i64>().map_err(wrong)?).is_some()
+                }
+                "bytes" => {
+                    let bytes = value.parse::<u64>().ok().filter(|bytes| *bytes > 0);
+                    let wrong = || ReadError::Invalid(format!("`bytes` must be a whole number from 1 on, not {}", super::quoted(value)));
+                    range.bytes.replace(bytes.ok_or_else(wrong)?).is_some()
+                }
+                other => {
+                    let known = "there are `from` and `bytes`";
+                    return Err(ReadError::Invalid(format!("there is no parameter {}: {known}", super::quoted(other))));
+                }
+            };
+            if twice {
+                return Err(ReadError::Invalid(format!("`{key}` is given twice")));
+            }
+        }
+        Ok(range)
+    }
+}
+
+/// The task and the range that a URI names.
+fn parse(uri: &str) -> Result<(TaskId, Range), ReadError> {
+    let rest = uri.strip_prefix(PREFIX).ok_or(ReadError::NotFound)?;
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let id = path.strip_suffix("/output").ok_or(ReadError::NotFound)?.parse().map_err(|_| ReadError::NotFound)?;
+    Ok((id, Range::read(query)?))
+}
+
+/// Reads a range of the output of one of the caller's tasks: a `ReadResourceResult` with at most so many bytes of text.
+///
+/// The text's own URI says which range it is, unless it is all there is and all was asked for.
+pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_bytes: usize) -> Result<Value, ReadError> {
+    let (id, range) = parse(uri)?;
+    let task = engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
+    let from = match range.from {
+        Some(back) if back < 0 => {
+            // How much there is, first; what is written meanwhile comes after it.
+            let mut all = Part::new(0, 0);
+            scan(engine, id, &mut all).await?;
+            all.total.saturating_sub(back.unsigned_abs())
+        }
+        from => from.unwrap_or_default().unsigned_abs(),
+    };
+    let most = range.bytes.map_or(max_bytes, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX).min(max_bytes));
+    let mut part = Part::new(from, most);
+    let missed = scan(engine, id, &mut part).await?;
+    let (from, bytes, total) = (part.begin(), part.text.len() as u64, part.total);
+    let whole = range == Range::default() && bytes == total;
+    let own = if whole { self::uri(id) } else { format!("{}?from={from}&bytes={bytes}", self::uri(id)) };
+    let mut told = json!({"from": from, "bytes": bytes, "total": total, "ended": task.outcome.is_some()});
+    if from + bytes < total {
+        let again = range.bytes.map(|bytes| format!("&bytes={bytes}")).unwrap_or_default();
+        told["next"] = format!("{}?from={}{again}", self::uri(id), from + bytes).into();
+    }
+    if missed {
+        told["dropped"] = true.into();
+    }
+    Ok(json!({"contents": [{"uri": own, "mimeType": "text/plain", "text": part.text, "_meta": {RANGE: told}}]}))
+}
+
+/// Goes through all text of a task; says whether its beginning is no longer kept.
+async fn scan(engine: &Engine, id: TaskId, part: &mut Part) -> Result<bool, ReadError> {
+    let (mut from, mut missed) = (Seq(0), false);
+    loop {
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BYTES, chunks: usize::MAX };
+        let page = engine.page(id, cursor)?.ok_or(ReadError::NotFound)?;
+        let more = page.more;
+        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+            missed |= from == Seq(0) && chunk.seq > from;
+            from = chunk.seq.next();
+            each_text(chunk.blocks.as_str(), |text| part.take(text));
+        }
+        if !more {
+            return Ok(missed);
+        }
+        // Much output takes a while to read: others are served in between.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A range of a text that comes bit by bit.
+#[derive(Debug)]
+struct Part {
+    from: u64,
+    most: usize,
+    text: String,
+    /// Where the text that was taken begins.
+    at: Option<u64>,
+    full: bool,
+    total: u64,
+}
+
+impl Part {
+    fn new(from: u64, most: usize) -> Self {
+        Self { from, most, text: String::new(), at: None, full: most == 0, total: 0 }
+    }
+
+    /// Takes of the next text what is within the range.
+    fn take(&mut self, text: &str) {
+        let before = self.total;
+        self.total += text.len() as u64;
+        if self.full || text.is_empty() || self.total <= self.from {
+            return;
+        }
+        let begin = usize::try_from(self.from.saturating_sub(before)).unwrap_or(usize::MAX);
+        let begin = text.floor_char_boundary(begin);
+        self.at.get_or_insert(before + begin as u64);
+        let (rest, room) = (&text[begin..], self.most - self.text.len());
+        let mut end = rest.floor_char_boundary(room);
+        self.full = end < rest.len();
+        if end == 0 && self.text.is_empty() {
+            // A range that is too small for one character has it all the same: else there would be no way past it.
+            end = rest.chars().next().map_or(0, char::len_utf8);
+        }
+        self.text.push_str(&rest[..end]);
+    }
+
+    /// Where it begins: at the end, if the range begins behind it.
+    fn begin(&self) -> u64 {
+        self.at.unwrap_or_else(|| self.from.min(self.total))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use taskwire_core::{Timestamp, id::ID_RANDOM_BYTES};
+
+    use super::*;
+
+    fn id() -> TaskId {
+        TaskId::new(Timestamp::from_millis(5_000), [7; ID_RANDOM_BYTES])
+    }
+
+    fn part(texts: &[&str], from: u64, most: usize) -> (u64, String, u64) {
+        let mut part = Part::new(from, most);
+        texts.iter().for_each(|text| part.take(text));
+        (part.begin(), part.text, part.total)
+    }
+
+    #[test]
+    fn a_uri_names_a_task_and_a_range() {
+        let named = |query: &str| parse(&format!("{}{query}", uri(id()))).map(|(task, range)| (task == id(), range.from, range.bytes));
+        for (query, range) in [
+            ("", (true, None, None)),
+            ("?", (true, None, None)),
+            ("?from=10", (true, Some(10), None)),
+            ("?bytes=5&from=-20", (true, Some(-20), Some(5))),
+        ] {
+            assert_eq!(named(query).expect("a range"), range, "{query}");
+        }
+        for wrong in [
+            "?from=x",
+            "?from=",
+            "?bytes=0",
+            "?bytes=-1",
+            "?bytes",
+            "?upto=3",
+            "?from=1&from=2",
+            "?from=1.5",
+            "?from=1&bytes=99999999999999999999",
+        ] {
+            assert!(matches!(named(wrong), Err(ReadError::Invalid(_))), "{wrong}");
+        }
+        for other in
+            ["taskwire://task/", "taskwire://task/x/output", "taskwire://other", &format!("{PREFIX}{}", id()), &format!("{}/x", uri(id()))]
+        {
+            assert!(matches!(parse(other), Err(ReadError::NotFound)), "{other}");
+        }
+        assert!(is_ours(&uri(id())) && !is_ours("file:///x") && template()["uriTemplate"] == "taskwire://task/{id}/output{?from,bytes}");
+    }
+
+    #[test]
+    fn ranges_go_across_pieces_and_keep_characters_whole() {
+        let texts = ["ab", "", "cé", "ñ", "xyz"];
+        assert_eq!(part(&texts, 0, 100), (0, "abcéñxyz".to_owned(), 10));
+        assert_eq!(part(&texts, 1, 2), (1, "bc".to_owned(), 10));
+        assert_eq!(part(&texts, 3, 3), (3, "é".to_owned(), 10), "the ñ would be cut");
+        assert_eq!(part(&texts, 4, 4), (3, "éñ".to_owned(), 10), "begun within the é, it begins with it");
+        assert_eq!(part(&texts, 6, 1), (5, "ñ".to_owned(), 10), "a character is the least");
+        assert_eq!(part(&texts, 9, 100), (9, "z".to_owned(), 10));
+        assert_eq!(
+            (part(&texts, 10, 5), part(&texts, 99, 5)),
+            ((10, String::new(), 10), (10, String::new(), 10)),
+            "behind the end is the end"
+        );
+        assert_eq!(part(&[], 3, 5), (0, String::new(), 0));
+        assert_eq!(part(&texts, 0, 0), (0, String::new(), 10));
+    }
+
+    proptest! {
+        #[test]
+        fn reading_on_gives_every_byte_once(texts in proptest::collection::vec("\\PC{0,9}", 0..9), most in 1usize..7) {
+            let pieces: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let (mut all, mut from) = (String::new(), 0);
+            loop {
+                let (begin, text, total) = part(&pieces, from, most);
+                prop_assert_eq!(begin, from, "the next range begins where the last one ended");
+                prop_assert!(text.len() <= most.max(4));
+                all.push_str(&text);
+                if text.is_empty() {
+                    prop_assert_eq!(from, total);
+                    break;
+                }
+                from += text.len() as u64;
+            }
+            prop_assert_eq!(all, texts.concat());
+        }
+    }
+}

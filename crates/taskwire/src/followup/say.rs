@@ -1,0 +1,240 @@
+//! What is said of a task: that it runs, that it asks, how it ended.
+
+use taskwire_core::{
+    Seq, TaskId, Version,
+    task::{Outcome, Task},
+};
+
+use super::{ANSWER, CANCEL, OUTPUT, WAIT, arguments, began, output::each_text, question::Question, span};
+use crate::{
+    engine::{self, Engine},
+    store::{Cursor, Entry},
+    tool::{CallResult, Content},
+};
+
+/// Bytes of the last lines of output that go along.
+const TAIL_BYTES: usize = 2 * 1024;
+/// Bytes that are read to find them.
+const TAIL_READ_MAX: usize = 128 * 1024;
+/// A chunk costs so much to read at least, however small it is.
+const CHUNK_COST: usize = 1024;
+/// Questions that are asked at one time; the rest is asked when these are answered.
+const QUESTIONS_MAX: usize = 5;
+
+/// What a call is answered with that has been held long enough. Also right if the task has asked something meanwhile, or
+/// has ended.
+pub(crate) fn still_running(engine: &Engine, task: &Task) -> CallResult {
+    now(engine, task)
+}
+
+/// What a call is answered with whose task asks something that its client cannot be asked. Also right if the question
+/// has been answered meanwhile, or the task has ended.
+pub(crate) fn asks(engine: &Engine, task: &Task) -> CallResult {
+    now(engine, task)
+}
+
+/// What is to be said of a task as it is now.
+pub(super) fn now(engine: &Engine, task: &Task) -> CallResult {
+    match ended(task) {
+        Some(result) => result,
+        None if task.asked_at.is_some() => CallResult::of([Content::text(asking(task))]),
+        None => running(engine, task),
+    }
+}
+
+/// What came of a task that has ended. A result is given as it is, whatever it is.
+fn ended(task: &Task) -> Option<CallResult> {
+    let (tool, id, same) = (&task.spec.tool, task.id, arguments(task.id, &[]));
+    let before = format!("What it wrote before can be read with `{OUTPUT}` {same}.");
+    Some(match task.outcome.as_ref()? {
+        Outcome::Completed { result, .. } => {
+            result.read().unwrap_or_else(|error| CallResult::error(format!("The result of `{tool}` (task {id}) is not readable: {error}")))
+        }
+        Outcome::Failed(error) => CallResult::error(format!("`{tool}` (task {id}) failed: {}\n{before}", error.message)),
+        Outcome::Cancelled { reason } => {
+            let why = reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            CallResult::error(format!("`{tool}` (task {id}) was cancelled{why} and gives no result.\n{before}"))
+        }
+    })
+}
+
+fn running(engine: &Engine, task: &Task) -> CallResult {
+    let (tool, same) = (&task.spec.tool, arguments(task.id, &[]));
+    let age = span(engine.clock().now().since(began(task)));
+    let said = said(task).map(|said| format!(" It says: {said}")).unwrap_or_default();
+    let text = format!(
+        "`{tool}` is still running, for {age} now, as task {}. This is not its result.{said}\n\
+         Do not call `{tool}` again: that would do the same work a second time.\n\
+         Next, call the tool `{WAIT}` with {same}. It waits by itself and returns the result as soon as there is one; if it says \
+         that the task is still running, simply call it again.\n\
+         Tell your user that this is running; it goes on also while nobody waits. `{OUTPUT}` with the same arguments shows what it \
+         has written, `{CANCEL}` stops it.",
+        task.id
+    );
+    let mut content = vec![Content::text(text)];
+    if let Some(tail) = tail(engine, task.id, TAIL_BYTES).ok().flatten() {
+        content.push(Content::text(format!("The last lines that it has written so far:\n{tail}")));
+    }
+    CallResult::of(content)
+}
+
+/// What a task says about itself.
+fn said(task: &Task) -> Option<String> {
+    let progress = task.progress.map(|progress| match progress.total {
+        Some(total) => format!("{} of {total}", progress.done),
+        None => progress.done.to_string(),
+    });
+    match (task.message.as_deref(), progress) {
+        (Some(message), Some(progress)) => Some(format!("{message} ({progress})")),
+        (Some(message), None) => Some(message.to_owned()),
+        (None, progress) => progress,
+    }
+}
+
+/// The open questions of a task, and how to answer them.
+pub(super) fn asking(task: &Task) -> String {
+    let tool = &task.spec.tool;
+    let open: Vec<_> = task.open_inputs().map(|(key, request)| (key.as_str(), Question::read(request))).collect();
+    let own = open.iter().any(|(_, question)| question.is_for_users());
+    let mut text = format!(
+        "`{tool}` (task {}) has a question and goes on when it is answered. This is not its result. Do not call `{tool}` again.",
+        task.id
+    );
+    for (key, question) in open.iter().take(QUESTIONS_MAX) {
+        text.push_str("\n\n");
+        text.push_str(&question.ask(task.id, key));
+    }
+    if let Some(more) = open.len().checked_sub(QUESTIONS_MAX).filter(|more| *more > 0) {
+        text.push_str(&format!("\n\nThere are {more} more questions; you are told of them when these are answered."));
+    }
+    if own {
+        text.push_str(&format!(
+            "\n\nAnswer by yourself only what you know for certain from your user or this conversation. Otherwise ask your user now, \
+             in your own words, and answer with what they say: never make an answer up. If your user does not want to answer, call \
+             `{ANSWER}` with \"action\":\"decline\" in place of \"value\"."
+        ));
+    }
+    text.push_str(&format!("\n\nFor the result, call `{WAIT}` with {} after that.", arguments(task.id, &[])));
+    text
+}
+
+/// Whether a task asks something that a model can answer, or its user through it.
+pub(super) fn asks_users(task: &Task) -> bool {
+    task.open_inputs().any(|(_, request)| Question::read(request).is_for_users())
+}
+
+/// The last lines of a task's output, at most so many bytes; none if it has written no text.
+fn tail(engine: &Engine, id: TaskId, max: usize) -> Result<Option<String>, engine::Error> {
+    let kept = engine.span(id)?;
+    let (mut at, mut text, mut cost) = (kept.end, String::new(), 0);
+    while at > kept.start && text.len() <= max && cost < TAIL_READ_MAX {
+        at = Seq(at.0 - 1);
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(at), bytes: 1, chunks: 1 };
+        let Some(page) = engine.page(id, cursor)? else { break };
+        let mut earlier = String::new();
+        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+            cost += chunk.blocks.as_str().len().max(CHUNK_COST);
+            each_text(chunk.blocks.as_str(), |text| earlier.push_str(text));
+        }
+        earlier.push_str(&text);
+        text = earlier;
+    }
+    Ok((!text.is_empty()).then(|| last_lines(&text, max).to_owned()))
+}
+
+/// The last whole lines of a text; where there is no line that fits, the end of the last one.
+fn last_lines(text: &str, max: usize) -> &str {
+    let Some(over) = text.len().checked_sub(max).filter(|over| *over > 0) else { return text };
+    let rest = &text[text.ceil_char_boundary(over)..];
+    match rest.split_once('\n') {
+        Some((_, lines)) if !lines.is_empty() => lines,
+        _ => rest,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+    use taskwire_core::{
+        CallerId, Epoch, InputKey, Timestamp,
+        id::ID_RANDOM_BYTES,
+        task::{Event, RpcError, Spec, create, evolve},
+    };
+
+    use super::*;
+
+    fn task(events: &[Event]) -> Task {
+        let at = Timestamp::from_millis(1_000);
+        let id = TaskId::new(at, [3; ID_RANDOM_BYTES]);
+        let mut task = create(id, &Arc::new(Spec::new(CallerId::new("me"), "deploy")), Epoch(1), 0, at);
+        events.iter().for_each(|event| evolve(&mut task, event, at));
+        task
+    }
+
+    fn asked(key: &str, request: Value) -> Event {
+        Event::Asked { key: InputKey::new(key), request: request.into() }
+    }
+
+    fn form(message: &str) -> Value {
+        let schema = json!({"type": "object", "properties": {"region": {"type": "string", "enum": ["eu", "us"]}}, "required": ["region"]});
+        json!({"method": "elicitation/create", "params": {"mode": "form", "message": message, "requestedSchema": schema}})
+    }
+
+    fn text(result: &CallResult) -> String {
+        let block: Value = result.content[0].read().expect("JSON");
+        block["text"].as_str().expect("text").to_owned()
+    }
+
+    #[test]
+    fn a_question_is_told_with_its_fields_and_an_answer_to_copy() {
+        let task = task(&[asked("where", form("Where to?"))]);
+        let text = asking(&task);
+        assert!(text.contains("Where to?") && text.contains("`region`") && text.contains("\"eu\", \"us\""), "{text}");
+        let copied = format!("{{\"task_id\":\"{}\",\"key\":\"where\",\"value\":{{\"region\":", task.id);
+        assert!(text.contains(&copied), "{text}");
+        assert!(text.contains("Do not call `deploy` again") && text.contains("never make an answer up"), "{text}");
+        assert!(asks_users(&task));
+    }
+
+    #[test]
+    fn many_questions_are_told_a_few_at_a_time() {
+        let questions: Vec<Event> = (0..8).map(|n| asked(&format!("q{n}"), form(&format!("Number {n}?")))).collect();
+        let text = asking(&task(&questions));
+        assert!(text.contains("Number 4?") && !text.contains("Number 5?") && text.contains("3 more questions"), "{text}");
+        let text = asking(&task(&questions[..5]));
+        assert!(text.contains("Number 4?") && !text.contains("more questions"), "{text}");
+    }
+
+    #[test]
+    fn what_only_the_client_can_answer_is_not_put_to_the_model() {
+        let task = task(&[asked("model", json!({"method": "sampling/createMessage", "params": {"messages": []}}))]);
+        let text = asking(&task);
+        assert!(!asks_users(&task) && text.contains("only by the client") && !text.contains("\"value\""), "{text}");
+    }
+
+    #[test]
+    fn an_end_is_told_as_it_is() {
+        let result = json!({"content": [{"type": "text", "text": "42"}], "structuredContent": {"n": 42}, "isError": true});
+        let done = ended(&task(&[Event::Completed { result: result.clone().into(), is_error: true }])).expect("ended");
+        assert_eq!(serde_json::to_value(&done).expect("JSON"), result, "the result itself, unchanged");
+        let error = RpcError { code: -32603, message: "no disk".to_owned(), data: None };
+        let failed = ended(&task(&[Event::Failed(error)])).expect("ended");
+        assert!(failed.is_error && text(&failed).contains("failed: no disk") && text(&failed).contains("`task_output` {\"task_id\""));
+        let cancelled = ended(&task(&[Event::Cancelled { reason: Some("not needed".into()) }])).expect("ended");
+        assert!(cancelled.is_error && text(&cancelled).contains("was cancelled (not needed) and gives no result"));
+        assert!(ended(&task(&[])).is_none());
+    }
+
+    #[test]
+    fn the_last_lines_are_whole_where_they_can_be() {
+        assert_eq!(last_lines("one\ntwo\nthree\n", 100), "one\ntwo\nthree\n");
+        assert_eq!(last_lines("one\ntwo\nthree\n", 14), "one\ntwo\nthree\n");
+        assert_eq!(last_lines("one\ntwo\nthree\n", 8), "three\n", "half a line is none");
+        assert_eq!(last_lines("a line without end", 4), " end");
+        assert_eq!(last_lines("a long line\n", 5), "line\n", "its end is better than nothing");
+        assert_eq!(last_lines("ééé", 3), "é", "no half characters");
+        assert_eq!(last_lines("é", 1), "");
+    }
+}

@@ -1,0 +1,151 @@
+//! `task_wait`: waits for a task's end, its next question, or until the time is over.
+
+use std::{sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use serde_json::json;
+use taskwire_core::task::Task;
+
+use super::{Settings, WAIT, began, find, say, span};
+use crate::{
+    clock::Sleep,
+    engine::Engine,
+    tool::{CallResult, Content, Ctx, Tool, ToolError},
+};
+
+/// How often a client hears that the wait goes on, at least: some give up a call that says nothing.
+const BEAT: Duration = Duration::from_secs(5);
+/// How much progress is told when there is none: it must grow, and must not get in the way of the task's own.
+const STEP: f64 = 0.0001;
+
+#[derive(Deserialize)]
+struct Arguments {
+    task_id: String,
+    #[serde(default)]
+    timeout_s: Option<f64>,
+}
+
+pub(super) fn tool(settings: &Settings) -> Tool {
+    let most = settings.hold.as_secs_f64();
+    let description = format!(
+        "Waits for a running task of this server and returns the task's own result. A task is a tool call that was still running when it \
+         was answered; that answer has the task's id. Returns after at most {most} s: if it then says that the task is still running, \
+         call task_wait again with the same arguments, as often as it takes. Returns early if the task has a question. Use this instead of \
+         calling the slow tool again."
+    );
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "task_id": {"type": "string", "description": "The task's id, as a tool gave it."},
+            "timeout_s": {
+                "type": "number",
+                "minimum": 0,
+                "description": format!("Seconds to wait. Leave it out to wait as long as possible, which is {most} s.")
+            },
+        },
+        "required": ["task_id"],
+        "additionalProperties": false,
+    });
+    let settings = settings.clone();
+    Tool::raw(WAIT, &description, schema, move |ctx: Ctx| wait(ctx, settings.clone()))
+        .title("Wait for a task")
+        .annotations(json!({"readOnlyHint": true, "openWorldHint": false}))
+}
+
+async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
+    let Arguments { task_id, timeout_s } = ctx.arguments().read()?;
+    let engine = ctx.run().engine();
+    let patience = timeout_s.map_or(settings.hold, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(settings.hold));
+    let mut over = engine.clock().sleep(patience.min(settings.hold));
+    let watch = engine.watch(vec![find(&ctx, &task_id)?.id], false);
+    let mut draining = settings.draining;
+    let drained = async move {
+        let _ = draining.wait_for(|draining| *draining).await;
+    };
+    tokio::pin!(drained);
+    let mut told = Told::new(engine);
+    loop {
+        let task = find(&ctx, &task_id)?;
+        // What only the client's program can answer is asked of it elsewhere.
+        if task.outcome.is_some() || say::asks_users(&task) {
+            return Ok(say::now(engine, &task));
+        }
+        told.tell(&ctx, &task).await?;
+        // The time first: a task that changes all the time must not keep its caller for ever.
+        tokio::select! {
+            biased;
+            () = ctx.cancelled() => return Err(ToolError::stopped()),
+            () = &mut over => {
+                let task = find(&ctx, &task_id)?;
+                return Ok(say::now(engine, &task));
+            }
+            () = &mut drained => {
+                let task = find(&ctx, &task_id)?;
+                return Ok(interrupted(engine, &task));
+            }
+            _ = watch.changed() => {}
+            () = &mut told.beat => told.due = true,
+        }
+    }
+}
+
+/// The server goes away in the middle of a wait.
+fn interrupted(engine: &Engine, task: &Task) -> CallResult {
+    let mut result = say::now(engine, task);
+    if task.outcome.is_none() {
+        let text = format!("The server is being restarted. Give it a few seconds before you call `{WAIT}` again.");
+        result.content.push(Content::text(text).into_payload());
+    }
+    result
+}
+
+/// What the client was told of the task while it waits.
+struct Told {
+    done: f64,
+    message: Option<Arc<str>>,
+    /// When it is to be told something, whatever there is to say.
+    beat: Sleep,
+    due: bool,
+}
+
+impl Told {
+    fn new(engine: &Engine) -> Self {
+        Self { done: 0.0, message: None, beat: engine.clock().sleep(BEAT), due: false }
+    }
+
+    /// Tells of the task, if there is news or it is time.
+    async fn tell(&mut self, ctx: &Ctx, task: &Task) -> Result<(), ToolError> {
+        let own = task.progress.filter(|progress| progress.done > self.done);
+        let said = task.message.as_ref().filter(|message| self.message.as_ref() != Some(*message));
+        if own.is_none() && said.is_none() && !self.due {
+            return Ok(());
+        }
+        let clock = ctx.run().engine().clock();
+        self.done = own.map_or_else(|| next(self.done), |progress| progress.done);
+        self.message.clone_from(&task.message);
+        self.beat = clock.sleep(BEAT);
+        self.due = false;
+        let total = task.progress.and_then(|progress| progress.total).filter(|total| self.done <= *total);
+        let message =
+            task.message.as_deref().map_or_else(|| format!("running for {}", span(clock.now().since(began(task)))), str::to_owned);
+        ctx.progress(self.done, total, Some(&message)).await
+    }
+}
+
+/// A little more than `done`.
+fn next(done: f64) -> f64 {
+    (done + STEP).max(done.next_up())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_grows_however_large_it_is() {
+        for done in [0.0, 1.0, 99.999_95, 1e18, f64::MAX / 2.0] {
+            assert!(next(done) > done, "{done}");
+        }
+        assert!(next(3.0) < 3.1, "and stays out of the way of the next real number");
+    }
+}

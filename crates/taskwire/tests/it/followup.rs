@@ -1,0 +1,464 @@
+//! Clients that know no tasks get on with `task_wait`, `task_output`, `task_answer` and `task_cancel`, and read what is too much for
+//! an answer as a resource.
+
+mod answers;
+mod resource;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use taskwire::{
+    server::Config,
+    tool::{Answer, CallResult, Content, Json, Question, TaskMode, ToolError},
+};
+use tokio::task::JoinHandle;
+
+use crate::{
+    kit::{Client, Events, TASKS, soon},
+    legacy::kit::Legacy,
+    stage::{Act, HOUR, MS, SECOND, Stage, large, text_of, uncoalesced},
+    tasks::{name_form, two_callers},
+};
+
+const NAMES: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_cancel"];
+const HOLD: Duration = Duration::from_secs(45);
+
+/// The result of a follow-up tool that did what it was asked.
+async fn done(client: &Client, tool: &str, arguments: Value) -> Value {
+    let result = soon(tool, client.call(tool, arguments)).await;
+    assert_ne!(result["isError"], true, "{result}");
+    result
+}
+
+/// What is said by a follow-up tool that did what it was asked.
+async fn says(client: &Client, tool: &str, arguments: Value) -> String {
+    text_of(&done(client, tool, arguments).await["content"])
+}
+
+/// What is said by a follow-up tool that did not.
+async fn refuses(client: &Client, tool: &str, arguments: Value) -> String {
+    let result = soon(tool, client.call(tool, arguments)).await;
+    assert_eq!(result["isError"], true, "{result}");
+    text_of(&result["content"])
+}
+
+fn of(id: &str) -> Value {
+    json!({"task_id": id})
+}
+
+#[track_caller]
+fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+}
+
+/// What a text gives to copy behind `mark`: the id of a task, or a number.
+fn copied<'a>(text: &'a str, mark: &str) -> &'a str {
+    let (_, rest) = text.rsplit_once(mark).unwrap_or_else(|| panic!("`{mark}` is not in:\n{text}"));
+    let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+    &rest[..end]
+}
+
+fn task_in(text: &str) -> String {
+    copied(text, "\"task_id\":\"").to_owned()
+}
+
+/// A wait that has surely begun: its client was told how far the task is.
+async fn waiting(client: &Client, act: &Act, arguments: Value) -> Events {
+    act.ctx.progress(1.0, Some(10.0), Some("one")).await.expect("it goes on");
+    let params = json!({"name": "task_wait", "arguments": arguments, "_meta": {"progressToken": "p"}});
+    let message = client.message(client.next_id(), "tools/call", params);
+    let mut events = soon("the first word", client.open(&message)).await;
+    let told = soon("the progress", events.next()).await.expect("it waits");
+    assert_eq!(told["params"], json!({"progressToken": "p", "progress": 1.0, "total": 10.0, "message": "one"}));
+    events
+}
+
+/// The next progress that a waiting client hears of.
+async fn progress(events: &mut Events) -> Value {
+    let told = soon("the progress", events.next()).await.expect("it waits");
+    assert_eq!(told["method"], "notifications/progress", "{told}");
+    told["params"].clone()
+}
+
+/// The result of a call whose notifications do not matter.
+async fn result(events: &mut Events) -> Value {
+    loop {
+        let message = soon("the result", events.next()).await.expect("a result");
+        if let Some(result) = message.get("result") {
+            return result.clone();
+        }
+        assert_eq!(message["method"], "notifications/progress", "{message}");
+    }
+}
+
+/// A task that asks something under the key `k`.
+async fn asked(stage: &mut Stage, question: Question) -> (String, Act, JoinHandle<Result<Answer, ToolError>>) {
+    let (id, act) = stage.task().await;
+    let asking = asks(&act, "k", question);
+    soon("the question", stage.client.until(&id, "input_required")).await;
+    (id, act, asking)
+}
+
+fn asks(act: &Act, key: &'static str, question: Question) -> JoinHandle<Result<Answer, ToolError>> {
+    let ctx = act.ctx.clone();
+    tokio::spawn(async move { ctx.ask(key, question).await })
+}
+
+/// What the task was answered.
+async fn answer(asking: JoinHandle<Result<Answer, ToolError>>) -> (String, Value) {
+    let answer = soon("the answer", asking).await.expect("no panic").expect("an answer");
+    (answer.action.expect("an action"), answer.content.unwrap_or_default())
+}
+
+fn order_form() -> Question {
+    let fields = json!({
+        "size": {"type": "string", "enum": ["small", "large"], "description": "How large"},
+        "count": {"type": "integer", "minimum": 1, "maximum": 9},
+        "gift": {"type": "boolean", "default": false},
+    });
+    Question::form("What shall it be?", json!({"type": "object", "properties": fields, "required": ["size", "count"]}))
+}
+
+// The way of a call from its hold to its result.
+
+#[tokio::test]
+async fn a_slow_call_of_a_client_without_tasks_is_followed_up_to_its_result() {
+    let mut stage = Stage::of(uncoalesced(), |tool| tool).await;
+    let client = stage.server.plain_client();
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.call("writes", json!({})).await }
+    });
+    let mut act = stage.run().await;
+    act.ctx.text("line one\nline two\n").await.expect("it may write");
+    act.ctx.status("half way").await.expect("it may talk");
+    stage.clock.advance(HOLD);
+    let held = soon("the answer", call).await.expect("no panic");
+    assert_ne!(held["isError"], true, "{held}");
+    let text = text_of(&held["content"]);
+    has(&text, &["`writes` is still running, for 45 s", "Do not call `writes` again", "call the tool `task_wait` with {\"task_id\":\""]);
+    has(&text, &["This is not its result", "half way", "line one\nline two\n", "`task_cancel`", "Tell your user"]);
+    let id = task_in(&text);
+    let mut events = waiting(&client, &act, of(&id)).await;
+    act.ends("all done");
+    assert_eq!(text_of(&result(&mut events).await["content"]), "all done");
+    assert_eq!(says(&client, "task_wait", of(&id)).await, "all done", "a result can be had more than once");
+}
+
+#[tokio::test]
+async fn a_slow_call_of_a_session_is_followed_up_to_its_result() {
+    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    for version in ["2025-06-18", "2025-11-25"] {
+        let legacy = Legacy::of(stage.server.port, None, version, json!({})).await;
+        let call = tokio::spawn({
+            let legacy = legacy.clone();
+            async move { legacy.call("writes", json!({})).await }
+        });
+        let mut act = stage.run().await;
+        stage.clock.advance(HOLD);
+        let held = soon("the answer", call).await.expect("no panic");
+        let id = task_in(&text_of(&held["content"]));
+        let still = legacy.call("task_wait", json!({"task_id": id, "timeout_s": 0})).await;
+        has(&text_of(&still["content"]), &["still running", &id]);
+        act.ends("all done");
+        let ended = soon("the result", legacy.call("task_wait", of(&id))).await;
+        assert_eq!(text_of(&ended["content"]), "all done");
+    }
+}
+
+#[tokio::test]
+async fn a_question_comes_back_through_the_call_and_its_answer_through_a_tool() {
+    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    let client = stage.server.plain_client();
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.call("writes", json!({})).await }
+    });
+    let mut act = stage.run().await;
+    let asking = asks(&act, "order", order_form());
+    let text = text_of(&soon("the question", call).await.expect("no panic")["content"]);
+    has(
+        &text,
+        &["What shall it be?", "`size` (one of \"small\", \"large\"; required): How large", "`count` (whole number from 1 to 9; required)"],
+    );
+    has(&text, &["`gift` (true or false; default false)", "never make an answer up", "ask your user", "Do not call `writes` again"]);
+    let id = task_in(&text);
+    has(&text, &[&format!("`task_answer` with {{\"task_id\":\"{id}\",\"key\":\"order\",\"value\":{{")]);
+    has(&says(&client, "task_wait", of(&id)).await, &["What shall it be?"]);
+    let answered = says(&client, "task_answer", json!({"task_id": id, "value": {"size": "large", "count": 2}})).await;
+    has(&answered, &["`order`", "is answered", &format!("`task_wait` with {{\"task_id\":\"{id}\"}}")]);
+    assert_eq!(answer(asking).await, ("accept".to_owned(), json!({"size": "large", "count": 2, "gift": false})));
+    act.ends("ordered");
+    assert_eq!(says(&client, "task_wait", of(&id)).await, "ordered");
+}
+
+#[tokio::test]
+async fn the_tools_are_there_for_who_needs_them() {
+    let stage = Stage::new().await;
+    let names = |list: Value| -> Vec<String> {
+        let tools = list["tools"].as_array().expect("tools").clone();
+        tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
+    };
+    let mut all = vec!["writes"];
+    all.extend(NAMES);
+    assert_eq!(names(stage.server.plain_client().ok("tools/list", json!({})).await), all);
+    assert_eq!(names(Legacy::declaring(&stage.server, json!({})).await.ok("tools/list", json!({})).await), all);
+    assert_eq!(names(stage.client.ok("tools/list", json!({})).await), ["writes"], "who has tasks needs none of them");
+}
+
+// Waiting.
+
+#[tokio::test]
+async fn a_wait_ends_with_the_tasks_own_result() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, mut act) = stage.task().await;
+    let mut events = waiting(&client, &act, of(&id)).await;
+    act.ends(Json(json!({"n": 42})));
+    let ended = result(&mut events).await;
+    assert_eq!((&ended["structuredContent"], text_of(&ended["content"]).as_str()), (&json!({"n": 42}), "{\"n\":42}"));
+    let (id, mut act) = stage.task().await;
+    act.ends(CallResult::error("no such file"));
+    soon("the end", stage.client.until(&id, "completed")).await;
+    assert_eq!(refuses(&client, "task_wait", of(&id)).await, "no such file", "an error of the tool is its result, too");
+}
+
+#[tokio::test]
+async fn a_task_without_a_result_is_an_error_that_says_why() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, mut act) = stage.task().await;
+    act.ends_with(Err(ToolError::protocol(-32603, "the disk is gone")));
+    soon("the end", stage.client.until(&id, "failed")).await;
+    has(&refuses(&client, "task_wait", of(&id)).await, &["failed: the disk is gone", "`task_output`", &id]);
+    let (id, _act) = stage.task().await;
+    stage.client.cancel(&id).await;
+    has(&refuses(&client, "task_wait", of(&id)).await, &["was cancelled", "gives no result", &id]);
+}
+
+#[tokio::test]
+async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
+    let mut stage = Stage::with(Config { hold: SECOND * 3, ..Config::default() }).await;
+    let client = stage.server.plain_client();
+    for (timeout, lasts) in [(json!(2), SECOND * 2), (json!(0.5), MS * 500), (json!(100_000), SECOND * 3), (json!(null), SECOND * 3)] {
+        let (id, act) = stage.task().await;
+        let mut arguments = of(&id);
+        if !timeout.is_null() {
+            arguments["timeout_s"] = timeout;
+        }
+        let mut events = waiting(&client, &act, arguments).await;
+        stage.clock.advance(lasts - MS);
+        act.ctx.progress(2.0, None, None).await.expect("it goes on");
+        assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
+        stage.clock.advance(MS);
+        let text = text_of(&result(&mut events).await["content"]);
+        has(&text, &["still running", "call the tool `task_wait`", &id, "one (2"]);
+    }
+    let (id, _act) = stage.task().await;
+    has(&says(&client, "task_wait", json!({"task_id": id, "timeout_s": 0})).await, &["still running, for 0 s"]);
+    has(&refuses(&client, "task_wait", json!({"task_id": id, "timeout_s": -1})).await, &["timeout_s"]);
+    has(&refuses(&client, "task_wait", json!({})).await, &["task_id"]);
+}
+
+#[tokio::test]
+async fn who_waits_hears_of_progress_and_that_the_wait_goes_on() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, mut act) = stage.task().await;
+    let mut events = waiting(&client, &act, of(&id)).await;
+    stage.clock.advance(SECOND * 5);
+    let beat = progress(&mut events).await;
+    let done = beat["progress"].as_f64().expect("a number");
+    assert!(done > 1.0 && done < 1.1, "it grows a little: {beat}");
+    act.ctx.progress(2.0, Some(10.0), Some("two")).await.expect("it goes on");
+    let mut last = done;
+    loop {
+        let told = progress(&mut events).await;
+        let done = told["progress"].as_f64().expect("a number");
+        assert!(done > last, "it must grow: {told}");
+        last = done;
+        if done >= 2.0 {
+            assert_eq!((&told["progress"], &told["message"]), (&json!(2.0), &json!("two")), "its own numbers are not in the way");
+            break;
+        }
+    }
+    act.ends("done");
+    assert_eq!(text_of(&result(&mut events).await["content"]), "done");
+}
+
+#[tokio::test]
+async fn a_question_ends_a_wait_unless_only_the_client_can_answer_it() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, act) = stage.task().await;
+    let mut events = waiting(&client, &act, of(&id)).await;
+    let _asking = asks(&act, "who", name_form("Who are you?"));
+    has(&text_of(&result(&mut events).await["content"]), &["Question `who`: Who are you?", "\"key\":\"who\",\"value\":{\"name\":"]);
+    let able = stage.server.client().declaring(json!({"sampling": {}, "extensions": {TASKS: {}}}));
+    let (id, act) = stage.task_of(&able).await;
+    let mut events = waiting(&client, &act, of(&id)).await;
+    let _asking = asks(&act, "model", Question::sampling(json!({"messages": [], "maxTokens": 1})));
+    soon("the question", able.until(&id, "input_required")).await;
+    act.ctx.progress(2.0, None, None).await.expect("it goes on");
+    assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
+    stage.clock.advance(HOLD);
+    has(&text_of(&result(&mut events).await["content"]), &["only by the client", "`sampling/createMessage`", "`task_wait`"]);
+    has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "hello"})).await, &["only by the client"]);
+}
+
+#[tokio::test]
+async fn nobody_is_kept_waiting_by_a_server_that_shuts_down() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, mut act) = stage.task().await;
+    let mut events = waiting(&client, &act, of(&id)).await;
+    stage.server.stop();
+    has(&text_of(&result(&mut events).await["content"]), &["still running", "restarted", &id]);
+    act.ends("done");
+}
+
+// Output.
+
+#[tokio::test]
+async fn output_is_read_on_from_where_the_last_answer_ended() {
+    let mut stage = Stage::with(uncoalesced()).await;
+    let client = stage.server.plain_client();
+    let (id, mut act) = stage.task().await;
+    has(&says(&client, "task_output", of(&id)).await, &["has written nothing so far", "still running", "`task_wait`"]);
+    act.writes("a\n").await;
+    act.writes("b\n").await;
+    let first = done(&client, "task_output", of(&id)).await;
+    assert_eq!(first["content"][0]["text"], "a\nb\n", "text that belongs together is together");
+    let text = text_of(&first["content"]);
+    has(&text, &["That is all so far", "still running"]);
+    assert_eq!(copied(&text, "\"after\":"), "2");
+    let nothing = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
+    has(&nothing, &["nothing after 2 so far", "\"after\":2"]);
+    act.ctx.block(Content::image(b"png", "image/png")).await.expect("it may write");
+    act.writes("c\n").await;
+    let second = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
+    assert!(second.starts_with("<image>+c\n+---\n"), "{second}");
+    assert_eq!(copied(&second, "\"after\":"), "4");
+    has(&says(&client, "task_output", json!({"task_id": id, "after": 99})).await, &["nothing after 99", "\"after\":4"]);
+    act.ends("the result");
+    soon("the end", stage.client.until(&id, "completed")).await;
+    let over = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
+    has(&over, &["<image>+c\n", "That is all of the output", "ended (completed)", "`task_wait`"]);
+    assert!(!over.contains("the result"), "the result is not output: {over}");
+    has(&refuses(&client, "task_output", json!({"task_id": id, "after": -1})).await, &["after"]);
+}
+
+#[tokio::test]
+async fn much_output_comes_in_pages_that_have_everything_once() {
+    let mut stage = Stage::with(uncoalesced()).await;
+    let client = stage.server.plain_client();
+    let (id, act) = stage.task().await;
+    let all: String = (0..5).map(large).collect();
+    for n in 0..5 {
+        act.writes(&large(n)).await;
+    }
+    let (mut read, mut after, mut pages) = (String::new(), "0".to_owned(), 0);
+    loop {
+        let page = done(&client, "task_output", json!({"task_id": id, "after": after.parse::<u64>().expect("a number")})).await;
+        let (standing, output) = page["content"].as_array().expect("blocks").split_last().expect("one at least");
+        read.push_str(&text_of(&json!(output)));
+        assert!(read.len() < 40_000 * (pages + 1), "a page is not too large");
+        let standing = standing["text"].as_str().expect("text");
+        after = copied(standing, "\"after\":").to_owned();
+        pages += 1;
+        if !standing.contains("There is more") {
+            has(standing, &["That is all so far"]);
+            break;
+        }
+    }
+    assert!(pages >= 2 && read == all, "{pages} pages, {} of {} bytes", read.len(), all.len());
+    let still = says(&client, "task_wait", json!({"task_id": id, "timeout_s": 0})).await;
+    assert!(still.len() < 4_000 && still.ends_with("xxxx"), "only the end of it goes along: {} bytes", still.len());
+}
+
+// The end of a task by its caller, and tasks that are not there.
+
+#[tokio::test]
+async fn a_task_is_cancelled_once_and_says_so() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, act) = stage.task().await;
+    has(&says(&client, "task_cancel", of(&id)).await, &["is cancelled", "no result", &id]);
+    soon("the stop", act.ctx.cancelled()).await;
+    assert_eq!(stage.client.get(&id).await["status"], "cancelled");
+    has(&says(&client, "task_cancel", of(&id)).await, &["had already ended (cancelled)"]);
+    let (id, mut act) = stage.task().await;
+    act.ends("done");
+    soon("the end", stage.client.until(&id, "completed")).await;
+    has(&says(&client, "task_cancel", of(&id)).await, &["had already ended (completed)", "`task_wait`"]);
+    assert_eq!(says(&client, "task_wait", of(&id)).await, "done", "its result stays");
+}
+
+#[tokio::test]
+async fn somebody_elses_task_is_no_other_than_one_that_never_was() {
+    let mut stage = Stage::with(two_callers()).await;
+    let (ann, bob) = (stage.server.client().with_token("ann-token"), stage.server.client().with_token("bob-token"));
+    let (of_ann, _act) = stage.task_of(&ann).await;
+    let (of_bob, _bobs) = stage.task_of(&bob).await;
+    let never: String = of_ann.chars().rev().collect();
+    let client = stage.server.plain_client().with_token("bob-token");
+    for tool in NAMES {
+        let told = |id: String| {
+            let client = client.clone();
+            async move { refuses(&client, tool, of(&id)).await.replace(&id, "IT") }
+        };
+        let (foreign, unknown) = (told(of_ann.clone()).await, told(never.clone()).await);
+        assert_eq!(foreign, unknown, "{tool}");
+        has(&foreign, &["There is no task `IT` of yours", &format!("{of_bob}: `writes`, running for 0 s")]);
+        assert_eq!(foreign.matches("IT").count(), 1, "it is in no list: {foreign}");
+        has(&told("the last one\u{7}`".to_owned()).await, &["There is no task", &of_bob]);
+    }
+    let uris = [of_ann.as_str(), never.as_str()].map(|id| format!("taskwire://task/{id}/output"));
+    let mut errors = Vec::new();
+    for uri in &uris {
+        let error = bob.error("resources/read", json!({"uri": uri})).await;
+        errors.push(error.to_string().replace(uri.as_str(), "IT"));
+    }
+    assert_eq!(errors[0], errors[1]);
+    bob.cancel(&of_bob).await;
+    has(&refuses(&client, "task_wait", of(&of_ann)).await, &["You have no running task"]);
+    assert_eq!(ann.get(&of_ann).await["status"], "working", "nothing happened to it");
+}
+
+#[tokio::test]
+async fn no_more_than_ten_running_tasks_are_listed_the_latest_first() {
+    let mut stage = Stage::new().await;
+    let (mut ids, mut acts) = (Vec::new(), Vec::new());
+    for _ in 0..12 {
+        let (id, act) = stage.task().await;
+        ids.push(id);
+        acts.push(act);
+        stage.clock.advance(SECOND);
+    }
+    let text = refuses(&stage.server.plain_client(), "task_wait", of("?")).await;
+    let listed: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("- ")?.split(':').next()).collect();
+    let latest: Vec<&str> = ids.iter().rev().take(10).map(String::as_str).collect();
+    assert_eq!(listed, latest);
+    has(&text, &["running for 1 s", "running for 10 s"]);
+}
+
+#[tokio::test]
+async fn a_task_that_is_no_longer_kept_is_unknown() {
+    let mut stage = Stage::of(Config::default(), |tool| tool.task(TaskMode::Always).retention(HOUR)).await;
+    let (id, mut act) = stage.task().await;
+    act.ends("done");
+    soon("the end", stage.client.until(&id, "completed")).await;
+    let client = stage.server.plain_client();
+    stage.clock.advance(HOUR * 2);
+    loop {
+        let result = soon("the answer", client.call("task_wait", of(&id))).await;
+        if result["isError"] == true {
+            has(&text_of(&result["content"]), &["There is no task", "You have no running task"]);
+            break;
+        }
+        assert_eq!(text_of(&result["content"]), "done");
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,104 @@
+//! Answers that a model gives to what a task asks.
+
+use serde_json::{Value, json};
+use taskwire::tool::Question;
+
+use super::{answer, asked, asks, has, of, order_form, refuses, says};
+use crate::{
+    kit::{TASKS, soon},
+    stage::Stage,
+    tasks::name_form,
+};
+
+#[tokio::test]
+async fn an_answer_may_have_any_shape_that_has_one_meaning() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    for (value, content) in [
+        (json!({"name": "Ada"}), json!({"name": "Ada"})),
+        (json!("Ada"), json!({"name": "Ada"})),
+        (json!("{\"name\":\"Ada\"}"), json!({"name": "Ada"})),
+        (json!({"action": "accept", "content": {"name": "Ada"}}), json!({"name": "Ada"})),
+        (json!(7), json!({"name": "7"})),
+        (json!("\u{1f600} \"quoted\"\n"), json!({"name": "\u{1f600} \"quoted\"\n"})),
+    ] {
+        let (id, _act, asking) = asked(&mut stage, name_form("Name?")).await;
+        has(&says(&client, "task_answer", json!({"task_id": id, "value": value})).await, &["is answered", "`task_wait`"]);
+        assert_eq!(answer(asking).await, ("accept".to_owned(), content));
+    }
+    for value in [json!({"size": "LARGE", "count": "3", "gift": "yes"}), json!({"size": "large", "count": 3, "gift": true})] {
+        let (id, _act, asking) = asked(&mut stage, order_form()).await;
+        says(&client, "task_answer", json!({"task_id": id, "key": "k", "value": value})).await;
+        assert_eq!(answer(asking).await, ("accept".to_owned(), json!({"size": "large", "count": 3, "gift": true})));
+    }
+    for (action, word) in [("decline", "was declined"), ("cancel", "was dismissed")] {
+        let (id, _act, asking) = asked(&mut stage, order_form()).await;
+        has(&says(&client, "task_answer", json!({"task_id": id, "action": action})).await, &[word]);
+        assert_eq!(answer(asking).await, (action.to_owned(), Value::Null));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_is_refused_with_what_is_wrong_and_can_be_given_again() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, _act, asking) = asked(&mut stage, order_form()).await;
+    for (value, wrong) in [
+        (json!({"size": "huge", "count": 1}), "`size`: `huge` is none of the choices: small, large"),
+        (json!({"size": "small", "count": 12}), "`count`: 12 is more than 9"),
+        (json!({"size": "small", "count": "some"}), "`count`:"),
+        (json!({"size": "small"}), "`count`: this must be filled in"),
+        (json!({"size": "small", "count": 1, "color": "red"}), "`color`: the form has no such field"),
+        (json!("small"), "must be an object with"),
+        (json!({"size": "<one of the choices>", "count": 1}), "stands for an answer"),
+    ] {
+        let text = refuses(&client, "task_answer", json!({"task_id": id, "value": value})).await;
+        has(&text, &[wrong, "was not given", "`size` (one of \"small\", \"large\"; required)", "ask your user"]);
+    }
+    has(&refuses(&client, "task_answer", of(&id)).await, &["`value` is missing"]);
+    has(&refuses(&client, "task_answer", json!({"task_id": id, "action": "maybe"})).await, &["action"]);
+    has(&refuses(&client, "task_answer", json!({"task_id": id, "key": "other", "value": "x"})).await, &["no question `other`", "`k`"]);
+    let good = json!({"task_id": id, "value": {"size": "small", "count": 1}});
+    says(&client, "task_answer", good.clone()).await;
+    assert_eq!(answer(asking).await.1, json!({"size": "small", "count": 1, "gift": false}));
+    has(&refuses(&client, "task_answer", good).await, &["asks nothing at the moment", "`task_wait`"]);
+    has(&refuses(&client, "task_answer", json!({"task_id": id, "key": "k", "value": 1})).await, &["`k` is answered already"]);
+}
+
+#[tokio::test]
+async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, mut act, first) = asked(&mut stage, name_form("First name?")).await;
+    let second = asks(&act, "last", name_form("Last name?"));
+    let both = loop {
+        let text = says(&client, "task_wait", of(&id)).await;
+        if text.contains("Last name?") {
+            break text;
+        }
+        tokio::task::yield_now().await;
+    };
+    has(&both, &["Question `k`: First name?", "Question `last`: Last name?"]);
+    has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await, &["several open questions", "`k`, `last`"]);
+    let rest = says(&client, "task_answer", json!({"task_id": id, "key": "last", "value": "Lovelace"})).await;
+    has(&rest, &["`last`", "is answered", "Question `k`: First name?"]);
+    assert!(!rest.contains("Last name?"), "{rest}");
+    has(&says(&client, "task_answer", json!({"task_id": id, "value": "Ada"})).await, &["The task goes on"]);
+    assert_eq!((answer(first).await.1, answer(second).await.1), (json!({"name": "Ada"}), json!({"name": "Lovelace"})));
+    act.ends("done");
+    soon("the end", stage.client.until(&id, "completed")).await;
+    has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await, &["has ended (completed)", "`task_wait`"]);
+}
+
+#[tokio::test]
+async fn a_page_is_to_be_opened_by_the_user_and_then_accepted() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let able = stage.server.client().declaring(json!({"elicitation": {"url": {}}, "extensions": {TASKS: {}}}));
+    let (id, act) = stage.task_of(&able).await;
+    let asking = asks(&act, "sign", Question::url("Please sign.", "https://sign.example/1"));
+    soon("the question", able.until(&id, "input_required")).await;
+    has(&says(&client, "task_wait", of(&id)).await, &["Please sign.", "https://sign.example/1", "\"key\":\"sign\",\"action\":\"accept\""]);
+    says(&client, "task_answer", json!({"task_id": id, "key": "sign", "action": "accept"})).await;
+    assert_eq!(answer(asking).await, ("accept".to_owned(), Value::Null));
+}
