@@ -53,7 +53,7 @@ pub(crate) fn whole(result: &Finished) -> String {
 /// A result without its first blocks.
 fn from(result: &Finished, first: usize) -> String {
     let mut output = String::new();
-    for block in &result.content[first..] {
+    for block in result.content[first..].iter().filter(|block| is_for_people(block)) {
         end_line(&mut output);
         output.push_str(&match shape(block) {
             Shape::Text(text) => Cow::Borrowed(text),
@@ -67,6 +67,12 @@ fn from(result: &Finished, first: usize) -> String {
     }
     end_line(&mut output);
     output
+}
+
+/// Whether a block is not meant for models alone.
+fn is_for_people(block: &Value) -> bool {
+    let audience = block["annotations"]["audience"].as_array();
+    audience.is_none_or(|audience| audience.is_empty() || audience.iter().any(|who| who == "user"))
 }
 
 fn end_line(output: &mut String) {

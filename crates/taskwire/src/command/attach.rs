@@ -36,18 +36,24 @@ use super::{
 };
 use crate::{
     engine::{Phase, Run},
-    tool::{CallResult, Ctx, Kind, Question, ToolError},
+    tool::{CallResult, Content, Ctx, Kind, Question, Schema, ToolError},
 };
 
 /// How long a supervisor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to wait before it is tried again.
 const PAUSE: Duration = Duration::from_millis(25);
+/// How long to wait where the machine is short of something.
+const SHORTAGE: Duration = Duration::from_millis(500);
+
+const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, or its processes were killed)";
 
 /// A command tool.
 pub(super) struct Command {
     pub(super) definition: Definition,
     pub(super) compiled: Compiled,
+    /// What its structured result must be.
+    pub(super) output: Option<Schema>,
 }
 
 /// How far the journal was taken. Saved as the task's checkpoint.
@@ -107,12 +113,15 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<Command>>, ctx: 
     let mut hand = Hand { commands, ctx, run, active, pass: None, out: None };
     loop {
         let dir = hand.commands.spool(hand.run.id(), mark.run);
-        let job = hand.prepare(command.as_deref(), &dir, mark.run).await?;
+        let job = hand.prepare(command.as_deref(), &dir, &mark).await?;
         let mut taking = Taking::new(&hand, &dir, &job, &mark)?;
         match hand.follow(&dir, &mut taking).await {
             // Not stopped by us: then it was lost like everything else on the machine.
             Ok(Followed::Ended(ended)) if !ended.stopped => {
-                let result = taking.result(&ended, &dir).await;
+                let mut result = taking.result(&ended, &dir).await;
+                if let (Ok(result), Some(schema)) = (&mut result, command.as_ref().and_then(|command| command.output.as_ref())) {
+                    must_fit(result, schema);
+                }
                 hand.done(dir, job.leftovers);
                 return result;
             }
@@ -131,25 +140,45 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<Command>>, ctx: 
 
 impl Hand {
     /// The job of this run: as it was begun, or a new one once it is this one's turn.
-    async fn prepare(&mut self, command: Option<&Command>, dir: &Path, run: u64) -> Result<Job, ToolError> {
-        if let Some(job) = Job::read(dir).map_err(|error| unusable(dir, &error))? {
+    async fn prepare(&mut self, command: Option<&Command>, dir: &Path, mark: &Mark) -> Result<Job, ToolError> {
+        if let Some(job) = self.persist(|| Job::read(dir)).await.map_err(|error| unusable(dir, &error))? {
             if self.pass.is_none() {
                 self.pass = self.commands.gate(&job.tool, None).try_enter(self.run.id());
             }
             return Ok(job);
         }
+        if mark.at > 0 || mark.run > 1 {
+            return Err(internal(format!("{LOST}, and nothing is left of it in {}", dir.display())));
+        }
         let Some(command) = command else {
             let message = format!("the tool `{}` is no longer there", self.run.spec().tool);
             return Err(ToolError::protocol(code::INTERNAL_ERROR, message));
         };
-        let (job, stdin) = self.job(command, run)?;
+        let (job, stdin) = self.job(command, mark.run)?;
         self.turn(&job.tool).await?;
-        write_job(dir, &job, stdin.as_deref()).map_err(|error| unusable(dir, &error))?;
+        self.persist(|| write_job(dir, &job, stdin.as_deref())).await.map_err(|error| unusable(dir, &error))?;
         Ok(job)
     }
 
+    /// Tries something again for as long as only the machine is short of something for a moment: a command that runs well
+    /// must not be lost for that.
+    async fn persist<T>(&self, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match attempt() {
+                Err(error) if is_passing(&error) && !self.run.is_stopped() => {
+                    tracing::warn!(%error, "trying again");
+                    tokio::select! {
+                        () = self.run.engine().clock().sleep(SHORTAGE) => {}
+                        () = self.run.stopped() => {}
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
     fn job(&self, command: &Command, run: u64) -> Result<(Job, Option<String>), ToolError> {
-        let Command { definition, compiled } = command;
+        let Command { definition, compiled, .. } = command;
         let arguments: Value = self.ctx.arguments().read()?;
         let filled = compiled.fill(&arguments).map_err(|problems| {
             let list = problems.join("\n- ");
@@ -169,7 +198,8 @@ impl Hand {
             progress: definition.progress.clone(),
             redact: definition.redact.clone(),
             ok_codes: definition.ok_codes.clone(),
-            inline_bytes: definition.inline_bytes,
+            // JSON may make a text six times as long, and a result has its own limit.
+            inline_bytes: definition.inline_bytes.min(usize::try_from(limits.result_bytes / 8).unwrap_or(usize::MAX)),
             on_interrupt: definition.on_interrupt,
             attempts_max: self.run.spec().attempts_max,
             line_bytes: usize::try_from(limits.chunk_bytes / 2).unwrap_or(usize::MAX),
@@ -243,7 +273,8 @@ impl Hand {
                 }
                 // What leads up to a question comes before it.
                 for asked in open.extract_if(.., |asked| asked.at <= taking.position()) {
-                    questions.push(ask(self.ctx.clone(), asked));
+                    let question = taking.question(asked.question);
+                    questions.push(ask(self.ctx.clone(), talk::Asked { question, ..asked }));
                 }
                 tokio::select! {
                     biased;
@@ -304,7 +335,10 @@ impl Hand {
         let supervisor = &self.commands.0.supervisor;
         let mut process = tokio::process::Command::new(&supervisor.program);
         process.arg0("taskwire").args(&supervisor.args).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = process.spawn().map_err(|error| internal(format!("cannot start the supervisor of a command: {error}")))?;
+        let mut child = self
+            .persist(|| process.spawn())
+            .await
+            .map_err(|error| internal(format!("cannot start the supervisor of a command: {error}")))?;
         let mut said = String::new();
         if let Some(out) = child.stdout.take() {
             out.take(64 * 1024).read_to_string(&mut said).await?;
@@ -319,7 +353,6 @@ impl Hand {
 
     /// The command was lost. Begins it anew, if that is safe.
     async fn again(&mut self, dir: &Path, settings: &Settings, mark: &Mark) -> Result<Mark, ToolError> {
-        const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, or its processes were killed)";
         let lost = |why: String| internal(format!("{LOST}, and {why}"));
         let why = match settings.on_interrupt {
             OnInterrupt::Retry if mark.run < settings.attempts_max => None,
@@ -334,6 +367,8 @@ impl Hand {
         if !matches!(self.run.promote().await.map_err(crate::tool::from_engine)?, Phase::Task(_)) {
             return Err(ToolError::stopped());
         }
+        // What it wrote last is still on its way into the log.
+        self.ctx.flush().await?;
         let seq = self.run.engine().span(self.run.id()).map_err(crate::tool::from_engine)?.end;
         let next = Mark::start(mark.run + 1, seq.0);
         let next_dir = self.commands.spool(self.run.id(), next.run);
@@ -350,7 +385,7 @@ impl Hand {
     fn stop(&mut self, dir: PathBuf) {
         self.out = None;
         if let Some(active) = self.active.take() {
-            tokio::spawn(sweep::bury(self.commands.clone(), dir, None, active, self.pass.take()));
+            tokio::spawn(sweep::stop(self.run.clone(), dir, active, self.pass.take()));
         }
     }
 
@@ -409,8 +444,33 @@ fn form(message: &str, schema: Option<Payload>) -> Payload {
     Payload::of(&form).expect("it consists of JSON already")
 }
 
+/// A result that is not what the tool promises is an error that says so, with all that the command wrote.
+fn must_fit(result: &mut CallResult, schema: &Schema) {
+    if result.is_error {
+        return;
+    }
+    let problems = match result.structured_content.as_ref().map(Payload::read::<Value>) {
+        Some(Ok(value)) => schema.problems(&value),
+        Some(Err(error)) => vec![error.to_string()],
+        None => vec!["it gave none (a line `{\"result\": …}` with `output = \"jsonl\"`, or `taskwire emit --result`)".to_owned()],
+    };
+    if !problems.is_empty() {
+        let text = format!("The command's structured result does not conform to the tool's output schema:\n- {}", problems.join("\n- "));
+        result.content.push(Content::text(text).into_payload());
+        result.structured_content = None;
+        result.is_error = true;
+    }
+}
+
 fn internal(message: String) -> ToolError {
     ToolError::protocol(code::INTERNAL_ERROR, message)
+}
+
+/// Whether an error says that the machine is short of something (files, memory, processes), and nothing else is wrong.
+fn is_passing(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let code = error.raw_os_error();
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN].iter().any(|passing| code == Some(passing.raw_os_error()))
 }
 
 fn unusable(dir: &Path, error: &io::Error) -> ToolError {

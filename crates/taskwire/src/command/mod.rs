@@ -41,7 +41,7 @@ pub use template::{Part, literal};
 
 use crate::{
     engine::Engine,
-    tool::{Registry, Tool},
+    tool::{Registry, Schema, Tool},
 };
 
 /// How a supervisor is started: a program that calls [`supervise`] with its last argument.
@@ -126,7 +126,9 @@ impl Commands {
         policy.on_interrupt = OnInterrupt::Resume;
         let (name, description, schema) = (definition.name.clone(), definition.description.clone(), definition.input_schema.clone());
         let (title, output, annotations) = (definition.title.clone(), definition.output_schema.clone(), definition.annotations.clone());
-        let command = Arc::new(attach::Command { definition, compiled });
+        // It was checked already.
+        let output_schema = output.as_ref().and_then(|schema| Schema::compile(schema).ok());
+        let command = Arc::new(attach::Command { definition, compiled, output: output_schema });
         let commands = self.clone();
         let mut tool = Tool::raw(&name, &description, schema, move |ctx| attach::run(commands.clone(), Some(command.clone()), ctx));
         if let Some(title) = title {

@@ -6,6 +6,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -86,34 +87,45 @@ fn sweep(commands: &Commands, engine: &Engine) {
             Ok(Some(task)) if task.ended.is_none() => {}
             Ok(_) => {
                 let active = commands.activate(id);
-                tokio::spawn(bury(commands.clone(), dir, None, active, None));
+                tokio::spawn(bury(commands.clone(), dir, active));
             }
             Err(error) => tracing::error!(%error, "a task cannot be read"),
         }
     }
 }
 
-/// Stops a command, if it runs, and clears away what it left, once it is gone.
-pub(super) async fn bury(commands: Commands, dir: PathBuf, wire: Option<UnixStream>, active: Active, pass: Option<Pass>) {
-    let wire = match wire {
-        Some(wire) => Some(wire),
-        None => greet(&dir).await.ok(),
-    };
-    if let Some(wire) = wire {
-        let (lines, mut out) = wire.into_split();
-        // One that is gone need not be told.
-        let _ = out.write_all(&talk::line(&ToSupervisor::Stop {})).await;
-        let mut lines = BufReader::new(lines).lines();
-        while let Ok(Some(_)) = lines.next_line().await {}
-    } else if supervisor::is_alive(&dir) {
-        // It is about to begin or to end: the next look will tell.
+/// Stops the command of a task that has ended, if it runs, and clears away what it left, once it is gone.
+async fn bury(commands: Commands, dir: PathBuf, active: Active) {
+    if !halt(&dir).await {
+        // The next look will tell.
         return;
     }
     if let Some(job) = Job::read(&dir).ok().flatten() {
         commands.gate(&job.tool, None).let_go(active.id);
     }
     clear(dir, Leftovers::Kill).await;
-    drop((active, pass));
+    drop(active);
+}
+
+/// Stops the command of a run that has failed or was called off, and clears it away once that is durable.
+pub(super) async fn stop(run: Arc<Run>, dir: PathBuf, active: Active, pass: Option<Pass>) {
+    halt(&dir).await;
+    drop(pass);
+    after(run, dir, Leftovers::Kill, active).await;
+}
+
+/// Stops a command, if it runs, and waits until it is gone; says whether it is.
+async fn halt(dir: &Path) -> bool {
+    if let Ok(wire) = greet(dir).await {
+        let (lines, mut out) = wire.into_split();
+        // One that is gone need not be told.
+        let _ = out.write_all(&talk::line(&ToSupervisor::Stop {})).await;
+        let mut lines = BufReader::new(lines).lines();
+        while let Ok(Some(_)) = lines.next_line().await {}
+        return true;
+    }
+    // Else it is about to begin or to end.
+    !supervisor::is_alive(dir)
 }
 
 /// Attaches to a supervisor.
@@ -140,7 +152,7 @@ pub(super) async fn clear(dir: PathBuf, leftovers: Leftovers) {
 }
 
 /// Clears a run away once its end is durable, and not before: else the command would be started again after a crash.
-pub(super) async fn after(run: std::sync::Arc<Run>, dir: PathBuf, leftovers: Leftovers, active: Active) {
+pub(super) async fn after(run: Arc<Run>, dir: PathBuf, leftovers: Leftovers, active: Active) {
     loop {
         match run.phase() {
             Phase::Loose => drop(run.settled().await),
@@ -156,6 +168,8 @@ pub(super) async fn after(run: std::sync::Arc<Run>, dir: PathBuf, leftovers: Lef
             }
         }
     }
-    clear(dir, leftovers).await;
+    if !supervisor::is_alive(&dir) {
+        clear(dir, leftovers).await;
+    }
     drop(active);
 }

@@ -4,14 +4,16 @@
 //! contains, or none if its parameter is absent, or one for each item of a list. Values are chosen by whoever calls, so
 //! what could change the meaning of a command is refused here, with words that name the field.
 
-use std::{borrow::Cow, collections::BTreeSet, fmt};
+use std::{borrow::Cow, collections::BTreeSet};
 
-use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 
+mod part;
 mod shell;
 #[cfg(test)]
 mod tests;
+
+pub use part::Part;
 
 /// The longest argument: what Linux allows, without the NUL that ends it.
 pub(crate) const ARG_BYTES_MAX: usize = 131_071;
@@ -29,66 +31,6 @@ const PROBLEMS_MAX: usize = 10;
 
 /// Characters of a value that an error shows.
 const SHOWN_CHARS: usize = 40;
-
-/// One part of a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
-    /// One argument: `"--out={path}"`.
-    One(String),
-    /// Arguments that belong together: `["--out", "{path}"]`. All of them are left out if one parameter is absent, and all
-    /// are repeated for each item of a list.
-    Group(Vec<String>),
-    /// A group that is there only if a boolean parameter is true: `{ when = "verbose", args = ["-v"] }`.
-    When {
-        /// The parameter.
-        when: String,
-        /// The arguments.
-        args: Vec<String>,
-    },
-}
-
-impl From<&str> for Part {
-    fn from(text: &str) -> Self {
-        Self::One(text.to_owned())
-    }
-}
-
-/// By hand, because an untagged enum would say no more than that nothing fitted.
-impl<'de> Deserialize<'de> for Part {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct When {
-            when: String,
-            args: Vec<String>,
-        }
-
-        struct Shapes;
-
-        impl<'de> de::Visitor<'de> for Shapes {
-            type Value = Part;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, a list of texts that belong together, or { when = \"parameter\", args = [\"text\"] }")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Part, E> {
-                Ok(Part::One(text.to_owned()))
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<Part, A::Error> {
-                Vec::<String>::deserialize(de::value::SeqAccessDeserializer::new(list)).map(Part::Group)
-            }
-
-            fn visit_map<A: de::MapAccess<'de>>(self, table: A) -> Result<Part, A::Error> {
-                let When { when, args } = When::deserialize(de::value::MapAccessDeserializer::new(table))?;
-                Ok(Part::When { when, args })
-            }
-        }
-
-        deserializer.deserialize_any(Shapes)
-    }
-}
 
 /// The parameters that a schema describes.
 #[derive(Debug, Clone, Copy)]
@@ -108,6 +50,12 @@ impl<'a> Parameters<'a> {
 
     fn get(self, name: &str) -> Option<&'a Value> {
         self.schema.get("properties")?.get(name)
+    }
+
+    /// The parameter that a text like `{a b} and more` seems to begin with, but cannot: with such a name it is text.
+    fn nameless(self, text: &str) -> Option<&'a str> {
+        let braced = |name: &str| text.strip_prefix('{').and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('}'));
+        self.all().map(|(name, _)| name).find(|name| !name.trim().is_empty() && braced(name))
     }
 
     /// Whether a value of this parameter is surely of this type (or null).
@@ -226,6 +174,14 @@ impl Element {
                     literal.push('}');
                     rest = &rest[2..];
                 }
+            } else if let Some(name) = parameters.nameless(rest) {
+                return Err(format!(
+                    "{}: the name of the parameter {} cannot stand in braces: it needs letters, digits, _ and -, and no digit or - first. \
+                     Give it such a name, for example `{}`",
+                    shown(source),
+                    shown(name),
+                    possible(name)
+                ));
             } else {
                 literal.push_str(&rest[..1]);
                 rest = &rest[1..];
@@ -291,7 +247,6 @@ impl Element {
     }
 }
 
-/// The name at the beginning of a text like `{name} and more`.
 /// Writes a template that stands for `text` itself, whatever it contains.
 #[must_use]
 pub fn literal(text: &str) -> String {
@@ -321,10 +276,24 @@ fn escaped(text: &str) -> Option<&str> {
     text[name.len() + 3..].starts_with('}').then_some(name)
 }
 
+/// The name at the beginning of a text like `{name} and more`.
 fn placeholder(text: &str) -> Option<&str> {
     let (name, _) = text.strip_prefix('{')?.split_once('}')?;
-    let begins = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-    (begins && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')).then_some(name)
+    (name.starts_with(can_begin) && name.chars().all(can_follow)).then_some(name)
+}
+
+fn can_begin(c: char) -> bool {
+    c.is_ascii_alphabetic() || c == '_'
+}
+
+fn can_follow(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '-'
+}
+
+/// A name that can stand in braces, as near to this one as can be.
+fn possible(name: &str) -> String {
+    let fitting: String = name.trim().chars().map(|c| if can_follow(c) { c } else { '_' }).collect();
+    if fitting.starts_with(can_begin) { fitting } else { format!("_{fitting}") }
 }
 
 pub(super) fn too_long(field: &str, bytes: usize) -> String {
@@ -551,9 +520,24 @@ impl Template {
         }
     }
 
-    /// The parameters that it uses.
+    /// The parameters that are put into it.
     pub(super) fn parameters(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().flat_map(|step| &step.parameters).map(String::as_str)
+    }
+
+    /// The parameters that decide what is there.
+    pub(super) fn conditions(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().filter_map(|step| step.when.as_deref())
+    }
+
+    /// The program.
+    pub(super) fn program(&self) -> &str {
+        self.steps.first().and_then(|step| step.elements.first()).and_then(Element::literal).unwrap_or_default()
+    }
+
+    /// What can be filled, but probably does not do what was meant.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        shell::warnings(&self.steps)
     }
 }
 

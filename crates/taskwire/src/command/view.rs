@@ -19,7 +19,7 @@ use taskwire_core::task::OnInterrupt;
 
 use super::{
     definition::{Format, Stderr},
-    talk::Note,
+    talk::{Note, Question},
 };
 
 /// Names the stream in the `_meta` of a block that was not written to standard output.
@@ -128,13 +128,50 @@ impl View {
     pub(crate) fn note(&mut self, note: Note) -> Vec<Said> {
         let rules = &self.rules;
         vec![match note {
-            Note::Progress { done, total, message } => Said::Progress { done, total, message: message.map(|text| rules.message(&text)) },
+            Note::Progress { done, total, message } => {
+                let total = total.filter(|total| *total > 0.0);
+                Said::Progress { done, total, message: message.map(|text| rules.message(&text)) }
+            }
             Note::Status { message } => Said::Status(rules.message(&message)),
             Note::Block { block } if is_block(&block) => Said::Block(rules.redact.block(block)),
             // Clients refuse a whole result because of one bad block, so it is shown as the text that it is.
             Note::Block { block } => Said::Text(format!("{}\n", rules.redact.strings(block))),
             Note::Result { structured, is_error } => Said::Result { structured: rules.redact.strings(structured), is_error, content: None },
         }]
+    }
+
+    /// A text that is no output, for others to see.
+    pub(crate) fn redacted<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        self.rules.redact.text(text)
+    }
+
+    /// A question as others may see it. Choices stay as they are, since an answer must be one of them.
+    pub(crate) fn question(&self, mut question: Question) -> Question {
+        question.message = self.redacted(&question.message).into_owned();
+        if let Some(schema) = &question.schema
+            && let Cow::Owned(_) = self.redacted(schema.as_str())
+            && let Ok(mut value) = schema.read::<Value>()
+        {
+            self.described(&mut value);
+            question.schema = Some(value.into());
+        }
+        question
+    }
+
+    /// What a schema says to people.
+    fn described(&self, schema: &mut Value) {
+        match schema {
+            Value::Object(members) => {
+                for (name, member) in members {
+                    match member {
+                        Value::String(text) if matches!(name.as_str(), "title" | "description") => *text = self.redacted(text).into_owned(),
+                        member => self.described(member),
+                    }
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.described(item)),
+            _ => {}
+        }
     }
 
     /// What was held back: nothing more will come.
@@ -312,6 +349,7 @@ impl Redact {
                 }
                 Value::Object(shown)
             }
+            Value::Number(number) if self.text(&number.to_string()) != number.to_string() => REDACTED.into(),
             other => other,
         }
     }

@@ -61,11 +61,6 @@ impl Hold {
     /// Lets the caller come back to the task that its call may become, and to that of a call that is the same.
     pub(super) fn open(self, spec: &mut Spec, tool: &ReadyTool, arguments: &Value) {
         spec.findable = true;
-        if !self.can_ask() {
-            // A model answers with a follow-up tool, by itself or after it has asked its user.
-            spec.accepts.elicit_form = true;
-            spec.accepts.elicit_url = true;
-        }
         if tool.0.policy.dedupe && spec.idempotency_key.is_none() {
             spec.dedupe = Some(twins::likeness(&tool.0.name, arguments));
         }

@@ -95,7 +95,12 @@ impl Ctx {
 
     /// As [`ask`](Self::ask), in the shapes of the wire.
     pub(crate) async fn ask_raw(&self, key: &str, question: Payload) -> Result<Payload, ToolError> {
-        if let Some(lacking) = payload_lacks(&question, self.accepts()) {
+        let mut accepts = self.accepts();
+        if self.0.spec().findable {
+            // Where its client asks nobody, a model answers with a follow-up tool, by itself or after it has asked its user.
+            (accepts.elicit_form, accepts.elicit_url) = (true, true);
+        }
+        if let Some(lacking) = payload_lacks(&question, accepts) {
             return Err(ToolError::missing_capability(lacking));
         }
         let answer = self.0.ask(&InputKey::new(key), question).await.map_err(from_engine)?;

@@ -14,13 +14,14 @@ use taskwire_core::{
     task::{Progress, Reject},
 };
 
-use super::{Hand, Mark, replace, unusable};
+use super::{Hand, Mark, SHORTAGE, is_passing, replace, unusable};
 use crate::{
     clock::Sleep,
     command::{
         digest::{Digest, Link},
         journal::{self, Ended, Reader, Record},
         supervisor::Job,
+        talk::Question,
         view::{Said, Settings, Stream, View},
     },
     engine::{self, Phase, Piece, Run},
@@ -105,6 +106,11 @@ impl Taking {
         })
     }
 
+    /// A question of the command as others may see it.
+    pub(super) fn question(&self, question: Question) -> Question {
+        self.view.question(question)
+    }
+
     /// The place in the journal up to which it was read.
     pub(super) fn position(&self) -> u64 {
         self.reader.position()
@@ -113,8 +119,16 @@ impl Taking {
     /// Takes what is there, but not so much that nothing else gets a turn.
     pub(super) async fn take(&mut self) -> Result<Taken, ToolError> {
         for _ in 0..RECORDS {
-            let next = self.reader.next().map_err(|error| unusable(&self.dir, &error))?;
-            let Some((record, range)) = next else { return Ok(Taken::All) };
+            let (record, range) = match self.reader.next() {
+                Ok(Some(next)) => next,
+                Ok(None) => return Ok(Taken::All),
+                Err(error) if is_passing(&error) => {
+                    tracing::warn!(%error, "trying again");
+                    self.run.engine().clock().sleep(SHORTAGE).await;
+                    return Ok(Taken::More);
+                }
+                Err(error) => return Err(unusable(&self.dir, &error)),
+            };
             let (said, stream) = match record {
                 Record::Out(bytes) => (self.feed(Stream::Out, &bytes), Some((Stream::Out, bytes.len() as u64))),
                 Record::Err(bytes) => (self.feed(Stream::Err, &bytes), Some((Stream::Err, bytes.len() as u64))),
@@ -197,8 +211,10 @@ impl Taking {
                     items.push(Item::Text(text));
                 }
                 Said::Block(block) => {
-                    self.digest.block(&block);
-                    items.push(Item::Block(block.into()));
+                    for block in fitting(block, self.run.engine().limits().chunk_bytes) {
+                        self.digest.block(&block);
+                        items.push(Item::Block(block.into()));
+                    }
                 }
                 Said::Progress { done, total, message } => self.saying.progress(Progress { done, total }, message),
                 Said::Status(message) => self.saying.message = Some(message),
@@ -275,12 +291,40 @@ impl Taking {
             result.is_error = given.is_error;
         }
         if let Some(problem) = problem(ended, &self.settings) {
-            content.push(json!({"type": "text", "text": problem}));
+            content.push(json!({"type": "text", "text": self.view.redacted(&problem)}));
             result.is_error = true;
+        }
+        if content.is_empty() {
+            // Models, and some clients, take nothing at all for a fault. People need not read it.
+            let code = ended.code.unwrap_or(0);
+            let text = format!("The command ended with exit code {code} and wrote nothing.");
+            content.push(json!({"type": "text", "text": text, "annotations": {"audience": ["assistant"]}}));
         }
         result.content = content.into_iter().map(Payload::from).collect();
         Ok(result)
     }
+}
+
+/// A block as the log takes it: text that is too long in parts, and a word on anything else that is too large.
+fn fitting(mut block: Value, most: u64) -> Vec<Value> {
+    let bytes = block.to_string().len() as u64;
+    if bytes <= most {
+        return vec![block];
+    }
+    let Some(text) = block["text"].as_str().filter(|_| block["type"] == "text").map(ToOwned::to_owned) else {
+        let text = format!("[A block of {bytes} bytes was left out: the limit is {most} (configuration key `limits.chunk_bytes`).]\n");
+        return vec![json!({"type": "text", "text": text})];
+    };
+    // A byte of text takes at most six in JSON.
+    let part = usize::try_from(most / 8).unwrap_or(usize::MAX).max(4);
+    let (mut parts, mut rest) = (Vec::new(), text.as_str());
+    while !rest.is_empty() {
+        let (first, after) = rest.split_at(rest.floor_char_boundary(part));
+        block["text"] = first.into();
+        parts.push(block.clone());
+        rest = after;
+    }
+    parts
 }
 
 /// What is wrong with how a command ended.

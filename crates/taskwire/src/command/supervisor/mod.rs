@@ -117,7 +117,11 @@ impl Job {
 
 /// Whether a supervisor runs in `dir`, or is about to.
 pub(crate) fn is_alive(dir: &Path) -> bool {
-    let Ok(lock) = File::open(dir.join(LOCK)) else { return false };
+    let lock = match File::open(dir.join(LOCK)) {
+        Ok(lock) => lock,
+        // One that cannot be looked at may well be alive.
+        Err(error) => return error.kind() != io::ErrorKind::NotFound,
+    };
     // The lock is given back at once. A supervisor that begins in this very moment tries again.
     lock.try_lock_shared().is_err()
 }

@@ -15,7 +15,7 @@ use rustix::{fs::Mode, process::Pid};
 use tokio::net::unix::pipe::Receiver;
 
 use super::{Job, cgroup::Cgroup, kill::DIR_VARIABLE};
-use crate::command::definition::Stderr;
+use crate::command::definition::{Leftovers, Stderr};
 
 /// Tells a process of a command which task it runs for.
 const TASK_VARIABLE: &str = "TASKWIRE_TASK";
@@ -47,7 +47,8 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String
     command.stdin(if job.stdin { Stdio::from(File::open(dir.join(STDIN)).map_err(streams)?) } else { Stdio::null() });
     let (out, err) = pipes(&mut command, job.stderr).map_err(streams)?;
 
-    let cgroup = Cgroup::make(dir);
+    // What may stay when the command has ended would keep its control group for ever.
+    let cgroup = if job.leftovers == Leftovers::Keep { None } else { Cgroup::make(dir) };
     let is_in = cgroup.as_ref().is_some_and(|cgroup| cgroup.enter().is_ok());
     // Files that the command makes are as its user wants them.
     let own_mask = rustix::process::umask(mask);

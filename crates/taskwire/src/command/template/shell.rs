@@ -41,6 +41,9 @@ const RUNNERS: &[&str] = &[
     "strace",
 ];
 
+/// Shells whose scripts count their arguments from the first.
+const NO_NAME: &[&str] = &["fish", "csh", "tcsh"];
+
 /// Options of shells that are followed by a value.
 const LONG_WITH_VALUE: &[&str] = &["--rcfile", "--init-file", "--emulate"];
 
@@ -60,14 +63,52 @@ enum Next {
 
 /// Refuses commands where a value would become code of a shell.
 pub(super) fn check(steps: &[Step], allow_dash: &BTreeSet<String>) -> Result<(), String> {
-    let elements: Vec<(&Element, bool)> = steps
+    let elements = elements(steps);
+    shells(&elements).into_iter().try_for_each(|at| read(&elements, at, allow_dash))
+}
+
+/// Values that a script does not find where it looks for them.
+pub(super) fn warnings(steps: &[Step]) -> Vec<String> {
+    let elements = elements(steps);
+    shells(&elements).into_iter().filter_map(|at| misplaced(&elements, at)).collect()
+}
+
+/// All elements, and whether each is there in every call.
+fn elements(steps: &[Step]) -> Vec<(&Element, bool)> {
+    steps
         .iter()
         .flat_map(|step| {
             let always = step.when.is_none() && step.parameters.is_empty();
             step.elements.iter().map(move |element| (element, always))
         })
-        .collect();
-    shells(&elements).into_iter().try_for_each(|at| read(&elements, at, allow_dash))
+        .collect()
+}
+
+/// A value right behind the script: it is `$0` there, and `$1` is what comes next.
+fn misplaced(elements: &[(&Element, bool)], at: usize) -> Option<String> {
+    let shell = elements[at].0.literal().map(base_name)?;
+    if NO_NAME.contains(&shell) {
+        return None;
+    }
+    let mut reading = Next::Options { script: false, values: 0 };
+    let mut rest = elements[at + 1..].iter().map(|(element, _)| *element);
+    let script = rest.find(|element| {
+        let before = reading;
+        reading = after(before, element, false);
+        matches!(before, Next::Script | Next::Options { script: true, .. }) && reading == Next::Arguments
+    })?;
+    let first = rest.next()?;
+    let name = first.parameters().next()?;
+    let text = script.literal()?;
+    let names = |is: fn(char) -> bool| text.split('$').skip(1).any(|rest| rest.trim_start_matches('{').starts_with(is));
+    (names(|c| matches!(c, '1'..='9' | '@' | '*')) && !names(|c| c == '0')).then(|| {
+        format!(
+            "the first argument after the script is $0, so that {{{name}}} is not $1: put a word between them, \
+             command = […, {}, \"{shell}\", {}]",
+            shown(&script.source),
+            shown(&first.source)
+        )
+    })
 }
 
 /// Reads what follows the shell at this place.

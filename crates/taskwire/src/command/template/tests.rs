@@ -541,3 +541,20 @@ proptest! {
         prop_assert_eq!(fill(&json!(["p", source]), &json!({})).expect("filled"), ["p", text.as_str()]);
     }
 }
+
+#[test]
+fn a_parameter_whose_name_cannot_stand_in_braces_is_no_text_either() {
+    let schema = json!({"type": "object", "properties": {"p q": {}, "a.b": {}, "1st": {}, "ü": {}, "": {}, " ": {}, "ok": {}}});
+    let compile = |text: &str| Text::compile(text, &schema).map(|text| text.fill(&Map::new()));
+    for (text, name, instead) in
+        [("{p q}", "\"p q\"", "`p_q`"), ("--x={a.b}", "\"a.b\"", "`a_b`"), ("{1st}", "\"1st\"", "`_1st`"), ("a {ok} {ü} b", "\"ü\"", "`_`")]
+    {
+        let why = compile(text).map(drop).expect_err(text);
+        assert!(why.contains(name) && why.contains("letters, digits, _ and -") && why.ends_with(instead), "{why}");
+    }
+    for text in ["{}", "{ }", "{p  q}", "{p q", "p q}", "{a.c}", "{ print $1 }"] {
+        assert_eq!(compile(text), Ok(Ok(Some(text.to_owned()))), "other braces are text");
+    }
+    let command = [Part::from("ls"), Part::from("{p q}")];
+    assert!(Template::compile(&command, &schema, &[]).is_err());
+}

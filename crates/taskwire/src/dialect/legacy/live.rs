@@ -421,6 +421,13 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Says, before there is one, that its task will be there for other calls too.
+    pub(super) fn shares(&self) {
+        if let Some(running) = self.session.live().running.get_mut(&self.id) {
+            running.shared = true;
+        }
+    }
+
     /// Names the task to be cancelled when the request is called off.
     pub(super) fn makes(&self, task: &Task) {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {

@@ -34,6 +34,7 @@ use crate::{
     },
     engine::{self, End, Note, Phase, Resumed, Run},
     feed::Watch,
+    followup,
     tool::{ReadyTool, TaskMode, payload_lacks},
 };
 
@@ -251,7 +252,8 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait) -> R
     loop {
         let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
         if let Some(outcome) = task.outcome.as_ref().filter(|_| patience != Some(Duration::ZERO)) {
-            return concluded(cx, &task, outcome);
+            // Who wants to see all of the output gets the task where the result has only a part of it.
+            return if eager && is_cut(&task, outcome) { Ok(handle(cx, &task, None)) } else { concluded(cx, &task, outcome) };
         }
         if waited || (eager && engine.span(id)?.end > Seq(0)) || (patience.is_some() && task.asked_at.is_some()) {
             return Ok(handle(cx, &task, None));
@@ -272,6 +274,12 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait) -> R
             () = &mut held, if !over => over = true,
         }
     }
+}
+
+/// Whether a result leaves out output that can be read from its task.
+fn is_cut(task: &Task, outcome: &Outcome) -> bool {
+    let uri = followup::resource::uri(task.id);
+    matches!(outcome, Outcome::Completed { result, .. } if result.as_str().contains(&uri))
 }
 
 /// The answer of a task that has ended.

@@ -96,6 +96,36 @@ fn the_error_shows_the_safe_way_in_the_words_of_the_author() {
     assert!(why.contains(r#"["fish", "-c", "echo \"$argv[1]\"", "{x}", …]"#), "{why}");
 }
 
+#[test]
+fn a_value_that_a_script_looks_for_in_the_wrong_place_is_warned_of() {
+    let warnings = |command: &Value| compile(command).expect("it can be used").warnings();
+    for command in [
+        json!(["sh", "-c", "echo $1", "{x}"]),
+        json!(["bash", "-euo", "pipefail", "-c", "echo \"${1:-}\"", "{x}", "{y}"]),
+        json!(["sh", "-c", "wc \"$@\"", "{list}"]),
+        json!(["sh", "-c", "--", "echo $*", ["{x}", "y"]]),
+        json!(["env", "LANG=C", "sh", "-c", "echo $1", "{x}"]),
+    ] {
+        let warnings = warnings(&command);
+        assert!(warnings.len() == 1 && warnings[0].contains("is $0") && warnings[0].contains("is not $1"), "{command}: {warnings:?}");
+    }
+    let example = "command = […, \"echo $1\", \"sh\", \"{x}\"]";
+    assert!(warnings(&json!(["sh", "-c", "echo $1", "{x}"]))[0].ends_with(example));
+    for command in [
+        json!(["sh", "-c", "echo $1", "sh", "{x}"]),
+        json!(["sh", "-c", "echo $0", "{x}"]),
+        json!(["sh", "-c", "echo \"$0\" | awk '{ print $1 }'", "{x}"]),
+        json!(["sh", "-c", "echo $HOME", "{x}"]),
+        json!(["sh", "-c", "echo $1", "sh"]),
+        json!(["sh", "-c", "echo $1"]),
+        json!(["sh", "run.sh", "{x}"]),
+        json!(["fish", "-c", "echo $argv[1]", "{x}"]),
+        json!(["echo", "-c", "$1", "{x}"]),
+    ] {
+        assert_eq!(warnings(&command), Vec::<String>::new(), "{command}");
+    }
+}
+
 /// Where `sh` finds its script, by its own rules.
 fn script(argv: &[String]) -> Option<&str> {
     let (mut at, mut is_script) = (1, false);

@@ -75,6 +75,7 @@ impl Call<'_, '_> {
         if let Some(likeness) = &spec.dedupe {
             let mut seat = Seat::take(cx.shared, &cx.session.caller, (!cx.detaches).then_some(cx.id));
             let (sender, hearing) = self.hearing();
+            request.shares();
             match seat.join(likeness, spec.clone(), self.arguments.clone(), Resumed::default(), Some(sender)).await {
                 Ok((task, _)) => {
                     // It lives on for the next call that is the same.
