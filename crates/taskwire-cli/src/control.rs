@@ -55,6 +55,9 @@ pub(crate) struct Changes {
     unchanged: usize,
     /// Keys whose values hold only after a restart.
     restart: Vec<String>,
+    /// What is probably not meant so: a line for each.
+    #[serde(default)]
+    pub(crate) warnings: Vec<String>,
 }
 
 impl fmt::Display for Changes {
@@ -150,7 +153,7 @@ impl Live {
         let tools = if config.demo { demo::tools() } else { Vec::new() };
         self.registry.set_tools(tools.into_iter().chain(commands).collect()).map_err(|invalid| {
             let key = if invalid.what.contains("output") { "output_schema" } else { "input_schema" };
-            let problem = Problem { key, message: invalid.to_string() };
+            let problem = Problem { key, path: Vec::new(), message: invalid.to_string() };
             config.refuse_tool(names.iter().position(|name| *name == invalid.tool).unwrap_or_default(), &problem)
         })?;
         Ok(())
@@ -177,6 +180,7 @@ impl Live {
         let new = known(config.demo, &definitions);
         let mut changes = Changes::between(&old, &new);
         changes.restart = self.config.restart_keys(&config, &self.overruled);
+        changes.warnings = config.warnings(&definitions);
         if *old != new {
             self.set(&config, definitions)?;
             *old = new;
@@ -190,6 +194,7 @@ impl Live {
         match reloaded.context("it could not be read").flatten() {
             Ok(changes) => {
                 tracing::info!("configuration read again: {changes}");
+                changes.warnings.iter().for_each(|warning| tracing::warn!("{}", warning.trim_start_matches("warning: ")));
                 Reply::Done(changes)
             }
             Err(error) => {
@@ -316,7 +321,9 @@ mod tests {
         let request = serde_json::to_string(&Request::Reload { config: Some("a.toml".into()) }).expect("JSON");
         assert_eq!(request, r#"{"reload":{"config":"a.toml"}}"#);
         assert!(matches!(serde_json::from_str(r#"{"reload":{}}"#), Ok(Request::Reload { config: None })));
-        let changes = Changes { added: vec!["a".to_owned()], ..Changes::default() };
+        let changes = Changes { added: vec!["a".to_owned()], warnings: vec!["warning: x".to_owned()], ..Changes::default() };
+        let older = r#"{"done":{"added":[],"changed":[],"removed":[],"unchanged":1,"restart":[]}}"#;
+        assert!(matches!(serde_json::from_str(older), Ok(Reply::Done(changes)) if changes.warnings.is_empty()), "a server of before");
         for reply in [Reply::Done(changes), Reply::Refused("line 1\nno".to_owned())] {
             let text = serde_json::to_string(&reply).expect("JSON");
             assert!(!text.contains('\n'));

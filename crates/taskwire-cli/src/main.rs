@@ -89,13 +89,7 @@ fn main() -> ExitCode {
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).with_target(false).init();
     match args.command {
-        Command::Serve(serve) => match serve.run() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("taskwire: {error:#}");
-                ExitCode::FAILURE
-            }
-        },
+        Command::Serve(serve) => serve.run(),
         Command::Reload(reload) => reload.run(),
         Command::Call(call) => client::exit::run(call.json, call.run()),
         Command::Watch(watch) => client::exit::run(watch.json, watch.run()),

@@ -20,7 +20,7 @@ use crate::client::exit::Problem;
 
 /// As much of a text as is sent at once: small enough to be seen as it comes.
 const TEXT_BYTES_MAX: usize = 32 * 1024;
-/// The largest file: encoded, it must fit into one message.
+/// The largest file: encoded, it must fit into one message. What the server takes is usually less: it says so itself.
 const FILE_BYTES_MAX: usize = 750 * 1024;
 
 /// Types by the endings of names, as they are registered.
@@ -72,8 +72,11 @@ command prints. Several things in one call are emitted in this order: text,
 --json, --image, --audio, --link, --result. The last result counts.
 Elsewhere nothing is done but to say so.
 
-BLOCK and JSON can be in a file: @FILE, or @- for standard input. A file has at
-most 750 KiB.
+BLOCK and JSON can be in a file: @FILE, or @- for standard input. An image, a
+sound or a block has at most what `limits.chunk_bytes` of the server allows,
+256 KiB if nothing else is set. Images and sounds grow by a third on their way,
+so that is about 190 KiB of a file; with a larger limit at most 750 KiB. A text
+can be as long as it likes.
 
 Exit codes:
   0  it is written down, or there is no task
@@ -85,8 +88,8 @@ Exit codes:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Emit {
     /// A text, which becomes a line; - takes standard input as it comes
-    #[arg(required_unless_present_any = ["json", "image", "audio", "link", "result", "error"])]
-    text: Option<String>,
+    #[arg(value_name = "TEXT", required_unless_present_any = ["json", "image", "audio", "link", "result", "error"])]
+    words: Vec<String>,
     /// A content block of the protocol
     #[arg(long, value_name = "BLOCK")]
     json: Vec<String>,
@@ -121,15 +124,16 @@ impl Emit {
     fn emit(&self) -> Result<(), Problem> {
         // First: what is wrong must not be found when half of it is told.
         let notes = self.notes()?;
+        let text = (!self.words.is_empty()).then(|| self.words.join(" "));
         let Some(mut task) = inside::find()? else {
             inside::hint("emit");
-            if self.text.as_deref() == Some("-") {
+            if text.as_deref() == Some("-") {
                 // Who writes to us should not be stopped by it.
                 io::copy(&mut io::stdin().lock(), &mut io::sink())?;
             }
             return Ok(());
         };
-        match self.text.as_deref() {
+        match text.as_deref() {
             Some("-") => send_text(&mut task, &mut io::stdin().lock())?,
             Some(text) => {
                 let end = if text.ends_with('\n') { "" } else { "\n" };
@@ -332,7 +336,7 @@ mod tests {
 
     fn emit() -> Emit {
         Emit {
-            text: None,
+            words: Vec::new(),
             json: Vec::new(),
             image: Vec::new(),
             audio: Vec::new(),
@@ -413,6 +417,6 @@ mod tests {
         assert_eq!(notes(Emit { error: true, ..emit() }), [Note::Result { structured: None, is_error: true }]);
         let structured = Some(Payload::from(json!({"n": 1})));
         assert_eq!(notes(Emit { result: Some("{\"n\":1}".to_owned()), ..emit() }), [Note::Result { structured, is_error: false }]);
-        assert!(notes(Emit { text: Some("x".to_owned()), ..emit() }).is_empty());
+        assert!(notes(Emit { words: vec!["x".to_owned()], ..emit() }).is_empty());
     }
 }

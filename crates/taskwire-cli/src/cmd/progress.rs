@@ -15,7 +15,8 @@ const EXAMPLES: &str = "Examples:
   taskwire progress 1024                 how much there is to do is not known
 
 For commands that `taskwire serve` runs as tools, and the programs that they
-run: every client of the task is told. Elsewhere nothing is done but to say so.
+run: clients that follow the task are told, and most show it. Elsewhere nothing
+is done but to say so.
 
 Exit codes:
   0  it is written down, or there is no task
@@ -30,7 +31,7 @@ pub(crate) struct Progress {
     #[arg(value_parser = done)]
     done: Done,
     /// Out of so much
-    #[arg(long, value_name = "N", value_parser = number)]
+    #[arg(long, value_name = "N", value_parser = whole)]
     total: Option<f64>,
     /// What is being done
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -49,7 +50,7 @@ fn done(text: &str) -> Result<Done, String> {
         return Ok(Done { done: number(percent)?, total: Some(100.0) });
     }
     match text.split_once('/') {
-        Some((done, total)) => Ok(Done { done: number(done)?, total: Some(number(total)?) }),
+        Some((done, total)) => Ok(Done { done: number(done)?, total: Some(whole(total)?) }),
         None => Ok(Done { done: number(text)?, total: None }),
     }
 }
@@ -57,6 +58,12 @@ fn done(text: &str) -> Result<Done, String> {
 fn number(text: &str) -> Result<f64, String> {
     let number = text.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     number.ok_or_else(|| "progress is told in numbers from 0 up: 3, 3/10 or 40%".to_owned())
+}
+
+/// Out of how much.
+fn whole(text: &str) -> Result<f64, String> {
+    let total = number(text)?;
+    if total > 0.0 { Ok(total) } else { Err("progress out of 0 says nothing: leave the total out, or give one over 0".to_owned()) }
 }
 
 impl Progress {
@@ -86,7 +93,7 @@ mod tests {
             ("1e3", 1000.0, None),
             ("3/10", 3.0, Some(10.0)),
             ("3 / 10", 3.0, Some(10.0)),
-            ("0/0", 0.0, Some(0.0)),
+            ("0/1", 0.0, Some(1.0)),
             ("40%", 40.0, Some(100.0)),
             ("12.5 %", 12.5, Some(100.0)),
             ("40%\n", 40.0, Some(100.0)),
@@ -103,6 +110,15 @@ mod tests {
             let words = done(text).expect_err(text);
             assert!(words.contains("3/10 or 40%"), "{words}");
         }
+    }
+
+    #[test]
+    fn nothing_is_done_out_of_nothing() {
+        for text in ["5/0", "0/0", "5/0.0", "5/-0"] {
+            assert!(done(text).expect_err(text).contains("out of 0 says nothing"), "{text}");
+        }
+        assert!(whole("0").is_err() && whole("0.5").is_ok());
+        assert_eq!(done("0%"), Ok(Done { done: 0.0, total: Some(100.0) }));
     }
 
     #[test]

@@ -11,20 +11,25 @@ use clap::Args;
 use crate::{
     client::exit::{Exit, Problem, fail},
     config::Config,
-    control::{self, Reply, Request},
-    term::escape,
+    control::{self, Changes, Reply, Request},
+    term::{escape, screen},
 };
 
 const EXAMPLES: &str = "Examples:
-  taskwire reload                                  the server whose tasks are in ./.taskwire
-  taskwire reload taskwire.toml                    the server whose tasks are where this file says
-  taskwire reload --data /var/lib/taskwire         the server whose tasks are there
+  taskwire reload                          the server with tasks in ./.taskwire
+  taskwire reload taskwire.toml            the one with tasks where it says
+  taskwire reload --data /var/lib/taskwire the one with tasks there
 
-Tools that were added, changed or taken away are so from now on, and clients that listen are told. Running
-tasks go on as they were. Other keys need a restart; it says which. A file that cannot be used is refused
-with line and column, and everything stays as it was. SIGHUP does the same, and tells the server's log.
+Tools that were added, changed or taken away are so from now on, and clients
+that listen are told. Running tasks go on as they were. Other keys need a
+restart; it says which. A file that cannot be used is refused with line and
+column, and everything stays as it was. SIGHUP does the same, and tells the
+server's log.
 
-Exit codes: 0 it was read, 2 the file cannot be used, 3 there is no server to be told";
+Exit codes:
+  0  it was read
+  2  the file cannot be used
+  3  there is no server to be told";
 
 /// Let a running server read its configuration again.
 #[derive(Debug, Args)]
@@ -40,37 +45,56 @@ pub(crate) struct Reload {
 impl Reload {
     pub(crate) fn run(self) -> ExitCode {
         match self.ask() {
-            Ok(text) => {
+            Ok(changes) => {
+                for warning in &changes.warnings {
+                    screen::write(&format!("{}\n", escape::line(warning)));
+                }
                 // Who does not read it does not need to know.
-                let _ = writeln!(io::stdout(), "{}", escape::lines(&text));
+                let _ = writeln!(io::stdout(), "{}", escape::lines(&changes.to_string()));
                 Exit::Done.into()
             }
             Err(problem) => fail(false, &problem),
         }
     }
 
-    fn ask(self) -> Result<String, Problem> {
-        let data = match (self.data, &self.config) {
-            (Some(data), _) => data,
-            (None, Some(file)) => Config::read(file).map_err(|error| Problem::usage(format!("{error:#}")))?.data,
-            (None, None) => Config::default().data,
+    fn ask(self) -> Result<Changes, Problem> {
+        let (data, source) = match (self.data, &self.config) {
+            (Some(data), _) => (data, None),
+            (None, Some(file)) => {
+                let data = Config::read(file).map_err(|error| Problem::usage(format!("{error:#}")))?.data;
+                let source = data.is_relative().then(|| format!(" (from `data` of {}, relative to this directory)", file.display()));
+                (data, source)
+            }
+            (None, None) => (Config::default().data, None),
         };
         let config = self.config.map(std::path::absolute).transpose()?;
         match control::ask(&data, &Request::Reload { config }) {
-            Ok(Reply::Done(changes)) => Ok(changes.to_string()),
+            Ok(Reply::Done(changes)) => Ok(changes),
             Ok(Reply::Refused(reason)) => Err(Problem::usage(reason)),
-            Err(error) => Err(Problem::protocol(nobody(&data, &error))),
+            Err(error) => Err(Problem::protocol(nobody(&std::path::absolute(&data)?, &source.unwrap_or_default(), &error))),
         }
     }
 }
 
-/// Why there was no answer.
-fn nobody(data: &Path, error: &io::Error) -> String {
+/// Why there was no answer. `source` is where the directory is from, if that may be a surprise.
+fn nobody(data: &Path, source: &str, error: &io::Error) -> String {
     let data = data.display();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            format!("no server has its tasks in {data}: if it has them elsewhere, name its directory with --data")
+            format!("no server has its tasks in {data}{source}: if it has them elsewhere, name its directory with --data")
         }
-        _ => format!("the server that has its tasks in {data} does not answer: {error}"),
+        _ => format!("the server that has its tasks in {data}{source} does not answer: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_fits_a_terminal() {
+        for line in EXAMPLES.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{
     net::{SocketAddr, ToSocketAddrs},
-    path::{Path, PathBuf},
+    path::PathBuf,
+    process::ExitCode,
     sync::Arc,
 };
 
@@ -10,7 +11,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use taskwire::{
     command::{Commands, Definition, Supervisor},
-    server::Server,
+    server::{self, Server},
     store::SqliteStore,
     tool::{Provider, Registry},
 };
@@ -20,23 +21,30 @@ use tokio::{
 };
 
 use crate::{
+    client::exit::Exit,
     config::Config,
     control::{self, Control, Live},
+    term::{escape, screen},
 };
 
 /// Tools that are named at the start.
 const NAMED_TOOLS: usize = 5;
 
 const EXAMPLES: &str = "Examples:
-  taskwire serve                                   demo tools, tasks in ./.taskwire
-  taskwire serve --listen 127.0.0.1:9000           another port
+  taskwire serve                            demo tools, tasks in ./.taskwire
+  taskwire serve --listen 127.0.0.1:9000    another port
   taskwire serve taskwire.toml --data /var/lib/taskwire
-  taskwire serve --stdio                           for clients that start their servers
+  taskwire serve --stdio                    for clients that start their servers
 
-SIGTERM and Ctrl-C drain: no new calls, running tools get some time, a second signal ends at once.
-Tasks that are still running then are taken over by the next start; commands run on meanwhile.
-SIGHUP and `taskwire reload` read the configuration again: its tools, while running tasks go on as they were.
-Logging goes to standard error; RUST_LOG=debug shows more.";
+SIGTERM and Ctrl-C drain: no new calls, running tools get some time,
+a second signal ends at once. Tasks that are still running then are
+taken over by the next start; commands run on meanwhile.
+SIGHUP and `taskwire reload` read the configuration again: its tools, while
+running tasks go on as they were.
+Logging goes to standard error; RUST_LOG=debug shows more.
+
+Exit codes: 0 it was told to end, 1 it cannot serve, 2 the command line or the
+configuration is wrong";
 
 /// Serve tools over the Model Context Protocol.
 #[derive(Debug, Args)]
@@ -55,8 +63,33 @@ pub(crate) struct Serve {
     stdio: bool,
 }
 
+/// All that is needed to serve: nothing is wrong with the command line or the file any more.
+struct Prepared {
+    config: Config,
+    settings: server::Config,
+    definitions: Vec<Definition>,
+    /// Nothing for standard input and output.
+    address: Option<SocketAddr>,
+    file: Option<PathBuf>,
+    /// Keys that the command line decides.
+    overruled: Vec<&'static str>,
+}
+
 impl Serve {
-    pub(crate) fn run(self) -> anyhow::Result<()> {
+    pub(crate) fn run(self) -> ExitCode {
+        let (exit, error) = match self.prepare() {
+            Err(error) => (ExitCode::from(Exit::Usage), error),
+            Ok(prepared) => match prepared.run() {
+                Err(error) => (ExitCode::FAILURE, error),
+                Ok(()) => return ExitCode::SUCCESS,
+            },
+        };
+        screen::write(&format!("taskwire: {}\n", escape::lines(&format!("{error:#}"))));
+        exit
+    }
+
+    /// Finds all that can be wrong, before anything is touched.
+    fn prepare(self) -> anyhow::Result<Prepared> {
         let mut config = match &self.config {
             Some(path) => Config::read(path)?,
             None => Config::demo(),
@@ -65,58 +98,67 @@ impl Serve {
         let overruled = options.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect();
         config.listen = self.listen.unwrap_or(config.listen);
         config.data = self.data.unwrap_or(config.data);
+        let settings = config.server()?;
+        let definitions = config.definitions(&[])?;
+        let address = if self.stdio { None } else { Some(address(&config)?) };
+        Ok(Prepared { config, settings, definitions, address, file: self.config, overruled })
+    }
+}
+
+impl Prepared {
+    fn run(self) -> anyhow::Result<()> {
+        for warning in self.config.warnings(&self.definitions) {
+            screen::write(&format!("{}\n", escape::line(&warning)));
+        }
         // Each connection is a file; the usual soft limit of 1024 is soon reached.
         if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
             tracing::debug!(%error, "the limit of open files stays as it is");
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let result = runtime.block_on(serve(config, self.config.as_deref(), overruled, self.stdio));
+        let result = runtime.block_on(self.serve());
         // Not by dropping it: that would wait for threads that read a silent input, or work for ever.
         runtime.shutdown_background();
         result
     }
-}
 
-async fn serve(config: Config, file: Option<&Path>, overruled: Vec<&'static str>, stdio: bool) -> anyhow::Result<()> {
-    // All that can be wrong with the file, before anything is touched.
-    let settings = config.server()?;
-    let definitions = config.definitions(&[])?;
-    let address = if stdio { None } else { Some(address(&config)?) };
-    // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
-    let listener = match address {
-        Some(address) => {
-            Some(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (another address: `--listen`)"))?)
+    async fn serve(self) -> anyhow::Result<()> {
+        let Self { config, settings, definitions, address, file, overruled } = self;
+        // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
+        let listener = match address {
+            Some(address) => Some(
+                TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (another address: `--listen`)"))?,
+            ),
+            None => None,
+        };
+        let store = SqliteStore::open(&config.data)?;
+        let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
+            .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
+        let registry = Registry::new();
+        let live = Live::start(config, definitions.clone(), file.as_deref(), overruled, registry.clone(), commands.clone())?;
+        let live = Arc::new(live);
+        let config = live.config();
+        let count = registry.tools().len();
+        let server = Server::start(commands.provider(registry), store, settings)?;
+        commands.begin(server.engine());
+        // Before anybody learns that we are here.
+        let stop = stop_signal()?;
+        if file.is_some() {
+            // Without a file there is nothing to read again, and the signal means what it means to any program.
+            tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
         }
-        None => None,
-    };
-    let store = SqliteStore::open(&config.data)?;
-    let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
-        .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
-    let registry = Registry::new();
-    let live = Live::start(config, definitions.clone(), file, overruled, registry.clone(), commands.clone())?;
-    let live = Arc::new(live);
-    let config = live.config();
-    let count = registry.tools().len();
-    let server = Server::start(commands.provider(registry), store, settings)?;
-    commands.begin(server.engine());
-    // Before anybody learns that we are here.
-    let stop = stop_signal()?;
-    if file.is_some() {
-        // Without a file there is nothing to read again, and the signal means what it means to any program.
-        tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
-    }
-    let control = Control::listen(&config.data, live.clone()).await;
-    if let Err(error) = &control {
-        tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
-    }
-    match listener {
-        None => server.serve_stdio(stop).await?,
-        Some(listener) => {
-            println!("{}", banner(listener.local_addr()?, config, &definitions, count));
-            server.serve(listener, stop).await?;
+        let control = Control::listen(&config.data, live.clone()).await;
+        if let Err(error) = &control {
+            tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
         }
+        match listener {
+            None => server.serve_stdio(stop).await?,
+            Some(listener) => {
+                println!("{}", banner(listener.local_addr()?, config, &definitions, count));
+                server.serve(listener, stop).await?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Where to listen. Without tokens anybody who can connect is trusted, so then only this machine may.
@@ -190,6 +232,13 @@ mod tests {
 
     fn shown(commands: &[Definition], config: &Config) -> String {
         banner(SocketAddr::from(([127, 0, 0, 1], 7)), config, commands, commands.len())
+    }
+
+    #[test]
+    fn the_help_fits_a_terminal() {
+        for line in EXAMPLES.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
     }
 
     #[test]

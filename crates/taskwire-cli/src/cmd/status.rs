@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   taskwire status \"uploading $name\"
 
 For commands that `taskwire serve` runs as tools, and the programs that they
-run: the words become the status message of the task, which every client shows
+run: the words become the status message of the task, for clients that show it
 while it runs. Elsewhere nothing is done but to say so.
 
 Exit codes:

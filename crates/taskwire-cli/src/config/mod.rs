@@ -2,7 +2,9 @@
 
 mod changes;
 mod place;
+mod time;
 mod tool;
+mod words;
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
 use taskwire::{
     command::{Definition, Problem},
     server::{self, Auth, Initial, Mode},
@@ -20,43 +22,11 @@ use taskwire::{
 use taskwire_core::Limits;
 
 pub(crate) use place::parse_toml;
+use time::{Keep, Never, Span};
 use tool::{Common, ToolTable};
 
 /// Names that the server itself has tools of, for clients that know no tasks.
 const FOLLOW_UPS: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_cancel"];
-
-/// A time span such as `"1s"` or `"10m"`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Span(Duration);
-
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        humantime::parse_duration(&text)
-            .map(Self)
-            .map_err(|error| de::Error::custom(format!("`{text}` is not a time span such as \"1s\" or \"10m\": {error}")))
-    }
-}
-
-/// A time span, or `"forever"`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Keep(Option<Duration>);
-
-impl<'de> Deserialize<'de> for Keep {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        span_or(deserializer, "forever").map(Self)
-    }
-}
-
-/// A time span, or nothing if it is `word`.
-fn span_or<'de, D: Deserializer<'de>>(deserializer: D, word: &str) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    if text == word {
-        return Ok(None);
-    }
-    let problem = |error| de::Error::custom(format!("`{text}` is not a time span such as \"1h\", nor \"{word}\": {error}"));
-    humantime::parse_duration(&text).map(Some).map_err(problem)
-}
 
 /// The file.
 #[derive(Debug, Deserialize)]
@@ -196,16 +166,6 @@ struct LegacyTable {
     reconnect_after: Option<Never>,
 }
 
-/// A time span, or `"never"`.
-#[derive(Debug, Clone, Copy)]
-struct Never(Option<Duration>);
-
-impl<'de> Deserialize<'de> for Never {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        span_or(deserializer, "never").map(Self)
-    }
-}
-
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AuthTable {
@@ -253,12 +213,30 @@ impl Config {
     pub(crate) fn refuse_tool(&self, n: usize, problem: &Problem) -> anyhow::Error {
         let n = n.to_string();
         let in_tool = |key| place::has(&self.source.text, &["tool", &n, key]);
+        let within: Vec<&str> = problem.path.iter().map(String::as_str).collect();
+        let mut path = vec!["tool", n.as_str()];
         // What stands for it in this file.
         match problem.key {
-            "input_schema" if !in_tool("input_schema") => self.refuse(&["tool", &n, "input"], &problem.message),
-            "inline_bytes" if !in_tool("inline_bytes") => self.refuse(&["inline_bytes"], &problem.message),
-            key => self.refuse(&["tool", &n, key], &problem.message),
+            "input_schema" if !in_tool("input_schema") => {
+                path.push("input");
+                path.extend(within.strip_prefix(&["properties"]).unwrap_or_default());
+            }
+            "inline_bytes" if !in_tool("inline_bytes") => path = vec!["inline_bytes"],
+            key => {
+                path.push(key);
+                path.extend(within);
+            }
         }
+        self.refuse(&path, &problem.message)
+    }
+
+    /// What is probably not meant so, for people: a line for each.
+    pub(crate) fn warnings(&self, definitions: &[Definition]) -> Vec<String> {
+        let file = self.source.path.display();
+        let of_tool = |tool: &Definition| {
+            tool.warnings().into_iter().map(|warning| format!("warning: {file}: tool `{}`: {warning}", tool.name)).collect::<Vec<_>>()
+        };
+        definitions.iter().flat_map(of_tool).collect()
     }
 
     /// The tools that are commands, each of them checked. No command sees the variables in `secrets`, nor those that this
@@ -391,6 +369,7 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
         }
     }
     let spans = [
+        ("hold", config.hold, Duration::from_secs(1)),
         ("poll_interval", config.poll_interval, Duration::from_millis(10)),
         ("retention", config.retention.unwrap_or(Duration::MAX), Duration::from_secs(1)),
         ("input_timeout", config.input_timeout.unwrap_or(Duration::MAX), Duration::from_secs(1)),
@@ -508,7 +487,9 @@ mod tests {
     #[test]
     fn values_are_checked() {
         assert!(complaint("promote_after = \"soon\"").contains("not a time span"));
-        assert!(complaint("retention = \"never\"").contains("forever"));
+        let never = complaint("retention = \"never\"");
+        assert!(never.ends_with("`never` is not a time span such as \"1s\" or \"10m\", nor \"forever\""), "{never}");
+        assert!(complaint("hold = \"5 parsecs\"").contains("not a time span such as \"1s\" or \"10m\": "), "what is wrong with it");
         assert!(complaint("body_bytes = -1").contains("line 1"));
         assert_eq!(parsed("retention = \"forever\"").expect("valid").server().expect("usable").retention, None);
         for (text, key) in [
@@ -521,6 +502,7 @@ mod tests {
             ("limits.output_bytes_per_second = 0", "limits.output_bytes_per_second"),
             ("retention = \"0s\"", "retention"),
             ("http.keep_alive = \"0s\"", "http.keep_alive"),
+            ("hold = \"0s\"", "hold"),
             ("http.connections = 99999999", "http.connections"),
             ("legacy.session_idle = \"1s\"", "legacy.session_idle"),
             ("legacy.reconnect_after = \"1ms\"", "legacy.reconnect_after"),

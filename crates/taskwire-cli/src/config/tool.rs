@@ -13,7 +13,7 @@ use taskwire::{
 };
 use taskwire_core::task::OnInterrupt;
 
-use super::Span;
+use super::time::{Keep, Span};
 
 /// What a command gets of the server's environment with `inherit_env = false`.
 const BARE_ENV: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR"];
@@ -56,7 +56,7 @@ pub(crate) struct ToolTable {
     task: Mode,
     promote_after: Option<Span>,
     timeout: Option<Span>,
-    retention: Option<Span>,
+    retention: Option<Keep>,
     #[serde(default)]
     overflow: Overflow,
     #[serde(default)]
@@ -142,7 +142,7 @@ impl ToolTable {
         };
         definition.policy.promote_after = self.promote_after.map(|span| span.0);
         definition.policy.timeout = self.timeout.map(|span| span.0);
-        definition.policy.retention = self.retention.map(|span| span.0);
+        definition.policy.retention = self.retention.and_then(|keep| keep.0);
         definition.policy.overflow = self.overflow;
         definition.policy.dedupe = self.dedupe;
         definition.policy.immediate_response = self.immediate_response.as_deref().map(Into::into);
@@ -159,7 +159,12 @@ impl ToolTable {
         if self.timeout.is_some_and(|span| span.0.is_zero()) {
             return Err(wrong(["timeout"], "`timeout` must be longer than that: without one the command may run for ever"));
         }
-        if self.retention.is_some_and(|span| span.0.as_secs() == 0) {
+        if self.retention.is_some_and(|keep| keep.0.is_none()) {
+            let message = "a tool keeps its results for a time span such as \"30d\": only the server's own `retention`, above the first \
+                           [[tool]], can be \"forever\"";
+            return Err(wrong(["retention"], message));
+        }
+        if self.retention.and_then(|keep| keep.0).is_some_and(|span| span.as_secs() == 0) {
             return Err(wrong(["retention"], "`retention` must be at least 1s: a result that nobody has time to fetch is none"));
         }
         Ok(())

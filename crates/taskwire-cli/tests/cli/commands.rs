@@ -2,6 +2,7 @@
 
 mod cancel;
 mod crash;
+mod findings;
 mod given;
 mod injection;
 mod inside;

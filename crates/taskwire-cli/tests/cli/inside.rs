@@ -226,6 +226,8 @@ fn a_command_line_that_is_wrong_is_refused_also_outside_a_task() {
         (&["progress", "many"], "3/10 or 40%"),
         (&["progress", "nan"], "3/10 or 40%"),
         (&["progress", "3", "--total", "inf"], "3/10 or 40%"),
+        (&["progress", "5/0"], "out of 0 says nothing"),
+        (&["progress", "5", "--total", "0"], "out of 0 says nothing"),
         (&["progress", "40%", "--total", "10"], "leave --total away"),
         (&["status"], "MESSAGE"),
         (&["status", "", " "], "a status of no words"),
@@ -293,6 +295,8 @@ fn text_is_emitted_as_lines_and_standard_input_as_it_is() {
     let task = Task::new();
     let text = |text: &str| json!({"block": {"block": {"type": "text", "text": text}}});
     assert_eq!(task.notes(&["emit", "two words"], None), [text("two words\n")]);
+    assert_eq!(task.notes(&["emit", "hello", "from", "-"], None), [text("hello from -\n")]);
+    assert_eq!(task.notes(&["emit", "two", "words", "--error"], None)[0], text("two words\n"));
     assert_eq!(task.notes(&["emit", "a line\n"], None), [text("a line\n")]);
     assert_eq!(task.notes(&["emit", "--", "-x"], None), [text("-x\n")]);
     assert_eq!(task.notes(&["emit", "-"], Some("no end")), [text("no end")]);

@@ -235,10 +235,11 @@ pub(crate) fn run(args: &[&str]) -> (Option<i32>, String, String) {
     (process.ended().code(), output, errors)
 }
 
-/// Runs the program, which must refuse to serve, and gives the words in which it does.
-pub(crate) fn refusal(args: &[&str]) -> String {
+/// Runs the program, which must refuse to serve with this exit code, and gives the words in which it does.
+#[track_caller]
+pub(crate) fn refusal(exit: i32, args: &[&str]) -> String {
     let (code, output, errors) = run(args);
-    assert_eq!(code, Some(1), "{output} {errors}");
+    assert_eq!(code, Some(exit), "{output} {errors}");
     assert!(errors.starts_with("taskwire: "), "{errors}");
     errors
 }

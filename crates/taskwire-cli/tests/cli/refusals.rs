@@ -11,7 +11,7 @@ fn refused_config(text: &str) -> String {
     let dir = TempDir::new();
     let file = dir.join("taskwire.toml");
     std::fs::write(&file, text).expect("a file");
-    let words = refusal(&["serve", &file, "--listen", ANY_PORT, "--data", &dir.join("data")]);
+    let words = refusal(2, &["serve", &file, "--listen", ANY_PORT, "--data", &dir.join("data")]);
     assert!(words.contains(&file), "the file is named: {words}");
     words
 }
@@ -21,7 +21,7 @@ fn a_directory_that_is_in_use_is_refused_with_the_process_that_uses_it() {
     let dir = TempDir::new();
     let data = dir.join("data");
     let first = Server::start(&data);
-    let words = refusal(&["serve", "--listen", ANY_PORT, "--data", &data]);
+    let words = refusal(1, &["serve", "--listen", ANY_PORT, "--data", &data]);
     assert!(words.contains(&format!("in use by process {}:", first.process.id())), "{words}");
     assert!(words.contains(&data) && words.contains("--data"), "{words}");
     assert_eq!(first.probe("/readyz").0, 200, "the first serves on");
@@ -32,7 +32,7 @@ fn a_port_that_is_in_use_is_refused_with_its_address_before_anything_is_stored()
     let dir = TempDir::new();
     let taken = TcpListener::bind(ANY_PORT).expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
-    let words = refusal(&["serve", "--listen", &address, "--data", &dir.join("data")]);
+    let words = refusal(1, &["serve", "--listen", &address, "--data", &dir.join("data")]);
     assert!(words.contains(&format!("cannot listen on {address}")), "{words}");
     assert!(!dir.path().join("data").exists(), "no directory was made");
 }
@@ -41,6 +41,19 @@ fn a_port_that_is_in_use_is_refused_with_its_address_before_anything_is_stored()
 fn an_unknown_key_is_refused_with_its_line_and_the_nearest_that_is_known() {
     let words = refused_config("listen = \"127.0.0.1:0\"\n\n[http]\nkeep_alve = \"15s\"\n");
     for expected in ["line 4", "`keep_alve`", "did you mean `keep_alive`?"] {
+        assert!(words.contains(expected), "`{expected}` in: {words}");
+    }
+}
+
+#[test]
+fn what_newcomers_write_first_is_answered_with_what_to_write_instead() {
+    for (text, expected) in [
+        ("[tool]\nname = \"a\"\ncommand = [\"ls\"]\n", "write `[[tool]]`, with two brackets"),
+        ("[[tool]]\nname = \"a\"\ncommand = \"ls -l\"\n", "command = [\"ls\", \"-l\"]"),
+        ("[[tool]]\nname = \"a\"\ncommand = [\"ls\"]\nlisten = \"127.0.0.1:0\"\n", "put it above the first [[tool]]"),
+        ("[[tool]]\nname = \"a\"\ncommand = [\"ls\"]\ninput = { p = { type = \"strng\" } }\n", "`p`: `type` cannot be \"strng\""),
+    ] {
+        let words = refused_config(text);
         assert!(words.contains(expected), "`{expected}` in: {words}");
     }
 }
@@ -55,14 +68,14 @@ fn a_value_that_cannot_be_used_is_refused_with_its_line() {
 fn a_file_that_is_not_there_is_refused_by_its_name() {
     let dir = TempDir::new();
     let file = dir.join("missing.toml");
-    let words = refusal(&["serve", &file, "--data", &dir.join("data")]);
+    let words = refusal(2, &["serve", &file, "--data", &dir.join("data")]);
     assert!(words.contains(&format!("cannot read {file}")), "{words}");
 }
 
 #[test]
 fn an_address_that_others_can_reach_is_refused_without_tokens() {
     let dir = TempDir::new();
-    let words = refusal(&["serve", "--listen", "0.0.0.0:0", "--data", &dir.join("data")]);
+    let words = refusal(2, &["serve", "--listen", "0.0.0.0:0", "--data", &dir.join("data")]);
     assert!(words.contains("0.0.0.0:0") && words.contains("`[auth] tokens`"), "{words}");
     assert!(!dir.path().join("data").exists(), "no directory was made");
 }
@@ -70,6 +83,6 @@ fn an_address_that_others_can_reach_is_refused_without_tokens() {
 #[test]
 fn what_is_no_address_is_refused_as_it_was_given() {
     let dir = TempDir::new();
-    let words = refusal(&["serve", "--listen", "nowhere", "--data", &dir.join("data")]);
+    let words = refusal(2, &["serve", "--listen", "nowhere", "--data", &dir.join("data")]);
     assert!(words.contains("`nowhere` is not an address"), "{words}");
 }

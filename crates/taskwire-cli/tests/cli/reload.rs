@@ -268,3 +268,29 @@ fn what_the_server_does_not_understand_is_refused_and_harms_nothing() {
     }
     assert_eq!(served.reloaded(), "unchanged: 1\n");
 }
+
+#[test]
+fn what_is_probably_not_meant_so_is_said_beside_the_changes() {
+    let mut served = Served::with(&says("a", "one"));
+    served.write("[[tool]]\nname = \"a\"\ncommand = [\"no-such-program-here\"]\n");
+    let ended = served.reload();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "changed: a; unchanged: 0\n"), "{ended:?}");
+    let words = format!("{}: tool `a`: the program `no-such-program-here` is not found in PATH: is it installed?", served.file);
+    assert_eq!(ended.err, format!("warning: {words}\n"));
+    served.running.err.until(&words);
+}
+
+#[test]
+fn where_nobody_is_found_the_directory_is_named_from_the_root() {
+    let user = User::new();
+    let file = user.write("taskwire.toml", &format!("data = \"nowhere\"\n{}", says("a", "one")));
+    let dir = TempDir::new();
+    let here = dir.path().canonicalize().expect("a directory");
+    let reload = |args: &[&str]| Running::start(user.command(args).current_dir(&here)).end();
+    let ended = reload(&["reload", &file]);
+    let expected = format!("no server has its tasks in {}/nowhere (from `data` of {file}, relative to this directory): ", here.display());
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.err.starts_with(&format!("taskwire: {expected}")), "{ended:?}");
+    let ended = reload(&["reload"]);
+    assert!(ended.err.starts_with(&format!("taskwire: no server has its tasks in {}/.taskwire: ", here.display())), "{ended:?}");
+}

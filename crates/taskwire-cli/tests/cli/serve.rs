@@ -73,3 +73,21 @@ fn a_task_goes_on_where_it_was_after_the_server_was_killed() {
     assert_eq!(second.ask("tasks/cancel", json!({"taskId": id})), json!({"resultType": "complete"}));
     assert_eq!(get(&second)["status"], "cancelled");
 }
+
+#[test]
+fn what_is_probably_not_meant_so_is_said_and_served() {
+    let user = User::new();
+    let tools = [
+        "[[tool]]\nname = \"gone\"\ncommand = [\"./nope\"]\n",
+        "[[tool]]\nname = \"shell\"\ncommand = [\"sh\", \"-c\", \"echo $1\", \"{x}\"]\ninput = { x = { type = \"string\" } }\n",
+        "[[tool]]\nname = \"idle\"\ncommand = [\"true\"]\ninput = { y = { type = \"string\" } }\n",
+    ];
+    let file = user.write("taskwire.toml", &tools.concat());
+    let mut running = user.start(&["serve", &file, "--listen", "127.0.0.1:0", "--data", &user.path("data")]);
+    running.out.line_with("  endpoint  ");
+    for (tool, words) in
+        [("gone", "the program "), ("shell", "the first argument after the script is $0"), ("idle", "nothing uses the parameter `y`")]
+    {
+        running.err.until(&format!("warning: {file}: tool `{tool}`: {words}"));
+    }
+}

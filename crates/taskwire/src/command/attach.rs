@@ -17,7 +17,11 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use taskwire_core::{Payload, task::OnInterrupt, wire::code};
+use taskwire_core::{
+    InputKey, Payload,
+    task::{Authority, OnInterrupt},
+    wire::code,
+};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -26,7 +30,7 @@ use tokio::{
 use self::taking::Taking;
 use super::{
     Active, Commands,
-    definition::{Compiled, Definition, Inherit, Leftovers},
+    definition::{Compiled, Definition, Format, Inherit, Leftovers},
     gate::Pass,
     journal::Ended,
     supervisor::Job,
@@ -36,7 +40,7 @@ use super::{
 };
 use crate::{
     engine::{Phase, Run},
-    tool::{CallResult, Content, Ctx, Kind, Question, Schema, ToolError},
+    tool::{CallResult, Content, Ctx, Kind, Question, Schema, ToolError, from_engine},
 };
 
 /// How long a supervisor may take to answer.
@@ -47,6 +51,11 @@ const PAUSE: Duration = Duration::from_millis(25);
 const SHORTAGE: Duration = Duration::from_millis(500);
 
 const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, or its processes were killed)";
+
+/// Marks an answer that nobody gave, because the question was not asked any more.
+const WITHDRAWN: &str = "dev.taskwire/withdrawn";
+/// What comes between the key of a question and how often it was asked, where an earlier time came to nothing.
+const AGAIN: &str = " #";
 
 /// A command tool.
 pub(super) struct Command {
@@ -111,14 +120,18 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<Command>>, ctx: 
     let mut mark = ctx.saved()?.unwrap_or_else(|| Mark::start(1, 0));
     let active = Some(commands.activate(run.id()));
     let mut hand = Hand { commands, ctx, run, active, pass: None, out: None };
+    for earlier in 1..mark.run {
+        // Where a life ended between the two, something of it may be left.
+        sweep::clear(hand.commands.spool(hand.run.id(), earlier), Leftovers::Kill).await;
+    }
     loop {
         let dir = hand.commands.spool(hand.run.id(), mark.run);
         let job = hand.prepare(command.as_deref(), &dir, &mark).await?;
         let mut taking = Taking::new(&hand, &dir, &job, &mark)?;
-        match hand.follow(&dir, &mut taking).await {
+        match hand.follow(&dir, &job, &mut taking).await {
             // Not stopped by us: then it was lost like everything else on the machine.
             Ok(Followed::Ended(ended)) if !ended.stopped => {
-                let mut result = taking.result(&ended, &dir).await;
+                let mut result = taking.result(&ended).await;
                 if let (Ok(result), Some(schema)) = (&mut result, command.as_ref().and_then(|command| command.output.as_ref())) {
                     must_fit(result, schema);
                 }
@@ -202,7 +215,12 @@ impl Hand {
             inline_bytes: definition.inline_bytes.min(usize::try_from(limits.result_bytes / 8).unwrap_or(usize::MAX)),
             on_interrupt: definition.on_interrupt,
             attempts_max: self.run.spec().attempts_max,
-            line_bytes: usize::try_from(limits.chunk_bytes / 2).unwrap_or(usize::MAX),
+            // A line may be a whole result.
+            line_bytes: usize::try_from(match definition.output {
+                Format::Text => limits.chunk_bytes / 2,
+                Format::Jsonl => (limits.result_bytes / 2).max(limits.chunk_bytes / 2),
+            })
+            .unwrap_or(usize::MAX),
         };
         let job = Job {
             version: 1,
@@ -248,10 +266,10 @@ impl Hand {
     }
 
     /// Takes the journal, answers questions, until the command has ended or is lost.
-    async fn follow(&mut self, dir: &Path, taking: &mut Taking) -> Result<Followed, ToolError> {
+    async fn follow(&mut self, dir: &Path, job: &Job, taking: &mut Taking) -> Result<Followed, ToolError> {
         let mut questions = FuturesUnordered::new();
         loop {
-            let Some(mut lines) = self.attach(dir).await? else {
+            let Some(mut lines) = self.attach(dir, job).await? else {
                 // Nobody runs it any more: the journal says how it ended, or nothing does.
                 loop {
                     match taking.take().await? {
@@ -262,6 +280,8 @@ impl Hand {
                 }
             };
             let mut open: Vec<talk::Asked> = Vec::new();
+            // It may have waited for room since before it lost the server that had taken this.
+            self.tell(&ToSupervisor::Consumed(taking.told())).await;
             loop {
                 let more = match taking.take().await? {
                     taking::Taken::Ended(ended) => return Ok(Followed::Ended(ended)),
@@ -284,6 +304,7 @@ impl Hand {
                     line = lines.next_line() => match line.ok().flatten().map(|line| serde_json::from_str(&line)) {
                         Some(Ok(FromSupervisor::Ask(asked))) => open.push(asked),
                         Some(Ok(FromSupervisor::Len(_))) => {}
+                        Some(Ok(FromSupervisor::Open(keys))) => self.withdraw(&keys).await?,
                         Some(Err(error)) => {
                             tracing::warn!(%error, "a supervisor says something that is not understood");
                         }
@@ -296,6 +317,24 @@ impl Hand {
         }
     }
 
+    /// Closes questions of the task that its command does not ask any more: who asked them has given up, or was lost.
+    async fn withdraw(&self, open: &[String]) -> Result<(), ToolError> {
+        let Phase::Task(id) = self.run.phase() else { return Ok(()) };
+        let engine = self.run.engine();
+        let Some(task) = engine.any_task(id).map_err(from_engine)? else { return Ok(()) };
+        let cancel = || Payload::from(serde_json::json!({"action": "cancel", "_meta": {WITHDRAWN: true}}));
+        let is_open = |key: &str| {
+            open.iter().any(|name| key.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(AGAIN)))
+        };
+        let gone = task.open_inputs().filter(|(key, _)| !is_open(key.as_str()));
+        let answers: Vec<_> = gone.map(|(key, _)| (key.clone(), cancel())).collect();
+        if !answers.is_empty() {
+            let answer = taskwire_core::task::Command::Answer(answers);
+            engine.submit(id, Authority::Attempt(self.run.attempt()), answer).await.map_err(from_engine)?;
+        }
+        Ok(())
+    }
+
     /// Tells the supervisor something. One that is gone will be noticed soon enough.
     async fn tell(&mut self, what: &ToSupervisor) {
         if let Some(out) = &mut self.out {
@@ -304,7 +343,7 @@ impl Hand {
     }
 
     /// Finds the supervisor, or starts it; nothing if the command ran already and no longer does.
-    async fn attach(&mut self, dir: &Path) -> Result<Option<Lines<BufReader<OwnedReadHalf>>>, ToolError> {
+    async fn attach(&mut self, dir: &Path, job: &Job) -> Result<Option<Lines<BufReader<OwnedReadHalf>>>, ToolError> {
         let clock = self.run.engine().clock().clone();
         let until = clock.now().after(PATIENCE);
         loop {
@@ -313,7 +352,7 @@ impl Hand {
                 self.out = Some(out);
                 return Ok(Some(BufReader::new(lines).lines()));
             }
-            match self.start(dir).await? {
+            match self.start(dir, job).await? {
                 Start::Over => return Ok(None),
                 Start::Runs if clock.now() < until => {}
                 Start::Runs => return Err(internal(format!("the supervisor of the command in {} does not answer", dir.display()))),
@@ -331,10 +370,14 @@ impl Hand {
     }
 
     /// Starts a supervisor. Where there is one already, or was, it says so and does nothing.
-    async fn start(&self, dir: &Path) -> Result<Start, ToolError> {
+    async fn start(&self, dir: &Path, job: &Job) -> Result<Start, ToolError> {
         let supervisor = &self.commands.0.supervisor;
         let mut process = tokio::process::Command::new(&supervisor.program);
         process.arg0("taskwire").args(&supervisor.args).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // What the command must not see, it must not find with its supervisor either.
+        for name in &job.remove {
+            process.env_remove(name);
+        }
         let mut child = self
             .persist(|| process.spawn())
             .await
@@ -364,17 +407,18 @@ impl Hand {
             return Err(lost(why));
         }
         let old = Job::read(dir).map_err(|error| unusable(dir, &error))?.ok_or_else(|| lost("its job is gone".to_owned()))?;
-        if !matches!(self.run.promote().await.map_err(crate::tool::from_engine)?, Phase::Task(_)) {
+        if !matches!(self.run.promote().await.map_err(from_engine)?, Phase::Task(_)) {
             return Err(ToolError::stopped());
         }
         // What it wrote last is still on its way into the log.
         self.ctx.flush().await?;
-        let seq = self.run.engine().span(self.run.id()).map_err(crate::tool::from_engine)?.end;
+        let seq = self.run.engine().span(self.run.id()).map_err(from_engine)?.end;
         let next = Mark::start(mark.run + 1, seq.0);
         let next_dir = self.commands.spool(self.run.id(), next.run);
         let stdin = if old.stdin { Some(fs::read_to_string(dir.join("stdin"))?) } else { None };
         write_job(&next_dir, &Job { run: next.run, ..old }, stdin.as_deref()).map_err(|error| unusable(&next_dir, &error))?;
         // Nothing of the lost run is left when the next one begins.
+        sweep::reap(dir.to_owned()).await;
         self.ctx.checkpoint(&next).await?;
         sweep::clear(dir.to_owned(), Leftovers::Kill).await;
         self.ctx.status(format!("the command was lost and is run again ({} of {})", next.run, settings.attempts_max)).await?;
@@ -413,8 +457,9 @@ async fn ask(ctx: Ctx, asked: talk::Asked) -> Option<ToSupervisor> {
         (Some(url), _) => Question::url(&question.message, url).into_payload(),
         (None, schema) => form(&question.message, schema),
     };
+    let Ok(name) = unused(&ctx, &key) else { return None };
     let refuse = |message: String| Some(ToSupervisor::Refuse { key: key.clone(), message });
-    match ctx.ask_raw(&key, asked).await.map_err(ToolError::into_kind) {
+    match ctx.ask_raw(&name, asked).await.map_err(ToolError::into_kind) {
         Ok(answer) => match answer.read() {
             Ok(value) => Some(ToSupervisor::Answer { key, value }),
             Err(error) => refuse(format!("the answer cannot be read: {error}")),
@@ -423,6 +468,24 @@ async fn ask(ctx: Ctx, asked: talk::Asked) -> Option<ToSupervisor> {
         Err(Kind::Protocol(error)) => refuse(error.message),
         Err(Kind::Round(_) | Kind::Stopped) => None,
     }
+}
+
+/// The name of a question in the task: its key, or another where that was asked before and given up.
+fn unused(ctx: &Ctx, key: &str) -> Result<String, ToolError> {
+    let run = ctx.run();
+    let Some(task) = run.engine().any_task(run.id()).map_err(from_engine)? else { return Ok(key.to_owned()) };
+    let is_withdrawn = |name: &str| {
+        let answer = task.inputs.get(&InputKey::new(name)).and_then(|input| input.answer.as_ref());
+        answer.is_some_and(|answer| answer.as_str().contains(WITHDRAWN))
+    };
+    let mut name = key.to_owned();
+    for times in 2_u32.. {
+        if !is_withdrawn(&name) {
+            break;
+        }
+        name = format!("{key}{AGAIN}{times}");
+    }
+    Ok(name)
 }
 
 /// A form whose fields are in the order in which the command gave them.

@@ -10,8 +10,10 @@ use taskwire_core::task::OnInterrupt;
 use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, too_long};
 use crate::tool::{Policy, Schema, header_params};
 
+mod flaw;
 #[cfg(test)]
 mod tests;
+mod warnings;
 
 /// How many commands of a tool run at once if nothing else is said.
 pub(super) const CONCURRENCY: usize = 8;
@@ -21,6 +23,9 @@ const KILL_AFTER_MAX: Duration = Duration::from_secs(600);
 
 /// Less of the output in a result would say nothing.
 const INLINE_BYTES_MIN: usize = 256;
+
+/// With less room than this for output, a command would wait more than it works.
+const SPOOL_BYTES_MIN: u64 = 64 << 10;
 
 /// Groups that the pattern for progress may have.
 const PROGRESS_GROUPS: [&str; 4] = ["done", "total", "percent", "message"];
@@ -134,17 +139,26 @@ pub struct Definition {
 pub struct Problem {
     /// The key.
     pub key: &'static str,
+    /// Where in its value: the keys that lead there. Empty for all of it.
+    pub path: Vec<String>,
     /// What is wrong.
     pub message: String,
 }
 
 impl Problem {
     fn new(key: &'static str, message: impl Into<String>) -> Self {
-        Self { key, message: message.into() }
+        Self { key, path: Vec::new(), message: message.into() }
     }
 
     fn at(key: &'static str) -> impl Fn(String) -> Self {
-        move |message| Self { key, message }
+        move |message| Self::new(key, message)
+    }
+
+    /// What is wrong with a schema: in words that name the place where they can, or in these.
+    fn of_schema(key: &'static str, schema: &Value, why: String) -> Self {
+        let what = if key == "output_schema" { "result" } else { "arguments" };
+        let (path, why) = flaw::flaw(schema).unwrap_or_else(|| (Vec::new(), why));
+        Self { key, path, message: format!("the schema of the {what} cannot be used: {why}") }
     }
 }
 
@@ -229,11 +243,10 @@ impl Definition {
         if input.get("properties").is_some_and(|properties| !properties.is_object()) {
             return Err(unusable("its `properties` must be an object".to_owned()));
         }
-        Schema::compile(input).map_err(unusable)?;
+        Schema::compile(input).map_err(|why| Problem::of_schema("input_schema", input, why))?;
         header_params(input).map_err(unusable)?;
         if let Some(output) = &self.output_schema {
-            let unusable = |why: String| Problem::new("output_schema", format!("the schema of the result cannot be used: {why}"));
-            Schema::compile(output).map_err(unusable)?;
+            Schema::compile(output).map_err(|why| Problem::of_schema("output_schema", output, why))?;
         }
         if self.annotations.as_ref().is_some_and(|annotations| !annotations.is_object()) {
             return Err(Problem::new("annotations", "annotations are an object such as {\"readOnlyHint\": true}"));
@@ -274,8 +287,11 @@ impl Definition {
         if self.inline_bytes < INLINE_BYTES_MIN {
             return Err(Problem::new("inline_bytes", format!("it must be {INLINE_BYTES_MIN} or more: less would say nothing")));
         }
-        if self.spool_bytes == 0 {
-            return Err(Problem::new("spool_bytes", "with 0 the command could not write anything: 1 or more"));
+        if self.spool_bytes < SPOOL_BYTES_MIN {
+            return Err(Problem::new(
+                "spool_bytes",
+                format!("it must be {SPOOL_BYTES_MIN} or more: with less the command would mostly wait"),
+            ));
         }
         Ok(())
     }

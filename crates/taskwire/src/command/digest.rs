@@ -27,6 +27,8 @@ pub(crate) struct Link {
     pub(crate) uri: String,
     /// What it is called.
     pub(crate) name: String,
+    /// Whether it has all of the output; else its beginning may be gone.
+    pub(crate) is_whole: bool,
 }
 
 /// Beginning and end of an output.
@@ -280,7 +282,11 @@ impl Digest {
         };
         let most = self.inline_bytes;
         // Writing to a string cannot fail.
-        let _ = write!(notice, "To read on, read the resource {}?from={before}&bytes={most}", link.uri);
+        let _ = if link.is_whole {
+            write!(notice, "To read on, read the resource {}?from={before}&bytes={most}", link.uri)
+        } else {
+            write!(notice, "What is kept of them is in the resource {}", link.uri)
+        };
         if let Some(id) = link.uri.strip_prefix("taskwire://task/").and_then(|rest| rest.strip_suffix("/output")) {
             let _ = write!(notice, ", or call the tool task_output, if you have it, with {}", json!({"task_id": id}));
         }

@@ -263,8 +263,9 @@ impl Reader {
             self.buffer.truncate(there + read.as_ref().map_or(0, |n| *n));
             match read {
                 Ok(0) => {
-                    // Many readers wait at an end; what they waste adds up.
-                    self.buffer.shrink_to_fit();
+                    // Half a record may yet become another one, where the disk was full. And many readers wait at an end: what
+                    // they waste adds up.
+                    self.buffer = Vec::new();
                     return Ok(false);
                 }
                 Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
@@ -328,6 +329,22 @@ mod tests {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn half_a_record_that_became_another_one_is_read_as_that() {
+        let dir = TempDir::new();
+        let mut journal = Journal::create(&dir.0).expect("created");
+        journal.append(&Record::Out(b"one".to_vec())).expect("written");
+        let whole = Record::Note(Note::Status { message: "what the disk had no room for".to_owned() }).encode().expect("encoded");
+        journal.file.write_all(&whole[..whole.len() / 2]).expect("written");
+        let mut reader = Reader::open(&dir.0, 0);
+        assert!(matches!(reader.next().expect("read"), Some((Record::Out(_), _))));
+        assert!(reader.next().expect("read").is_none());
+        journal.file.set_len(journal.len).expect("cut");
+        let other = Record::Err(vec![b'x'; whole.len()]);
+        journal.append(&other).expect("written");
+        assert_eq!(reader.next().expect("read").expect("there").0, other);
     }
 
     fn records() -> Vec<Record> {

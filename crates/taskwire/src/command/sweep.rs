@@ -135,6 +135,11 @@ pub(super) async fn greet(dir: &Path) -> io::Result<UnixStream> {
     Ok(wire)
 }
 
+/// Ends what a run left of processes.
+pub(super) async fn reap(dir: PathBuf) {
+    let _ = tokio::task::spawn_blocking(move || supervisor::reap_orphans(&dir)).await;
+}
+
 /// Ends what a run left of processes, and removes its directory.
 pub(super) async fn clear(dir: PathBuf, leftovers: Leftovers) {
     let cleared = tokio::task::spawn_blocking(move || {

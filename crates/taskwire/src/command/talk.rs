@@ -59,6 +59,9 @@ pub(crate) enum FromSupervisor {
     Len(u64),
     /// The command asks something. All open questions are told to each server that attaches.
     Ask(Asked),
+    /// The names of all questions that wait for an answer, after they were told. Any other that the task has is not asked any
+    /// more.
+    Open(Vec<String>),
 }
 
 /// A question that waits for its answer.

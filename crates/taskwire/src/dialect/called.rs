@@ -80,7 +80,7 @@ pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, params: &str) {
         shared.engine.call_off_keyed(caller, &key, CALLED_OFF);
     }
     if let Some(Cancelled { request_id, timed_out: false }) = Cancelled::read(params) {
-        shared.twins.call_off(caller, &request_id);
+        shared.twins.call_off(shared, caller, &request_id);
     }
 }
 

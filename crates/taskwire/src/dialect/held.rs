@@ -51,11 +51,15 @@ impl Hold {
         follows(shared, tool).then(|| Self { began, until: began.after(shared.config.hold), native })
     }
 
-    /// Holds on a call whose caller came back to it.
-    pub(super) fn resume(shared: &Shared, task: &Task, native: Accepts) -> Option<Self> {
-        let began = task.created_at;
+    /// Holds on a call that was made then, and whose caller came back to it.
+    pub(super) fn resume(shared: &Shared, task: &Task, began: Timestamp, native: Accepts) -> Option<Self> {
         let follows = shared.config.followups && task.spec.hidden && task.spec.findable;
         follows.then(|| Self { began, until: began.after(shared.config.hold), native })
+    }
+
+    /// Holds the call as long again: its caller had something else to do than to wait.
+    pub(super) fn anew(self, shared: &Shared) -> Self {
+        Self { until: shared.engine.clock().now().after(shared.config.hold), ..self }
     }
 
     /// Lets the caller come back to the task that its call may become, and to that of a call that is the same.
@@ -69,6 +73,11 @@ impl Hold {
     /// Whether a person can be asked while the call waits.
     pub(super) fn can_ask(self) -> bool {
         self.native.elicit_form || self.native.elicit_url
+    }
+
+    /// Whether anything at all can be asked while the call waits. Nobody is left to answer that when it does not wait any more.
+    pub(super) fn asks_natively(self) -> bool {
+        self.native != Accepts::default()
     }
 
     /// Whether the task asks something that its caller cannot be asked while it waits.
@@ -95,8 +104,10 @@ pub(super) fn instead(shared: &Shared, hold: Option<Hold>, task: &Task, over: bo
         return Some(payload(&followup::asks(&shared.engine, task)));
     }
     // A person who was asked is not cut short, unless nobody will be there to hear the answer.
-    let goes_on = task.asked_at.is_none() || *shared.draining.borrow();
-    (over && goes_on).then(|| payload(&followup::still_running(&shared.engine, task)))
+    let draining = *shared.draining.borrow();
+    let goes_on = task.asked_at.is_none() || draining;
+    let tell = if draining { followup::going_away } else { followup::still_running };
+    (over && goes_on).then(|| payload(&tell(&shared.engine, task)))
 }
 
 fn payload(result: &CallResult) -> Payload {
@@ -114,8 +125,10 @@ pub(super) struct Beat {
 }
 
 impl Beat {
-    pub(super) fn new(clock: &Arc<dyn Clock>, began: Timestamp, floor: f64) -> Self {
-        Self { clock: clock.clone(), began, floor, next: clock.sleep(QUIET) }
+    /// For work that began then; `since` then its caller has heard nothing.
+    pub(super) fn new(clock: &Arc<dyn Clock>, began: Timestamp, since: Timestamp, floor: f64) -> Self {
+        let next = clock.sleep(since.after(QUIET).since(clock.now()));
+        Self { clock: clock.clone(), began, floor, next }
     }
 
     /// What was told at least when a stream is resumed: the progress that stands in the log, and a sign of life for each time
@@ -134,7 +147,7 @@ impl Beat {
     /// The next sign of life as it goes on the wire, if there is one to be given.
     pub(super) fn message(&mut self, notes: &mut super::notes::Notes, task: Option<&Task>) -> Option<Vec<u8>> {
         self.put_off();
-        let began = task.map_or(self.began, |task| task.created_at.min(self.began));
+        let began = task.map_or(self.began, |task| followup::began(task).min(self.began));
         let words = format!("running for {} s", self.clock.now().since(began).as_secs());
         notes.beat(self.floor, task.and_then(|task| task.message.as_deref()), &words)
     }

@@ -26,6 +26,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use super::{Sent, called::CALLED_OFF};
 use crate::{
     engine::{self, Note, Resumed},
+    followup,
     server::Shared,
 };
 
@@ -65,8 +66,29 @@ pub(super) fn is_timeout(reason: &str) -> bool {
 
 type Likeness = (CallerId, Arc<str>);
 
-/// A call on a byte stream that shares a task, and whether it was called off.
-type Called = (CallerId, RequestId, Weak<AtomicBool>);
+/// A call that shares a task, as others see it.
+#[derive(Debug, Default)]
+pub(super) struct Mark {
+    /// Whether it was called off.
+    off: AtomicBool,
+    /// The task that it waits for.
+    task: Mutex<Option<TaskId>>,
+}
+
+/// A call that shares a task, for as long as somebody waits for it.
+#[derive(Debug)]
+struct Called {
+    caller: CallerId,
+    /// Its name on a byte stream.
+    request: Option<RequestId>,
+    mark: Weak<Mark>,
+}
+
+impl Called {
+    fn waits_for(&self, id: TaskId) -> bool {
+        self.mark.upgrade().is_some_and(|mark| *lock(&mark.task) == Some(id))
+    }
+}
 
 /// Tasks that calls share.
 #[derive(Debug, Default)]
@@ -75,7 +97,6 @@ pub(crate) struct Twins {
     /// read.
     turn: tokio::sync::Mutex<bool>,
     known: Mutex<Known>,
-    calls: Mutex<Vec<Called>>,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +104,8 @@ struct Known {
     tasks: HashMap<Likeness, TaskId>,
     /// How many there may be before those that are over are looked for.
     most: usize,
+    /// The calls that wait for one of them, or look for one.
+    calls: Vec<Called>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,11 +114,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Twins {
-    /// The task of an earlier call that is the same.
-    fn find(&self, shared: &Shared, likeness: &Likeness) -> Result<Option<Arc<Task>>, engine::Error> {
-        let known = lock(&self.known).tasks.get(likeness).copied();
-        let Some(id) = known else { return Ok(None) };
-        Ok(shared.engine.task(&likeness.0, id)?.filter(|task| is_shared(shared, task)))
+    /// The task of an earlier call that is the same, for which this one waits from now on.
+    fn find(&self, shared: &Shared, likeness: &Likeness, mark: &Mark) -> Result<Option<Arc<Task>>, engine::Error> {
+        let found = {
+            let known = lock(&self.known);
+            let found = known.tasks.get(likeness).copied();
+            // In the same breath: who leaves the task after this does not stop it.
+            *lock(&mark.task) = found;
+            found
+        };
+        let Some(id) = found else { return Ok(None) };
+        let task = shared.engine.task(&likeness.0, id)?.filter(|task| is_shared(shared, task));
+        if task.is_none() {
+            *lock(&mark.task) = None;
+        }
+        Ok(task)
     }
 
     /// Finds again what an earlier life of the server left.
@@ -114,13 +147,15 @@ impl Twins {
         }
     }
 
-    fn keep(&self, shared: &Shared, likeness: Likeness, id: TaskId) {
+    /// Lets others find the task that a call made and waits for.
+    fn keep(&self, shared: &Shared, likeness: Likeness, id: TaskId, mark: &Mark) {
         let mut known = lock(&self.known);
         if known.tasks.len() >= known.most.max(KNOWN_MIN) {
             known.tasks.retain(|(caller, _), id| matches!(shared.engine.task(caller, *id), Ok(Some(task)) if is_shared(shared, &task)));
             known.most = known.tasks.len() * 2;
         }
         known.tasks.insert(likeness, id);
+        *lock(&mark.task) = Some(id);
     }
 
     fn forget(&self, likeness: &Likeness, id: TaskId) {
@@ -142,7 +177,7 @@ impl Twins {
 
     /// The caller learnt of a task by a follow-up tool with these arguments: of its end, if it is over.
     pub(super) fn heard_by(shared: &Arc<Shared>, caller: &CallerId, arguments: &Value) {
-        let id = arguments["task_id"].as_str().and_then(|id| id.parse::<TaskId>().ok());
+        let id = arguments["task_id"].as_str().and_then(followup::read_id);
         if let Some(Ok(Some(task))) = id.map(|id| shared.engine.task(caller, id))
             && task.ended.is_some()
             && let Some(heard) = Self::heard(shared, &task)
@@ -151,12 +186,41 @@ impl Twins {
         }
     }
 
-    /// Notes that a call on a byte stream was called off; its end follows.
-    pub(super) fn call_off(&self, caller: &CallerId, request: &RequestId) {
-        for (_, _, off) in lock(&self.calls).iter().filter(|(by, id, _)| by == caller && id == request) {
-            if let Some(off) = off.upgrade() {
-                off.store(true, Ordering::Release);
+    /// A call on a byte stream was called off; its end follows.
+    pub(super) fn call_off(&self, shared: &Shared, caller: &CallerId, request: &RequestId) {
+        let marks: Vec<Arc<Mark>> = {
+            let known = lock(&self.known);
+            let named = known.calls.iter().filter(|call| call.caller == *caller && call.request.as_ref() == Some(request));
+            named.filter_map(|call| call.mark.upgrade()).collect()
+        };
+        for mark in marks {
+            self.leave(shared, caller, &mark);
+        }
+    }
+
+    /// A call was called off: what it waits for stops, unless another call waits for that, too.
+    pub(super) fn leave(&self, shared: &Shared, caller: &CallerId, mark: &Mark) {
+        // In this order: one that is about to find its task, or to make it, sees this then.
+        mark.off.store(true, Ordering::Release);
+        let task = lock(&mark.task).take();
+        if let Some(task) = task {
+            self.stop(shared, caller, task);
+        }
+    }
+
+    /// Stops a task that its caller called off, unless a call waits for it. Calls that are the same begin anew from now on: they
+    /// must not get what is about to be cancelled.
+    pub(super) fn stop(&self, shared: &Shared, caller: &CallerId, id: TaskId) {
+        let awaited = {
+            let mut known = lock(&self.known);
+            let awaited = known.calls.iter().any(|call| call.waits_for(id));
+            if !awaited {
+                known.tasks.retain(|_, known| *known != id);
             }
+            awaited
+        };
+        if !awaited {
+            shared.engine.call_off(caller.clone(), id, CALLED_OFF);
         }
     }
 }
@@ -174,29 +238,45 @@ fn is_shared(shared: &Shared, task: &Task) -> bool {
     }
 }
 
-/// A call that shares a task. Losing its connection does not stop the task; being called off does.
+/// A call that shares a task, and waits for it as long as this lives. Losing its connection does not stop the task; being called
+/// off does, if nobody else waits for it.
 pub(super) struct Seat {
     shared: Arc<Shared>,
     caller: CallerId,
-    task: Option<TaskId>,
-    off: Arc<AtomicBool>,
+    mark: Arc<Mark>,
 }
 
 impl Seat {
     /// One of `caller`; `named` on a byte stream, where being called off and being cut off look alike.
     pub(super) fn take(shared: &Arc<Shared>, caller: &CallerId, named: Option<&RequestId>) -> Self {
-        let off = Arc::<AtomicBool>::default();
-        if let Some(request) = named {
-            let mut calls = lock(&shared.twins.calls);
-            calls.retain(|(_, _, off)| off.strong_count() > 0);
-            calls.push((caller.clone(), request.clone(), Arc::downgrade(&off)));
+        let mark = Arc::<Mark>::default();
+        let called = Called { caller: caller.clone(), request: named.cloned(), mark: Arc::downgrade(&mark) };
+        let mut known = lock(&shared.twins.known);
+        known.calls.retain(|call| call.mark.strong_count() > 0);
+        known.calls.push(called);
+        drop(known);
+        Self { shared: shared.clone(), caller: caller.clone(), mark }
+    }
+
+    /// That of a call whose reader came back to this task; the one from `before`, if it is still there.
+    pub(super) fn again(shared: &Arc<Shared>, caller: &CallerId, before: Option<Arc<Mark>>, task: TaskId) -> Self {
+        match before {
+            Some(mark) => Self { shared: shared.clone(), caller: caller.clone(), mark },
+            None => {
+                let seat = Self::take(shared, caller, None);
+                *lock(&seat.mark.task) = Some(task);
+                seat
+            }
         }
-        Self { shared: shared.clone(), caller: caller.clone(), task: None, off }
+    }
+
+    pub(super) fn mark(&self) -> &Arc<Mark> {
+        &self.mark
     }
 
     /// The task of an earlier call that is the same, or a new one; whether it is an earlier one's.
     pub(super) async fn join(
-        &mut self,
+        &self,
         likeness: &Arc<str>,
         spec: Arc<Spec>,
         request: Payload,
@@ -204,8 +284,7 @@ impl Seat {
         notes: Option<mpsc::Sender<Note>>,
     ) -> Result<(Arc<Task>, bool), engine::Error> {
         let id = self.shared.engine.new_id();
-        self.task = Some(id);
-        let (shared, off) = (self.shared.clone(), self.off.clone());
+        let (shared, mark) = (self.shared.clone(), self.mark.clone());
         let likeness = (self.caller.clone(), likeness.clone());
         // On its own, so that a caller that goes away cannot leave a task behind that the next one does not find.
         let joined: JoinHandle<Result<_, engine::Error>> = tokio::spawn(async move {
@@ -215,28 +294,23 @@ impl Seat {
                 twins.read(&shared)?;
                 *read = true;
             }
-            if let Some(task) = twins.find(&shared, &likeness)? {
-                return Ok((task, true));
+            let caller = likeness.0.clone();
+            let (task, joined) = match twins.find(&shared, &likeness, &mark)? {
+                Some(task) => (task, true),
+                None => {
+                    let receipt = shared.engine.create(id, spec, request, &resumed, notes).await?;
+                    twins.keep(&shared, likeness, id, &mark);
+                    (receipt.task, false)
+                }
+            };
+            // It was called off before there was anything to leave.
+            if mark.off.load(Ordering::Acquire) {
+                twins.leave(&shared, &caller, &mark);
             }
-            let receipt = shared.engine.create(id, spec, request, &resumed, notes).await?;
-            if off.load(Ordering::Acquire) {
-                shared.engine.call_off(likeness.0.clone(), id, CALLED_OFF);
-            }
-            twins.keep(&shared, likeness, id);
-            Ok((receipt.task, false))
+            Ok((task, joined))
         });
         let gone = |_| engine::Error::Unavailable("the call could not be made".into());
-        let (task, joined) = joined.await.map_err(gone)??;
-        self.task = Some(task.id);
-        Ok((task, joined))
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.filter(|_| self.off.load(Ordering::Acquire)) {
-            self.shared.engine.call_off(self.caller.clone(), task, CALLED_OFF);
-        }
+        joined.await.map_err(gone)?
     }
 }
 

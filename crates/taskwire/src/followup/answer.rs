@@ -4,24 +4,27 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use taskwire_core::{
     InputKey, Payload,
-    task::{Authority, Command, Reject, Task},
+    task::{Authority, Command, Input, Reject, Task},
 };
 
-use super::{ANSWER, WAIT, arguments, find, question::Question, quoted, say};
+use super::{
+    ANSWER, WAIT, arguments, find, gives,
+    question::{Question, shortened},
+    quoted, say,
+};
 use crate::{
     engine,
     tool::{CallResult, Content, Ctx, Tool, ToolError},
 };
 
 const DESCRIPTION: &str = "Answers a question that a task of this server asked (task_wait and the tool itself show the question, its key and \
-    its fields). Give only what your user told you or what you know for certain: if you are not sure, ask your user first. Afterwards \
-    call task_wait for the task's result.";
+    its fields). The answer goes to the question with that key; a question is answered once. Give only what your user told you or what \
+    you know for certain: if you are not sure, ask your user first. Afterwards call task_wait for the task's result.";
 
 /// What is done with a question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Action {
-    #[default]
     Accept,
     Decline,
     Cancel,
@@ -35,7 +38,7 @@ struct Arguments {
     #[serde(default)]
     value: Option<Value>,
     #[serde(default)]
-    action: Action,
+    action: Option<Action>,
 }
 
 pub(super) fn tool() -> Tool {
@@ -43,16 +46,21 @@ pub(super) fn tool() -> Tool {
         "type": "object",
         "properties": {
             "task_id": {"type": "string", "description": "The task's id, as a tool gave it."},
-            "key": {"type": "string", "description": "Which question. May be left out if the task has only one."},
+            "key": {
+                "type": "string",
+                "description": "Which question: the key that was shown with it. May be left out only if the task has never asked another."
+            },
             "value": {
                 "type": ["object", "string", "number", "boolean", "array", "null"],
-                "description": "The answer: an object with the fields of the question, or the plain value if it has one field."
+                "description": "The answer: an object with the fields of the question, or the plain value if it has one field. Leave it \
+                    out where there is nothing to fill in."
             },
             "action": {
                 "type": "string",
                 "enum": ["accept", "decline", "cancel"],
-                "description": "accept (the default): here is the answer. decline: your user does not want to answer. cancel: your user \
-                    dismissed the question."
+                "description": "accept (may be left out if there is a value): here is the answer. decline: your user does not want to \
+                    answer. cancel: your user dismissed the question. Must be said where there is nothing to fill in, as with a page \
+                    to open."
             },
         },
         "required": ["task_id"],
@@ -86,9 +94,9 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
         });
     }
     let what = match action {
-        Action::Accept => "is answered",
-        Action::Decline => "was declined",
-        Action::Cancel => "was dismissed",
+        None | Some(Action::Accept) => "is answered",
+        Some(Action::Decline) => "was declined",
+        Some(Action::Cancel) => "was dismissed",
     };
     let done = format!("The question `{}` of `{}` (task {}) {what}.", key.as_str(), after.spec.tool, after.id);
     Ok(CallResult::of([Content::text(match after.asked_at {
@@ -98,49 +106,91 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
 }
 
 /// The open question that is meant, or what is to be said if there is none.
+///
+/// An answer may come twice, or late: who gave it saw one question, and the next one must not get it. So a question that is not
+/// named is taken only if there has never been another.
 fn choose(task: &Task, key: Option<&str>) -> Result<(InputKey, Payload), String> {
-    let (tool, wait) = (&task.spec.tool, format!("`{WAIT}` with {}", arguments(task.id, &[])));
-    if task.outcome.is_some() {
-        return Err(format!(
-            "`{tool}` (task {}) has ended ({}) and asks nothing any more: {wait} gives its result.",
-            task.id,
-            task.status()
-        ));
-    }
-    let open: Vec<(&InputKey, &Payload)> = task.open_inputs().collect();
-    let keys = open.iter().map(|(key, _)| quoted(key.as_str())).collect::<Vec<_>>().join(", ");
-    let found = match key {
-        None if open.len() == 1 => open.first(),
-        None if open.is_empty() => None,
-        None => return Err(format!("`{tool}` (task {}) has several open questions: say in `key` which one you mean: {keys}.", task.id)),
-        Some(given) => open.iter().find(|(key, _)| key.as_str() == given),
+    let tool = &task.spec.tool;
+    let meant = match key {
+        Some(key) => task.inputs.get_key_value(&InputKey::new(key)),
+        None => task.inputs.first_key_value().filter(|_| task.inputs.len() == 1),
     };
-    if let Some((key, request)) = found {
-        return Ok(((*key).clone(), (*request).clone()));
-    }
-    let answered = key.filter(|key| task.inputs.contains_key(&InputKey::new(key)));
-    Err(match (answered, key) {
-        (Some(key), _) => format!("The question {} is answered already. Go on with {wait}.", quoted(key)),
-        (None, Some(key)) if !open.is_empty() => {
-            format!("`{tool}` (task {}) has no question {}. Its open questions: {keys}.", task.id, quoted(key))
-        }
-        _ => format!("`{tool}` (task {}) asks nothing at the moment. Go on with {wait}.", task.id),
+    let why = match (meant, key) {
+        (Some((key, Input { request, answer: None })), _) if task.outcome.is_none() => return Ok((key.clone(), request.clone())),
+        (Some((key, input)), _) => already(key, input),
+        (None, Some(key)) => Some(format!("`{tool}` (task {}) has asked no question {}, so nothing was answered.", task.id, quoted(key))),
+        (None, None) if task.asked_at.is_some() && task.outcome.is_none() => Some(format!(
+            "Nothing was answered: `{tool}` (task {}) has asked more than one question. Say in `key` which one you mean.",
+            task.id
+        )),
+        (None, None) => None,
+    };
+    let now = standing(task);
+    Err(match why {
+        Some(why) => format!("{why}\n\n{now}"),
+        None => now,
     })
 }
 
+/// What was answered to a question, if it was.
+fn already(key: &InputKey, Input { request, answer }: &Input) -> Option<String> {
+    let answer: Value = answer.as_ref()?.read().unwrap_or_default();
+    let how = match (Question::read(request), answer["action"].as_str(), answer.get("content")) {
+        // What a program said to a program is nothing to show.
+        (Question::Client { .. }, ..) => "is answered already".to_owned(),
+        (_, Some("accept"), Some(content)) => format!("is answered already, with {}", shortened(&content.to_string())),
+        (_, Some("accept"), None) => "was accepted already".to_owned(),
+        (_, Some("decline"), _) => "was declined already".to_owned(),
+        (_, Some("cancel"), _) => "was dismissed already".to_owned(),
+        _ => "is answered already".to_owned(),
+    };
+    Some(format!("The question {} {how}. This call changed nothing.", quoted(key.as_str())))
+}
+
+/// What the task asks now, or how to go on if it asks nothing.
+fn standing(task: &Task) -> String {
+    let (tool, wait) = (&task.spec.tool, format!("`{WAIT}` with {}", arguments(task.id, &[])));
+    if task.outcome.is_some() {
+        let (how, what) = (task.status(), gives(task));
+        return format!("`{tool}` (task {}) has ended ({how}) and asks nothing any more: {wait} {what}.", task.id);
+    }
+    match task.asked_at {
+        Some(_) => say::asking(task),
+        None => format!("`{tool}` (task {}) asks nothing at the moment. Go on with {wait}.", task.id),
+    }
+}
+
 /// The answer as the task is given it, or what is wrong with it.
-fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, action: Action) -> Result<Payload, String> {
+fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, action: Option<Action>) -> Result<Payload, String> {
+    let ask = || question.ask(task.id, key.as_str());
     let content = match (question, action) {
-        (Question::Client { .. }, _) => return Err(question.ask(task.id, key.as_str())),
-        (_, Action::Decline) => return Ok(json!({"action": "decline"}).into()),
-        (_, Action::Cancel) => return Ok(json!({"action": "cancel"}).into()),
-        (Question::Page { .. }, Action::Accept) => return Ok(json!({"action": "accept"}).into()),
-        (Question::Form { .. }, Action::Accept) => question.fit(value).map_err(|problems| {
+        (Question::Client { .. }, _) => return Err(ask()),
+        // It was meant for something else: nothing of this call is to be believed.
+        (Question::Page { .. }, _) if value.is_some() => {
+            return Err(format!(
+                "Nothing was answered: the question {} takes no `value`. Leave it out, and say \"action\":\"accept\" when your user is \
+                 done.\n\n{}",
+                quoted(key.as_str()),
+                ask()
+            ));
+        }
+        // A yes is said, and not taken from silence.
+        (_, None) if question.is_plain() => {
+            return Err(format!(
+                "Nothing was answered: the question {} wants an `action` (\"accept\", \"decline\" or \"cancel\").\n\n{}",
+                quoted(key.as_str()),
+                ask()
+            ));
+        }
+        (_, Some(Action::Decline)) => return Ok(json!({"action": "decline"}).into()),
+        (_, Some(Action::Cancel)) => return Ok(json!({"action": "cancel"}).into()),
+        (Question::Page { .. }, _) => return Ok(json!({"action": "accept"}).into()),
+        (Question::Form { .. }, _) => question.fit(value).map_err(|problems| {
             format!(
                 "The answer does not fit the question, so it was not given. Correct it and call `{ANSWER}` again; if you do not know what \
                  is asked for, ask your user.\n- {}\n\n{}",
                 problems.join("\n- "),
-                question.ask(task.id, key.as_str())
+                ask()
             )
         })?,
     };
@@ -169,13 +219,13 @@ mod tests {
         task
     }
 
-    fn then(mut task: Task, event: &Event) -> Task {
-        evolve(&mut task, event, Timestamp::from_millis(2_000));
+    fn then(mut task: Task, events: &[Event]) -> Task {
+        events.iter().for_each(|event| evolve(&mut task, event, Timestamp::from_millis(2_000)));
         task
     }
 
     fn answered(key: &str) -> Event {
-        Event::Answered { key: InputKey::new(key), answer: json!({}).into() }
+        Event::Answered { key: InputKey::new(key), answer: json!({"action": "accept", "content": {"name": "Ada"}}).into() }
     }
 
     fn form() -> Payload {
@@ -187,23 +237,72 @@ mod tests {
         choose(task, key).map(|(key, _)| key.as_str().to_owned())
     }
 
+    fn refused(task: &Task, key: Option<&str>) -> String {
+        chosen(task, key).expect_err("no question is meant")
+    }
+
     #[test]
-    fn the_question_is_the_only_one_or_the_one_that_is_named() {
+    fn the_question_is_the_only_one_ever_or_the_one_that_is_named() {
         assert_eq!(chosen(&asked(&["a"]), None), Ok("a".to_owned()));
         assert_eq!(chosen(&asked(&["a", "b"]), Some("b")), Ok("b".to_owned()));
-        assert_eq!(chosen(&then(asked(&["a", "b"]), &answered("a")), None), Ok("b".to_owned()));
-        let several = chosen(&asked(&["a", "b"]), None).expect_err("which?");
-        assert!(several.contains("which one you mean: `a`, `b`"), "{several}");
-        let other = chosen(&asked(&["a"]), Some("c")).expect_err("none of that name");
-        assert!(other.contains("no question `c`") && other.contains("open questions: `a`"), "{other}");
+        let several = refused(&asked(&["a", "b"]), None);
+        assert!(several.starts_with("Nothing was answered: ") && several.contains("Say in `key` which one you mean"), "{several}");
+        assert!(several.contains("Question `a`: Who?") && several.contains("Question `b`: Who?"), "{several}");
+        let other = refused(&asked(&["a"]), Some("c"));
+        assert!(other.contains("has asked no question `c`, so nothing was answered") && other.contains("Question `a`: Who?"), "{other}");
         for key in [None, Some("c")] {
-            let nothing = chosen(&asked(&[]), key).expect_err("nothing is asked");
+            let nothing = refused(&asked(&[]), key);
             assert!(nothing.contains("asks nothing at the moment") && nothing.contains("`task_wait` with {\"task_id\""), "{nothing}");
         }
-        let again = chosen(&then(asked(&["a", "b"]), &answered("a")), Some("a")).expect_err("answered");
-        assert!(again.contains("`a` is answered already"), "{again}");
-        let over = chosen(&then(asked(&["a"]), &Event::Cancelled { reason: None }), Some("a")).expect_err("over");
-        assert!(over.contains("has ended (cancelled)"), "{over}");
+        let late = refused(&then(asked(&["a", "b"]), &[answered("a"), answered("b")]), None);
+        assert!(late.contains("asks nothing at the moment") && !late.contains("Say in `key`"), "{late}");
+    }
+
+    #[test]
+    fn an_answer_that_is_repeated_does_not_go_to_the_next_question() {
+        let next = then(asked(&["a", "b"]), &[answered("a")]);
+        let unnamed = refused(&next, None);
+        assert!(unnamed.contains("has asked more than one question") && unnamed.contains("Question `b`: Who?"), "{unnamed}");
+        let named = refused(&next, Some("a"));
+        assert!(named.starts_with("The question `a` is answered already, with {\"name\":\"Ada\"}. This call changed nothing."), "{named}");
+        assert!(named.contains("Question `b`: Who?") && !named.contains("Question `a`: Who?"), "{named}");
+        for key in [None, Some("a")] {
+            let only = refused(&then(asked(&["a"]), &[answered("a")]), key);
+            assert!(only.contains("`a` is answered already") && only.contains("asks nothing at the moment"), "{only}");
+        }
+    }
+
+    #[test]
+    fn what_was_answered_is_said_as_it_was() {
+        let told =
+            |request: Value, answer: Value| already(&InputKey::new("a"), &Input { request: request.into(), answer: Some(answer.into()) });
+        let page = || json!({"method": "elicitation/create", "params": {"mode": "url", "message": "Sign", "url": "https://x.test"}});
+        for (answer, words) in [
+            (json!({"action": "accept"}), "was accepted already"),
+            (json!({"action": "decline", "content": {"no": 1}}), "was declined already"),
+            (json!({"action": "cancel"}), "was dismissed already"),
+            (json!({"error": {"code": 1}}), "is answered already"),
+            (json!(7), "is answered already"),
+        ] {
+            assert_eq!(told(page(), answer), Some(format!("The question `a` {words}. This call changed nothing.")));
+        }
+        let program =
+            told(json!({"method": "sampling/createMessage"}), json!({"action": "accept", "content": "secret"})).expect("answered");
+        assert!(program.contains("is answered already.") && !program.contains("secret"), "{program}");
+        let long = told(page(), json!({"action": "accept", "content": {"x": "é".repeat(10_000)}})).expect("answered");
+        assert!(long.len() < 5_000, "{}", long.len());
+        assert_eq!(already(&InputKey::new("a"), &Input { request: page().into(), answer: None }), None);
+    }
+
+    #[test]
+    fn a_task_that_has_ended_has_a_result_only_if_it_completed() {
+        let cancelled = refused(&then(asked(&["a"]), &[Event::Cancelled { reason: None }]), Some("a"));
+        assert!(cancelled.contains("has ended (cancelled)") && cancelled.contains("says what came of it"), "{cancelled}");
+        assert!(!cancelled.contains("result") && !cancelled.contains("answered already"), "{cancelled}");
+        let done = Event::Completed { result: json!({"content": []}).into(), is_error: false };
+        let completed = refused(&then(asked(&["a"]), &[answered("a"), done]), None);
+        assert!(completed.contains("`a` is answered already") && completed.contains("has ended (completed)"), "{completed}");
+        assert!(completed.contains("gives its result") && !completed.contains("Question"), "{completed}");
     }
 
     #[test]
@@ -212,15 +311,43 @@ mod tests {
         let give = |question: &Question, value: Option<Value>, action| {
             give(&task, &key, question, value, action).map(|answer| answer.read::<Value>().expect("JSON"))
         };
+        let (accept, decline, cancel) = (Some(Action::Accept), Some(Action::Decline), Some(Action::Cancel));
         let form = Question::read(&form());
-        assert_eq!(give(&form, Some(json!("Ada")), Action::Accept), Ok(json!({"action": "accept", "content": {"name": "Ada"}})));
-        assert_eq!(give(&form, None, Action::Decline), Ok(json!({"action": "decline"})));
-        assert_eq!(give(&form, Some(json!("x")), Action::Cancel), Ok(json!({"action": "cancel"})), "what was filled in is not sent");
-        let page = Question::Page { message: String::new(), url: "https://x.test".to_owned() };
-        assert_eq!(give(&page, None, Action::Accept), Ok(json!({"action": "accept"})));
-        let wrong = give(&form, Some(json!({"nmae": "Ada"})), Action::Accept).expect_err("wrong");
+        for action in [None, accept] {
+            assert_eq!(give(&form, Some(json!("Ada")), action), Ok(json!({"action": "accept", "content": {"name": "Ada"}})));
+        }
+        assert_eq!(give(&form, None, decline), Ok(json!({"action": "decline"})));
+        assert_eq!(give(&form, Some(json!("x")), cancel), Ok(json!({"action": "cancel"})), "what was filled in is not sent");
+        let wrong = give(&form, Some(json!({"nmae": "Ada"})), accept).expect_err("wrong");
         assert!(wrong.contains("- `nmae`: the form has no such field") && wrong.contains("- `name` (text; required)"), "{wrong}");
         let client = Question::Client { method: "sampling/createMessage".to_owned() };
-        assert!(give(&client, None, Action::Decline).expect_err("not ours").contains("only by the client"));
+        assert!(give(&client, None, decline).expect_err("not ours").contains("only by the client"));
+    }
+
+    #[test]
+    fn where_nothing_is_filled_in_the_action_is_said() {
+        let (task, key) = (asked(&["a"]), InputKey::new("a"));
+        let give = |question: &Question, value: Option<Value>, action| {
+            give(&task, &key, question, value, action).map(|answer| answer.read::<Value>().expect("JSON"))
+        };
+        let (accept, decline) = (Some(Action::Accept), Some(Action::Decline));
+        let page = Question::Page { message: "Sign in".to_owned(), url: "https://x.test".to_owned() };
+        assert_eq!(give(&page, None, accept), Ok(json!({"action": "accept"})));
+        assert_eq!(give(&page, None, decline), Ok(json!({"action": "decline"})));
+        for action in [None, accept, decline, Some(Action::Cancel)] {
+            for value in [json!("{\"width\": 5}"), json!({}), json!(true)] {
+                let refused = give(&page, Some(value), action).expect_err("a page has no value");
+                assert!(refused.contains("takes no `value`") && refused.contains("https://x.test"), "{refused}");
+            }
+        }
+        let request =
+            json!({"method": "elicitation/create", "params": {"message": "Go?", "requestedSchema": {"type": "object", "properties": {}}}});
+        let plain = Question::read(&request.into());
+        for question in [&page, &plain] {
+            let silent = give(question, None, None).expect_err("nobody said yes");
+            assert!(silent.contains("wants an `action`") && silent.contains("\"action\":\"accept\"}"), "{silent}");
+        }
+        assert!(give(&plain, Some(json!({})), None).is_err(), "nor is an empty value a yes");
+        assert_eq!(give(&plain, None, accept), Ok(json!({"action": "accept", "content": {}})));
     }
 }

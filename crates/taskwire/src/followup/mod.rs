@@ -16,10 +16,13 @@ mod wait;
 use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
-use taskwire_core::{CallerId, TaskId, Timestamp, task::Task};
+use taskwire_core::{
+    CallerId, TaskId, Timestamp,
+    task::{Outcome, Task},
+};
 use tokio::sync::watch;
 
-pub(crate) use say::{asks, still_running};
+pub(crate) use say::{asks, going_away, still_running};
 
 use crate::{
     engine::{self, Engine},
@@ -72,7 +75,7 @@ fn find(ctx: &Ctx, given: &str) -> Result<Arc<Task>, ToolError> {
 }
 
 /// The id in a text. Models put quotes around it, now and then.
-fn read_id(given: &str) -> Option<TaskId> {
+pub(crate) fn read_id(given: &str) -> Option<TaskId> {
     let wrapping = |c: char| c.is_whitespace() || "`'\"<>".contains(c);
     given.trim_matches(wrapping).to_ascii_lowercase().parse().ok()
 }
@@ -109,7 +112,7 @@ fn running(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine:
 }
 
 /// When the work of a task began. A call becomes a task only after a while, but its id is made at its beginning.
-fn began(task: &Task) -> Timestamp {
+pub(crate) fn began(task: &Task) -> Timestamp {
     let id = task.id.as_bytes();
     let millis = i64::from_be_bytes([0, 0, id[0], id[1], id[2], id[3], id[4], id[5]]);
     Timestamp::from_millis(millis).min(task.created_at)
@@ -135,6 +138,14 @@ fn arguments(id: TaskId, more: &[(&str, Value)]) -> String {
     }
     text.push('}');
     text
+}
+
+/// What `task_wait` does with a task that has ended. One that failed or was cancelled has no result.
+fn gives(task: &Task) -> &'static str {
+    match task.outcome {
+        Some(Outcome::Completed { .. }) => "gives its result",
+        _ => "says what came of it",
+    }
 }
 
 /// What somebody else wrote, shortened, without what could break out of its line.

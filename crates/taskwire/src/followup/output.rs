@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use taskwire_core::{Seq, TaskId, Version, task::Task};
 
-use super::{OUTPUT, Settings, WAIT, arguments, began, find, span};
+use super::{OUTPUT, Settings, WAIT, arguments, began, find, gives, span};
 use crate::{
     engine::{self, Engine},
     store::{Cursor, Entry},
@@ -18,11 +18,15 @@ const DESCRIPTION: &str = "Shows what a running or ended task of this server has
     id. This is the task's output, not its result: to wait for the result, use task_wait. Do not call this again and again to see \
     whether the task has ended.";
 
+/// The largest number to go on from that is taken: any larger one is not exact in every client.
+const AFTER_MAX: u64 = (1 << 53) - 1;
+
 #[derive(Deserialize)]
 struct Arguments {
     task_id: String,
+    /// A whole number, as the schema says; but some clients write it as 2.0.
     #[serde(default)]
-    after: u64,
+    after: f64,
 }
 
 pub(super) fn tool(settings: &Settings) -> Tool {
@@ -33,6 +37,7 @@ pub(super) fn tool(settings: &Settings) -> Tool {
             "after": {
                 "type": "integer",
                 "minimum": 0,
+                "maximum": AFTER_MAX,
                 "description": "Where to go on: the number in the last answer of task_output. Leave it out to begin at the beginning."
             },
         },
@@ -47,6 +52,7 @@ pub(super) fn tool(settings: &Settings) -> Tool {
 
 fn show(ctx: &Ctx, bytes: usize) -> Result<CallResult, ToolError> {
     let Arguments { task_id, after } = ctx.arguments().read()?;
+    let after = after as u64;
     let engine = ctx.run().engine();
     let id = find(ctx, &task_id)?.id;
     let Some(written) = read(engine, id, Seq(after), bytes)? else { return Err(forgotten(id)) };
@@ -89,7 +95,7 @@ fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> Stri
         }
         (nothing, false, Some(_)) => {
             let all = nothing.map_or_else(|| "That is all of the output.".to_owned(), |nothing| format!("{nothing}."));
-            format!("{all} The task has ended ({}): {wait} gives its result.", task.status())
+            format!("{all} The task has ended ({}): {wait} {}.", task.status(), gives(task))
         }
     };
     text.push_str(&text_of_end);

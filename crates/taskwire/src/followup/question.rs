@@ -67,6 +67,14 @@ impl Question {
         !matches!(self, Self::Client { .. })
     }
 
+    /// Whether there is nothing to fill in, only a yes or a no.
+    pub(super) fn is_plain(&self) -> bool {
+        match self {
+            Self::Form { form, .. } => form.as_ref().is_some_and(|form| form.fields.is_empty()),
+            Self::Page { .. } | Self::Client { .. } => true,
+        }
+    }
+
     /// The question in words, and how to answer it.
     pub(super) fn ask(&self, id: TaskId, key: &str) -> String {
         let copy = |more: &[(&str, Value)]| {
@@ -182,7 +190,8 @@ fn members(form: &Form, value: Option<Value>) -> Result<Map<String, Value>, Vec<
     }
 }
 
-/// The value itself, where a model wrapped it: an object as its JSON text, or a whole answer instead of its content.
+/// The value itself, where a model wrapped it: an object as its JSON text, or a whole answer instead of its content. An answer
+/// that says no is not taken for a yes.
 fn opened(has: &impl Fn(&str) -> bool, value: Value) -> Value {
     let value = match value {
         Value::String(text) => match serde_json::from_str::<Map<String, Value>>(&text) {
@@ -192,7 +201,9 @@ fn opened(has: &impl Fn(&str) -> bool, value: Value) -> Value {
         value => value,
     };
     match value {
-        Value::Object(mut members) if members.get("action").is_some_and(Value::is_string) && !has("action") && !has("content") => {
+        Value::Object(mut members)
+            if members.get("action").is_some_and(|action| action == "accept") && !has("action") && !has("content") =>
+        {
             match members.remove("content") {
                 Some(content @ Value::Object(_)) => content,
                 Some(content) => {
@@ -335,7 +346,7 @@ fn listed(options: &[Choice]) -> String {
     text
 }
 
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     let cut = &text[..text.floor_char_boundary(TEXT_BYTES_MAX.min(text.len()))];
     if cut.len() < text.len() { format!("{cut}…") } else { cut.to_owned() }
 }
@@ -428,6 +439,10 @@ mod tests {
         for said in [meant.clone(), json!(meant.to_string()), json!({"action": "accept", "content": meant}), json!({"a": "x", "b": "2"})] {
             assert_eq!(fits(&two, said), meant);
         }
+        for action in ["decline", "cancel"] {
+            let no = misfits(&two, json!({"action": action, "content": meant}));
+            assert!(no.contains("`action`: the form has no such field"), "a no is no yes: {no}");
+        }
         let named = form(json!({"action": {"type": "string"}, "content": {"type": "string"}}), json!(["action", "content"]));
         let own = json!({"action": "a", "content": "c"});
         assert_eq!(fits(&named, own.clone()), own, "fields may have any name");
@@ -460,6 +475,7 @@ mod tests {
         assert_eq!(question.fit(None), Ok(json!({})));
         assert!(misfits(&question, json!(true)).contains("leave `value` out"));
         assert!(ask(&question).contains("\"action\":\"accept\"") && !ask(&question).contains("Fields"));
+        assert!(question.is_plain() && !one(json!({"type": "string"})).is_plain());
     }
 
     #[test]
@@ -502,6 +518,7 @@ mod tests {
         assert!(page.is_for_users() && ask(&page).contains("https://x.test/1") && ask(&page).contains("\"action\":\"accept\""));
         let roots = Question::read(&json!({"method": "roots/list", "params": {}}).into());
         assert!(!roots.is_for_users() && ask(&roots).contains("`roots/list`"));
+        assert!(page.is_plain() && roots.is_plain());
         assert!(page.fit(Some(json!("x"))).is_err() && roots.fit(Some(json!([]))).is_err());
     }
 

@@ -27,6 +27,17 @@ pub(crate) fn still_running(engine: &Engine, task: &Task) -> CallResult {
     now(engine, task)
 }
 
+/// What a call is answered with that is held, or waits, while the server goes away. The task goes on, but for a moment nobody is
+/// there who could tell of it.
+pub(crate) fn going_away(engine: &Engine, task: &Task) -> CallResult {
+    let mut result = now(engine, task);
+    if task.outcome.is_none() {
+        let text = format!("The server is shutting down or being restarted: give it a few seconds, then call `{WAIT}` again.");
+        result.content.push(Content::text(text).into_payload());
+    }
+    result
+}
+
 /// What a call is answered with whose task asks something that its client cannot be asked. Also right if the question
 /// has been answered meanwhile, or the task has ended.
 pub(crate) fn asks(engine: &Engine, task: &Task) -> CallResult {
@@ -104,8 +115,10 @@ pub(super) fn asking(task: &Task) -> String {
         text.push_str("\n\n");
         text.push_str(&question.ask(task.id, key));
     }
-    if let Some(more) = open.len().checked_sub(QUESTIONS_MAX).filter(|more| *more > 0) {
-        text.push_str(&format!("\n\nThere are {more} more questions; you are told of them when these are answered."));
+    match open.len().saturating_sub(QUESTIONS_MAX) {
+        0 => {}
+        1 => text.push_str("\n\nThere is 1 more question; you are told of it when these are answered."),
+        more => text.push_str(&format!("\n\nThere are {more} more questions; you are told of them when these are answered.")),
     }
     if own {
         text.push_str(&format!(
@@ -202,9 +215,14 @@ mod tests {
     fn many_questions_are_told_a_few_at_a_time() {
         let questions: Vec<Event> = (0..8).map(|n| asked(&format!("q{n}"), form(&format!("Number {n}?")))).collect();
         let text = asking(&task(&questions));
-        assert!(text.contains("Number 4?") && !text.contains("Number 5?") && text.contains("3 more questions"), "{text}");
+        assert!(
+            text.contains("Number 4?") && !text.contains("Number 5?") && text.contains("There are 3 more questions; you are told of them"),
+            "{text}"
+        );
+        let text = asking(&task(&questions[..6]));
+        assert!(text.contains("There is 1 more question; you are told of it when"), "{text}");
         let text = asking(&task(&questions[..5]));
-        assert!(text.contains("Number 4?") && !text.contains("more questions"), "{text}");
+        assert!(text.contains("Number 4?") && !text.contains("more question"), "{text}");
     }
 
     #[test]

@@ -6,11 +6,11 @@ use serde::Deserialize;
 use serde_json::json;
 use taskwire_core::task::Task;
 
-use super::{Settings, WAIT, began, find, say, span};
+use super::{Settings, WAIT, began, find, going_away, say, span};
 use crate::{
     clock::Sleep,
     engine::Engine,
-    tool::{CallResult, Content, Ctx, Tool, ToolError},
+    tool::{CallResult, Ctx, Tool, ToolError},
 };
 
 /// How often a client hears that the wait goes on, at least: some give up a call that says nothing.
@@ -81,22 +81,12 @@ async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
             }
             () = &mut drained => {
                 let task = find(&ctx, &task_id)?;
-                return Ok(interrupted(engine, &task));
+                return Ok(going_away(engine, &task));
             }
             _ = watch.changed() => {}
             () = &mut told.beat => told.due = true,
         }
     }
-}
-
-/// The server goes away in the middle of a wait.
-fn interrupted(engine: &Engine, task: &Task) -> CallResult {
-    let mut result = say::now(engine, task);
-    if task.outcome.is_none() {
-        let text = format!("The server is being restarted. Give it a few seconds before you call `{WAIT}` again.");
-        result.content.push(Content::text(text).into_payload());
-    }
-    result
 }
 
 /// What the client was told of the task while it waits.

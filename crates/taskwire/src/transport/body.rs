@@ -53,7 +53,8 @@ impl Stream {
             self.last = self.clock.now();
             return frame;
         }
-        // A comment now and then keeps proxies from closing a quiet stream. The wait is not begun anew with each message:
+        // A comment now and then keeps proxies from closing a quiet stream. No blank line follows it: some clients take that for
+        // an event, if one with a name came before. The wait is not begun anew with each message:
         // when it ends, it is seen whether the stream was quiet.
         while self.sleep.as_mut().poll(context).is_ready() {
             let now = self.clock.now();
@@ -65,7 +66,7 @@ impl Stream {
             }
             self.sleep = self.clock.sleep(self.keep_alive - now.since(self.last).min(self.keep_alive));
             if quiet {
-                return Poll::Ready(Some(Bytes::from_static(b": keep-alive\n\n")));
+                return Poll::Ready(Some(Bytes::from_static(b": keep-alive\n")));
             }
         }
         Poll::Pending

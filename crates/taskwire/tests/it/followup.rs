@@ -22,6 +22,7 @@ use crate::{
 
 const NAMES: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_cancel"];
 const HOLD: Duration = Duration::from_secs(45);
+const GOING_AWAY: &str = "The server is shutting down or being restarted: give it a few seconds, then call `task_wait` again.";
 
 /// The result of a follow-up tool that did what it was asked.
 async fn done(client: &Client, tool: &str, arguments: Value) -> Value {
@@ -255,6 +256,7 @@ async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
         stage.clock.advance(MS);
         let text = text_of(&result(&mut events).await["content"]);
         has(&text, &["still running", "call the tool `task_wait`", &id, "one (2"]);
+        assert!(!text.contains("shutting down"), "{text}");
     }
     let (id, _act) = stage.task().await;
     has(&says(&client, "task_wait", json!({"task_id": id, "timeout_s": 0})).await, &["still running, for 0 s"]);
@@ -315,7 +317,19 @@ async fn nobody_is_kept_waiting_by_a_server_that_shuts_down() {
     let (id, mut act) = stage.task().await;
     let mut events = waiting(&client, &act, of(&id)).await;
     stage.server.stop();
-    has(&text_of(&result(&mut events).await["content"]), &["still running", "restarted", &id]);
+    has(&text_of(&result(&mut events).await["content"]), &["still running", GOING_AWAY, &id]);
+    act.ends("done");
+}
+
+#[tokio::test]
+async fn who_is_held_by_a_server_that_shuts_down_is_told_to_come_back() {
+    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    let client = stage.server.plain_client();
+    let call = tokio::spawn(async move { client.call("writes", json!({})).await });
+    let mut act = stage.run().await;
+    stage.server.stop();
+    let text = text_of(&soon("the answer", call).await.expect("no panic")["content"]);
+    has(&text, &["`writes` is still running", "`task_wait` with {\"task_id\":\"", GOING_AWAY]);
     act.ends("done");
 }
 
@@ -345,9 +359,27 @@ async fn output_is_read_on_from_where_the_last_answer_ended() {
     act.ends("the result");
     soon("the end", stage.client.until(&id, "completed")).await;
     let over = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
-    has(&over, &["<image>+c\n", "That is all of the output", "ended (completed)", "`task_wait`"]);
+    has(&over, &["<image>+c\n", "That is all of the output", "ended (completed)", "`task_wait`", "gives its result"]);
     assert!(!over.contains("the result"), "the result is not output: {over}");
-    has(&refuses(&client, "task_output", json!({"task_id": id, "after": -1})).await, &["after"]);
+    assert_eq!(says(&client, "task_output", json!({"task_id": id, "after": 2.0})).await, over, "some clients write whole numbers so");
+    for after in [json!(-1), json!(1.5), json!(u64::MAX), json!(1.8e19)] {
+        let refused = refuses(&client, "task_output", json!({"task_id": id, "after": after})).await;
+        has(&refused, &["`after`: "]);
+        assert!(!refused.contains("u64") && !refused.contains("column"), "{refused}");
+    }
+    has(&says(&client, "task_output", json!({"task_id": id, "after": (1_u64 << 53) - 1})).await, &["nothing after 9007199254740991"]);
+}
+
+#[tokio::test]
+async fn the_output_of_a_task_that_has_no_result_promises_none() {
+    let mut stage = Stage::with(uncoalesced()).await;
+    let client = stage.server.plain_client();
+    let (id, act) = stage.task().await;
+    act.writes("a\n").await;
+    stage.client.cancel(&id).await;
+    let text = says(&client, "task_output", of(&id)).await;
+    has(&text, &["a\n", "ended (cancelled)", "says what came of it"]);
+    assert!(!text.contains("its result"), "{text}");
 }
 
 #[tokio::test]

@@ -142,6 +142,11 @@ impl House {
         panic!("{:?}: there is no sign of life", talk.way)
     }
 
+    /// Begins to shut down.
+    fn stop(&mut self) {
+        self.stop.take().expect("stopped once").send(()).expect("it serves");
+    }
+
     /// Lets time pass, when whoever waits for that has had time to begin.
     async fn pass(&self, span: Duration) {
         settle().await;
@@ -213,10 +218,36 @@ impl Caller {
         self.request("tools/call", json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": "p"}})).await
     }
 
-    async fn request(&self, method: &str, params: Value) -> Talk {
+    /// A request and its name.
+    fn message(&self, method: &str, params: Value) -> (u64, Value) {
         let id = self.calls.fetch_add(1, Ordering::Relaxed);
         let plain = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params.clone()});
-        let message = if self.way.is_modern() { self.client.message(id, method, params) } else { plain };
+        (id, if self.way.is_modern() { self.client.message(id, method, params) } else { plain })
+    }
+
+    /// Calls a tool after another call: on the same connection, where that has room for more than one.
+    async fn call_after(&self, talk: &mut Talk, tool: &str, arguments: Value) {
+        if talk.input.is_none() {
+            *talk = self.call(tool, arguments).await;
+            return;
+        }
+        let (id, message) = self.message("tools/call", json!({"name": tool, "arguments": arguments}));
+        talk.send(&message).await;
+        talk.id = id;
+    }
+
+    /// Comes back to the stream of a call that was lost.
+    async fn resume(&self, talk: &Talk) -> Talk {
+        let place = talk.last.lock().expect("no panic").clone().expect("a name");
+        let stream = get(self.port, &self.legacy.as_ref().expect("a session").headers(), &place).await;
+        let (sender, messages) = mpsc::channel(64);
+        let last = Arc::<Mutex<Option<String>>>::default();
+        let reading = tokio::spawn(read_http(stream, sender, last.clone()));
+        Talk { way: self.way, id: talk.id, input: None, messages, reading, last }
+    }
+
+    async fn request(&self, method: &str, params: Value) -> Talk {
+        let (id, message) = self.message(method, params);
         let (sender, messages) = mpsc::channel(64);
         let last = Arc::<Mutex<Option<String>>>::default();
         let (input, reading) = match self.way {
@@ -354,6 +385,16 @@ impl Talk {
 
     async fn send(&mut self, message: &Value) {
         write(self.input.as_mut().expect("a byte stream"), message).await;
+    }
+
+    /// Waits until there is a place to come back to.
+    async fn has_place(&self) {
+        let primed = async {
+            while self.last.lock().expect("no panic").is_none() {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("a place to come back to", primed).await;
     }
 
     /// Loses the connection.
@@ -645,6 +686,45 @@ async fn who_wants_progress_hears_that_the_work_goes_on() {
 }
 
 #[tokio::test]
+async fn the_first_sign_of_life_counts_from_the_call() {
+    for way in WAYS {
+        for mode in [TaskMode::Auto, TaskMode::Never] {
+            let gate = Gate::new();
+            let house = House::new([gate.tool("slow").task(mode)]).await;
+            let mut talk = Caller::new(way, &house).await.call_with_progress("slow", json!({})).await;
+            soon("the tool", gate.started.wait()).await;
+            // By then it is a task in some of them; that is not when it began.
+            house.pass(SECOND).await;
+            house.pass(BEAT - SECOND - MS).await;
+            talk.is_quiet().await;
+            house.pass(MS).await;
+            assert_eq!(talk.progress().await.1, "running for 5 s", "{way:?} {mode:?}");
+            gate.go.send();
+            assert_eq!(text(&talk.result().await), "done", "{way:?} {mode:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn progress_grows_also_when_a_round_becomes_a_task() {
+    for way in [Way::ModernHttp, Way::ModernLines] {
+        let rounds = tool("rounds", &(), |(), ctx: Ctx| async move {
+            ctx.progress(5.0, None, None).await?;
+            match ctx.resumed().responses.get("name") {
+                None => Err(ToolError::round(Round::ask("name", name_form("Who are you?")))),
+                Some(answer) => Ok(format!("hello {}", name_in(&answer.read()?))),
+            }
+        });
+        let house = House::new([rounds]).await;
+        let mut talk = Caller::new(way, &house).await.call_with_progress("rounds", json!({})).await;
+        assert_eq!(talk.progress().await.0, 5.0, "{way:?}");
+        let answer = talk.next().await.expect("an answer");
+        assert!(answer.get("method").is_none(), "{way:?}: it was told already: {answer}");
+        assert!(text(&answer["result"]).contains("Who are you?"), "{way:?}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn who_wants_no_progress_hears_nothing_until_the_answer() {
     for way in WAYS {
         let gate = Gate::new();
@@ -763,11 +843,57 @@ async fn a_client_that_can_be_asked_is_asked_as_ever() {
             Some(legacy) => legacy.answer(&question, accept("Ada")).await,
             None => talk.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
         }
-        let result = talk.result().await;
-        // Its time was over long ago: the result is there at once, or in a moment.
-        if text(&result) != "hello Ada" {
-            let id = followed(&result);
-            assert_eq!(text(&caller.result("task_wait", json!({"task_id": id})).await), "hello Ada", "{way:?}");
+        // Its time was over long ago. Who took the time to answer is not told to wait, but is held anew.
+        assert_eq!(text(&talk.result().await), "hello Ada", "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_held_anew_when_its_question_is_answered() {
+    for way in [Way::LegacyHttp, Way::LegacyLines] {
+        let gate = Gate::new();
+        let asks = tool("asks", &gate, |gate, ctx: Ctx| async move {
+            ctx.ask("name", name_form("Who are you?")).await?;
+            gate.started.send();
+            gate.go.wait().await;
+            Ok("done")
+        });
+        let house = House::new([asks]).await;
+        let caller = Caller::declaring(way, &house, json!({"elicitation": {}}), None).await;
+        let mut talk = caller.call("asks", json!({})).await;
+        let question = talk.next().await.expect("a question");
+        house.pass(HOLD * 2).await;
+        match &caller.legacy {
+            Some(legacy) => legacy.answer(&question, accept("Ada")).await,
+            None => talk.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
+        }
+        soon("the tool", gate.started.wait()).await;
+        for _ in 0..10 {
+            settle().await;
+        }
+        house.pass(HOLD - MS).await;
+        talk.is_quiet().await;
+        house.pass(MS).await;
+        let id = followed(&talk.result().await);
+        gate.go.send();
+        assert_eq!(text(&caller.result("task_wait", json!({"task_id": id})).await), "done", "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_waited_for_longer_than_an_hour_who_is_asked_while_the_call_waits() {
+    const HOUR_MS: u64 = 3_600_000;
+    for way in WAYS {
+        for (capabilities, most) in [(json!({}), 24 * HOUR_MS), (json!({"sampling": {}}), HOUR_MS), (json!({"roots": {}}), HOUR_MS)] {
+            let gate = Gate::new();
+            let house = House::new([gate.tool("slow")]).await;
+            let caller = Caller::declaring(way, &house, capabilities.clone(), None).await;
+            let mut talk = caller.call("slow", json!({})).await;
+            soon("the tool", gate.started.wait()).await;
+            house.pass(HOLD).await;
+            let id: TaskId = followed(&talk.result().await).parse().expect("an id");
+            assert_eq!(house.task(id).spec.input_timeout_ms, Some(most), "{way:?}: {capabilities}");
+            gate.go.send();
         }
     }
 }
@@ -1013,7 +1139,9 @@ async fn an_end_that_was_heard_by_a_follow_up_tool_is_not_told_again() {
         house.pass(HOLD).await;
         let id = followed(&talk.result().await);
         gate.go.send();
-        assert_eq!(text(&caller.result("task_wait", json!({"task_id": id})).await), "done", "{way:?}");
+        // As models write it, now and then.
+        let wrapped = format!("`{}`", id.to_uppercase());
+        assert_eq!(text(&caller.result("task_wait", json!({"task_id": wrapped})).await), "done", "{way:?}");
         settle().await;
         let mut anew = caller.call("slow", json!({})).await;
         soon("a run of its own", gate.started.wait()).await;
@@ -1054,6 +1182,117 @@ async fn a_shared_call_is_stopped_by_a_change_of_mind_and_not_by_a_loss_of_patie
         soon("a run of its own", gate.started.wait()).await;
         gate.go.send();
         assert_eq!(text(&anew.result().await), "done", "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_calls_again_after_a_change_of_mind_gets_a_run_of_its_own() {
+    for way in [Way::LegacyHttp, Way::ModernLines, Way::LegacyLines] {
+        for _ in 0..5 {
+            let gate = Gate::new();
+            let house = House::new([gate.tool("slow").dedupe()]).await;
+            let caller = Caller::new(way, &house).await;
+            let mut talk = caller.call("slow", json!({})).await;
+            soon("the tool", gate.started.wait()).await;
+            for _ in 0..10 {
+                settle().await;
+            }
+            caller.cancel(&mut talk, "not needed any more").await;
+            caller.call_after(&mut talk, "slow", json!({})).await;
+            soon("a run of its own", gate.started.wait()).await;
+            soon("the word to stop", gate.stopped.wait()).await;
+            gate.go.send();
+            assert_eq!(text(&talk.result().await), "done", "{way:?}");
+            assert_eq!(gate.runs(), 2, "{way:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_shared_call_goes_on_for_as_long_as_somebody_has_not_changed_its_mind() {
+    for way in [Way::LegacyHttp, Way::ModernLines, Way::LegacyLines] {
+        for both in [false, true] {
+            let (tool, mut runs) = played("plays");
+            let house = House::new([tool.dedupe()]).await;
+            let caller = Caller::new(way, &house).await;
+            let mut first = caller.call_with_progress("plays", json!({})).await;
+            let mut act = run_of(&mut runs).await;
+            let mut second = caller.call_with_progress("plays", json!({})).await;
+            act.progress(1.0, None).await;
+            // Both wait for it by now.
+            for talk in [&mut first, &mut second] {
+                assert_eq!(talk.progress().await.0, 1.0, "{way:?}");
+            }
+            caller.cancel(&mut first, "not needed any more").await;
+            for _ in 0..10 {
+                settle().await;
+            }
+            assert!(!act.ctx.is_cancelled(), "{way:?}");
+            if both {
+                caller.cancel(&mut second, "not needed any more").await;
+                soon("the word to stop", act.ctx.cancelled()).await;
+                continue;
+            }
+            act.ends("done");
+            assert_eq!(text(&second.result().await), "done", "{way:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_came_back_to_a_shared_task_waits_for_it_like_any_other() {
+    for both in [false, true] {
+        let (tool, mut runs) = played("plays");
+        let house = House::new([tool.dedupe()]).await;
+        let (ann, bob) = (Caller::new(Way::LegacyHttp, &house).await, Caller::new(Way::LegacyHttp, &house).await);
+        let mut first = ann.call_with_progress("plays", json!({})).await;
+        let mut act = run_of(&mut runs).await;
+        let mut second = bob.call_with_progress("plays", json!({})).await;
+        act.progress(1.0, None).await;
+        for talk in [&mut first, &mut second] {
+            assert_eq!(talk.progress().await.0, 1.0);
+        }
+        second.has_place().await;
+        second.lose();
+        for _ in 0..10 {
+            settle().await;
+        }
+        let mut back = bob.resume(&second).await;
+        act.progress(2.0, None).await;
+        assert_eq!(back.progress().await.0, 2.0);
+        ann.cancel(&mut first, "not needed any more").await;
+        for _ in 0..10 {
+            settle().await;
+        }
+        assert!(!act.ctx.is_cancelled());
+        if both {
+            bob.cancel(&mut back, "not needed any more").await;
+            soon("the word to stop", act.ctx.cancelled()).await;
+            continue;
+        }
+        act.ends("done");
+        assert_eq!(text(&back.result().await), "done");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_found_no_room_to_share_a_task_shares_none_later() {
+    for way in WAYS {
+        let (gate, other) = (Gate::new(), Gate::new());
+        let limits = Limits { tasks_per_caller: 1, ..Limits::DEFAULT };
+        let config = Config { followups: true, hold: HOLD, ..with_limits(limits) };
+        let tools = registry([gate.tool("slow").dedupe(), other.tool("other").task(TaskMode::Always)]);
+        let house = House::with(tools, config).await;
+        house.tasker().start("other", json!({})).await;
+        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        other.go.send();
+        house.until_open(0).await;
+        house.pass(HOLD).await;
+        let id: TaskId = followed(&talk.result().await).parse().expect("an id");
+        let spec = house.task(id).spec;
+        assert!(spec.findable && spec.dedupe.is_none(), "{way:?}");
+        gate.go.send();
     }
 }
 
@@ -1228,13 +1467,97 @@ async fn a_held_call_is_answered_when_the_server_shuts_down() {
         soon("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         settle().await;
-        house.stop.take().expect("stopped once").send(()).expect("it serves");
-        let id = followed(&talk.result().await);
+        house.stop();
+        let result = talk.result().await;
+        let id = followed(&result);
+        assert!(result.to_string().contains("shutting down"), "{way:?}: {result}");
         assert_eq!(house.open().iter().map(ToString::to_string).collect::<Vec<_>>(), [id], "{way:?}");
         assert!(!gate.stopped.is_sent(), "{way:?}: it has its time to finish");
         gate.go.send();
         house.until_open(0).await;
     }
+}
+
+#[tokio::test]
+async fn a_call_that_asks_is_answered_when_the_server_shuts_down_however_long_it_has_been_held() {
+    for late in [false, true] {
+        let mut house = House::new([asks("asks")]).await;
+        let caller = Caller::declaring(Way::LegacyLines, &house, json!({"elicitation": {}}), None).await;
+        let mut talk = caller.call("asks", json!({})).await;
+        let question = talk.next().await.expect("a question");
+        assert_eq!(question["method"], "elicitation/create", "{question}");
+        house.pass(if late { HOLD * 2 } else { SECOND }).await;
+        talk.is_quiet().await;
+        house.stop();
+        let result = talk.result().await;
+        assert_eq!(followed(&result), house.open()[0].to_string());
+        assert!(text(&result).contains("Who are you?"), "{result}");
+    }
+}
+
+#[tokio::test]
+async fn who_is_told_how_to_get_on_when_it_came_back_has_its_place_free() {
+    let gate = Gate::new();
+    let config = Config { waits_per_caller: 2, ..config() };
+    let house = House::with(registry([gate.tool("slow")]), config).await;
+    let caller = Caller::new(Way::LegacyHttp, &house).await;
+    let mut lost = Vec::new();
+    for n in 0..2 {
+        let talk = caller.call("slow", json!({"n": n})).await;
+        soon("the tool", gate.started.wait()).await;
+        lost.push(talk);
+    }
+    house.pass(SECOND).await;
+    let mut back = Vec::new();
+    for talk in &mut lost {
+        talk.has_place().await;
+        talk.lose();
+        settle().await;
+        back.push(caller.resume(talk).await);
+    }
+    house.pass(HOLD).await;
+    for talk in &mut back {
+        let id = followed(&talk.result().await);
+        // There is room for this, although both go on.
+        let waited = caller.result("task_wait", json!({"task_id": id, "timeout_s": 0})).await;
+        assert_eq!(followed(&waited), id);
+    }
+    assert_eq!(house.open().len(), 2);
+    gate.go.send();
+    gate.go.send();
+    house.until_open(0).await;
+}
+
+#[tokio::test]
+async fn who_comes_back_to_a_shared_task_has_its_own_hold_and_hears_of_progress_under_its_own_name() {
+    let (tool, mut runs) = played("plays");
+    let house = House::new([tool.dedupe()]).await;
+    let (ann, bob) = (Caller::new(Way::LegacyHttp, &house).await, Caller::new(Way::LegacyHttp, &house).await);
+    let params = json!({"name": "plays", "arguments": {}, "_meta": {"progressToken": "another"}});
+    let mut first = ann.request("tools/call", params).await;
+    let mut act = run_of(&mut runs).await;
+    house.pass(HOLD / 2).await;
+    act.progress(1.0, None).await;
+    let mut second = bob.call_with_progress("plays", json!({})).await;
+    assert_eq!(second.progress().await.0, 1.0);
+    second.has_place().await;
+    second.lose();
+    settle().await;
+    let mut back = bob.resume(&second).await;
+    act.progress(2.0, None).await;
+    assert_eq!(back.progress().await.0, 2.0);
+    house.pass(HOLD / 2).await;
+    let id = followed(&first.result().await);
+    for _ in 0..10 {
+        settle().await;
+    }
+    while let Ok(message) = back.messages.try_recv() {
+        assert!(message.get("method").is_some(), "it was answered too early: {message}");
+    }
+    house.pass(HOLD / 2).await;
+    assert_eq!(followed(&back.result().await), id);
+    act.ends("done");
+    house.until_open(0).await;
 }
 
 #[tokio::test]
@@ -1246,13 +1569,7 @@ async fn who_comes_back_to_a_stream_after_the_hold_gets_the_result_or_is_told_ho
         let mut talk = caller.call("slow", json!({})).await;
         soon("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
-        let primed = async {
-            while talk.last.lock().expect("no panic").is_none() {
-                tokio::task::yield_now().await;
-            }
-        };
-        soon("a place to come back to", primed).await;
-        let place = talk.last.lock().expect("no panic").clone().expect("a name");
+        talk.has_place().await;
         talk.lose();
         house.pass(HOLD * 2).await;
         if over {
@@ -1260,11 +1577,7 @@ async fn who_comes_back_to_a_stream_after_the_hold_gets_the_result_or_is_told_ho
             house.until_open(0).await;
         }
         let legacy = caller.legacy.as_ref().expect("a session");
-        let stream = get(house.port, &legacy.headers(), &place).await;
-        let (sender, messages) = mpsc::channel(64);
-        let last = Arc::<Mutex<Option<String>>>::default();
-        let reading = tokio::spawn(read_http(stream, sender, last.clone()));
-        let mut back = Talk { way: Way::LegacyHttp, id: talk.id, input: None, messages, reading, last };
+        let mut back = caller.resume(&talk).await;
         let result = back.result().await;
         if over {
             assert_eq!(text(&result), "done");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use taskwire_core::{
     Payload, Seq, Timestamp, Version,
-    task::{Progress, Reject},
+    task::{Overflow, Progress, Reject},
 };
 
 use super::{Hand, Mark, SHORTAGE, is_passing, replace, unusable};
@@ -75,6 +75,8 @@ pub(super) struct Taking {
     /// How many bytes more make it worth while to tell.
     tell_after: u64,
     saying: Saying,
+    /// Output is not written to the log any more, because there is none and can be none.
+    unlogged: bool,
 }
 
 impl Taking {
@@ -103,12 +105,18 @@ impl Taking {
             told: mark.at,
             tell_after: TAKEN_BYTES.min(job.spool_bytes / 2),
             saying: Saying::default(),
+            unlogged: false,
         })
     }
 
     /// A question of the command as others may see it.
     pub(super) fn question(&self, question: Question) -> Question {
         self.view.question(question)
+    }
+
+    /// Up to where the journal was taken, as far as its supervisor was told or a checkpoint says.
+    pub(super) fn told(&self) -> u64 {
+        self.told
     }
 
     /// The place in the journal up to which it was read.
@@ -221,7 +229,7 @@ impl Taking {
                 Said::Result { structured, is_error, content } => {
                     // Without a result, it says only that the command failed.
                     let structured = Some(structured).filter(|structured| !structured.is_null());
-                    self.keep(&Given { structured, is_error, content })?;
+                    self.keep(Given { structured, is_error, content })?;
                 }
             }
         }
@@ -232,11 +240,32 @@ impl Taking {
                 Item::Block(block) => Piece::Block(block),
             })
             .collect();
-        self.run.put(&pieces, &Payload::of(&self.mark())?).await.map_err(from_engine)
+        if self.unlogged {
+            return Ok(());
+        }
+        match self.run.put(&pieces, &Payload::of(&self.mark())?).await {
+            // Too much for a call, and no room for another task: its caller gets the two ends of the output.
+            Err(engine::Error::Rejected(Reject::Limit { key: "tasks_per_caller", .. })) if matches!(self.run.phase(), Phase::Loose) => {
+                self.unlogged = true;
+                Ok(())
+            }
+            put => put.map_err(from_engine),
+        }
     }
 
-    fn keep(&self, given: &Given) -> Result<(), ToolError> {
-        replace(&self.dir.join("result.json"), &serde_json::to_vec(given)?).map_err(|error| unusable(&self.dir, &error))
+    fn keep(&self, mut given: Given) -> Result<(), ToolError> {
+        // That it failed is not taken back by a result that comes later.
+        given.is_error |= self.given()?.is_some_and(|earlier| earlier.structured.is_none() && earlier.is_error);
+        replace(&self.dir.join("result.json"), &serde_json::to_vec(&given)?).map_err(|error| unusable(&self.dir, &error))
+    }
+
+    /// The result that the command gave so far.
+    fn given(&self) -> Result<Option<Given>, ToolError> {
+        match fs::read(self.dir.join("result.json")) {
+            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(unusable(&self.dir, &error)),
+        }
     }
 
     /// Up to where the journal need not wait any more, if that is so much further than its supervisor knows that it should
@@ -269,15 +298,13 @@ impl Taking {
     }
 
     /// What the call comes to.
-    pub(super) async fn result(&mut self, ended: &Ended, dir: &Path) -> Result<CallResult, ToolError> {
-        let given: Option<Given> = match fs::read(dir.join("result.json")) {
-            Ok(bytes) => Some(serde_json::from_slice(&bytes)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(unusable(dir, &error)),
-        };
+    pub(super) async fn result(&mut self, ended: &Ended) -> Result<CallResult, ToolError> {
+        let given = self.given()?;
         // What the result leaves out can be read from a task; where there is no room for one, it is lost.
-        let kept = self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
-        let link = kept.then(|| Link { uri: crate::followup::resource::uri(self.run.id()), name: format!("output of {}", self.tool) });
+        let kept = !self.unlogged && self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
+        let is_whole = self.run.spec().overflow == Overflow::Fail;
+        let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
+        let link = kept.then_some(Link { uri, name, is_whole });
         let mut content = self.digest.content(link.as_ref());
         self.run.result_repeats(content.len());
         let mut result = CallResult::default();

@@ -78,7 +78,8 @@ fn each_thing_that_is_wrong_is_found_under_its_key() {
         ("concurrency", "1 or more", |it| it.concurrency = 0),
         ("kill_after", "10 minutes", |it| it.kill_after = Duration::from_millis(600_001)),
         ("inline_bytes", "256", |it| it.inline_bytes = 255),
-        ("spool_bytes", "1 or more", |it| it.spool_bytes = 0),
+        ("spool_bytes", "65536", |it| it.spool_bytes = 0),
+        ("spool_bytes", "65536 or more", |it| it.spool_bytes = 65_535),
         ("on_interrupt", "retry", |it| it.on_interrupt = OnInterrupt::Resume),
     ];
     for (key, words, change) in changes {
@@ -89,11 +90,26 @@ fn each_thing_that_is_wrong_is_found_under_its_key() {
 }
 
 #[test]
+fn what_is_wrong_with_a_schema_has_its_place() {
+    let wrong = problem(|it| it.input_schema["properties"]["path"]["type"] = json!("strng"));
+    assert_eq!(wrong.path, ["properties", "path", "type"]);
+    assert!(
+        wrong
+            .message
+            .ends_with("cannot be used: `path`: `type` cannot be \"strng\": it is string, integer, number, boolean, array, object or null")
+    );
+    let wrong = problem(|it| it.output_schema = Some(json!({"properties": {"n": {"minimum": "0"}}})));
+    assert_eq!((wrong.key, wrong.path.join(".")), ("output_schema", "properties.n.minimum".to_owned()));
+    assert_eq!(problem(|it| it.concurrency = 0).path, [""; 0]);
+}
+
+#[test]
 fn what_is_just_allowed_is_allowed() {
     let mut it = definition(&["wc", "-w", "{path}"]);
     it.name = "a".repeat(128);
     it.kill_after = Duration::from_secs(600);
     it.inline_bytes = 256;
+    it.spool_bytes = 65_536;
     it.concurrency = 1;
     it.ok_codes = vec![255];
     it.output = Format::Jsonl;

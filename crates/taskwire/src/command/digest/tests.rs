@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn link() -> Link {
-    Link { uri: "taskwire://task/abc/output".to_owned(), name: "output of x".to_owned() }
+    Link { uri: "taskwire://task/abc/output".to_owned(), name: "output of x".to_owned(), is_whole: true }
 }
 
 fn text(text: &str) -> Value {

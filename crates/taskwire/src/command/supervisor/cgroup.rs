@@ -25,11 +25,8 @@ pub(super) struct Cgroup {
 impl Cgroup {
     /// Makes a group below our own, for the run in `dir`.
     pub(super) fn make(dir: &Path) -> Option<Self> {
-        let mounts = fs::read("/proc/self/mountinfo").ok()?;
-        let own = fs::read("/proc/self/cgroup").ok()?;
-        let (mounts, own) = (String::from_utf8_lossy(&mounts), String::from_utf8_lossy(&own));
         let name = format!("{}.{}", name(dir)?, std::process::id());
-        homes(&mounts, &own).into_iter().find_map(|home| {
+        our_homes().into_iter().find_map(|home| {
             let path = home.join(&name);
             fs::create_dir(&path).ok()?;
             if path.join(MEMBERS).exists() {
@@ -52,6 +49,20 @@ impl Cgroup {
     /// Moves this process back.
     pub(super) fn leave(&self) -> io::Result<()> {
         fs::write(self.home.join(MEMBERS), "0")
+    }
+}
+
+/// All groups that were made for the run in `dir`, as far as they are below our own.
+pub(super) fn all_of(dir: &Path) -> Vec<PathBuf> {
+    our_homes().iter().flat_map(|home| below(home)).filter(|path| is_of(path, dir)).collect()
+}
+
+/// Where our own group is.
+fn our_homes() -> Vec<PathBuf> {
+    let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    match (read("/proc/self/mountinfo"), read("/proc/self/cgroup")) {
+        (Ok(mounts), Ok(own)) => homes(&mounts, &own),
+        _ => Vec::new(),
     }
 }
 

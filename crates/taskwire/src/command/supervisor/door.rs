@@ -35,7 +35,7 @@ pub(super) struct News {
     pub(super) open: Arc<Vec<Arc<questions::Told>>>,
 }
 
-/// What comes from servers.
+/// What happens at the door.
 pub(super) enum Event {
     /// A server is there.
     Attached(Server),
@@ -43,6 +43,8 @@ pub(super) enum Event {
     Said(ToSupervisor),
     /// It is gone.
     Gone(u64),
+    /// A process of the command does not wait for its answer any more.
+    GaveUp,
 }
 
 /// A server that is attached. Its connection is closed when this is dropped.
@@ -167,6 +169,8 @@ impl Hall {
                 said = &mut said => return said.ok(),
                 is_over = lines.is_over(), if is_watched => {
                     if is_over {
+                        drop(said);
+                        let _ = self.events.send(Event::GaveUp).await;
                         return None;
                     }
                     // It has more to say: later.
@@ -198,6 +202,7 @@ async fn hear(lines: &mut Lines<OwnedReadHalf>, events: &mpsc::Sender<Event>) {
 async fn tell(mut to: OwnedWriteHalf, mut news: watch::Receiver<News>, knows: watch::Sender<u64>) {
     let mut serial = 0;
     let mut len = None;
+    let mut open: Option<Vec<String>> = None;
     loop {
         let now = news.borrow_and_update().clone();
         let mut told = Ok(());
@@ -208,6 +213,11 @@ async fn tell(mut to: OwnedWriteHalf, mut news: watch::Receiver<News>, knows: wa
             }
         }
         serial = now.open.iter().map(|question| question.serial).fold(serial, u64::max);
+        let keys: Vec<String> = now.open.iter().map(|question| question.asked.key.clone()).collect();
+        if told.is_ok() && open.as_ref() != Some(&keys) {
+            told = talk::send(&mut to, &FromSupervisor::Open(keys.clone())).await;
+            open = Some(keys);
+        }
         if told.is_ok() && len != Some(now.len) {
             told = talk::send(&mut to, &FromSupervisor::Len(now.len)).await;
             len = Some(now.len);
@@ -293,12 +303,14 @@ mod tests {
         let mut client = Client::new(&dir, Hello::Server).await;
         let mut server = attached(&mut door).await;
         assert_eq!(client.hear().await, Some(json!({"ask": {"key": "k1", "question": {"message": "q"}, "at": 8}})));
+        assert_eq!(client.hear().await, Some(json!({"open": ["k1"]})));
         assert_eq!(client.hear().await, Some(json!({"len": 8})));
         news.send_modify(|news| {
             news.len = 20;
             news.open = Arc::new(vec![question(1), question(2)]);
         });
         assert_eq!(client.hear().await.expect("told")["ask"]["key"], "k2");
+        assert_eq!(client.hear().await, Some(json!({"open": ["k1", "k2"]})));
         assert_eq!(client.hear().await, Some(json!({"len": 20})));
         news.send_modify(|news| news.len = 30);
         assert_eq!(client.hear().await, Some(json!({"len": 30})));
@@ -318,11 +330,13 @@ mod tests {
         let (mut door, _news) = door(&dir).await;
         let mut first = Client::new(&dir, Hello::Server).await;
         let server = attached(&mut door).await;
+        assert_eq!(first.hear().await, Some(json!({"open": []})));
         assert_eq!(first.hear().await, Some(json!({"len": 8})));
         let mut second = Client::new(&dir, Hello::Server).await;
         let _second_server = attached(&mut door).await;
         drop(server);
         assert_eq!(first.hear().await, None);
+        assert_eq!(second.hear().await, Some(json!({"open": []})));
         assert_eq!(second.hear().await, Some(json!({"len": 8})));
     }
 

@@ -206,13 +206,13 @@ pub(crate) fn reap_orphans(dir: &Path) {
     }
     let began = journal::began(dir);
     let group = began.as_ref().map(|began| began.pid);
-    let cgroup = began.and_then(|began| began.cgroup).filter(|path| cgroup::is_of(path, dir));
+    // One that was killed as it began has not said where.
+    let mut cgroups = cgroup::all_of(dir);
+    cgroups.extend(began.and_then(|began| began.cgroup).filter(|path| cgroup::is_of(path, dir) && !cgroups.contains(path)));
     let (marker, own) = (marker(dir), std::process::id());
     let mut empty = 0;
     for _ in 0..LOOKS_MAX {
-        if let Some(path) = cgroup.as_deref().filter(|path| !cgroup::is_empty(path)) {
-            cgroup::kill(path);
-        }
+        cgroups.iter().filter(|path| !cgroup::is_empty(path)).for_each(|path| cgroup::kill(path));
         let marked: Vec<Stat> = scan().into_iter().filter(|one| is_marked(one.pid, &marker)).collect();
         let orphans = orphans(&marked, group, own);
         if let Some(group) = orphans.group {
@@ -221,15 +221,13 @@ pub(crate) fn reap_orphans(dir: &Path) {
         for pid in &orphans.pids {
             signal_if(*pid, Signal::KILL, || is_marked(*pid, &marker));
         }
-        empty = if orphans == Orphans::default() && cgroup.as_deref().is_none_or(cgroup::is_empty) { empty + 1 } else { 0 };
+        empty = if orphans == Orphans::default() && cgroups.iter().all(|path| cgroup::is_empty(path)) { empty + 1 } else { 0 };
         if empty == LOOKS_EMPTY {
             break;
         }
         thread::sleep(LOOK_PAUSE);
     }
-    if let Some(path) = cgroup {
-        cgroup::remove(&path);
-    }
+    cgroups.iter().for_each(|path| cgroup::remove(path));
 }
 
 #[cfg(test)]

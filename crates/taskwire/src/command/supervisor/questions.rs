@@ -126,6 +126,16 @@ impl Questions {
         self.close(key, &ToInside::Error(why.to_owned())).is_some()
     }
 
+    /// Forgets questions whose answer nobody waits for any more. Says whether there was one.
+    pub(super) fn give_up(&mut self) -> bool {
+        let before = self.open.len();
+        self.open.retain_mut(|open| {
+            open.waiting.retain(|reply| !reply.is_closed());
+            !open.waiting.is_empty()
+        });
+        self.open.len() < before
+    }
+
     fn close(&mut self, key: &str, said: &ToInside) -> Option<Arc<Told>> {
         let n = self.open.iter().position(|open| open.told.asked.key == key)?;
         let open = self.open.remove(n);
@@ -164,6 +174,21 @@ mod tests {
     fn ask(questions: &mut Questions, key: Option<&str>, message: &str) -> (bool, Reply) {
         let (reply, answer) = oneshot::channel();
         (questions.ask(key.map(str::to_owned), question(message), 8, reply), answer)
+    }
+
+    #[test]
+    fn a_question_that_nobody_waits_for_is_not_asked_any_more() {
+        let mut questions = Questions::new(1);
+        let ((_, first), (_, second), (_, same)) =
+            (ask(&mut questions, Some("a"), "A?"), ask(&mut questions, Some("b"), "B?"), ask(&mut questions, Some("b"), "B?"));
+        assert!(!questions.give_up());
+        drop((first, second));
+        assert!(questions.give_up());
+        assert_eq!(keys(&questions), ["b"], "somebody else still waits");
+        drop(same);
+        assert!(questions.give_up() && questions.open().is_empty());
+        let (is_new, _reply) = ask(&mut questions, Some("a"), "A?");
+        assert!(is_new, "it can be asked again");
     }
 
     fn keys(questions: &Questions) -> Vec<String> {

@@ -41,7 +41,7 @@ const KILLING_MAX: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_millis(20);
 /// Where the disk is full: how often the end is tried to be written, and how long in between.
-const WRITE_TRIES: u32 = 20;
+const WRITE_TRIES: u32 = 1_200;
 const WRITE_PAUSE: Duration = Duration::from_millis(500);
 /// How long a server may take to hear of the end.
 const FAREWELL: Duration = Duration::from_millis(500);
@@ -329,6 +329,11 @@ impl Run {
                     self.server = None;
                 }
             }
+            Event::GaveUp => {
+                if self.questions.give_up() {
+                    self.tell_questions();
+                }
+            }
             Event::Said(ToSupervisor::Stop {}) => self.stop(),
             Event::Said(ToSupervisor::Consumed(bytes)) => self.consumed = self.consumed.max(bytes.min(self.journal.len())),
             Event::Said(ToSupervisor::Answer { key, value }) => {
@@ -361,7 +366,10 @@ impl Run {
         if let Note::Block { block } = &note {
             let (bytes, max) = (talk::line(block).len() as u64 - 1, self.job.block_bytes);
             if bytes > max {
-                return Err(format!("the block has {bytes} bytes, and at most {max} are taken at once: emit it in parts, or a link to it"));
+                return Err(format!(
+                    "the block has {bytes} bytes, and at most {max} are taken at once (`limits.chunk_bytes` of the server): emit it in \
+                     parts, or a link to it"
+                ));
             }
         }
         let written =

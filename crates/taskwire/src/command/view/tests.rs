@@ -136,6 +136,50 @@ fn what_is_said_from_inside_is_redacted_too() {
 }
 
 #[test]
+fn a_number_can_be_a_secret_too() {
+    let mut view = view(&Settings { line_bytes: 4096, redact: vec!["4242".to_owned()], ..json_lines() });
+    let value = json!({"pin": 4242, "deep": [14_242_000, {"-": -4.4242}, 42, null, true]});
+    let shown = json!({"pin": "[redacted]", "deep": ["[redacted]", {"-": "[redacted]"}, 42, null, true]});
+    let expected = || Said::Result { structured: shown.clone(), is_error: false, content: None };
+    assert_eq!(view.note(Note::Result { structured: value.clone(), is_error: false }), [expected()]);
+    assert_eq!(view.feed(Stream::Out, format!("{}\n", json!({"result": value})).as_bytes()), [expected()]);
+}
+
+#[test]
+fn a_question_shows_no_secret_and_can_still_be_answered() {
+    let view = view(&redacting(r"sk-\w+"));
+    let schema = json!({"type": "object", "title": "sk-a form", "properties": {
+        "word": {"type": "string", "title": "the sk-b", "description": "sk-c is it", "enum": ["sk-d", "e"]},
+        "title": {"type": "string", "description": "sk-f"},
+        "many": {"type": "array", "items": {"anyOf": [{"const": "sk-g", "title": "sk-h"}]}},
+    }});
+    let shown = json!({"type": "object", "title": "[redacted] form", "properties": {
+        "word": {"type": "string", "title": "the [redacted]", "description": "[redacted] is it", "enum": ["sk-d", "e"]},
+        "title": {"type": "string", "description": "[redacted]"},
+        "many": {"type": "array", "items": {"anyOf": [{"const": "sk-g", "title": "[redacted]"}]}},
+    }});
+    let asked = view.question(Question { message: "Use sk-1 or sk-2?".to_owned(), schema: Some(schema.into()), url: None });
+    assert_eq!(asked.message, "Use [redacted] or [redacted]?");
+    assert_eq!(asked.schema.expect("a form").read::<Value>().expect("JSON"), shown);
+}
+
+#[test]
+fn the_form_of_a_question_without_secrets_is_left_as_it_was_written() {
+    let written = r#"{"type": "object",  "properties": {"b": {"type": "string"}, "a": {"type": "string"}}}"#;
+    let schema: taskwire_core::Payload = serde_json::from_str(written).expect("JSON");
+    let question = Question { message: "q".to_owned(), schema: Some(schema), url: None };
+    let view = view(&redacting("secret"));
+    assert_eq!(view.question(question.clone()), question, "its fields are in the same order");
+    assert_eq!(view.redacted("cannot run `secret-program`"), "cannot run `[redacted]-program`");
+}
+
+#[test]
+fn of_a_total_of_nothing_nobody_is_told() {
+    let said = view(&settings()).note(Note::Progress { done: 5.0, total: Some(0.0), message: None });
+    assert_eq!(said, [progress(5.0, None, None)]);
+}
+
+#[test]
 fn a_block_that_is_none_is_shown_as_text() {
     let said = view(&settings()).note(Note::Block { block: json!({"type": "image"}) });
     assert_eq!(said, [text("{\"type\":\"image\"}\n")]);

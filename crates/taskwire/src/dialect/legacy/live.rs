@@ -8,12 +8,13 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use taskwire_core::{InputKey, Seq, TaskId, Version, task::Task, wire::RequestId};
+use taskwire_core::{InputKey, Seq, TaskId, Timestamp, Version, task::Task, wire::RequestId};
 use tokio::sync::{mpsc, watch};
 
 use super::session::Session;
 pub(super) use crate::dialect::called::CALLED_OFF;
 use crate::{
+    dialect::twins::{Mark, Seat},
     engine::Run,
     server::{Open, Shared},
 };
@@ -111,6 +112,9 @@ enum Off {
     Stopped,
 }
 
+/// When a call was made, and the name under which it hears of progress.
+type Made = (Timestamp, Option<RequestId>);
+
 /// A request that is not answered yet.
 #[derive(Debug)]
 pub(super) struct Running {
@@ -120,6 +124,10 @@ pub(super) struct Running {
     pub(super) task: Option<TaskId>,
     /// Whether that task is there for other calls too, that are the same.
     pub(super) shared: bool,
+    /// By what it waits for that task among those calls.
+    seat: Weak<Mark>,
+    /// How the call was made, for a reader that comes back to it: its task may be another one's.
+    made: Option<Made>,
     /// Whether somebody waits for the answer.
     awaited: bool,
 }
@@ -358,7 +366,10 @@ impl Session {
         }
         live.called_off.retain(|called_off| called_off != id);
         let off = Arc::new(watch::Sender::new(Off::No));
-        live.running.insert(id.clone(), Running { off: off.clone(), run: None, task: None, shared: false, awaited: true });
+        // What is known of a call stays known when its reader comes back; a new one says anew how it is made.
+        let made = live.running.remove(id).and_then(|before| before.made);
+        let running = Running { off: off.clone(), run: None, task: None, shared: false, seat: Weak::new(), made, awaited: true };
+        live.running.insert(id.clone(), running);
         Some(Request { session: self.clone(), id: id.clone(), off, answered: false, joined: false })
     }
 
@@ -397,9 +408,18 @@ impl Session {
                 live.called_off.pop_front();
             }
             let Some(running) = running else { return };
-            running.off.send_replace(Off::Stopped);
+            running.off.send_replace(if running.shared { Off::Left } else { Off::Stopped });
             running
         };
+        if running.shared {
+            // Others may wait for it.
+            match (running.seat.upgrade(), running.task) {
+                (Some(seat), _) => shared.twins.leave(shared, &self.caller, &seat),
+                (None, Some(task)) => shared.twins.stop(shared, &self.caller, task),
+                (None, None) => {}
+            }
+            return;
+        }
         if let Some(run) = running.run.and_then(|run| run.upgrade()) {
             run.call_off(CALLED_OFF);
         }
@@ -421,11 +441,30 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Says, before there is one, that its task will be there for other calls too.
-    pub(super) fn shares(&self) {
+    /// Says how the call is made.
+    pub(super) fn is_made(&self, began: Timestamp, token: Option<RequestId>) {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.shared = true;
+            running.made = Some((began, token));
         }
+    }
+
+    /// How the call was made, as far as that is remembered.
+    pub(super) fn made(&self) -> Option<Made> {
+        self.session.live().running.get(&self.id)?.made.clone()
+    }
+
+    /// Says, before there is one, that its task will be there for other calls too, and by what it waits for it; or that there will
+    /// be none.
+    pub(super) fn shares(&self, seat: Option<&Seat>) {
+        if let Some(running) = self.session.live().running.get_mut(&self.id) {
+            running.shared = seat.is_some();
+            running.seat = seat.map(|seat| Arc::downgrade(seat.mark())).unwrap_or_default();
+        }
+    }
+
+    /// By what it waits for a task that it shares, if it still does.
+    pub(super) fn seat(&self) -> Option<Arc<Mark>> {
+        self.session.live().running.get(&self.id)?.seat.upgrade()
     }
 
     /// Names the task to be cancelled when the request is called off.
@@ -474,7 +513,12 @@ impl Drop for Request {
         let Some(running) = live.running.get_mut(&self.id).filter(|running| Arc::ptr_eq(&running.off, &self.off)) else { return };
         running.awaited = false;
         if self.answered || (running.run.is_none() && running.task.is_none()) {
-            live.running.remove(&self.id);
+            let run = live.running.remove(&self.id).and_then(|running| running.run?.upgrade());
+            drop(live);
+            // It was answered: what still runs is found again, and counts as a task.
+            if let Some(run) = run {
+                run.keep(Box::new(()));
+            }
         }
     }
 }

@@ -36,9 +36,10 @@ pub(crate) use self::{
 use self::{
     live::{CALLED_OFF, Request},
     place::{At, Kind, Place, Standing, Stream, question_of},
+    session::Agreed,
     tail::{Ended, Tail},
 };
-use super::{Fault, Gone, Outbox, Reply, called::Cancelled, held::Hold, json::Object};
+use super::{Fault, Gone, Outbox, Reply, called::Cancelled, held::Hold, json::Object, twins::Seat};
 use crate::{
     engine,
     server::{Open, Shared},
@@ -352,7 +353,7 @@ pub(crate) fn listen(
             _ if at == At::END => return Ok(None),
             task if session.is_called_off(&stream.request) => {
                 if let Some(task) = task.filter(|task| stream.kind == Kind::Call && task.ended.is_none()) {
-                    shared.engine.call_off(caller.clone(), task.id, CALLED_OFF);
+                    shared.twins.stop(shared, caller, task.id);
                 }
                 return Ok(None);
             }
@@ -387,8 +388,22 @@ impl Listening {
                 if let Some(request) = request.as_ref().filter(|_| plain) {
                     request.makes(&task);
                 }
-                let hold = Hold::resume(shared, &task, self.session.agreed().accepts).filter(|_| plain);
-                let token = outcome::progress_token(&task);
+                let seat = (plain && task.spec.dedupe.is_some()).then(|| {
+                    let before = request.as_ref().and_then(Request::seat);
+                    Seat::again(shared, &self.session.caller, before, task.id)
+                });
+                if let (Some(request), Some(seat)) = (&request, &seat) {
+                    request.shares(Some(seat));
+                }
+                let made = request.as_ref().and_then(Request::made);
+                let began = made.as_ref().map_or(task.created_at, |(began, _)| *began);
+                let hold = Hold::resume(shared, &task, began, self.session.agreed().accepts).filter(|_| plain);
+                // What nobody here remembers was as the task was made, if it was made here.
+                let own = task.spec.follower.as_ref().is_some_and(|follower| follower.session == self.session.id);
+                let token = match made {
+                    Some((_, token)) => token,
+                    None => outcome::progress_token(&task).filter(|_| own),
+                };
                 let tail = Tail::new(shared, &self.session, out, stream, Some(at), &task).holding(hold, token.as_ref());
                 let ended = match &request {
                     Some(request) => tail.of(request).run().await,
@@ -442,8 +457,12 @@ fn promote_after(shared: &Shared, tool: &str) -> Duration {
     own.unwrap_or(shared.config.promote_after)
 }
 
-/// Gives a client a place to come back to, and says when.
-async fn prime(out: &Outbox, place: &str, retry: Option<Duration>) -> Result<(), Gone> {
+/// Gives a client a place to come back to, and says when. One of an earlier version takes every event for a message: for that, a
+/// comment begins the stream.
+async fn prime(out: &Outbox, agreed: &Agreed, place: &str, retry: Option<Duration>) -> Result<(), Gone> {
+    if !agreed.has_primes() {
+        return out.send_framed(":\n".into()).await;
+    }
     let retry = retry.map(|span| format!("retry: {}\n", span.as_millis())).unwrap_or_default();
     out.send_framed(format!("id: {place}\n{retry}data: \n\n").into()).await
 }

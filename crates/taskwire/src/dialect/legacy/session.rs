@@ -60,6 +60,11 @@ impl Agreed {
         self.version == super::VERSIONS[0]
     }
 
+    /// Whether this version has events without a message: they say where, and when, to come back.
+    pub(super) fn has_primes(&self) -> bool {
+        self.version == super::VERSIONS[0]
+    }
+
     /// Whether this version has batches.
     pub(super) fn has_batches(&self) -> bool {
         self.version == super::VERSIONS[2]

@@ -134,11 +134,13 @@ impl Stream<'_> {
         // Watch first, then read: no change can fall between.
         let watch = shared.engine.watch_session(session.id.clone());
         let named = self.out.framing().named;
+        let agreed = session.agreed();
+        let comes_back = named && agreed.has_primes();
         if named {
-            super::prime(self.out, &self.at.id(&self.session.id), None).await?;
+            super::prime(self.out, &agreed, &self.at.id(&self.session.id), None).await?;
         }
         let reconnect = async {
-            match config.reconnect_after.filter(|_| named) {
+            match config.reconnect_after.filter(|_| comes_back) {
                 Some(span) => shared.engine.clock().sleep(span).await,
                 None => std::future::pending().await,
             }
@@ -155,9 +157,9 @@ impl Stream<'_> {
                 }
                 task.done();
             }
-            if waits && named && self.named != self.at {
+            if waits && comes_back && self.named != self.at {
                 // What was passed over, since it was told elsewhere, is behind the reader too.
-                super::prime(self.out, &self.at.id(&session.id), None).await?;
+                super::prime(self.out, &agreed, &self.at.id(&session.id), None).await?;
                 self.named = self.at;
             }
             tokio::select! {
@@ -180,8 +182,8 @@ impl Stream<'_> {
                 () = std::future::ready(()), if !waits => {}
             }
         }
-        if named {
-            super::prime(self.out, &self.at.id(&self.session.id), Some(config.retry)).await?;
+        if comes_back {
+            super::prime(self.out, &agreed, &self.at.id(&self.session.id), Some(config.retry)).await?;
         }
         Ok(())
     }

@@ -212,7 +212,8 @@ impl<'a> Tail<'a> {
         // Watch first, then read: no change can fall between.
         let watch = engine.watch(vec![self.stream.task], self.wants_output());
         self.prime(None).await?;
-        let (comes_back, request) = (self.out.framing().named && self.prefix.is_some(), self.request);
+        let comes_back = self.out.framing().named && self.prefix.is_some() && self.agreed.has_primes();
+        let request = self.request;
         let mut earlier = std::mem::take(&mut self.earlier);
         while let Some(Ok(note)) = self.live.as_mut().map(mpsc::Receiver::try_recv) {
             earlier.push(note);
@@ -241,7 +242,10 @@ impl<'a> Tail<'a> {
         };
         let mut patience: Sleep = engine.clock().sleep(self.patience);
         let (held, mut held_out) = (held::over(self.hold, shared), false);
-        tokio::pin!(drained, over, ending, reconnect, off, held);
+        // The time of a call that waits for an answer may be over long before that.
+        let (closing, mut closed) = (shared.drained(), false);
+        tokio::pin!(drained, over, ending, reconnect, off, held, closing);
+        let mut asked = false;
         let session = self.session;
         let mut beat = self.beat()?;
         loop {
@@ -254,6 +258,13 @@ impl<'a> Tail<'a> {
                 Turn::Over => return Ok(true),
                 Turn::More => continue,
                 Turn::Idle => {}
+            }
+            let asks = self.hold.is_some() && self.task()?.is_some_and(|task| task.asked_at.is_some());
+            if std::mem::replace(&mut asked, asks) && !asks {
+                // Who took the time to answer is given the result, if that comes soon.
+                self.hold = self.hold.map(|hold| hold.anew(shared));
+                held.set(held::over(self.hold, shared));
+                held_out = false;
             }
             if let Some(result) = self.instead(held_out)? {
                 return self.respond_instead(&result).await;
@@ -269,6 +280,7 @@ impl<'a> Tail<'a> {
                 () = &mut off => return Ok(true),
                 () = &mut over => return Ok(true),
                 () = &mut held, if !held_out => held_out = true,
+                () = &mut closing, if self.hold.is_some() && !comes_back && !closed => (closed, held_out) = (true, true),
                 // What has a place to go on from goes on after the restart.
                 () = &mut drained, if comes_back => return self.leave(config.retry).await,
                 () = &mut ending, if waits => return Ok(true),
@@ -330,7 +342,7 @@ impl<'a> Tail<'a> {
     /// Gives the client a place to come back to, before there is anything to say.
     async fn prime(&self, retry: Option<Duration>) -> Result<(), Ended> {
         if let Some(place) = self.place().filter(|_| self.out.framing().named) {
-            super::prime(self.out, &place, retry).await?;
+            super::prime(self.out, &self.agreed, &place, retry).await?;
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     }
     let request = cx.params.arguments.map_or_else(|| json!({}).into(), Payload::from);
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
-    let spec = Arc::new(spec(cx, &tool, mode, wait.hold, &arguments)?);
+    let mut spec = Arc::new(spec(cx, &tool, mode, wait.hold, &arguments)?);
     wait.patience = match mode {
         TaskMode::Never => None,
         TaskMode::Auto => Some(tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after)),
@@ -103,17 +103,17 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         // The caller will ask again if it does not get this answer, so the task must live on.
         return teller.while_telling(follow(cx, &binding, task.id, wait)).await;
     }
-    if let Some(likeness) = &spec.dedupe {
-        let mut seat = Seat::take(cx.shared, cx.caller, cx.headers.is_none().then_some(cx.id));
+    if let Some(likeness) = spec.dedupe.clone() {
+        let seat = Seat::take(cx.shared, cx.caller, cx.headers.is_none().then_some(cx.id));
         let mut teller = Teller::new(cx, wait);
-        match seat.join(likeness, spec.clone(), request.clone(), resumed.clone(), teller.notes()).await {
+        match seat.join(&likeness, spec.clone(), request.clone(), resumed.clone(), teller.notes()).await {
             Ok((task, joined)) => {
                 teller.hears_of(task.id, joined);
                 // It lives on for the next call that is the same.
                 return teller.while_telling(follow(cx, &binding, task.id, wait)).await;
             }
-            // No room for another task: the call is held as one that can share none.
-            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+            // No room for another task: the call is held as one that shares none, whatever becomes of it.
+            Err(engine::Error::Rejected(Reject::Limit { .. })) => spec = Arc::new(Spec { dedupe: None, ..Spec::clone(&spec) }),
             Err(error) => return Err(error.into()),
         }
     }
@@ -144,7 +144,7 @@ fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode, hold: Option<Hold>, argum
     if let Some(hold) = hold {
         hold.open(&mut spec, tool, arguments);
     }
-    if mode == TaskMode::Never && hold.is_none_or(Hold::can_ask) {
+    if mode == TaskMode::Never && hold.is_none_or(Hold::asks_natively) {
         // Nobody can answer a hidden task once the state that names it is no longer good.
         let good_for = ms(STATE_GOOD_FOR);
         spec.input_timeout_ms = Some(spec.input_timeout_ms.map_or(good_for, |span| span.min(good_for)));
@@ -172,7 +172,7 @@ async fn hold(cx: &Cx<'_>, binding: &Binding<'_>, spec: Arc<Spec>, request: Payl
         Phase::Done(End::Suspended(round)) => match again(cx, binding, &round) {
             // What its caller cannot be asked by a second call, it is asked as a task.
             Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => {
-                ask_as_task(cx, binding, (spec, request, resumed), wait, fault).await
+                ask_as_task(cx, binding, (spec, request, resumed), wait, teller, fault).await
             }
             again => Ok(again?.into()),
         },
@@ -198,10 +198,11 @@ async fn ask_as_task(
     binding: &Binding<'_>,
     (spec, request, resumed): (Arc<Spec>, Payload, Resumed),
     wait: Wait,
+    mut teller: Teller<'_, '_>,
     fault: Fault,
 ) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
-    let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
+    let id = engine.new_id();
     let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
     teller.hears_of(id, false);
     let done = match engine.create(id, spec, request, &resumed, teller.notes()).await {
@@ -409,7 +410,7 @@ impl<'a, 'c> Teller<'a, 'c> {
     fn new(cx: &'a Cx<'c>, wait: Wait) -> Self {
         let wanted = Notes::new(cx.meta.progress_token.clone(), cx.meta.log_level);
         let clock = cx.shared.engine.clock();
-        let beat = (wait.beats && wanted.token.is_some()).then(|| Beat::new(clock, clock.now(), f64::NEG_INFINITY));
+        let beat = (wait.beats && wanted.token.is_some()).then(|| Beat::new(clock, clock.now(), clock.now(), f64::NEG_INFINITY));
         Self { cx, notes: None, wanted, beat, task: None, reads: None }
     }
 

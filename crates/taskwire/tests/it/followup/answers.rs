@@ -57,12 +57,20 @@ async fn an_answer_that_does_not_fit_is_refused_with_what_is_wrong_and_can_be_gi
     }
     has(&refuses(&client, "task_answer", of(&id)).await, &["`value` is missing"]);
     has(&refuses(&client, "task_answer", json!({"task_id": id, "action": "maybe"})).await, &["action"]);
-    has(&refuses(&client, "task_answer", json!({"task_id": id, "key": "other", "value": "x"})).await, &["no question `other`", "`k`"]);
+    has(
+        &refuses(&client, "task_answer", json!({"task_id": id, "key": "other", "value": "x"})).await,
+        &["has asked no question `other`", "Question `k`: "],
+    );
     let good = json!({"task_id": id, "value": {"size": "small", "count": 1}});
     says(&client, "task_answer", good.clone()).await;
     assert_eq!(answer(asking).await.1, json!({"size": "small", "count": 1, "gift": false}));
-    has(&refuses(&client, "task_answer", good).await, &["asks nothing at the moment", "`task_wait`"]);
-    has(&refuses(&client, "task_answer", json!({"task_id": id, "key": "k", "value": 1})).await, &["`k` is answered already"]);
+    for again in [good, json!({"task_id": id, "key": "k", "value": 1})] {
+        let text = refuses(&client, "task_answer", again).await;
+        has(
+            &text,
+            &["`k` is answered already, with {", "\"size\":\"small\"", "changed nothing", "asks nothing at the moment", "`task_wait`"],
+        );
+    }
 }
 
 #[tokio::test]
@@ -79,15 +87,58 @@ async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
         tokio::task::yield_now().await;
     };
     has(&both, &["Question `k`: First name?", "Question `last`: Last name?"]);
-    has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await, &["several open questions", "`k`, `last`"]);
+    has(
+        &refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await,
+        &["Nothing was answered", "which one you mean", "Question `k`: ", "Question `last`: "],
+    );
     let rest = says(&client, "task_answer", json!({"task_id": id, "key": "last", "value": "Lovelace"})).await;
     has(&rest, &["`last`", "is answered", "Question `k`: First name?"]);
     assert!(!rest.contains("Last name?"), "{rest}");
-    has(&says(&client, "task_answer", json!({"task_id": id, "value": "Ada"})).await, &["The task goes on"]);
+    // Also when one alone is left: it may be that the caller has not seen this one.
+    has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "Lovelace"})).await, &["which one you mean", "Question `k`: "]);
+    has(&says(&client, "task_answer", json!({"task_id": id, "key": "k", "value": "Ada"})).await, &["The task goes on"]);
     assert_eq!((answer(first).await.1, answer(second).await.1), (json!({"name": "Ada"}), json!({"name": "Lovelace"})));
     act.ends("done");
     soon("the end", stage.client.until(&id, "completed")).await;
-    has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await, &["has ended (completed)", "`task_wait`"]);
+    has(
+        &refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await,
+        &["has ended (completed)", "`task_wait`", "gives its result"],
+    );
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_twice_is_given_once_and_never_to_the_next_question() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, act, first) = asked(&mut stage, name_form("Delete 3 files?")).await;
+    let unnamed = json!({"task_id": id, "value": "yes"});
+    says(&client, "task_answer", unnamed.clone()).await;
+    assert_eq!(answer(first).await.1, json!({"name": "yes"}));
+    let second = asks(&act, "next", name_form("Overwrite production?"));
+    soon("the question", stage.client.until(&id, "input_required")).await;
+    has(&refuses(&client, "task_answer", unnamed).await, &["Nothing was answered", "which one you mean", "Overwrite production?"]);
+    for again in [json!({"value": "yes"}), json!({"value": "no"}), json!({"action": "decline"})] {
+        let mut arguments = json!({"task_id": id, "key": "k"});
+        arguments.as_object_mut().expect("an object").extend(again.as_object().expect("an object").clone());
+        let text = refuses(&client, "task_answer", arguments).await;
+        has(&text, &["`k` is answered already, with {\"name\":\"yes\"}", "changed nothing", "Question `next`: Overwrite production?"]);
+        assert!(!text.contains("Delete 3 files?"), "{text}");
+    }
+    assert_eq!(stage.client.get(&id).await["status"], "input_required", "the next question is open");
+    assert!(!second.is_finished(), "nobody answered it");
+    says(&client, "task_answer", json!({"task_id": id, "key": "next", "value": "no"})).await;
+    assert_eq!(answer(second).await.1, json!({"name": "no"}));
+}
+
+#[tokio::test]
+async fn a_task_that_was_cancelled_is_said_to_have_no_result() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let (id, _act, _asking) = asked(&mut stage, name_form("Name?")).await;
+    stage.client.cancel(&id).await;
+    let text = refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await;
+    has(&text, &["has ended (cancelled)", "says what came of it"]);
+    assert!(!text.contains("its result"), "{text}");
 }
 
 #[tokio::test]
@@ -99,6 +150,17 @@ async fn a_page_is_to_be_opened_by_the_user_and_then_accepted() {
     let asking = asks(&act, "sign", Question::url("Please sign.", "https://sign.example/1"));
     soon("the question", able.until(&id, "input_required")).await;
     has(&says(&client, "task_wait", of(&id)).await, &["Please sign.", "https://sign.example/1", "\"key\":\"sign\",\"action\":\"accept\""]);
+    // Neither an answer to something else nor silence is a yes.
+    for more in [json!({"value": "{\"width\": 5}"}), json!({"value": {}, "action": "accept"}), json!({"value": "no", "action": "decline"})]
+    {
+        let mut arguments = json!({"task_id": id, "key": "sign"});
+        arguments.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        has(&refuses(&client, "task_answer", arguments).await, &["takes no `value`", "https://sign.example/1", "\"action\":\"accept\""]);
+    }
+    for silent in [of(&id), json!({"task_id": id, "key": "sign"})] {
+        has(&refuses(&client, "task_answer", silent).await, &["wants an `action`", "https://sign.example/1"]);
+    }
+    assert_eq!(able.get(&id).await["status"], "input_required");
     says(&client, "task_answer", json!({"task_id": id, "key": "sign", "action": "accept"})).await;
     assert_eq!(answer(asking).await, ("accept".to_owned(), Value::Null));
 }

@@ -259,15 +259,18 @@ impl Legacy {
         self.events(stream).await
     }
 
-    /// Opens the standing stream, and reads the event that primes it.
+    /// Opens the standing stream, and reads what it begins with.
     pub(crate) async fn stand(&self) -> Sse {
-        primed(self.events(self.connect("GET", &[]).await).await).await
+        let mut sse = self.events(self.connect("GET", &[]).await).await;
+        sse.begins().await;
+        sse
     }
 
     /// As [`stand`](Self::stand), or the status of a refusal.
     pub(crate) async fn try_stand(&self) -> Result<Sse, u16> {
-        let sse = self.try_events(self.connect("GET", &[]).await).await.map_err(|(status, _)| status)?;
-        Ok(primed(sse).await)
+        let mut sse = self.try_events(self.connect("GET", &[]).await).await.map_err(|(status, _)| status)?;
+        sse.begins().await;
+        Ok(sse)
     }
 
     /// Goes on with a stream behind this event.
@@ -338,13 +341,6 @@ impl Legacy {
     }
 }
 
-/// Reads the event that primes a stream.
-async fn primed(mut sse: Sse) -> Sse {
-    let prime = sse.event().await.expect("an event that primes the stream");
-    assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
-    sse
-}
-
 /// The parameters of a handshake.
 pub(crate) fn initialize(version: &str, capabilities: &Value) -> Value {
     json!({"protocolVersion": version, "capabilities": capabilities, "clientInfo": {"name": "legacy-kit", "version": "1"}})
@@ -406,12 +402,39 @@ pub(crate) struct Sse {
 }
 
 impl Sse {
+    /// Reads what a stream begins with: an event that primes it or, in versions that have none, a comment.
+    pub(crate) async fn begins(&mut self) {
+        if self.checks.latest {
+            let prime = self.event().await.expect("an event that primes the stream");
+            assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
+        } else {
+            assert_eq!(self.comment().await, "");
+        }
+    }
+
+    /// The text of the next line, which must be a comment.
+    pub(crate) async fn comment(&mut self) -> String {
+        loop {
+            if let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
+                let line = String::from_utf8(self.text.drain(..=end).collect()).expect("UTF-8");
+                let comment = line.strip_prefix(':').unwrap_or_else(|| panic!("no comment: {line:?}"));
+                return comment.trim().to_owned();
+            }
+            let chunk = soon("the next comment", next_chunk(&mut self.stream, &mut self.chunked)).await.expect("the stream goes on");
+            self.text.extend_from_slice(&chunk);
+        }
+    }
+
     /// The next event, its message checked; none when the stream has ended. Comments are passed over.
     pub(crate) async fn event(&mut self) -> Option<Event> {
         loop {
             if let Some(end) = self.text.windows(2).position(|window| window == b"\n\n") {
                 let lines = String::from_utf8(self.text.drain(..end + 2).collect()).expect("UTF-8");
-                let Some(event) = Event::read(&lines) else { continue };
+                // Some clients take every blank line for an event, once there was one with an id.
+                let event = Event::read(&lines).filter(|_| !lines.starts_with('\n'));
+                let event = event.unwrap_or_else(|| panic!("a blank line that ends no event: {lines:?}"));
+                let is_plain = event.message.is_some() && event.retry.is_none();
+                assert!(self.checks.latest || is_plain, "a client of this version takes every event for a message: {event:?}");
                 if let Some(message) = &event.message {
                     self.checks.check(message);
                 }

@@ -6,6 +6,7 @@ mod input;
 pub(crate) mod kit;
 mod limits;
 mod modes;
+mod older;
 mod partials;
 mod questions;
 mod schema;

@@ -62,7 +62,7 @@ pub(crate) async fn told_call(stage: &mut Stage, legacy: &Legacy, message: &Valu
 }
 
 /// All events that still come.
-async fn events(sse: &mut Sse) -> Vec<Event> {
+pub(crate) async fn events(sse: &mut Sse) -> Vec<Event> {
     let mut events = Vec::new();
     while let Some(event) = sse.event().await {
         events.push(event);
@@ -367,8 +367,7 @@ async fn progress_carries_the_token_as_it_came_and_precedes_the_response() {
         for token in [json!(0), json!(-7), json!("p"), json!("")] {
             let message = call(&legacy, "count", json!({"progressToken": token}));
             let mut sse = legacy.stream_message(&message).await;
-            let prime = sse.event().await.expect("an event");
-            assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
+            sse.begins().await;
             let mut messages = sse.rest().await;
             let last = messages.pop().expect("a response");
             assert_eq!(text_for(&message, &last), "counted", "{version}");
@@ -498,8 +497,7 @@ async fn the_stream_of_a_call_goes_on_where_it_broke_off() {
         drop(sse);
         act.ctx.progress(2.0, None, None).await.expect("nobody has stopped it");
         let mut sse = legacy.resume(&broken).await;
-        let prime = sse.event().await.expect("an event");
-        assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
+        sse.begins().await;
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 2.0, "{version}");
         act.ctx.progress(3.0, None, None).await.expect("nobody has stopped it");
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 3.0);

@@ -52,7 +52,7 @@ impl Call<'_, '_> {
         if let Some(hold) = hold {
             hold.open(&mut self.spec, &self.tool, &self.given);
         }
-        if hold.is_none_or(Hold::can_ask) {
+        if hold.is_none_or(Hold::asks_natively) {
             // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
             let input_timeout = ms(INPUT_TIMEOUT);
             self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
@@ -64,26 +64,38 @@ impl Call<'_, '_> {
         }
         // Before it is begun: else it would go on without anybody.
         let (open, request) = (cx.waits()?, cx.begin()?);
+        request.is_made(hold.map_or_else(|| engine.clock().now(), |hold| hold.began), self.token.clone());
         let (sender, mut hearing) = self.hearing();
-        let spec = Arc::new(self.spec.clone());
+        let mut spec = Arc::new(self.spec.clone());
         if keyed {
             // Its caller will ask again if it does not get this answer, so it must live on.
             let receipt = engine.create(engine.new_id(), spec, self.arguments.clone(), &Resumed::default(), Some(sender)).await?;
             request.makes(&receipt.task);
             return self.follow(&receipt.task, request, hearing, hold).await;
         }
-        if let Some(likeness) = &spec.dedupe {
-            let mut seat = Seat::take(cx.shared, &cx.session.caller, (!cx.detaches).then_some(cx.id));
+        if let Some(likeness) = spec.dedupe.clone() {
+            let seat = Seat::take(cx.shared, &cx.session.caller, (!cx.detaches).then_some(cx.id));
             let (sender, hearing) = self.hearing();
-            request.shares();
-            match seat.join(likeness, spec.clone(), self.arguments.clone(), Resumed::default(), Some(sender)).await {
+            request.shares(Some(&seat));
+            if request.is_off() {
+                // From now on it is the seat that knows of that.
+                return Ok(Reply::accepted());
+            }
+            match seat.join(&likeness, spec.clone(), self.arguments.clone(), Resumed::default(), Some(sender)).await {
                 Ok((task, _)) => {
                     // It lives on for the next call that is the same.
                     request.makes(&task);
                     return self.follow(&task, request, hearing, hold).await;
                 }
-                // No room for another task: the call is held as one that can share none.
-                Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+                // No room for another task: the call is held as one that shares none, whatever becomes of it.
+                Err(engine::Error::Rejected(Reject::Limit { .. })) => {
+                    request.shares(None);
+                    if request.is_off() {
+                        return Ok(Reply::accepted());
+                    }
+                    self.spec.dedupe = None;
+                    spec = Arc::new(self.spec.clone());
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -116,10 +128,6 @@ impl Call<'_, '_> {
         if let Some(held) = held {
             held.release();
         }
-        if hold.is_some() && !cx.session.is_running(cx.id) {
-            // It was answered: what still runs is found again, and counts as a task.
-            run.keep(Box::new(()));
-        }
         done
     }
 
@@ -135,6 +143,7 @@ impl Call<'_, '_> {
     async fn settled(&self, run: &Arc<Run>, request: &Request, hold: Option<Hold>, hearing: &mut Hearing) -> Result<Phase, Fault> {
         let cx = self.cx;
         let clock = cx.shared.engine.clock();
+        let began = hold.map_or_else(|| clock.now(), |hold| hold.began);
         let (patience, held) = (clock.sleep(self.patience()), held::over(hold, cx.shared));
         tokio::pin!(patience, held);
         let (mut streams, mut over) = (cx.events && !hearing.aloud, false);
@@ -173,7 +182,7 @@ impl Call<'_, '_> {
                         for note in std::mem::take(&mut hearing.earlier) {
                             self.say(&note, &mut hearing.wanted);
                         }
-                        beat = self.token.is_some().then(|| Beat::new(clock, clock.now(), f64::NEG_INFINITY));
+                        beat = self.token.is_some().then(|| Beat::new(clock, began, began, f64::NEG_INFINITY));
                     }
                 }
                 promoted => return Ok(promoted?),

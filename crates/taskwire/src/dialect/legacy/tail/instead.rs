@@ -3,12 +3,16 @@
 use taskwire_core::{Payload, wire::RequestId};
 
 use super::{Ended, Tail};
-use crate::dialect::{
-    held::{self, Beat, Hold},
-    legacy::{
-        place::{At, Kind},
-        view,
+use crate::{
+    dialect::{
+        held::{self, Beat, Hold},
+        legacy::{
+            live::Request,
+            place::{At, Kind},
+            view,
+        },
     },
+    followup,
 };
 
 impl Tail<'_> {
@@ -29,10 +33,14 @@ impl Tail<'_> {
         }
         let (clock, task) = (self.shared.engine.clock(), self.task()?);
         let now = clock.now();
-        let began = self.hold.map_or(now, |hold| hold.began);
+        let work = task.as_deref().map_or(now, followup::began);
+        let called = self.request.and_then(Request::made).map_or(work, |(began, _)| began);
+        let began = self.hold.map_or(called, |hold| hold.began);
+        // Who came back has just heard from us.
+        let since = if self.resumed { now } else { began };
         // What its reader was told before it was cut off is less than this.
         let floor = task.filter(|_| self.resumed).map_or(f64::NEG_INFINITY, |task| Beat::floor(&task, now));
-        Ok(Some(Beat::new(clock, began, floor)))
+        Ok(Some(Beat::new(clock, began, since, floor)))
     }
 
     /// What the client is told instead of the result, if it is time for that.

@@ -246,10 +246,11 @@ impl Stream {
         loop {
             if let Some(end) = self.text.windows(2).position(|window| window == b"\n\n") {
                 let frame = String::from_utf8(self.text.drain(..end + 2).collect()).expect("UTF-8");
-                if frame.starts_with(':') {
-                    continue;
+                let lines: Vec<&str> = frame.lines().filter(|line| !line.is_empty() && !line.starts_with(':')).collect();
+                if !lines.is_empty() {
+                    return Some(lines.join("\n"));
                 }
-                return Some(frame);
+                continue;
             }
             let chunk = soon("the next event", next_chunk(&mut self.connection, &mut self.chunked)).await?;
             self.text.extend_from_slice(&chunk);

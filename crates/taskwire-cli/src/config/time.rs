@@ -1,0 +1,68 @@
+//! Spans of time, as people write them.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Deserializer, de};
+
+/// A time span such as `"1s"` or `"10m"`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Time { word: None }).map(|span| Self(span.unwrap_or_default()))
+    }
+}
+
+/// A time span, or `"forever"`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keep(pub(super) Option<Duration>);
+
+impl<'de> Deserialize<'de> for Keep {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Time { word: Some("forever") }).map(Self)
+    }
+}
+
+/// A time span, or `"never"`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Never(pub(super) Option<Duration>);
+
+impl<'de> Deserialize<'de> for Never {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Time { word: Some("never") }).map(Self)
+    }
+}
+
+/// Reads a time span; nothing if it is the word that stands for none.
+struct Time {
+    word: Option<&'static str>,
+}
+
+impl de::Visitor<'_> for Time {
+    type Value = Option<Duration>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a time span such as \"1s\" or \"10m\"")?;
+        self.word.map_or(Ok(()), |word| write!(f, ", or \"{word}\""))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        if self.word == Some(text) {
+            return Ok(None);
+        }
+        humantime::parse_duration(text).map(Some).map_err(|error| {
+            let word = self.word.map(|word| format!(", nor \"{word}\"")).unwrap_or_default();
+            // Where there is no number at all, there is nothing to say about it.
+            let why = if text.starts_with(|c: char| c.is_ascii_digit()) { format!(": {error}") } else { String::new() };
+            E::custom(format!("`{text}` is not a time span such as \"1s\" or \"10m\"{word}{why}"))
+        })
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+        match number {
+            0.. => Err(E::custom(format!("a time span has a unit: write \"{number}s\""))),
+            _ => Err(E::invalid_value(de::Unexpected::Signed(number), &self)),
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! Faults that were found by trying hard: each of these did something else before it was mended.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    node::{Node, said, text_of},
+    place::{Found, Place, tool, until},
+};
+use crate::{kit::signal, user::User};
+
+/// For scripts: writes something at once, counts its starts, and waits until the test lets it go on.
+const KIT: &str = r#"
+import json, os, sys, time
+
+def put(data, stream=1):
+    while data:
+        data = data[os.write(stream, data):]
+
+def line(value):
+    put(json.dumps(value).encode() + b"\n")
+
+def note(name):
+    os.write(os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), b"start\n")
+    return open(name).read().count("start")
+
+def gate(name):
+    while not os.path.exists(name):
+        time.sleep(0.005)
+"#;
+
+/// Rows of eleven bytes.
+const ROW_BYTES: usize = 11;
+const ROWS: &str = "rows = lambda count: ''.join('row %06d\\n' % n for n in range(count)).encode()\n";
+
+fn row(n: usize) -> String {
+    format!("row {n:06}\n")
+}
+
+/// The lines of a tool `run`, the script of `place`.
+fn run(keys: &str) -> String {
+    tool("run", &format!("command = [\"python3\", \"run.py\"]\n{keys}"))
+}
+
+/// A place with this configuration, and a script for its tool `run`.
+fn place(config: &str, script: &str) -> Place {
+    let place = Place::new(config);
+    place.write("run.py", &format!("{KIT}\n{script}"));
+    place
+}
+
+/// Where the output of a task's command waits for the server.
+fn spool(place: &Place, id: &str, run: usize) -> PathBuf {
+    PathBuf::from(place.path(&format!("data/spool/{id}.{run}")))
+}
+
+/// Runs it as a task, which must end well: its result, and its output.
+#[track_caller]
+fn ends_well(place: &Place) -> (Value, Vec<Value>) {
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    let (result, blocks) = (node.result(&id), node.blocks(&id));
+    assert_ne!(result["isError"], true, "{result}");
+    place.is_quiet();
+    (result, blocks)
+}
+
+#[test]
+fn what_takes_more_room_as_json_than_as_bytes_is_written_all_the_same() {
+    let keys = "task = \"always\"\nstderr = \"apart\"\nredact = ['never there']";
+    let place = place(&run(keys), "put(b'\\0' * 200000, 2)\nput(b'done\\n')\nput(b'\\xff' * 150000 + b'\\n', 2)");
+    let (_, blocks) = ends_well(&place);
+    let (errors, others): (Vec<Value>, Vec<Value>) =
+        blocks.into_iter().partition(|block| block["_meta"]["dev.taskwire/stream"] == "stderr");
+    assert_eq!(text_of(&others), "done\n");
+    let expected = format!("{}{}\n", "\0".repeat(200_000), "\u{fffd}".repeat(150_000));
+    assert!(text_of(&errors) == expected, "{} bytes, not what was written", text_of(&errors).len());
+}
+
+#[test]
+fn a_block_that_redaction_makes_too_large_is_no_reason_to_end_a_command() {
+    let script = "
+line({'type': 'text', 'text': 'Q' * 100000})
+line({'type': 'resource', 'resource': {'uri': 'x:y', 'text': 'Q' * 100000}})
+line({'type': 'text', 'text': 'the end'})
+";
+    let place = place(&run("task = \"always\"\noutput = \"jsonl\"\nredact = ['Q']"), script);
+    let (_, blocks) = ends_well(&place);
+    let (text, hidden) = (text_of(&blocks), "[redacted]".repeat(100_000));
+    let rest = text.strip_prefix(&hidden).unwrap_or_else(|| panic!("the first text is not whole: {} bytes", text.len()));
+    assert!(rest.contains("left out") && rest.contains("limits.chunk_bytes"), "it says what is missing: {rest}");
+    assert!(rest.ends_with("the end"), "{rest}");
+}
+
+#[test]
+fn a_command_whose_directory_is_gone_is_lost_and_not_begun_again() {
+    let script = "note('starts')\nput(b'first\\n')\ngate('go')\n";
+    let place = place(&run("task = \"always\""), script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    // So a mark is stored too.
+    node.wrote(&id, "first\n");
+    let supervisor = place.supervisor();
+    node.kill();
+    signal(supervisor, "KILL");
+    place.write("go", "");
+    place.is_quiet();
+    fs::remove_dir_all(spool(&place, &id, 1)).expect("its directory is there");
+    let node = place.start();
+    let task = node.ended(&id);
+    assert_eq!(task["status"], "failed", "{task}");
+    assert!(task["error"]["message"].as_str().is_some_and(|message| message.contains("interrupted")), "{task}");
+    assert_eq!((node.text(&id).as_str(), place.read("starts").as_str()), ("first\n", "start\n"));
+    place.is_quiet();
+}
+
+/// Is lost in the middle of a line the first time it is run; waits for `go` the second time.
+const TWICE: &str = "
+if note('starts') == 1:
+    put(b'first\\nhalf')
+    gate('never')
+put(b'second\\n')
+gate('go')
+put(b'third\\n')
+";
+
+/// A place where it may be run again. Output is not written at once, so that some is still on its way when it is lost.
+fn twice() -> Place {
+    let keys = "task = \"always\"\non_interrupt = \"retry\"\nredact = ['never there']";
+    place(&format!("coalesce_window = \"300ms\"\n{}", run(keys)), TWICE)
+}
+
+/// The task of a command that was lost and runs again.
+#[track_caller]
+fn again(place: &Place, node: &Node) -> String {
+    let id = node.begin("run", json!({}));
+    node.wrote(&id, "first\n");
+    signal(place.supervisor(), "KILL");
+    node.wrote(&id, "second\n");
+    id
+}
+
+#[test]
+fn a_result_has_nothing_of_a_run_that_was_lost() {
+    let place = twice();
+    let node = place.start();
+    let id = again(&place, &node);
+    place.write("go", "");
+    let result = node.result(&id);
+    assert_ne!(result["isError"], true, "{result}");
+    assert_eq!(node.text(&id), "first\nhalfsecond\nthird\n", "what it had written stays in the output");
+    assert_eq!(said(&result), "second\nthird\n");
+    place.is_quiet();
+}
+
+#[test]
+fn nothing_of_a_lost_run_is_left_beside_the_next_one_even_if_the_server_dies_in_between() {
+    let place = twice();
+    let node = place.start();
+    let id = again(&place, &node);
+    let first = spool(&place, &id, 1);
+    assert!(!first.exists(), "its directory is still there");
+    let second: Vec<u32> = place.processes_of(&id).iter().map(|found| found.pid).collect();
+    assert_eq!(second.len(), 1, "two runs at one time");
+    // As if the server had died after it had begun the second run, and before it had ended the first.
+    node.kill();
+    fs::create_dir(&first).expect("a directory");
+    let dir = fs::canonicalize(&first).expect("it is there");
+    let mut sleep = Command::new("sleep");
+    sleep.arg("3600").env("TASKWIRE_TASK", &id).env("TASKWIRE_TASK_DIR", dir).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut left = sleep.spawn().expect("`sleep` can be run");
+    let node = place.start();
+    until("the end of what was left", || left.try_wait().expect("it can be looked at"));
+    until("the end of its directory", || (!first.exists()).then_some(()));
+    let after: Vec<u32> = place.processes_of(&id).iter().map(|found| found.pid).collect();
+    assert_eq!(after, second, "the second run goes on");
+    place.write("go", "");
+    assert_eq!(said(&node.result(&id)), "second\nthird\n");
+    assert_eq!(place.read("starts"), "start\nstart\n");
+    place.is_quiet();
+}
+
+/// The control groups that were made for a task.
+fn groups_of(id: &str) -> Vec<PathBuf> {
+    fn find(dir: &Path, name: &str, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if entry.file_name().to_str().is_some_and(|group| group.starts_with(name)) {
+                    found.push(entry.path());
+                }
+                find(&entry.path(), name, found);
+            }
+        }
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts.lines().filter(|line| line.contains(" - cgroup2 ")).filter_map(|line| line.split(' ').nth(4));
+    let mut found = Vec::new();
+    for point in points {
+        find(Path::new(point), &format!("taskwire-{id}."), &mut found);
+    }
+    found
+}
+
+#[test]
+fn what_may_stay_leaves_no_control_group() {
+    let script = "
+if os.fork() == 0:
+    quiet = os.open('/dev/null', os.O_RDWR)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    note('begun-' + sys.argv[1])
+    gate('go')
+    os._exit(0)
+gate('begun-' + sys.argv[1])
+gate('end-' + sys.argv[1])
+";
+    let keys = |leftovers: &str| {
+        let keys = format!("command = [\"python3\", \"run.py\", \"{leftovers}\"]\ntask = \"always\"\nleftovers = \"{leftovers}\"");
+        tool(leftovers, &keys)
+    };
+    let place = place(&format!("{}{}", keys("kill"), keys("keep")), script);
+    let node = place.start();
+    let killed = node.begin("kill", json!({}));
+    place.lines("begun-kill", 1);
+    if groups_of(&killed).is_empty() {
+        eprintln!("skipped: no control group can be made here");
+        return;
+    }
+    let kept = node.begin("keep", json!({}));
+    place.lines("begun-keep", 1);
+    for (id, name) in [(&killed, "kill"), (&kept, "keep")] {
+        place.write(&format!("end-{name}"), "");
+        assert_ne!(node.result(id)["isError"], true);
+    }
+    until("the end of the supervisors", || (!place.processes().iter().any(Found::is_supervisor)).then_some(()));
+    assert!(!place.processes_of(&kept).is_empty(), "it may stay");
+    place.write("go", "");
+    place.is_quiet();
+    assert_eq!([groups_of(&killed), groups_of(&kept)], [Vec::<PathBuf>::new(), Vec::new()]);
+}
+
+/// Asks, and does not wait for the answer for long; then has much to do.
+const GIVES_UP: &str = "
+taskwire ask --key sure 'Sure?' > /dev/null &
+asker=$!
+while [ ! -e give-up ]; do sleep 0.01; done
+kill $asker
+wait $asker
+echo gone > gave-up
+exec sleep 3600
+";
+
+/// A question that nobody waits for any more, in the life of one server or of two.
+#[track_caller]
+fn is_given_up(is_killed: bool) {
+    let keys = "command = [\"sh\", \"asks.sh\"]\ntask = \"always\"\ntimeout = \"3s\"\nkill_after = \"1s\"";
+    let place = Place::new(&tool("asks", keys));
+    place.write("asks.sh", GIVES_UP);
+    let node = place.start();
+    let id = node.begin("asks", json!({}));
+    node.look(&id, "a question", |task| (task["status"] == "input_required" && task["inputRequests"]["sure"].is_object()).then_some(()));
+    let give_up = || {
+        place.write("give-up", "");
+        place.lines("gave-up", 1);
+    };
+    let node = if is_killed {
+        node.kill();
+        give_up();
+        place.start()
+    } else {
+        give_up();
+        node
+    };
+    let task = node.look(&id, "work", |task| (task["status"] == "working").then(|| task.clone()));
+    assert!(task["inputRequests"]["sure"].is_null(), "it is not asked any more: {task}");
+    // Its time runs again.
+    let task = node.ended(&id);
+    assert_eq!(task["status"], "failed", "{task}");
+    assert!(task["error"]["message"].as_str().is_some_and(|message| message.contains("3s")), "{task}");
+    place.is_quiet();
+}
+
+#[test]
+fn who_gives_up_a_question_goes_on_and_has_no_more_time_than_others() {
+    is_given_up(false);
+}
+
+#[test]
+fn who_gives_up_a_question_while_no_server_is_there_does_so_too() {
+    is_given_up(true);
+}
+
+/// What a client without tasks gets for a call.
+#[track_caller]
+fn plain_call(node: &Node, tool: &str, arguments: &Value) -> Value {
+    let meta = json!({"io.modelcontextprotocol/clientCapabilities": {}});
+    node.ask("tools/call", json!({"name": tool, "arguments": arguments, "_meta": meta}))
+}
+
+#[test]
+fn a_call_that_cannot_become_a_task_has_both_ends_of_much_output() {
+    let hog = tool("hog", "command = [\"python3\", \"-c\", \"import time; time.sleep(3600)\"]\ntask = \"always\"");
+    let config = format!("[limits]\ntasks_per_caller = 1\n\n{hog}{}", run("inline_bytes = 4096"));
+    let place = place(&config, &format!("{ROWS}put(rows(100000))\nnote('ends')"));
+    let node = place.start();
+    let id = node.begin("hog", json!({}));
+    let result = plain_call(&node, "run", &json!({}));
+    assert_ne!(result["isError"], true, "{result}");
+    let content = result["content"].as_array().expect("content");
+    let texts: Vec<&str> = content.iter().filter_map(|block| block["text"].as_str()).collect();
+    assert!(texts[0].starts_with(&row(0)) && texts.iter().any(|text| text.ends_with(&row(99_999))), "{texts:?}");
+    assert!(said(&result).contains(&format!("of {} bytes", 100_000 * ROW_BYTES)), "it says how much is left out: {texts:?}");
+    assert!(!result.to_string().contains("taskwire://") && texts.len() == content.len(), "there is nothing to read on from: {result}");
+    assert_eq!(place.read("ends"), "start\n", "it came to its end");
+    node.cancel(&id);
+    place.is_quiet();
+}
+
+#[test]
+fn a_terminal_shows_all_of_a_long_output_however_quickly_it_came() {
+    let place = Place::new(&tool("lines", "command = [\"cat\", \"lines\"]"));
+    let lines: String = (0..5000).map(|n| format!("line {n} of a long and quick output\n")).collect();
+    place.write("lines", &lines);
+    let (node, user) = (place.start(), User::new());
+    for round in 0..10 {
+        let ended = user.run(&["call", &node.url(), "lines"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        assert!(ended.out == lines, "round {round}: {} lines", ended.out.lines().count());
+    }
+    place.is_quiet();
+}
+
+#[test]
+fn a_result_that_is_not_as_promised_is_an_error_with_all_that_was_written() {
+    let schema = "output_schema = { type = \"object\", properties = { n = { type = \"integer\" } }, required = [\"n\"] }";
+    let command = "command = [\"python3\", \"run.py\", \"{last}\"]\ninput = { last = { type = \"string\" } }";
+    let keys = format!("{command}\noutput = \"jsonl\"\n{schema}");
+    let config = format!("{}{}", tool("now", &keys), tool("later", &format!("{keys}\ntask = \"always\"")));
+    let place = place(&config, "put(b'some words\\n' + sys.argv[1].encode() + b'\\n')");
+    let node = place.start();
+    let lines = [("{\"result\": {\"n\": \"x\"}}", "`n`"), ("{\"result\": {}}", "\"n\""), ("no result", "gave none")];
+    for (last, words) in lines {
+        let arguments = json!({"last": last});
+        let results = [plain_call(&node, "now", &arguments), node.result(&node.begin("later", arguments))];
+        for result in results {
+            assert_eq!((&result["isError"], &result["structuredContent"]), (&json!(true), &Value::Null), "{last}: {result}");
+            let text = said(&result);
+            assert!(text.starts_with("some words\n"), "what it wrote is there: {text}");
+            assert!(text.contains("output schema") && text.contains(words), "it says what is wrong: {text}");
+        }
+    }
+    let fits = plain_call(&node, "now", &json!({"last": "{\"result\": {\"n\": 1}}"}));
+    assert_eq!((fits["isError"] == true, &fits["structuredContent"]), (false, &json!({"n": 1})), "{fits}");
+}
+
+#[test]
+fn a_silent_command_says_something_to_models_and_nothing_to_people() {
+    let place = place(&run(""), "");
+    let node = place.start();
+    let result = plain_call(&node, "run", &json!({}));
+    assert_ne!(result["isError"], true, "{result}");
+    assert_eq!(result["content"].as_array().map(Vec::len), Some(1), "{result}");
+    assert!(said(&result).contains("exit code 0"), "{result}");
+    let ended = User::new().run(&["call", &node.url(), "run"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), ""), "{ended:?}");
+}
+
+/// All that the server has on the disk, outside of what runs.
+fn stored(place: &Place) -> String {
+    let files = fs::read_dir(place.path("data")).expect("a directory").flatten().filter(|file| file.path().is_file());
+    files.map(|file| String::from_utf8_lossy(&fs::read(file.path()).unwrap_or_default()).into_owned()).collect()
+}
+
+#[test]
+fn secrets_are_in_no_question() {
+    let form = "{\"type\": \"object\", \"properties\": {\"word\": {\"type\": \"string\", \"title\": \"sk-title\", \"description\": \"sk-hint it is\"}}}";
+    let place = Place::new(&tool("asks", "command = [\"sh\", \"asks.sh\"]\ntask = \"always\"\nredact = ['sk-\\w+']"));
+    place.write("asks.sh", &format!("taskwire ask 'Use sk-question?' --key form --schema '{form}'\n"));
+    let node = place.start();
+    let id = node.begin("asks", json!({}));
+    let asked = node.look(&id, "a question", |task| task["inputRequests"]["form"]["params"].as_object().cloned());
+    let asked = Value::Object(asked);
+    assert_eq!(asked["message"], "Use [redacted]?", "{asked}");
+    let field = &asked["requestedSchema"]["properties"]["word"];
+    assert_eq!((&field["title"], &field["description"]), (&json!("[redacted]"), &json!("[redacted] it is")), "{asked}");
+    assert_eq!(field["type"], "string", "what is no text for people stays: {asked}");
+    let answer = json!({"form": {"action": "accept", "content": {"word": "yes"}}});
+    node.ask("tasks/update", json!({"taskId": id, "inputResponses": answer}));
+    let given: Value = serde_json::from_str(&said(&node.result(&id))).expect("a line of JSON");
+    assert_eq!(given, json!({"word": "yes"}), "it is asked and answered all the same");
+    place.is_quiet();
+    let stored = stored(&place);
+    assert!(["sk-question", "sk-title", "sk-hint"].iter().all(|secret| !stored.contains(secret)), "it is stored");
+}
+
+#[test]
+fn secrets_are_no_numbers_and_no_names_of_programs() {
+    let numbers = run("output = \"jsonl\"\nredact = ['4242']");
+    let missing = tool("missing", "command = [\"./sk-program\"]\nredact = ['sk-\\w+']");
+    let place = place(&format!("{numbers}{missing}"), "line({'result': {'pin': 4242, 'deep': [4.4242, 42, None, True]}})");
+    let node = place.start();
+    let result = plain_call(&node, "run", &json!({}));
+    let expected = json!({"pin": "[redacted]", "deep": ["[redacted]", 42, null, true]});
+    assert_eq!(result["structuredContent"], expected, "{result}");
+    assert!(!said(&result).contains("4242"), "{result}");
+    let result = plain_call(&node, "missing", &json!({}));
+    assert_eq!(result["isError"], true, "{result}");
+    let text = said(&result);
+    assert!(text.contains("cannot run") && text.contains("[redacted]") && !text.contains("sk-program"), "{text}");
+}
+
+#[test]
+fn a_result_that_may_have_everything_has_no_more_than_results_may_have() {
+    const COUNT: usize = 5_000_000 / ROW_BYTES;
+    let config = format!("[limits]\nresult_bytes = 1048576\n\n{}", run("task = \"always\"\ninline_bytes = 99999999999"));
+    let place = place(&config, &format!("{ROWS}put(rows({COUNT}))"));
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    let result = node.result(&id);
+    assert_ne!(result["isError"], true, "{result}");
+    let content = result["content"].as_array().expect("content");
+    let texts: Vec<&str> = content.iter().filter_map(|block| block["text"].as_str()).collect();
+    assert!(texts[0].starts_with(&row(0)) && texts.iter().any(|text| text.ends_with(&row(COUNT - 1))), "both ends are there");
+    let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link to the rest");
+    assert_eq!(link["size"], COUNT * ROW_BYTES, "{link}");
+    place.is_quiet();
+}

@@ -1,0 +1,142 @@
+//! What can be used, but is probably not meant so.
+
+use std::{
+    collections::BTreeSet,
+    ffi::{OsStr, OsString},
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
+
+use serde_json::Map;
+
+use super::{Compiled, Definition, Inherit, Parameters};
+
+/// Where programs are looked for without PATH, as supervisors do.
+const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+impl Definition {
+    /// What is probably not meant so, for whoever wrote it: parameters that nothing uses, values where a script does not look
+    /// for them, a program that is not there. Nothing if it cannot be used at all: see [`check`](Self::check).
+    pub fn warnings(&self) -> Vec<String> {
+        let Ok(compiled) = self.compile() else { return Vec::new() };
+        let mut warnings = compiled.argv.warnings();
+        warnings.extend(self.unused(&compiled));
+        if let Some(path) = self.path(&compiled) {
+            warnings.extend(missing(compiled.argv.program(), &self.cwd, &path));
+        }
+        warnings
+    }
+
+    fn unused(&self, compiled: &Compiled) -> impl Iterator<Item = String> {
+        let texts = compiled.env.iter().map(|(_, text)| text).chain(&compiled.stdin);
+        let used: BTreeSet<&str> =
+            compiled.argv.parameters().chain(compiled.argv.conditions()).chain(texts.flat_map(|text| text.parameters())).collect();
+        Parameters::of(&self.input_schema)
+            .all()
+            .filter(move |(name, _)| !used.contains(name))
+            .map(|(name, _)| format!("nothing uses the parameter `{name}`: {{{name}}} is neither in `command` nor in `env` nor in `stdin`"))
+    }
+
+    /// Where the command's program is looked for; nothing if that depends on the call.
+    fn path(&self, compiled: &Compiled) -> Option<OsString> {
+        let is_inherited = match &self.inherit_env {
+            Inherit::All => true,
+            Inherit::Only(names) => names.iter().any(|name| name == "PATH"),
+        };
+        let mut path = match compiled.env.iter().find(|(name, _)| name == "PATH") {
+            Some((_, text)) => OsString::from(text.fill(&Map::new()).ok().flatten()?),
+            None => std::env::var_os("PATH").filter(|_| is_inherited).unwrap_or_else(|| USUAL_PATH.into()),
+        };
+        if let Some(own) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
+            path.push(":");
+            path.push(own);
+        }
+        Some(path)
+    }
+}
+
+/// Why a program cannot be run, as far as can be seen.
+fn missing(program: &str, cwd: &Path, path: &OsStr) -> Option<String> {
+    if !program.contains('/') {
+        let is_found = std::env::split_paths(path).any(|dir| flaw(&cwd.join(dir).join(program)).is_none());
+        return (!is_found).then(|| format!("the program `{program}` is not found in PATH: is it installed?"));
+    }
+    let file = cwd.join(program);
+    flaw(&file).map(|why| format!("the program {} {why}", file.display()))
+}
+
+fn flaw(file: &Path) -> Option<&'static str> {
+    match fs::metadata(file) {
+        Err(_) => Some("is not there"),
+        Ok(it) if !it.is_file() => Some("is no file"),
+        Ok(it) if it.permissions().mode() & 0o111 == 0 => Some("is not executable (`chmod +x` makes it so)"),
+        Ok(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::command::Part;
+
+    fn definition(command: Vec<Part>) -> Definition {
+        let mut definition = Definition::new("tool", "A tool", command);
+        definition.input_schema = json!({"type": "object", "properties": {"a": {"type": "string"}, "v": {"type": "boolean"}}});
+        definition
+    }
+
+    #[test]
+    fn parameters_that_nothing_uses_are_told() {
+        let unused =
+            |name: &str| format!("nothing uses the parameter `{name}`: {{{name}}} is neither in `command` nor in `env` nor in `stdin`");
+        assert_eq!(definition(vec!["sh".into()]).warnings(), [unused("a"), unused("v")]);
+        assert_eq!(definition(vec!["sh".into(), "{{a}}".into(), "{v}".into()]).warnings(), [unused("a")], "that is text");
+        let when = Part::When { when: "v".to_owned(), args: vec!["-v".to_owned()] };
+        assert_eq!(definition(vec!["sh".into(), when.clone()]).warnings(), [unused("a")]);
+        let mut it = definition(vec!["sh".into(), when]);
+        it.stdin = Some("{a}".to_owned());
+        assert_eq!(it.warnings(), [""; 0]);
+        it.stdin = None;
+        it.env.insert("A".to_owned(), "is {a}".to_owned());
+        assert_eq!(it.warnings(), [""; 0]);
+        it.name = String::new();
+        assert_eq!(it.warnings(), [""; 0], "it cannot be used: that comes first");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_told() {
+        let warnings = |program: &str| Definition::new("tool", "A tool", vec![program.into()]).warnings();
+        assert_eq!(warnings("sh"), [""; 0]);
+        assert_eq!(warnings("/bin/sh"), [""; 0]);
+        assert_eq!(warnings("/no/such/program"), ["the program /no/such/program is not there"]);
+        assert_eq!(warnings("no-such-program-here"), ["the program `no-such-program-here` is not found in PATH: is it installed?"]);
+        assert_eq!(warnings("/"), ["the program / is no file"]);
+        assert_eq!(warnings("/etc/passwd"), ["the program /etc/passwd is not executable (`chmod +x` makes it so)"]);
+    }
+
+    #[test]
+    fn it_is_looked_for_where_the_command_will_look() {
+        let mut it = Definition::new("tool", "A tool", vec!["sh".into()]);
+        it.env.insert("PATH".to_owned(), "/no/such/directory".to_owned());
+        assert_eq!(it.warnings().len(), 1);
+        it.env.insert("PATH".to_owned(), "/no/such/directory:/bin".to_owned());
+        assert_eq!(it.warnings(), [""; 0]);
+        it.env.clear();
+        it.inherit_env = Inherit::Only(Vec::new());
+        assert_eq!(it.warnings(), [""; 0], "the usual places");
+        it.input_schema = json!({"type": "object", "properties": {"dir": {"type": "string"}}});
+        it.env.insert("PATH".to_owned(), "{dir}".to_owned());
+        assert_eq!(it.warnings(), [""; 0], "nobody knows before the call");
+    }
+
+    #[test]
+    fn a_relative_program_is_meant_from_where_the_command_runs() {
+        let path = OsStr::new("/none");
+        assert_eq!(missing("./sh", Path::new("/bin"), path), None);
+        assert_eq!(missing("./nope", Path::new("/bin"), path).as_deref(), Some("the program /bin/./nope is not there"));
+        assert_eq!(missing("sh", Path::new("/"), OsStr::new("bin")), None, "and so is PATH");
+    }
+}
