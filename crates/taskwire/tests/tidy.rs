@@ -262,11 +262,13 @@ fn imports_are_found_alone_in_braces_and_in_paths() {
 #[test]
 fn rooms_know_only_what_they_may() {
     let library = root().join("crates/taskwire/src");
-    let rules: [(&str, &[&str]); 4] = [
-        ("store", &["dialect", "engine", "feed", "server", "tool", "transport"]),
-        ("feed", &["dialect", "engine", "server", "tool", "transport"]),
-        ("engine", &["dialect", "server", "tool", "transport"]),
-        ("tool", &["dialect", "server", "store", "transport"]),
+    let rules: [(&str, &[&str]); 6] = [
+        ("store", &["command", "dialect", "engine", "feed", "followup", "server", "tool", "transport"]),
+        ("feed", &["command", "dialect", "engine", "followup", "server", "tool", "transport"]),
+        ("engine", &["command", "dialect", "followup", "server", "tool", "transport"]),
+        ("tool", &["command", "dialect", "followup", "server", "store", "transport"]),
+        ("command", &["dialect", "server", "transport"]),
+        ("followup", &["command", "dialect", "server", "transport"]),
     ];
     let mut found = Vec::new();
     for (room, forbidden) in rules {

@@ -444,6 +444,7 @@ impl Events {
         loop {
             if let Some(end) = self.text.windows(2).position(|window| window == b"\n\n") {
                 let event = String::from_utf8(self.text.drain(..end + 2).collect()).expect("UTF-8");
+                let event = event.trim_start_matches(": keep-alive\n");
                 if let Some(data) = event.strip_prefix("data: ") {
                     let message: Value = serde_json::from_str(data.trim_end()).expect("JSON");
                     if message.get("method").is_some() {
@@ -451,7 +452,7 @@ impl Events {
                     }
                     return Some(message);
                 }
-                assert!(event.starts_with(':'), "neither data nor a comment: {event:?}");
+                assert!(event == "\n", "neither data nor a comment: {event:?}");
                 continue;
             }
             if self.ended {
