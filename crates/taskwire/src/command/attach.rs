@@ -144,8 +144,9 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<Command>>, ctx: 
                 mark = hand.again(&dir, &job.settings, &mark).await?;
             }
             Err(error) => {
+                let short = taking.stopped_short().await;
                 hand.stop(dir);
-                return Err(error);
+                return short.ok_or(error);
             }
         }
     }
@@ -222,6 +223,8 @@ impl Hand {
             })
             .unwrap_or(usize::MAX),
         };
+        // A variable whose parameter is absent is absent too, whatever the server's own environment has.
+        let unset: Vec<&String> = definition.env.keys().filter(|name| !filled.env.contains_key(*name)).collect();
         let job = Job {
             version: 1,
             task: self.run.id().to_string(),
@@ -231,7 +234,7 @@ impl Hand {
             cwd: definition.cwd.clone(),
             env: filled.env,
             inherit,
-            remove: definition.remove_env.clone(),
+            remove: definition.remove_env.iter().chain(unset).cloned().collect(),
             stdin: filled.stdin.is_some(),
             stderr: definition.stderr,
             leftovers: definition.leftovers,
@@ -465,6 +468,9 @@ async fn ask(ctx: Ctx, asked: talk::Asked) -> Option<ToSupervisor> {
             Err(error) => refuse(format!("the answer cannot be read: {error}")),
         },
         Err(Kind::Said(text)) => refuse(text),
+        Err(Kind::Protocol(error)) if error.code == code::MISSING_CAPABILITY => {
+            refuse("nobody can be asked: the client of this call cannot show such a question".to_owned())
+        }
         Err(Kind::Protocol(error)) => refuse(error.message),
         Err(Kind::Round(_) | Kind::Stopped) => None,
     }

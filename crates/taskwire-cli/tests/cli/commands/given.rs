@@ -111,6 +111,17 @@ fn a_command_runs_beside_its_configuration_or_where_it_is_told() {
 }
 
 #[test]
+fn the_tokens_of_callers_are_not_to_be_found_by_a_command() {
+    let auth = "[auth]\ntokens = [{ token = \"env:WORD_OF_THE_SERVER\", caller = \"me\" }]\n";
+    let script = "command = [\"sh\", \"-c\", 'tr \"\\0\" \"\\n\" < /proc/$PPID/environ; env; echo end']";
+    let place = place(&[show("looks", script), auth.to_owned()]);
+    let node = place.start().with_token("heard");
+    let seen = said(&node.call("looks", json!({})));
+    assert!(seen.contains("PATH=") && seen.ends_with("end\n"), "{seen}");
+    assert!(!seen.contains("WORD_OF_THE_SERVER"), "{seen}");
+}
+
+#[test]
 fn the_environment_is_inherited_narrowed_and_added_to() {
     let command = "command = [\"python3\", \"show.py\"]";
     let place = place(&[
@@ -121,6 +132,11 @@ fn the_environment_is_inherited_narrowed_and_added_to() {
             "more",
             "command = [\"python3\", \"show.py\"]\ninput = { who = { type = \"string\", optional = true } }\n\
              env = { GREETING = \"hello {who}\", WORD_OF_THE_SERVER = \"changed\", BRACES = \"{{x}}\" }",
+        ),
+        show(
+            "unset",
+            "command = [\"python3\", \"show.py\"]\ninput = { who = { type = \"string\", optional = true } }\n\
+             env = { WORD_OF_THE_SERVER = \"{who}\" }",
         ),
     ]);
     let node = place.start();
@@ -137,6 +153,7 @@ fn the_environment_is_inherited_narrowed_and_added_to() {
         (&json!("hello $(id) you"), &json!("changed"), &json!("{x}"))
     );
     assert_eq!(env("more", json!({}))["GREETING"], Value::Null, "what needs a parameter that is not there is left out");
+    assert_eq!(env("unset", json!({}))["WORD_OF_THE_SERVER"], Value::Null, "nor is it what the server has under that name");
     for env in [all, few, named, more] {
         assert!(env["TASKWIRE_TASK"].as_str().is_some_and(|id| !id.is_empty()), "{env}");
         assert!(env["TASKWIRE_TASK_DIR"].as_str().is_some_and(|dir| dir.starts_with('/')), "{env}");

@@ -28,6 +28,7 @@ pub(crate) struct Node {
     child: Child,
     lines: Mutex<mpsc::Receiver<String>>,
     port: u16,
+    token: Option<&'static str>,
 }
 
 /// What a client declares that knows tasks and can be asked.
@@ -76,7 +77,7 @@ impl Node {
         let stdout = child.stdout.take().expect("its output is a pipe");
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || BufReader::new(stdout).lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
-        Self { child, lines: Mutex::new(lines), port }
+        Self { child, lines: Mutex::new(lines), port, token: None }
     }
 
     fn line(&self) -> Option<String> {
@@ -120,14 +121,21 @@ impl Node {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let name = name.map(|name| format!("Mcp-Name: {name}\r\n")).unwrap_or_default();
+        let token = self.token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         write!(
             stream,
             "POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
              Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\n\
-             Mcp-Method: {method}\r\n{name}Content-Length: {}\r\n\r\n{body}",
+             Mcp-Method: {method}\r\n{name}{token}Content-Length: {}\r\n\r\n{body}",
             body.len()
         )?;
         Ok(stream)
+    }
+
+    /// From now on with this token.
+    pub(crate) fn with_token(mut self, token: &'static str) -> Self {
+        self.token = Some(token);
+        self
     }
 
     /// The answer to a request whose body is this text.

@@ -77,6 +77,8 @@ pub(super) struct Taking {
     saying: Saying,
     /// Output is not written to the log any more, because there is none and can be none.
     unlogged: bool,
+    /// Why the log takes no more.
+    too_much: Option<String>,
 }
 
 impl Taking {
@@ -106,6 +108,7 @@ impl Taking {
             tell_after: TAKEN_BYTES.min(job.spool_bytes / 2),
             saying: Saying::default(),
             unlogged: false,
+            too_much: None,
         })
     }
 
@@ -249,8 +252,36 @@ impl Taking {
                 self.unlogged = true;
                 Ok(())
             }
-            put => put.map_err(from_engine),
+            put => put.map_err(|error| self.failed(error)),
         }
+    }
+
+    /// Remembers that there was too much output, for the result to say so.
+    fn failed(&mut self, error: engine::Error) -> ToolError {
+        if matches!(error, engine::Error::Rejected(Reject::Limit { key: "task_output_bytes", .. })) {
+            self.too_much = Some(error.to_string());
+        }
+        from_engine(error)
+    }
+
+    /// The result of a command that was stopped because it wrote too much.
+    pub(super) async fn stopped_short(&mut self) -> Option<CallResult> {
+        let why = self.too_much.take()?;
+        let mut content = self.summed_up().await;
+        content.push(json!({"type": "text", "text": format!("The command was stopped, because {why}.")}));
+        Some(CallResult { content: content.into_iter().map(Payload::from).collect(), is_error: true, ..CallResult::default() })
+    }
+
+    /// What the command wrote, as far as a result has room for it.
+    async fn summed_up(&mut self) -> Vec<Value> {
+        // What the result leaves out can be read from a task; where there is no room for one, it is lost.
+        let kept = !self.unlogged && self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
+        let is_whole = self.run.spec().overflow == Overflow::Fail;
+        let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
+        let link = kept.then_some(Link { uri, name, is_whole });
+        let content = self.digest.content(link.as_ref());
+        self.run.result_repeats(content.len());
+        content
     }
 
     fn keep(&self, mut given: Given) -> Result<(), ToolError> {
@@ -276,7 +307,8 @@ impl Taking {
             return Ok(None);
         }
         if matches!(self.run.phase(), Phase::Task(_)) {
-            self.run.flush().await.map_err(from_engine)?;
+            let flushed = self.run.flush().await;
+            flushed.map_err(|error| self.failed(error))?;
             journal::forget(&self.dir, self.anchor.at);
         }
         // A call that is no task ends with this process, so nothing of it need be kept for another.
@@ -300,13 +332,7 @@ impl Taking {
     /// What the call comes to.
     pub(super) async fn result(&mut self, ended: &Ended) -> Result<CallResult, ToolError> {
         let given = self.given()?;
-        // What the result leaves out can be read from a task; where there is no room for one, it is lost.
-        let kept = !self.unlogged && self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
-        let is_whole = self.run.spec().overflow == Overflow::Fail;
-        let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
-        let link = kept.then_some(Link { uri, name, is_whole });
-        let mut content = self.digest.content(link.as_ref());
-        self.run.result_repeats(content.len());
+        let mut content = self.summed_up().await;
         let mut result = CallResult::default();
         if let Some(given) = given {
             match (given.content, &given.structured) {
