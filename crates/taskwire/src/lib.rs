@@ -39,6 +39,8 @@ mod feed;
 mod followup;
 pub mod server;
 pub mod store;
+#[cfg(test)]
+mod testing;
 pub mod tool;
 mod transport;
 

@@ -350,26 +350,29 @@ impl Hand {
         let clock = self.run.engine().clock().clone();
         let until = clock.now().after(PATIENCE);
         loop {
-            if let Ok(wire) = sweep::greet(dir).await {
-                let (lines, out) = wire.into_split();
-                self.out = Some(out);
-                return Ok(Some(BufReader::new(lines).lines()));
+            if let Some(lines) = self.greet(dir).await {
+                return Ok(Some(lines));
             }
             match self.start(dir, job).await? {
                 Start::Over => return Ok(None),
                 Start::Runs if clock.now() < until => {}
                 Start::Runs => return Err(internal(format!("the supervisor of the command in {} does not answer", dir.display()))),
             }
-            if let Ok(wire) = sweep::greet(dir).await {
-                let (lines, out) = wire.into_split();
-                self.out = Some(out);
-                return Ok(Some(BufReader::new(lines).lines()));
+            if let Some(lines) = self.greet(dir).await {
+                return Ok(Some(lines));
             }
             tokio::select! {
                 () = clock.sleep(PAUSE) => {}
                 () = self.run.stopped() => return Err(ToolError::stopped()),
             }
         }
+    }
+
+    /// What the supervisor says, if there is one that listens.
+    async fn greet(&mut self, dir: &Path) -> Option<Lines<BufReader<OwnedReadHalf>>> {
+        let (lines, out) = sweep::greet(dir).await.ok()?.into_split();
+        self.out = Some(out);
+        Some(BufReader::new(lines).lines())
     }
 
     /// Starts a supervisor. Where there is one already, or was, it says so and does nothing.

@@ -302,34 +302,12 @@ pub(crate) fn forget(dir: &Path, before: u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        sync::atomic::{AtomicU64, Ordering},
-    };
+    use std::fs;
 
     use serde_json::json;
 
     use super::*;
-
-    /// A directory that goes away with the test.
-    struct TempDir(PathBuf);
-
-    impl TempDir {
-        fn new() -> Self {
-            static COUNT: AtomicU64 = AtomicU64::new(0);
-            let name = format!("taskwire-journal-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-            let path = std::env::temp_dir().join(name);
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("a directory");
-            Self(path)
-        }
-    }
-
-    impl Drop for TempDir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::testing::TempDir;
 
     #[test]
     fn half_a_record_that_became_another_one_is_read_as_that() {

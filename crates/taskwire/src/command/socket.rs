@@ -103,34 +103,12 @@ pub fn connect_blocking(dir: &Path, name: &str) -> io::Result<BlockingStream> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::Write,
-        sync::atomic::{AtomicU64, Ordering},
-    };
+    use std::io::Write;
 
     use tokio::io::AsyncReadExt;
 
     use super::*;
-
-    /// A directory that goes away with the test.
-    struct TempDir(PathBuf);
-
-    impl TempDir {
-        fn new() -> Self {
-            static COUNT: AtomicU64 = AtomicU64::new(0);
-            let name = format!("taskwire-socket-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-            let path = std::env::temp_dir().join(name);
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("a directory");
-            Self(path)
-        }
-    }
-
-    impl Drop for TempDir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::testing::TempDir;
 
     async fn talks(dir: &Path) {
         let listener = listen(dir, "sock").await.expect("listens");

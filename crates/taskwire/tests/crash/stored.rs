@@ -116,6 +116,8 @@ fn fold(id: TaskId, events: &[Logged], chunks: &[Chunk]) -> Task {
     let mut task = create(id, spec, *epoch, *spent_ms, *at);
     for (version, at, event) in rest {
         assert!(task.version < *version, "two events made version {version} of {id}: {log:?}");
+        // What is missing was a checkpoint each.
+        task.saves += version.0 - 1 - task.version.0;
         task.version = Version(version.0 - 1);
         evolve(&mut task, event, *at);
     }

@@ -240,9 +240,9 @@ mod tests {
     use super::*;
     use crate::command::{
         socket,
-        supervisor::tests::TempDir,
         talk::{Asked, Note, Question},
     };
+    use crate::testing::TempDir;
 
     struct Client {
         from: tokio::io::Lines<BufReader<OwnedReadHalf>>,

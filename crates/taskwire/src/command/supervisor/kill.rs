@@ -239,7 +239,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::command::supervisor::tests::TempDir;
+    use crate::testing::TempDir;
 
     fn one(pid: u32, parent: u32, group: u32) -> Stat {
         Stat { pid, parent, group, started: u64::from(pid) }

@@ -258,29 +258,8 @@ fn signals() -> io::Result<Signals> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use super::*;
-
-    /// A directory that goes away with the test.
-    pub(super) struct TempDir(pub(super) PathBuf);
-
-    impl TempDir {
-        pub(super) fn new() -> Self {
-            static COUNT: AtomicU64 = AtomicU64::new(0);
-            let name = format!("taskwire-supervisor-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-            let path = std::env::temp_dir().join(name);
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("a directory");
-            Self(path)
-        }
-    }
-
-    impl Drop for TempDir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::testing::TempDir;
 
     #[test]
     fn who_holds_the_lock_is_alive() {
