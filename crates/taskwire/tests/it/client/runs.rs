@@ -385,7 +385,7 @@ async fn a_task_that_is_not_acknowledged_is_polled_as_often_as_its_server_wants(
     let mut at_least = 1_000;
     let mut at_most = 60_000;
     let mut said = 1_000;
-    // The client looks at once when it learns that it is not told: that may be before the first look or after it.
+    // A look that is on its way when the client learns that it will not be told does not count: it looks once more, at once.
     let mut one_more = true;
     for (says, next_least, next_most) in paces {
         let look = || script.expect("tasks/get");
