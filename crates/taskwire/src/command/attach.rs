@@ -165,8 +165,7 @@ impl Hand {
             return Err(internal(format!("{LOST}, and nothing is left of it in {}", dir.display())));
         }
         let Some(command) = command else {
-            let message = format!("the tool `{}` is no longer there", self.run.spec().tool);
-            return Err(ToolError::protocol(code::INTERNAL_ERROR, message));
+            return Err(internal(format!("the tool `{}` is no longer there", self.run.spec().tool)));
         };
         let (job, stdin) = self.job(command, mark.run)?;
         self.turn(&job.tool).await?;
