@@ -412,6 +412,14 @@ impl Driver {
         self.emit(Event::Status(view)).await;
     }
 
+    /// The task as its creation showed it: what it says already is told. That it works goes without saying.
+    pub(crate) async fn created(&mut self, view: &TaskView) -> (Status, Option<String>) {
+        if !view.status.is_terminal() && (view.message.is_some() || view.status != Status::Working) {
+            self.status(view.clone()).await;
+        }
+        (view.status, view.message.clone())
+    }
+
     /// It ended.
     pub(crate) async fn ended(&self, status: Status, message: Option<String>) {
         self.shared.book.note(status, message).await;

@@ -98,7 +98,7 @@ impl Watch {
         let clock = options.clock.clone();
         let mut due = clock.now();
         if let Some(created) = created {
-            self.shown = Some((created.status, created.message.clone()));
+            self.shown = Some(self.driver.created(&created).await);
             self.pace(&created);
             due = due.after(self.poll);
         }

@@ -107,7 +107,7 @@ impl Watch {
         let timing = self.modern.link.options.timing;
         let mut due = clock.now();
         if let Some(created) = created {
-            self.shown = Some((created.status, created.message.clone()));
+            self.shown = Some(self.driver.created(&created).await);
             self.pace(&created);
             // What waits for an answer says for which only when it is looked at.
             due = if created.status == Status::Working { due.after(self.poll) } else { due };

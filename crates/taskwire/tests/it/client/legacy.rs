@@ -1386,6 +1386,20 @@ async fn the_result_is_waited_for_and_the_state_asked_for_beneath() {
 }
 
 #[tokio::test]
+async fn what_a_task_says_when_it_is_made_is_told_once() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let thinking = json!({"task": but(shown("t1", "working"), json!({"statusMessage": "thinking"}))});
+    let (mut run, ()) = started(&client, async { awaited(&script, "tools/call").await.result(thinking).await }).await;
+    for told in ["task t1", "working: thinking"] {
+        assert_eq!(brief(&next(&mut run).await.expect("an event")), told);
+    }
+    let wait = waited(&script, &mut run, "t1").await;
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(rest(&mut run).await, ["done: done"]);
+}
+
+#[tokio::test]
 async fn a_wait_that_says_nothing_does_not_hide_the_end() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;

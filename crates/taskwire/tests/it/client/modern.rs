@@ -8,8 +8,9 @@ use taskwire::client::{
 };
 
 use super::script::{
-    CAPABILITIES, CLIENT_INFO, IDEMPOTENCY, KEY, LISTEN, MS, SERVER_INFO, Script, VERSION, all, asking, but, called, complete, completed,
-    created, decoded, discovered, end, everything, form, job, last, next, rest, round, said, started, task, text, told, tool_list, wanting,
+    CAPABILITIES, CLIENT_INFO, IDEMPOTENCY, KEY, LISTEN, MS, SERVER_INFO, Script, VERSION, all, asking, brief, but, called, complete,
+    completed, created, decoded, discovered, end, everything, form, job, last, next, rest, round, said, started, task, text, told,
+    tool_list, wanting,
 };
 use crate::kit::{PARTIALS, TASKS, soon};
 
@@ -100,6 +101,21 @@ async fn who_was_offered_no_partials_asks_for_none() {
     assert_eq!(listen.wanted, json!({"taskIds": ["t1"]}));
     listen.task(completed("t1", "done")).await;
     assert_eq!(rest(&mut run).await, ["done: done"]);
+}
+
+#[tokio::test]
+async fn what_a_task_says_when_it_is_made_is_told_once() {
+    let script = Script::start().await;
+    let client = script.client().await;
+    let thinking = but(created("t1"), json!({"statusMessage": "thinking"}));
+    let (mut run, ()) = started(&client, script.answers("tools/call", thinking)).await;
+    for told in ["task t1", "working: thinking"] {
+        assert_eq!(brief(&next(&mut run).await.expect("an event")), told);
+    }
+    let mut listen = wanting(&mut run, script.listen()).await;
+    listen.task(but(task("t1", "working"), json!({"statusMessage": "thinking"}))).await;
+    listen.task(completed("t1", "done")).await;
+    assert_eq!(all(&mut run).await, ["done: done"]);
 }
 
 #[tokio::test]
