@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::Value;
 use taskwire_core::{
     Payload, Timestamp,
-    task::{Accepts, Spec, Task},
+    task::{Accepts, Outcome, Spec, Task},
 };
 
 use super::twins;
@@ -108,6 +108,18 @@ pub(super) fn instead(shared: &Shared, hold: Option<Hold>, task: &Task, over: bo
     let goes_on = task.asked_at.is_none() || draining;
     let tell = if draining { followup::going_away } else { followup::still_running };
     (over && goes_on).then(|| payload(&tell(&shared.engine, task)))
+}
+
+/// What a caller is told of the task of a call that was held, where it ended without a result: not an error of the protocol, which
+/// no model gets to see, but what a model can act on. None for any other end, and any other task.
+pub(super) fn failed(shared: &Shared, task: &Task) -> Option<Payload> {
+    let held = shared.config.followups && task.spec.hidden && task.spec.findable;
+    held.then(|| followup::failed(&shared.engine, task)).flatten().as_ref().map(payload)
+}
+
+/// The same of a call that never was a task.
+pub(super) fn failed_at_once(hold: Option<Hold>, tool: &str, outcome: &Outcome) -> Option<Payload> {
+    hold.and_then(|_| followup::failed_at_once(tool, outcome)).as_ref().map(payload)
 }
 
 fn payload(result: &CallResult) -> Payload {

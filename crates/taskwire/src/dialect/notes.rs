@@ -19,7 +19,7 @@ pub(super) struct Notes {
     pub(super) least: Option<usize>,
     /// The progress last told: it must grow.
     pub(super) done: f64,
-    /// What the work said with it: all there is to do, and in words how far it is.
+    /// What the work said last: all there is to do, and in words how far it is.
     said: (Option<f64>, Option<String>),
 }
 
@@ -45,6 +45,11 @@ impl Notes {
                     params = params.put("logger", logger);
                 }
                 Some(notification("notifications/message", params.raw("data", data.as_str()), meta))
+            }
+            // Heard with the next sign of life.
+            Note::Status(words) => {
+                self.said.1 = Some(words.to_string());
+                None
             }
             Note::Disconnect(_) => None,
         }

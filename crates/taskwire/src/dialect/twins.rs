@@ -158,19 +158,24 @@ impl Twins {
         *lock(&mark.task) = Some(id);
     }
 
-    fn forget(&self, likeness: &Likeness, id: TaskId) {
+    /// Whether it was known.
+    fn forget(&self, likeness: &Likeness, id: TaskId) -> bool {
         let mut known = lock(&self.known);
-        if known.tasks.get(likeness) == Some(&id) {
+        let same = known.tasks.get(likeness) == Some(&id);
+        if same {
             known.tasks.remove(likeness);
         }
+        same
     }
 
-    /// To be done when the caller hears how a task ended: calls that are the same begin anew from then on.
+    /// The caller is about to hear how a task ended: calls that are the same begin anew from now on, and not only when it has heard,
+    /// for by then it may have called again. If it never hears, they find the task again.
     pub(super) fn heard(shared: &Arc<Shared>, task: &Task) -> Option<Sent> {
         let (likeness, id, shared) = (likeness_of(task)?, task.id, shared.clone());
+        let known = shared.twins.forget(&likeness, id);
         Some(Sent::new(move |delivered| {
-            if delivered {
-                shared.twins.forget(&likeness, id);
+            if known && !delivered {
+                lock(&shared.twins.known).tasks.entry(likeness).or_insert(id);
             }
         }))
     }

@@ -44,6 +44,8 @@ pub enum Note {
         /// In words.
         message: Option<Arc<str>>,
     },
+    /// What the work says about itself, in words alone.
+    Status(Arc<str>),
     /// A line for the log.
     Log {
         /// How bad, as syslog has it: `debug` to `emergency`.

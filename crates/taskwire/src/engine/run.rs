@@ -198,6 +198,8 @@ impl Run {
                 return Err(Reject::NotANumber.into());
             }
             self.note(Note::Progress { progress, message: message.clone() });
+        } else if let Some(message) = &message {
+            self.note(Note::Status(message.clone()));
         }
         // Not under `place`, which is held for as long as a commit takes: the work itself must never wait for that.
         if self.emit.lock().say(&message, progress) {

@@ -22,7 +22,7 @@ use taskwire_core::{
 };
 use tokio::sync::watch;
 
-pub(crate) use say::{asks, going_away, still_running};
+pub(crate) use say::{asks, failed, failed_at_once, going_away, still_running};
 
 use crate::{
     engine::{self, Engine},

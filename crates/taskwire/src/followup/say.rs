@@ -3,6 +3,7 @@
 use taskwire_core::{
     Seq, TaskId, Version,
     task::{Outcome, Task},
+    wire::code,
 };
 
 use super::{ANSWER, CANCEL, OUTPUT, WAIT, arguments, began, output::each_text, question::Question, span};
@@ -44,10 +45,34 @@ pub(crate) fn asks(engine: &Engine, task: &Task) -> CallResult {
     now(engine, task)
 }
 
+/// What a call is answered with that was held, and that ended with no result for a reason that a model can do something about:
+/// it had no time or no room, broke, or was cancelled. None for a result, and for an error that the tool itself has for the client.
+pub(crate) fn failed(engine: &Engine, task: &Task) -> Option<CallResult> {
+    task.outcome.as_ref().is_some_and(is_ours).then(|| now(engine, task))
+}
+
+/// The same of a call that was no task, and so has written nothing that is kept.
+pub(crate) fn failed_at_once(tool: &str, outcome: &Outcome) -> Option<CallResult> {
+    is_ours(outcome).then(|| CallResult::error(without_result(&format!("`{tool}`"), outcome).unwrap_or_default()))
+}
+
+/// Whether it is we who say that there is no result.
+fn is_ours(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Completed { .. } => false,
+        Outcome::Failed(error) => matches!(error.code, code::INTERNAL_ERROR | code::LIMIT_REACHED | code::UNAVAILABLE),
+        Outcome::Cancelled { .. } => true,
+    }
+}
+
 /// What is to be said of a task as it is now.
 pub(super) fn now(engine: &Engine, task: &Task) -> CallResult {
     match ended(task) {
-        Some(result) => result,
+        Some(result) if matches!(task.outcome, Some(Outcome::Completed { .. })) => result,
+        Some(mut result) => {
+            result.content.extend(last_words(engine, task.id, "The last lines that it wrote:").map(Content::into_payload));
+            result
+        }
         None if task.asked_at.is_some() => CallResult::of([Content::text(asking(task))]),
         None => running(engine, task),
     }
@@ -56,17 +81,30 @@ pub(super) fn now(engine: &Engine, task: &Task) -> CallResult {
 /// What came of a task that has ended. A result is given as it is, whatever it is.
 fn ended(task: &Task) -> Option<CallResult> {
     let (tool, id, same) = (&task.spec.tool, task.id, arguments(task.id, &[]));
-    let before = format!("What it wrote before can be read with `{OUTPUT}` {same}.");
-    Some(match task.outcome.as_ref()? {
-        Outcome::Completed { result, .. } => {
-            result.read().unwrap_or_else(|error| CallResult::error(format!("The result of `{tool}` (task {id}) is not readable: {error}")))
-        }
-        Outcome::Failed(error) => CallResult::error(format!("`{tool}` (task {id}) failed: {}\n{before}", error.message)),
+    let outcome = task.outcome.as_ref()?;
+    if let Some(text) = without_result(&format!("`{tool}` (task {id})"), outcome) {
+        return Some(CallResult::error(format!("{text}\nWhat it wrote before can be read with `{OUTPUT}` {same}.")));
+    }
+    let Outcome::Completed { result, .. } = outcome else { return None };
+    Some(result.read().unwrap_or_else(|error| CallResult::error(format!("The result of `{tool}` (task {id}) is not readable: {error}"))))
+}
+
+/// That there is no result, and why; none if there is one.
+fn without_result(who: &str, outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Completed { .. } => None,
+        Outcome::Failed(error) => Some(format!("{who} failed: {}", error.message)),
         Outcome::Cancelled { reason } => {
             let why = reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-            CallResult::error(format!("`{tool}` (task {id}) was cancelled{why} and gives no result.\n{before}"))
+            Some(format!("{who} was cancelled{why} and gives no result."))
         }
-    })
+    }
+}
+
+/// The end of what a task wrote, if it wrote text.
+fn last_words(engine: &Engine, id: TaskId, title: &str) -> Option<Content> {
+    let tail = tail(engine, id, TAIL_BYTES).ok().flatten()?;
+    Some(Content::text(format!("{title}\n{tail}")))
 }
 
 fn running(engine: &Engine, task: &Task) -> CallResult {
@@ -83,9 +121,7 @@ fn running(engine: &Engine, task: &Task) -> CallResult {
         task.id
     );
     let mut content = vec![Content::text(text)];
-    if let Some(tail) = tail(engine, task.id, TAIL_BYTES).ok().flatten() {
-        content.push(Content::text(format!("The last lines that it has written so far:\n{tail}")));
-    }
+    content.extend(last_words(engine, task.id, "The last lines that it has written so far:"));
     CallResult::of(content)
 }
 

@@ -18,7 +18,7 @@ use taskwire::{
     },
     server::{Auth, Config, Server},
     store::SqliteStore,
-    tool::{CallResult, Ctx, IntoResult, Json, Policy, Question, Registry, Round, TaskMode, Tool, ToolError},
+    tool::{CallResult, Content, Ctx, IntoResult, Json, Policy, Question, Registry, Round, TaskMode, Tool, ToolError},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream},
@@ -102,8 +102,10 @@ impl House {
         self.server.engine().reader().open(None, 10).expect("readable")
     }
 
-    fn task(&self, id: TaskId) -> Task {
-        self.server.engine().reader().task(id).expect("readable").expect("still there")
+    /// A task as callers see it: what is stored is a moment older than that.
+    fn task(&self, id: TaskId) -> Arc<Task> {
+        let stored = self.server.engine().reader().task(id).expect("readable").expect("still there");
+        self.server.engine().task(&stored.spec.caller, id).expect("readable").expect("still there")
     }
 
     /// Waits until a task has this status.
@@ -131,12 +133,9 @@ impl House {
     async fn sign(&self, talk: &mut Talk) -> (f64, String) {
         for _ in 0..6 {
             self.pass(BEAT).await;
-            // Other threads may have to write and read it first.
-            for _ in 0..2_000 {
-                tokio::task::yield_now().await;
-                if let Ok(message) = talk.messages.try_recv() {
-                    return progress_of(&message);
-                }
+            // Other threads may have to write and read it first; who was not waiting yet hears it with the next beat.
+            if let Ok(message) = tokio::time::timeout(SECOND / 2, talk.messages.recv()).await {
+                return progress_of(&message.expect("the call goes on"));
             }
         }
         panic!("{:?}: there is no sign of life", talk.way)
@@ -502,7 +501,7 @@ async fn a_call_that_outlives_the_hold_goes_on_and_is_waited_for_with_a_follow_u
             assert!(text(&result).contains("slow") && text(&result).contains("task_wait"), "{result}");
             let open = house.open();
             assert_eq!(open.iter().map(ToString::to_string).collect::<Vec<_>>(), [id.as_str()], "{way:?}");
-            let spec = house.task(open[0]).spec;
+            let spec = house.task(open[0]).spec.clone();
             assert!(spec.hidden && spec.findable, "{way:?}");
             // What was answered is not stopped by what becomes of the connection.
             talk.lose();
@@ -682,6 +681,27 @@ async fn who_wants_progress_hears_that_the_work_goes_on() {
         assert_eq!(talk.progress().await, (2.0, "two".to_owned()), "{way:?}");
         act.ends("done");
         assert_eq!(text(&talk.result().await), "done", "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_sign_of_life_has_the_words_that_the_work_said_of_itself() {
+    for way in WAYS {
+        for mode in [TaskMode::Auto, TaskMode::Always] {
+            let (tool, mut runs) = played("plays");
+            let house = House::new([tool.task(mode)]).await;
+            let mut talk = Caller::new(way, &house).await.call_with_progress("plays", json!({})).await;
+            let mut act = run_of(&mut runs).await;
+            for said in ["waiting for its turn", "unpacking"] {
+                act.ctx.status(said).await.expect("it may say so");
+                // One from before may still be on its way.
+                let first = house.sign(&mut talk).await.1;
+                let words = if first == said { first } else { house.sign(&mut talk).await.1 };
+                assert_eq!(words, said, "{way:?} {mode:?}");
+            }
+            act.ends("done");
+            assert_eq!(text(&talk.result().await), "done", "{way:?} {mode:?}");
+        }
     }
 }
 
@@ -990,6 +1010,86 @@ async fn what_was_answered_is_cancelled_with_a_follow_up_tool() {
     }
 }
 
+// Ends without a result.
+
+/// What a model is told of a held call that has no result.
+fn told_of_failure(result: &Value) -> &str {
+    assert_eq!(result["isError"], true, "{result}");
+    text(result)
+}
+
+#[tokio::test]
+async fn a_held_call_that_has_no_time_left_is_answered_with_what_a_model_can_act_on() {
+    for way in WAYS {
+        for kept in [false, true] {
+            let (tool, mut runs) = played("plays");
+            let house = House::new([tool.timeout(20 * SECOND)]).await;
+            let caller = Caller::new(way, &house).await;
+            let mut talk = caller.call("plays", json!({})).await;
+            let act = run_of(&mut runs).await;
+            if kept {
+                // What is kept makes a task of the call.
+                act.ctx.step([Content::text("one\ntwo\n")], &1).await.expect("it may");
+            }
+            house.pass(20 * SECOND).await;
+            let result = talk.result().await;
+            let told = told_of_failure(&result);
+            assert!(told.starts_with("`plays`") && told.contains("did not finish within its timeout of 20s"), "{way:?}: {told}");
+            assert_eq!(told.contains("`task_output`"), kept, "{way:?}: {told}");
+            if kept {
+                assert_eq!(result["content"][1]["text"], "The last lines that it wrote:\none\ntwo\n", "{way:?}");
+                let id = told.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| word.parse::<TaskId>().is_ok());
+                let whole = caller.result("task_output", json!({"task_id": id.expect("a task")})).await;
+                assert!(whole.to_string().contains("one\\ntwo"), "{way:?}: {whole}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_held_call_that_somebody_else_cancels_says_so() {
+    for way in WAYS {
+        let (tool, mut runs) = played("plays");
+        let house = House::new([tool]).await;
+        let caller = Caller::new(way, &house).await;
+        let mut talk = caller.call("plays", json!({})).await;
+        let act = run_of(&mut runs).await;
+        act.ctx.checkpoint(&1).await.expect("it may");
+        let id = house.until_open(1).await[0];
+        Caller::new(way, &house).await.result("task_cancel", json!({"task_id": id})).await;
+        let result = talk.result().await;
+        let told = told_of_failure(&result);
+        assert!(told.contains(&format!("`plays` (task {id}) was cancelled")) && told.contains("gives no result"), "{way:?}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn an_error_that_a_tool_has_for_the_client_is_one() {
+    for way in WAYS {
+        for mode in [TaskMode::Auto, TaskMode::Always] {
+            let refuses = tool("refuses", &(), |(), _| async move { Err::<String, _>(ToolError::protocol(-32602, "no such thing")) });
+            let house = House::new([refuses.task(mode)]).await;
+            let error = Caller::new(way, &house).await.call("refuses", json!({})).await.error().await;
+            assert_eq!((&error["code"], &error["message"]), (&json!(-32602), &json!("no such thing")), "{way:?} {mode:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn turned_off_a_call_without_a_result_is_an_error_as_ever() {
+    for way in WAYS {
+        for mode in [TaskMode::Auto, TaskMode::Always] {
+            let gate = Gate::new();
+            let tools = registry([gate.tool("slow").task(mode).timeout(20 * SECOND)]);
+            let house = House::with(tools, Config { followups: false, ..config() }).await;
+            let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+            soon("the tool", gate.started.wait()).await;
+            house.pass(20 * SECOND).await;
+            assert_eq!(talk.error().await["code"], -32603, "{way:?} {mode:?}");
+        }
+    }
+}
+
 // Calls that are the same.
 
 #[tokio::test]
@@ -1107,9 +1207,9 @@ async fn an_end_that_nobody_heard_of_is_told_to_who_calls_again_for_a_while() {
             lost.lose();
             drop(lost);
             house.pass(DRAIN).await;
-            settle().await;
+            let id = house.until_open(1).await[0];
             gate.go.send();
-            house.until_open(0).await;
+            house.until(id, Status::Completed).await;
             house.pass(if late { HOLD + MS } else { HOLD }).await;
             let mut again = caller.call("slow", json!({})).await;
             if late {
@@ -1290,7 +1390,7 @@ async fn a_call_that_found_no_room_to_share_a_task_shares_none_later() {
         house.until_open(0).await;
         house.pass(HOLD).await;
         let id: TaskId = followed(&talk.result().await).parse().expect("an id");
-        let spec = house.task(id).spec;
+        let spec = house.task(id).spec.clone();
         assert!(spec.findable && spec.dedupe.is_none(), "{way:?}");
         gate.go.send();
     }

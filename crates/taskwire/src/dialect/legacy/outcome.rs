@@ -15,7 +15,7 @@ use super::{
     view::{self, RELATED_TASK},
 };
 use crate::{
-    dialect::{Fault, json::Object},
+    dialect::{Fault, held, json::Object},
     engine,
     server::Shared,
 };
@@ -42,6 +42,9 @@ pub(super) fn progress_token(task: &Task) -> Option<RequestId> {
 
 /// What a request for a task's result gets; the task is named if it is `known`.
 pub(super) fn result(shared: &Shared, task: &Task, known: bool) -> Result<Object, Fault> {
+    if let Some(result) = held::failed(shared, task) {
+        return Ok(view::call_result(&result, None, None));
+    }
     let meta = known.then(|| json!({RELATED_TASK: {"taskId": task.id}}));
     let whole = || task.spec.output_is_result.then(|| streamed::merged(&shared.engine, task.id)).transpose();
     match &task.outcome {

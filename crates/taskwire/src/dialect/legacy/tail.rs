@@ -287,8 +287,8 @@ impl<'a> Tail<'a> {
                 () = &mut reconnect => return self.leave(config.retry).await,
                 Some(note) = next(&mut self.live) => match note {
                     Note::Disconnect(retry) if comes_back => return self.leave(retry).await,
-                    // Progress stands in the log.
-                    Note::Progress { .. } | Note::Disconnect(_) => {}
+                    // How it is getting on stands in the log.
+                    Note::Progress { .. } | Note::Status(_) | Note::Disconnect(_) => {}
                     note @ Note::Log { .. } => self.tell(&note).await?,
                 },
                 () = &mut patience, if self.stream.kind == Kind::Streamed && !self.at.begun => {
@@ -467,8 +467,9 @@ impl<'a> Tail<'a> {
         }
         self.at.version = ended;
         let message = outcome::message(self.shared, &self.stream.request, task, self.stream.kind == Kind::Result)?;
+        let heard = (self.stream.kind == Kind::Call).then(|| Twins::heard(self.shared, task)).flatten();
         self.send(&message, true).await?;
-        if let Some(heard) = Twins::heard(self.shared, task).filter(|_| self.stream.kind == Kind::Call) {
+        if let Some(heard) = heard {
             heard.delivered();
         }
         Ok(Turn::Over)

@@ -168,7 +168,10 @@ async fn hold(cx: &Cx<'_>, binding: &Binding<'_>, spec: Arc<Spec>, request: Payl
     }
     teller.tell_rest();
     match phase {
-        Phase::Done(End::Outcome(outcome)) => Ok(finished(cx, &outcome)?.into()),
+        Phase::Done(End::Outcome(outcome)) => match held::failed_at_once(wait.hold, &spec.tool, &outcome) {
+            Some(result) => Ok(complete(&result, cx.shared).into()),
+            None => Ok(finished(cx, &outcome)?.into()),
+        },
         Phase::Done(End::Suspended(round)) => match again(cx, binding, &round) {
             // What its caller cannot be asked by a second call, it is asked as a task.
             Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => {
@@ -286,7 +289,11 @@ fn is_cut(task: &Task, outcome: &Outcome) -> bool {
 /// The answer of a task that has ended.
 fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome) -> Result<Done, Fault> {
     let heard = Twins::heard(cx.shared, task);
-    match finished(cx, outcome) {
+    let ended = match held::failed(cx.shared, task) {
+        Some(result) => Ok(complete(&result, cx.shared)),
+        None => finished(cx, outcome),
+    };
+    match ended {
         Ok(object) => Ok(Done { result: object.end(), orphan: heard }),
         Err(fault) => {
             if let Some(heard) = heard {
