@@ -5,6 +5,8 @@ mod cmd;
 mod config;
 mod control;
 mod demo;
+#[cfg(target_os = "linux")]
+mod init;
 mod term;
 
 use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
@@ -82,6 +84,11 @@ fn main() -> ExitCode {
     // Before anything else: it lives as long as the command does, and has nothing to say but to its server.
     if let Command::Supervise { dir } = &args.command {
         return taskwire::command::supervise(dir);
+    }
+    // Nobody else in its container waits for orphans.
+    #[cfg(target_os = "linux")]
+    if matches!(args.command, Command::Serve(_)) && init::is_first() {
+        return init::run();
     }
     // A client's notices are its own; the log is for who looks for it.
     let usual = if matches!(args.command, Command::Serve(_)) { "taskwire=info,warn" } else { "error" };

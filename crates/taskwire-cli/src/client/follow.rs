@@ -44,6 +44,8 @@ pub(crate) struct Manner {
     pub(crate) result_only: bool,
     /// The task was started before.
     pub(crate) is_attached: bool,
+    /// It was somewhere else: so far nothing here knows of it.
+    pub(crate) is_new_here: bool,
     /// Whether it is noted how far the output was shown.
     pub(crate) keeps_place: bool,
 }

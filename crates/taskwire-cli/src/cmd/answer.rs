@@ -38,6 +38,7 @@ const EXAMPLES: &str = "Examples:
   taskwire answer 01k3v9x2m4qa name          asks for the values, on a terminal
   taskwire answer 01k3v9x2m4qa sign_in --accept    agrees to visit a page
   taskwire answer 01k3v9x2m4qa name --decline
+  taskwire answer 01k3v9x2m4qa               says which questions are open
 
 TASK is an id, a beginning of it that no other task has (`taskwire tasks`),
 or SERVER#ID.
@@ -48,7 +49,7 @@ sent. A question can be answered once.
 Exit codes:
   0  the server has the answer
   2  there is no such question, it was answered before, or the answer does
-     not fit
+     not fit; or no question was named
   3  the server cannot be reached, refuses, or does not know the task";
 
 /// Answer a question of a task.
@@ -57,8 +58,8 @@ Exit codes:
 pub(crate) struct Answer {
     /// Id or a unique beginning of it, or SERVER#ID
     task: String,
-    /// The question's key
-    key: String,
+    /// The question's key; without one it is said which questions are open
+    key: Option<String>,
     /// key=value, key:=json, a JSON object, or the value of a form's only field
     #[arg(value_name = "VALUE", conflicts_with_all = ["accept", "decline", "cancel"])]
     values: Vec<String>,
@@ -82,28 +83,29 @@ impl Answer {
         let id = id_of(&found, &home)?;
         let client = home.reach(&mut found, &self.connection, false).await?;
         let view = client.task(&id).await?;
-        let (input, run) = self.question(&client, &found, view).await?;
+        let Some(key) = self.key.as_deref() else { return Err(which(&view, &shell_word(&self.task))) };
+        let (input, run) = self.question(&client, &found, view, key).await?;
         let answer = match self.given(&input)? {
             Some(answer) => answer,
             None => ask(&input).await?,
         };
         input.check(&answer)?;
         match run {
-            Some(run) => run.answer(&self.key, answer).await?,
-            None => client.answer(&id, &self.key, answer).await?,
+            Some(run) => run.answer(key, answer).await?,
+            None => client.answer(&id, key, answer).await?,
         }
-        screen::write(&format!("taskwire: answered {} of {}\n", escape::line(&self.key), escape::line(&id)));
+        screen::write(&format!("taskwire: answered {} of {}\n", escape::line(key), escape::line(&id)));
         close(client).await;
         Ok(Exit::Done)
     }
 
     /// The question, and the run that it came with.
-    async fn question(&self, client: &Client, found: &Found, view: TaskView) -> Result<(Input, Option<Run>), Problem> {
+    async fn question(&self, client: &Client, found: &Found, view: TaskView, key: &str) -> Result<(Input, Option<Run>), Problem> {
         if view.status.is_terminal() {
-            return Err(Problem::usage(format!("the task has ended ({}): nothing is asked any more", view.status)));
+            return Err(ended(view.status));
         }
         let mut open = view.inputs;
-        if let Some(at) = open.iter().position(|input| input.key == self.key) {
+        if let Some(at) = open.iter().position(|input| input.key == key) {
             return Ok((open.swap_remove(at), None));
         }
         if client.peer().era == Era::Legacy && view.status == Status::InputRequired {
@@ -116,7 +118,7 @@ impl Answer {
                     () = &mut deadline => None,
                 };
                 match event {
-                    Some(Event::Input(input)) if input.key == self.key => return Ok((input, Some(run))),
+                    Some(Event::Input(input)) if input.key == key => return Ok((input, Some(run))),
                     Some(Event::Input(input)) => open.push(input),
                     Some(Event::Done(_)) | None => break,
                     Some(_) => {}
@@ -125,11 +127,11 @@ impl Answer {
         }
         let keys: Vec<String> = open.iter().map(|input| format!("`{}`", input.key)).collect();
         let others = if keys.is_empty() { ": none is open".to_owned() } else { format!("; open: {}", keys.join(", ")) };
-        let meant = match (open.as_slice(), arguments::key(&self.key)) {
+        let meant = match (open.as_slice(), arguments::key(key)) {
             ([input], Some(_)) => format!("; did you mean: taskwire answer {} {} …", shell_word(&self.task), shell_word(&input.key)),
             _ => String::new(),
         };
-        Err(Problem::usage(format!("there is no open question `{}`{others}{meant}", self.key)))
+        Err(Problem::usage(format!("there is no open question `{key}`{others}{meant}")))
     }
 
     /// The answer on the command line; none if a person is to be asked.
@@ -142,22 +144,44 @@ impl Answer {
         }
         let answer = match &input.kind {
             InputKind::Form { schema } if self.accept => Given::accept(Form::defaults(schema)),
-            InputKind::Form { schema } if !self.values.is_empty() => Given::accept(values(&self.key, &self.values, schema)?),
+            InputKind::Form { schema } if !self.values.is_empty() => Given::accept(values(&input.key, &self.values, schema)?),
             InputKind::Url { .. } if self.accept => Given::accept_url(),
             InputKind::Url { .. } if !self.values.is_empty() => {
-                return Err(Problem::usage(format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", self.key)));
+                return Err(Problem::usage(format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", input.key)));
             }
             InputKind::Sampling { .. } | InputKind::Other { .. } if !self.values.is_empty() => {
-                let value = arguments::read(&self.key, &self.values, &Value::Null, &mut Disk::default()).map_err(Problem::usage)?;
+                let value = arguments::read(&input.key, &self.values, &Value::Null, &mut Disk::default()).map_err(Problem::usage)?;
                 Given::result(value)
             }
             InputKind::Sampling { .. } | InputKind::Other { .. } => {
-                return Err(Problem::usage(format!("`{}` can only be answered with a JSON object", self.key)));
+                return Err(Problem::usage(format!("`{}` can only be answered with a JSON object", input.key)));
             }
             InputKind::Form { .. } | InputKind::Url { .. } => return Ok(None),
         };
         Ok(Some(answer))
     }
+}
+
+fn ended(status: Status) -> Problem {
+    Problem::usage(format!("the task has ended ({status}): nothing is asked any more"))
+}
+
+/// No question was named: which there are, and how each is answered. `name` is how the task is called on the command line.
+fn which(view: &TaskView, name: &str) -> Problem {
+    if view.status.is_terminal() {
+        return ended(view.status);
+    }
+    if view.inputs.is_empty() {
+        // In the legacy era a question is told only to who follows the task.
+        let is_asked = view.status == Status::InputRequired;
+        let words = if is_asked { format!("which question? `taskwire watch {name}` asks it") } else { "the task asks nothing".to_owned() };
+        return Problem::usage(words);
+    }
+    let one = |input: &Input| {
+        let (key, gist) = (escape::line(&input.key), escape::line(&questions::gist(input)));
+        format!("\n  {key}: {gist}\n    {}", questions::command(name, input))
+    };
+    Problem::usage(format!("which question? Name one that is open:{}", view.inputs.iter().map(one).collect::<String>()))
 }
 
 /// The values of a form, as they are typed. Its only field needs no name.

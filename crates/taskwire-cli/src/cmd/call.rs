@@ -108,7 +108,7 @@ impl Call {
             Ok::<_, Problem>((client, args))
         };
         let (client, args) = unless_stopped(connecting).await?;
-        let manner = Manner { json: self.json, detach: self.detach, result_only: self.no_stream, is_attached: false, keeps_place: true };
+        let manner = Manner { json: self.json, detach: self.detach, result_only: self.no_stream, keeps_place: true, ..Manner::default() };
         let call = client.prepare(&self.tool, args)?;
         Follow::new(&home, &client, &call, manner)?.show(client.send(call)).await
     }

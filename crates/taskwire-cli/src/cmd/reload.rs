@@ -37,7 +37,7 @@ Exit codes:
 pub(crate) struct Reload {
     /// The server's configuration file, to find it and to be sure that it is the right one
     config: Option<PathBuf>,
-    /// The server's directory for tasks [default: .taskwire]
+    /// The server's directory for tasks [default: .taskwire, beside the configuration file if it is named]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 }
@@ -62,8 +62,7 @@ impl Reload {
             (Some(data), _) => (data, None),
             (None, Some(file)) => {
                 let data = Config::read(file).map_err(|error| Problem::usage(format!("{error:#}")))?.data;
-                let source = data.is_relative().then(|| format!(" (from `data` of {}, relative to this directory)", file.display()));
-                (data, source)
+                (data, Some(format!(" (as {} says)", file.display())))
             }
             (None, None) => (Config::default().data, None),
         };
@@ -76,7 +75,7 @@ impl Reload {
     }
 }
 
-/// Why there was no answer. `source` is where the directory is from, if that may be a surprise.
+/// Why there was no answer. `source` is where the directory is from, if it was not typed.
 fn nobody(data: &Path, source: &str, error: &io::Error) -> String {
     let data = data.display();
     match error.kind() {

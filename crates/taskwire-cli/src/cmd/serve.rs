@@ -1,10 +1,12 @@
 //! `taskwire serve`: configuration, store, wire, signals.
 
 use std::{
+    io,
     net::{SocketAddr, ToSocketAddrs},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
@@ -12,7 +14,7 @@ use clap::Args;
 use taskwire::{
     command::{Commands, Definition, Supervisor},
     server::{self, Server},
-    store::SqliteStore,
+    store::{self, SqliteStore},
     tool::{Provider, Registry},
 };
 use tokio::{
@@ -29,6 +31,9 @@ use crate::{
 
 /// Tools that are named at the start.
 const NAMED_TOOLS: usize = 5;
+/// A server that was killed a moment ago may still have the address: so often it is tried, about a second in all.
+const BIND_TRIES: u32 = 20;
+const BIND_PAUSE: Duration = Duration::from_millis(50);
 
 const EXAMPLES: &str = "Examples:
   taskwire serve                            demo tools, tasks in ./.taskwire
@@ -39,6 +44,8 @@ const EXAMPLES: &str = "Examples:
 SIGTERM and Ctrl-C drain: no new calls, running tools get some time,
 a second signal ends at once. Tasks that are still running then are
 taken over by the next start; commands run on meanwhile.
+Paths in the configuration are relative to it, `data` too; --data is relative
+to the current directory.
 SIGHUP and `taskwire reload` read the configuration again: its tools, while
 running tasks go on as they were.
 Logging goes to standard error; RUST_LOG=debug shows more.
@@ -55,7 +62,7 @@ pub(crate) struct Serve {
     /// Address to listen on [default: 127.0.0.1:8787]
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// Directory for tasks [default: .taskwire]
+    /// Directory for tasks [default: .taskwire, beside the configuration file if there is one]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Speak MCP on standard input and output instead of HTTP
@@ -84,7 +91,7 @@ impl Serve {
                 Ok(()) => return ExitCode::SUCCESS,
             },
         };
-        screen::write(&format!("taskwire: {}\n", escape::lines(&format!("{error:#}"))));
+        screen::write(&format!("taskwire: {}\n", escape::lines(&told(&error))));
         exit
     }
 
@@ -125,12 +132,13 @@ impl Prepared {
         let Self { config, settings, definitions, address, file, overruled } = self;
         // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
         let listener = match address {
-            Some(address) => Some(
-                TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (another address: `--listen`)"))?,
-            ),
+            Some(address) => {
+                let bound = patiently(async || TcpListener::bind(address).await, async || tokio::time::sleep(BIND_PAUSE).await).await;
+                Some(bound.with_context(|| format!("cannot listen on {address} (another address: `--listen`)"))?)
+            }
             None => None,
         };
-        let store = SqliteStore::open(&config.data)?;
+        let store = SqliteStore::open(&config.data).map_err(|error| unopened(error, &config.data))?;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
@@ -159,6 +167,42 @@ impl Prepared {
         }
         Ok(())
     }
+}
+
+/// An error and its causes, each said once: many an error has its cause in its own words.
+fn told(error: &anyhow::Error) -> String {
+    let (mut text, mut before) = (String::new(), String::new());
+    for cause in error.chain().map(ToString::to_string) {
+        // One that says the cause before it once more: only what it adds.
+        let more = match cause.strip_suffix(before.as_str()) {
+            Some(more) if !before.is_empty() => more.trim_end_matches([':', ' ']),
+            _ => cause.as_str(),
+        };
+        if !text.contains(more) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(more);
+        }
+        before = cause;
+    }
+    text
+}
+
+/// Why there is no store. A database does not say which file it is.
+fn unopened(error: store::Error, data: &Path) -> anyhow::Error {
+    let is_unnamed = matches!(error, store::Error::Database(_));
+    let error = anyhow::Error::from(error);
+    if is_unnamed { error.context(format!("cannot open {}", data.join("tasks.db").display())) } else { error }
+}
+
+/// Takes an address that another process may be about to let go.
+async fn patiently<T>(mut take: impl AsyncFnMut() -> io::Result<T>, mut pause: impl AsyncFnMut()) -> io::Result<T> {
+    for _ in 1..BIND_TRIES {
+        match take().await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => pause().await,
+            taken => return taken,
+        }
+    }
+    take().await
 }
 
 /// Where to listen. Without tokens anybody who can connect is trusted, so then only this machine may.
@@ -239,6 +283,42 @@ mod tests {
         for line in EXAMPLES.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let chain = |words: &[&str]| {
+            let mut causes = words.iter().rev().map(|word| (*word).to_owned());
+            let first = anyhow::Error::msg(causes.next().unwrap_or_default());
+            told(&causes.fold(first, |error, word| error.context(word)))
+        };
+        assert_eq!(chain(&["cannot listen", "in use"]), "cannot listen: in use");
+        assert_eq!(chain(&["cannot use /x: read-only (30)", "read-only (30)"]), "cannot use /x: read-only (30)");
+        assert_eq!(chain(&["a", "b: c", "c", "d"]), "a: b: c: d");
+        assert_eq!(chain(&["failed (full), sorry", "full"]), "failed (full), sorry");
+        let database = ["cannot open x", "the database failed: no database", "no database", "Error code 26: no database"];
+        assert_eq!(chain(&database), "cannot open x: the database failed: no database: Error code 26");
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_let_go_in_time_is_taken() {
+        for (free_at, expected) in [(1, Some(1)), (BIND_TRIES, Some(BIND_TRIES)), (BIND_TRIES + 1, None)] {
+            let (mut tries, mut pauses) = (0_u32, 0_u32);
+            let take = async || {
+                tries += 1;
+                if tries < free_at { Err(io::Error::from(io::ErrorKind::AddrInUse)) } else { Ok(tries) }
+            };
+            let taken = patiently(take, async || pauses += 1).await;
+            assert_eq!(taken.ok(), expected);
+            assert_eq!(pauses, free_at.min(BIND_TRIES) - 1);
+        }
+        let mut tries = 0_u32;
+        let refused = async || {
+            tries += 1;
+            Err::<(), _>(io::Error::from(io::ErrorKind::PermissionDenied))
+        };
+        let taken = patiently(refused, async || {}).await;
+        assert_eq!((taken.map_err(|error| error.kind()), tries), (Err(io::ErrorKind::PermissionDenied), 1), "that does not pass");
     }
 
     #[test]

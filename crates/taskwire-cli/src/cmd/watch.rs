@@ -77,8 +77,14 @@ impl Watch {
         let mut found = home.find(&self.task)?;
         self.check(&found)?;
         let client = unless_stopped(home.reach(&mut found, &self.connection, !self.no_stream)).await?;
-        let manner =
-            Manner { json: self.json, detach: false, result_only: self.no_stream, is_attached: true, keeps_place: self.from.is_none() };
+        let manner = Manner {
+            json: self.json,
+            detach: false,
+            result_only: self.no_stream,
+            is_attached: true,
+            is_new_here: found.entry.is_none(),
+            keeps_place: self.from.is_none(),
+        };
         let mut follow = Follow::new(&home, &client, &found.reference, manner)?;
         found.reference.next = match (self.from, &found.entry) {
             (Some(seq), _) => {

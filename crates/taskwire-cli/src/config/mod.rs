@@ -33,6 +33,7 @@ const FOLLOW_UPS: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
     pub(crate) listen: String,
+    /// From the directory of the file on, if there is one.
     pub(crate) data: PathBuf,
     pub(crate) demo: bool,
     instructions: Option<String>,
@@ -199,6 +200,11 @@ impl Config {
 
     fn parse(path: &Path, text: String) -> anyhow::Result<Self> {
         let mut config: Self = parse_toml(&text).with_context(|| format!("{} cannot be used", path.display()))?;
+        // Wherever the process is, a file has one and the same place for its tasks.
+        // What comes from a pipe has none.
+        if let Some(dir) = path.parent().filter(|dir| !dir.starts_with("/dev") && !dir.starts_with("/proc")) {
+            config.data = dir.join(&config.data);
+        }
         config.source = Source { path: path.to_owned(), text };
         Ok(config)
     }
@@ -474,6 +480,17 @@ mod tests {
         for key in toml::from_str::<toml::Table>(toml).expect("a table").keys() {
             assert!(readme.contains(key.as_str()));
         }
+    }
+
+    #[test]
+    fn the_directory_for_tasks_is_relative_to_the_file() {
+        let data = |file: &str, text: &str| Config::parse(Path::new(file), text.to_owned()).expect("valid").data.display().to_string();
+        assert_eq!(data("taskwire.toml", ""), ".taskwire");
+        assert_eq!(data("/etc/taskwire.toml", ""), "/etc/.taskwire");
+        assert_eq!(data("../a/taskwire.toml", "data = \"tasks\""), "../a/tasks");
+        assert_eq!(data("a/taskwire.toml", "data = \"/var/lib/taskwire\""), "/var/lib/taskwire");
+        assert_eq!((data("/dev/stdin", ""), data("/dev/fd/63", "")), (".taskwire".to_owned(), ".taskwire".to_owned()));
+        assert_eq!(Config::demo().data, Path::new(".taskwire"));
     }
 
     #[test]

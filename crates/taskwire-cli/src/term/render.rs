@@ -83,9 +83,11 @@ fn end_line(output: &mut String) {
 
 /// What was shown before the end, for the question whether the result says anything new.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Before {
+pub(crate) struct Before<'a> {
     /// All that was shown of the output.
     pub(crate) shown: Shown,
+    /// The last part of it, as text.
+    pub(crate) recent: &'a str,
     /// Whether it was shown from the beginning; if not, the result is nothing new if it ends with it.
     pub(crate) from_start: bool,
     /// Whether the last line is not ended yet.
@@ -93,17 +95,20 @@ pub(crate) struct Before {
 }
 
 /// What is left to be written when the call has ended with `result`.
-pub(crate) fn last_words(before: Before, result: &Finished) -> String {
+pub(crate) fn last_words(before: Before<'_>, result: &Finished) -> String {
     let newline = if before.line_open { "\n" } else { "" };
     format!("{newline}{}", from(result, said_before(before, &result.content)))
 }
 
 /// How many blocks at the beginning of a result were shown already.
-fn said_before(before: Before, content: &[Value]) -> usize {
+fn said_before(before: Before<'_>, content: &[Value]) -> usize {
     if before.shown.bytes == 0 {
         return 0;
     }
-    let same = (1..=content.len()).rev().find(|len| was_shown(before, &inline(&content[..*len])));
+    let same = (1..=content.len()).rev().find(|len| {
+        let text = inline(&content[..*len]);
+        was_shown(before, &text) || ends_with(before, &text)
+    });
     // Of much output a result has only the two ends, and says where all of it is.
     let is_cut = |block: &Value| {
         let is_output = block["uri"].as_str().is_some_and(|uri| uri.starts_with("taskwire://task/") && uri.ends_with("/output"));
@@ -112,7 +117,8 @@ fn said_before(before: Before, content: &[Value]) -> usize {
     same.or_else(|| content.iter().position(is_cut).map(|at| at + 1)).unwrap_or(0)
 }
 
-fn was_shown(before: Before, text: &str) -> bool {
+/// Whether this is all that was shown.
+fn was_shown(before: Before<'_>, text: &str) -> bool {
     let start = usize::try_from(before.shown.bytes).ok().and_then(|len| text.len().checked_sub(len));
     let Some(end) = start.and_then(|start| text.get(start..)).filter(|end| end.len() == text.len() || !before.from_start) else {
         return false;
@@ -120,6 +126,14 @@ fn was_shown(before: Before, text: &str) -> bool {
     let mut shown = Shown::default();
     shown.add(end);
     shown.hash == before.shown.hash
+}
+
+/// Whether this is what was shown last, from the beginning of a line on. A command that was lost and run again has shown more
+/// than its result has, which is of the last run.
+fn ends_with(before: Before<'_>, text: &str) -> bool {
+    let is_all_here = before.shown.bytes == before.recent.len() as u64;
+    let rest = before.recent.strip_suffix(text).filter(|_| !text.is_empty());
+    rest.is_some_and(|rest| rest.ends_with('\n') || (rest.is_empty() && is_all_here))
 }
 
 /// How many bytes this base64 stands for.
@@ -159,10 +173,10 @@ mod tests {
         json!([{"type": "text", "text": text}])
     }
 
-    fn before(streamed: &str) -> Before {
+    fn before(streamed: &str) -> Before<'_> {
         let mut shown = Shown::default();
         shown.add(streamed);
-        Before { shown, from_start: true, line_open: !streamed.is_empty() && !streamed.ends_with('\n') }
+        Before { shown, recent: streamed, from_start: true, line_open: !streamed.is_empty() && !streamed.ends_with('\n') }
     }
 
     #[test]
@@ -198,6 +212,26 @@ mod tests {
         let middle = Before { from_start: false, ..before("story") };
         assert_eq!(last_words(middle, &finished(text("a story"), None)), "\n");
         assert_eq!(last_words(before("story"), &finished(text("a story"), None)), "\na story\n");
+    }
+
+    #[test]
+    fn of_a_command_that_was_run_again_the_last_run_is_not_said_again() {
+        let twice = "begun\nbegun\nended\n";
+        assert_eq!(last_words(before(twice), &finished(text("begun\nended\n"), None)), "");
+        assert_eq!(last_words(before("lost\nno end"), &finished(text("no end"), None)), "\n");
+        let code = "The command ended with exit code 3.";
+        let blocks = json!([{"type": "text", "text": "begun\nended\n"}, {"type": "text", "text": code}]);
+        assert_eq!(last_words(before(twice), &finished(blocks.clone(), None)), format!("{code}\n"));
+        let middle = Before { from_start: false, ..before(twice) };
+        assert_eq!(last_words(middle, &finished(blocks, None)), format!("{code}\n"));
+    }
+
+    #[test]
+    fn a_result_that_only_ends_a_line_is_said() {
+        assert_eq!(last_words(before("one two\n"), &finished(text("two\n"), None)), "two\n");
+        assert_eq!(last_words(before("one two"), &finished(text("two"), None)), "\ntwo\n");
+        let cut = Before { recent: "two\n", ..before("one two\n") };
+        assert_eq!(last_words(cut, &finished(text("two\n"), None)), "two\n", "nobody knows what came before");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taskwire::tool::{Question, TaskMode};
 
 use crate::{
-    fixture::{Fixture, asks},
+    fixture::{Fixture, Gate, asks, steps},
     kit::{Server, TempDir},
     user::{Running, User},
 };
@@ -106,6 +106,26 @@ fn an_answer_that_does_not_fit_is_not_sent() {
     assert_eq!(given(running), json!({"action": "accept", "content": {"colour": "red", "width": 3}}));
     let late = user.run(&["answer", &task, "size", "width=4"]);
     late.is_refusal("the task has ended (completed): nothing is asked any more");
+}
+
+#[test]
+fn who_names_no_question_is_told_which_are_open_and_how_to_answer_them() {
+    let gate = Gate::closed();
+    let tools = [asks("size", "size", size(), TaskMode::Always), steps("busy", &gate, ["never"], "never")];
+    let (user, fixture) = (User::new(), Fixture::serve(tools));
+    let (running, task, _) = asked(&user, &fixture.url(), &["size"]);
+    let open = format!("which question? Name one that is open:\n  size: Which size?\n    taskwire answer {task} size width=…");
+    user.run(&["answer", &task]).is_refusal(&open);
+    user.run(&["answer", &task, "--decline"]).is_refusal(&open);
+    assert_eq!(user.run(&["answer", &task, "size", "--decline"]).code, Some(0), "it is still open");
+    assert_eq!(given(running)["action"], "decline");
+    user.run(&["answer", &task]).is_refusal("the task has ended (completed): nothing is asked any more");
+    let busy = user.detach(&fixture.url(), "busy");
+    user.run(&["answer", &busy]).is_refusal("the task asks nothing");
+    let (_running, task, _) = asked(&user, &fixture.url(), &["size", "--era", "legacy"]);
+    let ended = user.run(&["answer", &task]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");
+    assert!(ended.err.starts_with("taskwire: which question? ") && ended.err.contains(&task), "{ended:?}");
 }
 
 #[test]

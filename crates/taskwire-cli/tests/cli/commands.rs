@@ -4,6 +4,8 @@ mod cancel;
 mod crash;
 mod findings;
 mod given;
+#[cfg(target_os = "linux")]
+mod init;
 mod injection;
 mod inside;
 mod many;

@@ -88,7 +88,7 @@ fn shells_can_complete_what_is_typed() {
 fn the_help_of_serve_names_every_option_its_default_and_what_signals_do() {
     let (code, text, _) = run(&["serve", "--help"]);
     assert_eq!(code, Some(0));
-    for option in ["--listen <ADDR>", "[default: 127.0.0.1:8787]", "--data <DIR>", "[default: .taskwire]", "--stdio", "[CONFIG]"] {
+    for option in ["--listen <ADDR>", "[default: 127.0.0.1:8787]", "--data <DIR>", "[default: .taskwire, ", "--stdio", "[CONFIG]"] {
         assert!(text.contains(option), "`{option}` in: {text}");
     }
     for promised in ["SIGTERM and Ctrl-C drain", "a second signal ends at once", "taken over by the next start", "RUST_LOG=debug"] {

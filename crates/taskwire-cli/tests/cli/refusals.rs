@@ -38,6 +38,19 @@ fn a_port_that_is_in_use_is_refused_with_its_address_before_anything_is_stored()
 }
 
 #[test]
+fn a_store_that_cannot_be_opened_is_named_and_the_reason_is_said_once() {
+    let dir = TempDir::new();
+    std::fs::write(dir.path().join("tasks.db"), "x".repeat(4096)).expect("a file");
+    let data = dir.join("");
+    let words = refusal(1, &["serve", "--listen", ANY_PORT, "--data", &data]);
+    assert!(words.starts_with(&format!("taskwire: cannot open {data}tasks.db: ")), "{words}");
+    assert_eq!(words.matches("not a database").count(), 1, "{words}");
+    let words = refusal(1, &["serve", "--listen", ANY_PORT, "--data", &dir.join("tasks.db/data")]);
+    assert!(words.contains(&format!("cannot use {data}tasks.db/data: ")), "{words}");
+    assert_eq!(words.matches("os error").count(), 1, "{words}");
+}
+
+#[test]
 fn an_unknown_key_is_refused_with_its_line_and_the_nearest_that_is_known() {
     let words = refused_config("listen = \"127.0.0.1:0\"\n\n[http]\nkeep_alve = \"15s\"\n");
     for expected in ["line 4", "`keep_alve`", "did you mean `keep_alive`?"] {

@@ -288,7 +288,7 @@ fn where_nobody_is_found_the_directory_is_named_from_the_root() {
     let here = dir.path().canonicalize().expect("a directory");
     let reload = |args: &[&str]| Running::start(user.command(args).current_dir(&here)).end();
     let ended = reload(&["reload", &file]);
-    let expected = format!("no server has its tasks in {}/nowhere (from `data` of {file}, relative to this directory): ", here.display());
+    let expected = format!("no server has its tasks in {} (as {file} says): ", user.path("nowhere"));
     assert_eq!(ended.code, Some(3), "{ended:?}");
     assert!(ended.err.starts_with(&format!("taskwire: {expected}")), "{ended:?}");
     let ended = reload(&["reload"]);

@@ -1,10 +1,12 @@
 //! `taskwire serve` on HTTP: from its first line to its end, and over again.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use crate::{
     kit::{LOOKS, Server, TempDir},
-    user::User,
+    user::{Running, User},
 };
 
 #[test]
@@ -72,6 +74,26 @@ fn a_task_goes_on_where_it_was_after_the_server_was_killed() {
     assert!(further.is_some(), "it counts on");
     assert_eq!(second.ask("tasks/cancel", json!({"taskId": id})), json!({"resultType": "complete"}));
     assert_eq!(get(&second)["status"], "cancelled");
+}
+
+#[test]
+fn a_configuration_has_its_tasks_beside_it_wherever_the_server_is_started() {
+    let (user, elsewhere) = (User::new(), TempDir::new());
+    let file = user.write("taskwire.toml", "listen = \"127.0.0.1:0\"\ndemo = true\n");
+    let serve = |dir: &Path, file: &str| {
+        let mut running = Running::start(user.command(&["serve", file]).current_dir(dir));
+        let url = running.out.line_with("  endpoint  ");
+        (running, url)
+    };
+    let (mut first, url) = serve(Path::new(&user.path("")), "taskwire.toml");
+    assert!(first.out.text().contains(" tools, tasks in .taskwire\n"), "{}", first.out.text());
+    let task = user.detach(&url, "count_far");
+    first.kill();
+    let (_second, url) = serve(elsewhere.path(), &file);
+    assert_eq!(user.task(&format!("{url}#{task}"))["status"], "working", "it was taken over");
+    assert!(!elsewhere.path().join(".taskwire").exists(), "nothing is left where it was started");
+    let reloaded = user.run(&["reload", &file]);
+    assert_eq!((reloaded.code, reloaded.out.as_str()), (Some(0), "unchanged: 6\n"), "{reloaded:?}");
 }
 
 #[test]

@@ -176,6 +176,27 @@ fn a_task_is_named_by_a_beginning_of_its_id_that_no_other_has() {
 }
 
 #[test]
+fn a_slip_in_the_name_of_a_task_leaves_nothing_behind() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = four(&gate);
+    let (typo, nobody) = (format!("{}#typo", fixture.url()), format!("{}#{}", fixture.url(), "0".repeat(32)));
+    let (typo, nobody) = (typo.as_str(), nobody.as_str());
+    for args in [vec![typo], vec![nobody], vec![nobody, "--from", "0"], vec![nobody, "--no-stream"]] {
+        let args: Vec<&str> = ["watch"].into_iter().chain(args).collect();
+        let ended = user.run(&args);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
+        assert!(ended.err.contains("the server does not know the task"), "{ended:?}");
+        let listed = user.ledger().entries().expect("a ledger");
+        assert!(listed.is_empty(), "{args:?}: {listed:?}");
+    }
+    let task = user.detach(&fixture.url(), "four");
+    user.ledger().forget(user.ledger().find(&task).expect("listed").id).expect("forgotten");
+    gate.open(5);
+    assert_eq!(user.run(&["watch", &format!("{}#{task}", fixture.url())]).code, Some(0));
+    assert_eq!(user.ledger().entries().expect("a ledger").len(), 1, "one that is there is known from now on");
+}
+
+#[test]
 fn a_task_that_was_started_elsewhere_is_named_with_its_server() {
     let (owner, other, gate) = (User::new(), User::new(), Gate::closed());
     let fixture = four(&gate);

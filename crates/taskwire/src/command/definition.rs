@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, path::PathBuf, time::Duration};
 
 use regex::Regex;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 use taskwire_core::task::OnInterrupt;
 
 use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, too_long};
@@ -32,6 +32,9 @@ const PROGRESS_GROUPS: [&str; 4] = ["done", "total", "percent", "message"];
 
 /// Variables that tell a command which task it works for. They are ours alone.
 const OWN_VARIABLES: [&str; 2] = ["TASKWIRE_TASK", "TASKWIRE_TASK_DIR"];
+
+/// Below this (2^53) a float is exactly the whole number that it seems to be.
+const EXACT_BELOW: f64 = (1_u64 << 53) as f64;
 
 /// Whether and how standard error is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -225,7 +228,7 @@ impl Definition {
         let env = env.collect::<Result<Vec<_>, _>>()?;
         let stdin = self.stdin.as_deref().map(text).transpose().map_err(Problem::at("stdin"))?;
 
-        let compiled = Compiled { argv, env, stdin, defaults };
+        let compiled = Compiled { argv, env, stdin, defaults, schema: self.input_schema.clone() };
         // What is wrong with a default would be wrong in every call.
         if let Err(problems) = compiled.fill(&json!({})) {
             return Err(Problem::new("input_schema", format!("the defaults of the schema cannot be used: {}", problems.join("; "))));
@@ -367,6 +370,8 @@ pub(crate) struct Compiled {
     pub(crate) env: Vec<(String, Text)>,
     pub(crate) stdin: Option<Text>,
     pub(crate) defaults: Map<String, Value>,
+    /// That of the arguments.
+    schema: Value,
 }
 
 /// What a command is given.
@@ -389,6 +394,12 @@ impl Compiled {
         let mut values = Cow::Borrowed(given);
         for (name, default) in self.defaults.iter().filter(|(name, _)| !given.contains_key(*name)) {
             values.to_mut().insert(name.clone(), default.clone());
+        }
+        let parameters = Parameters::of(&self.schema);
+        for (name, schema) in parameters.all() {
+            if let Some(value) = values.get(name).and_then(|value| with_integers(parameters, schema, value)) {
+                values.to_mut().insert(name.to_owned(), value);
+            }
         }
 
         let mut bill = Bill::default();
@@ -429,6 +440,37 @@ impl Compiled {
             false => Err(bill.problems),
         }
     }
+}
+
+/// The value with integers where its schema wants them and `3.0` was given: that is one for a schema, but not for most commands.
+/// None if it is right as it is.
+fn with_integers<'a>(parameters: Parameters<'a>, schema: &'a Value, value: &Value) -> Option<Value> {
+    let schema = parameters.meant(schema);
+    match value {
+        Value::Number(number) if wants_integer(schema) => integer(number).map(Value::from),
+        Value::Array(items) => {
+            let of = |at: usize| schema.get("prefixItems").and_then(|first| first.get(at)).or_else(|| schema.get("items"));
+            let new: Vec<Option<Value>> = items.iter().enumerate().map(|(at, item)| with_integers(parameters, of(at)?, item)).collect();
+            let any = new.iter().any(Option::is_some);
+            any.then(|| new.into_iter().zip(items).map(|(new, old)| new.unwrap_or_else(|| old.clone())).collect())
+        }
+        _ => None,
+    }
+}
+
+/// Whether a number that fits the schema is surely an integer.
+fn wants_integer(schema: &Value) -> bool {
+    match schema.get("type") {
+        Some(Value::String(only)) => only == "integer",
+        Some(Value::Array(several)) => several.iter().any(|one| one == "integer") && !several.iter().any(|one| one == "number"),
+        _ => false,
+    }
+}
+
+/// The integer that a float without a fraction is, where that is exact.
+fn integer(number: &Number) -> Option<i64> {
+    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0)?;
+    (float.abs() < EXACT_BELOW).then_some(float as i64)
 }
 
 /// The parameter with the largest value: what an error about sizes is about.

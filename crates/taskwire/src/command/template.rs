@@ -60,18 +60,23 @@ impl<'a> Parameters<'a> {
 
     /// Whether a value of this parameter is surely of this type (or null).
     fn is(self, name: &str, kind: &str) -> bool {
-        let Some(mut schema) = self.get(name) else { return false };
+        let Some(schema) = self.get(name) else { return false };
+        match self.meant(schema).get("type") {
+            Some(Value::String(only)) => only == kind,
+            Some(Value::Array(several)) => several.iter().any(|one| one == kind) && several.iter().all(|one| one == kind || one == "null"),
+            _ => false,
+        }
+    }
+
+    /// The schema that this one refers to; itself if it does not.
+    pub(super) fn meant(self, mut schema: &'a Value) -> &'a Value {
         // Deep enough for people, and an end for references that go in circles.
         for _ in 0..8 {
             let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
             let Some(next) = target.and_then(|pointer| self.schema.pointer(pointer)) else { break };
             schema = next;
         }
-        match schema.get("type") {
-            Some(Value::String(only)) => only == kind,
-            Some(Value::Array(several)) => several.iter().any(|one| one == kind) && several.iter().all(|one| one == kind || one == "null"),
-            _ => false,
-        }
+        schema
     }
 
     /// An error if there is no such parameter. `hint` is what else may have been meant.

@@ -66,7 +66,8 @@ impl Hold {
     pub(super) fn open(self, spec: &mut Spec, tool: &ReadyTool, arguments: &Value) {
         spec.findable = true;
         if tool.0.policy.dedupe && spec.idempotency_key.is_none() {
-            spec.dedupe = Some(twins::likeness(&tool.0.name, arguments));
+            let definition: Value = tool.0.wire.read().unwrap_or_default();
+            spec.dedupe = Some(twins::likeness(&tool.0.name, &definition["inputSchema"], arguments));
         }
     }
 
@@ -110,16 +111,17 @@ pub(super) fn instead(shared: &Shared, hold: Option<Hold>, task: &Task, over: bo
     (over && goes_on).then(|| payload(&tell(&shared.engine, task)))
 }
 
-/// What a caller is told of the task of a call that was held, where it ended without a result: not an error of the protocol, which
-/// no model gets to see, but what a model can act on. None for any other end, and any other task.
+/// What a caller is told that knows of no task, only of its call, where that ended without a result: not an error of the protocol,
+/// which no model gets to see, but what a model can act on. None for any other end, and any other task.
 pub(super) fn failed(shared: &Shared, task: &Task) -> Option<Payload> {
-    let held = shared.config.followups && task.spec.hidden && task.spec.findable;
+    let held = shared.config.followups && task.spec.hidden;
     held.then(|| followup::failed(&shared.engine, task)).flatten().as_ref().map(payload)
 }
 
 /// The same of a call that never was a task.
-pub(super) fn failed_at_once(hold: Option<Hold>, tool: &str, outcome: &Outcome) -> Option<Payload> {
-    hold.and_then(|_| followup::failed_at_once(tool, outcome)).as_ref().map(payload)
+pub(super) fn failed_at_once(shared: &Shared, spec: &Spec, outcome: &Outcome) -> Option<Payload> {
+    let held = shared.config.followups && spec.hidden;
+    held.then(|| followup::failed_at_once(&spec.tool, outcome)).flatten().as_ref().map(payload)
 }
 
 fn payload(result: &CallResult) -> Payload {
@@ -170,5 +172,31 @@ pub(super) async fn due(beat: &mut Option<Beat>) {
     match beat {
         Some(beat) => beat.next.as_mut().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use taskwire_core::CallerId;
+
+    use super::*;
+    use crate::tool::{Ctx, Provider, Registry, Tool, ToolError};
+
+    #[test]
+    fn calls_are_the_same_by_the_schema_of_their_tool() {
+        let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}, "note": {"type": "string", "default": "d"}}});
+        let tool = Tool::raw("t", "A tool", schema, |_ctx: Ctx| async { Ok::<_, ToolError>("done") }).dedupe();
+        let registry = Registry::new();
+        registry.tool(tool).expect("a tool");
+        let tool = registry.tools().pop().expect("it is there");
+        let at = Timestamp::from_millis(1);
+        let likeness = |arguments: Value| {
+            let mut spec = Spec::new(CallerId::new("me"), "t");
+            Hold { began: at, until: at, native: Accepts::default() }.open(&mut spec, &tool, &arguments);
+            spec.dedupe.expect("the tool says so")
+        };
+        assert_eq!(likeness(json!({"n": 1})), likeness(json!({"n": 1.0, "note": "d"})));
+        assert_ne!(likeness(json!({"n": 1})), likeness(json!({"n": 1, "note": "x"})));
     }
 }

@@ -327,13 +327,16 @@ impl Run {
         }
     }
 
-    /// Waits until a run that is still loose has had its time. A task has its deadline in the store instead.
-    async fn out_of_time(&self) -> RpcError {
+    /// Waits until a run that is still loose has had its time, and has written nothing that should be kept. A task has its deadline
+    /// in the store instead.
+    async fn out_of_time(self: &Arc<Self>) -> RpcError {
         let Some(ms) = self.spec.timeout_ms.filter(|_| matches!(self.phase(), Phase::Loose)) else {
             return std::future::pending().await;
         };
         self.engine.0.clock.sleep(Duration::from_millis(ms)).await;
-        if !matches!(self.phase(), Phase::Loose) {
+        // What it has written is wanted most of all now. As a task it is out of time at once, too.
+        let has_written = !self.emit.lock().is_empty();
+        if !matches!(self.phase(), Phase::Loose) || (has_written && matches!(self.promote().await, Ok(Phase::Task(_)))) {
             return std::future::pending().await;
         }
         let span = Duration::from_millis(ms);

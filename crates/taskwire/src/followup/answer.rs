@@ -163,6 +163,9 @@ fn standing(task: &Task) -> String {
 /// The answer as the task is given it, or what is wrong with it.
 fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, action: Option<Action>) -> Result<Payload, String> {
     let ask = || question.ask(task.id, key.as_str());
+    // Who says yes and nothing else agrees with the defaults.
+    let agrees = value.is_none() && action == Some(Action::Accept) && question.needs_nothing();
+    let value = if agrees { Some(json!({})) } else { value };
     let content = match (question, action) {
         (Question::Client { .. }, _) => return Err(ask()),
         // It was meant for something else: nothing of this call is to be believed.
@@ -322,6 +325,27 @@ mod tests {
         assert!(wrong.contains("- `nmae`: the form has no such field") && wrong.contains("- `name` (text; required)"), "{wrong}");
         let client = Question::Client { method: "sampling/createMessage".to_owned() };
         assert!(give(&client, None, decline).expect_err("not ours").contains("only by the client"));
+    }
+
+    #[test]
+    fn a_yes_without_a_value_agrees_with_the_defaults() {
+        let (task, key) = (asked(&["a"]), InputKey::new("a"));
+        let question = |required: Value| {
+            let fields = json!({"name": {"type": "string"}, "n": {"type": "integer", "default": 5}});
+            let schema = json!({"type": "object", "properties": fields, "required": required});
+            Question::read(&json!({"method": "elicitation/create", "params": {"message": "Well?", "requestedSchema": schema}}).into())
+        };
+        let give =
+            |question: &Question, action| give(&task, &key, question, None, action).map(|answer| answer.read::<Value>().expect("JSON"));
+        for required in [json!([]), json!(["n"])] {
+            let question = question(required);
+            assert_eq!(give(&question, Some(Action::Accept)), Ok(json!({"action": "accept", "content": {"n": 5}})));
+            assert_eq!(give(&question, Some(Action::Decline)), Ok(json!({"action": "decline"})));
+            let silent = give(&question, None).expect_err("nobody said yes");
+            assert!(silent.contains("`value` is missing") && silent.contains("To agree with the defaults"), "{silent}");
+        }
+        let needed = give(&question(json!(["name"])), Some(Action::Accept)).expect_err("a name is needed");
+        assert!(needed.contains("`value` is missing") && !needed.contains("To agree with the defaults"), "{needed}");
     }
 
     #[test]

@@ -86,7 +86,8 @@ impl Question {
                 format!("Question `{key}`: {message}\nIf the answer is yes, call {}.", copy(&[("action", "accept".into())]))
             }
             Self::Form { message, .. } => {
-                format!("Question `{key}`: {message}\n{}\nAnswer: call {}.", self.fields(), copy(&[("value", self.example())]))
+                let answer = copy(&[("value", self.example())]);
+                format!("Question `{key}`: {message}\n{}\nAnswer: call {answer}.{}", self.fields(), self.agree())
             }
             Self::Page { message, url } => format!(
                 "Question `{key}`: {message}\nYour user must open this page: {url}\nGive them the link; when they say that they are done, \
@@ -97,6 +98,22 @@ impl Question {
                 "Question `{key}` (`{method}`) can be answered only by the client program itself, not by you: there is nothing to do but \
                  wait, or to stop the task."
             ),
+        }
+    }
+
+    /// Whether nothing must be filled in: what is required has a default.
+    pub(super) fn needs_nothing(&self) -> bool {
+        let Self::Form { form: Some(form), .. } = self else { return false };
+        form.fields.iter().all(|field| field.default.is_some() || !field.required)
+    }
+
+    /// How to agree with the defaults, where they are an answer.
+    fn agree(&self) -> &'static str {
+        match self {
+            Self::Form { form: Some(form), .. } if self.needs_nothing() && form.fields.iter().any(|field| field.default.is_some()) => {
+                " To agree with the defaults, say \"action\":\"accept\" in place of \"value\"."
+            }
+            _ => "",
         }
     }
 
@@ -459,6 +476,27 @@ mod tests {
         assert_eq!(misfits(&question, json!({})), "`name`: this must be filled in");
         assert!(misfits(&question, json!({"name": null})).starts_with("`name`:"));
         assert!(question.fit(None).expect_err("nothing").join("").contains("`value` is missing"));
+    }
+
+    #[test]
+    fn who_can_agree_with_the_defaults_is_told_how() {
+        let told =
+            |question: &Question| ask(question).contains("To agree with the defaults, say \"action\":\"accept\" in place of \"value\".");
+        let (text, number) = (json!({"type": "string"}), json!({"type": "integer", "default": 5}));
+        let fields = || json!({"note": text, "n": number});
+        for required in [json!([]), json!(["n"])] {
+            let question = form(fields(), required);
+            assert!(question.needs_nothing() && told(&question), "{}", ask(&question));
+            assert!(ask(&question).ends_with("}}. To agree with the defaults, say \"action\":\"accept\" in place of \"value\"."));
+            assert_eq!(fits(&question, json!({})), json!({"n": 5}));
+            assert!(question.fit(None).is_err(), "silence is no yes");
+        }
+        let needed = form(fields(), json!(["note", "n"]));
+        assert!(!needed.needs_nothing() && !told(&needed));
+        let optional = form(json!({"note": text}), json!([]));
+        assert!(optional.needs_nothing() && !told(&optional), "there are no defaults to agree with");
+        let broken = form(json!({"n": {"type": "integer", "maximum": 3, "default": 5}}), json!(["n"]));
+        assert!(!broken.needs_nothing() && !told(&broken), "a default that does not fit is none");
     }
 
     #[test]

@@ -45,10 +45,17 @@ pub(crate) fn asks(engine: &Engine, task: &Task) -> CallResult {
     now(engine, task)
 }
 
-/// What a call is answered with that was held, and that ended with no result for a reason that a model can do something about:
+/// What a call is answered with whose caller knows of no task, and that ended with no result for a reason that a model can do something about:
 /// it had no time or no room, broke, or was cancelled. None for a result, and for an error that the tool itself has for the client.
 pub(crate) fn failed(engine: &Engine, task: &Task) -> Option<CallResult> {
-    task.outcome.as_ref().is_some_and(is_ours).then(|| now(engine, task))
+    let outcome = task.outcome.as_ref().filter(|outcome| is_ours(outcome))?;
+    if task.spec.findable {
+        return Some(now(engine, task));
+    }
+    // Nobody can come back to it: this is all that is heard of it.
+    let mut result = failed_at_once(&task.spec.tool, outcome)?;
+    result.content.extend(last_words(engine, task.id, "The last lines that it wrote:").map(Content::into_payload));
+    Some(result)
 }
 
 /// The same of a call that was no task, and so has written nothing that is kept.

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use crate::{
     client::{Client, Reply},
     dice::Dice,
-    model::{Call, Kind, Model, answer_of, call_params, is_interrupted, is_terminal, status},
+    model::{Call, Kind, Model, answer_of, call_params, is_terminal, status},
 };
 
 /// Tasks that one worker has open at a time: more would only wait for their turn in each short life.
@@ -134,8 +134,9 @@ impl Worker {
             return;
         }
         let first = self.client.until_answered("tools/call", &params).await;
-        let interrupted = |error: &Value| is_interrupted(&json!({"status": "failed", "error": error}));
-        assert!(is_echo(&first) || first.as_ref().is_err_and(interrupted), "direct {n}: {first:?}");
+        let says_interrupted = |result: &Value| result["content"][0]["text"].as_str().is_some_and(|text| text.contains("interrupted: "));
+        let is_interrupted = |reply: &Reply| reply.as_ref().is_ok_and(|result| result["isError"] == true && says_interrupted(result));
+        assert!(is_echo(&first) || is_interrupted(&first), "direct {n}: {first:?}");
         let again = self.client.until_answered("tools/call", &params).await;
         assert_eq!(first, again, "direct {n} ended in two ways");
     }

@@ -18,7 +18,7 @@ use taskwire::{
     },
     server::{Auth, Config, Server},
     store::SqliteStore,
-    tool::{CallResult, Content, Ctx, IntoResult, Json, Policy, Question, Registry, Round, TaskMode, Tool, ToolError},
+    tool::{CallResult, Ctx, IntoResult, Json, Policy, Question, Registry, Round, TaskMode, Tool, ToolError},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream},
@@ -1021,23 +1021,24 @@ fn told_of_failure(result: &Value) -> &str {
 #[tokio::test]
 async fn a_held_call_that_has_no_time_left_is_answered_with_what_a_model_can_act_on() {
     for way in WAYS {
-        for kept in [false, true] {
+        for (mode, writes) in [(TaskMode::Auto, false), (TaskMode::Auto, true), (TaskMode::Never, false), (TaskMode::Never, true)] {
             let (tool, mut runs) = played("plays");
-            let house = House::new([tool.timeout(20 * SECOND)]).await;
+            let house = House::new([tool.task(mode).timeout(20 * SECOND)]).await;
             let caller = Caller::new(way, &house).await;
             let mut talk = caller.call("plays", json!({})).await;
             let act = run_of(&mut runs).await;
-            if kept {
-                // What is kept makes a task of the call.
-                act.ctx.step([Content::text("one\ntwo\n")], &1).await.expect("it may");
+            if writes {
+                act.ctx.text("one\ntwo\n").await.expect("it may");
             }
             house.pass(20 * SECOND).await;
             let result = talk.result().await;
             let told = told_of_failure(&result);
             assert!(told.starts_with("`plays`") && told.contains("did not finish within its timeout of 20s"), "{way:?}: {told}");
-            assert_eq!(told.contains("`task_output`"), kept, "{way:?}: {told}");
-            if kept {
-                assert_eq!(result["content"][1]["text"], "The last lines that it wrote:\none\ntwo\n", "{way:?}");
+            let last = if writes { json!("The last lines that it wrote:\none\ntwo\n") } else { Value::Null };
+            assert_eq!(result["content"][1]["text"], last, "{way:?} {mode:?}");
+            let can_be_read = writes && mode == TaskMode::Auto;
+            assert_eq!(told.contains("`task_output`"), can_be_read, "{way:?} {mode:?}: {told}");
+            if can_be_read {
                 let id = told.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| word.parse::<TaskId>().is_ok());
                 let whole = caller.result("task_output", json!({"task_id": id.expect("a task")})).await;
                 assert!(whole.to_string().contains("one\\ntwo"), "{way:?}: {whole}");

@@ -197,7 +197,8 @@ async fn a_held_call_is_called_off_by_its_key_from_another_connection() {
         other.calls_off("k").await;
         soon("the word to stop", gate.stopped.wait()).await;
         let answer = answer(calling).await;
-        assert!(answer["error"]["code"].is_i64(), "{way:?}: {answer}");
+        let told = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
+        assert!(answer["result"]["isError"] == true && told.contains("was cancelled"), "{way:?}: {answer}");
         assert_eq!(gate.runs(), 1, "{way:?}");
     }
 }

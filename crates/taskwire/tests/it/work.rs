@@ -137,10 +137,10 @@ async fn a_direct_call_that_takes_too_long_fails_and_its_tool_is_stopped() {
         gate.started.wait().await;
         clock.advance(10 * SECOND);
     };
-    let call = client.error("tools/call", json!({"name": "slow", "arguments": {}}));
-    let (error, ()) = soon("the failure", async { tokio::join!(call, pass) }).await;
-    assert_eq!(error["code"], -32603);
-    assert!(error["message"].as_str().expect("a text").contains("timeout of 10s"), "{error}");
+    let call = client.ok("tools/call", json!({"name": "slow", "arguments": {}}));
+    let (result, ()) = soon("the failure", async { tokio::join!(call, pass) }).await;
+    assert_eq!(result["isError"], true, "{result}");
+    assert!(result["content"][0]["text"].as_str().expect("a text").contains("timeout of 10s"), "{result}");
     soon("the stop", gate.stopped.wait()).await;
 }
 

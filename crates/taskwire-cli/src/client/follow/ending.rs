@@ -222,6 +222,9 @@ impl Follow<'_> {
         if matches!(error, E::LostCall { .. }) && self.manner.is_attached {
             self.strike_out();
         }
+        if matches!(error, E::NotFound { .. }) && self.manner.is_new_here {
+            self.unlist();
+        }
         error.into()
     }
 
@@ -255,6 +258,16 @@ impl Follow<'_> {
         let (Ok(ledger), Some(key)) = (self.home.ledger_if_any(), self.origin.key.as_deref()) else { return };
         if ledger.find(key).and_then(|entry| ledger.forget(entry.id)).is_ok() {
             self.screen.note("it cannot be found again, and is no longer listed");
+        }
+    }
+
+    /// There is no such task, and there never was one here: a slip leaves nothing behind.
+    fn unlist(&self) {
+        let reference = self.task.as_ref().unwrap_or(&self.origin);
+        let (Ok(ledger), Some(task)) = (self.home.ledger_if_any(), &reference.task) else { return };
+        if let Ok(Some(entry)) = ledger.entry(&reference.server, task) {
+            // One that stays is shown as gone.
+            let _ = ledger.forget(entry.id);
         }
     }
 

@@ -266,6 +266,8 @@ fn a_command_that_may_be_tried_again_is_and_the_first_try_is_gone() {
     let result = node.result(&id);
     assert_ne!(result["isError"], true, "{result}");
     assert_eq!(node.text(&id), "first\nagain\n", "what it had written stays");
+    let watched = User::new().run(&["watch", &format!("{}#{id}", node.url()), "--from", "0"]);
+    assert_eq!((watched.code, watched.out.as_str()), (Some(0), "first\nagain\n"), "nothing twice: {watched:?}");
     assert_eq!(place.read("starts"), "start\nstart\n");
     let left: Vec<u32> = place.processes().iter().map(|found| found.pid).filter(|pid| before.contains(pid)).collect();
     assert!(left.is_empty(), "{left:?} of the first try are still there");

@@ -113,6 +113,40 @@ fn too_much_output_ends_the_command_and_leaves_nothing() {
     place.is_quiet();
 }
 
+/// What is told of an output that was too much is what is kept of it.
+#[track_caller]
+fn is_what_is_kept(node: &Node, id: &str, result: &Value) {
+    let content = result["content"].as_array().expect("content");
+    let kept = node.text(id);
+    let (link, at) = content.iter().zip(0..).find(|(block, _)| block["type"] == "resource_link").expect("a link");
+    assert_eq!(link["size"], kept.len(), "{link}");
+    assert_eq!(read(node, &format!("taskwire://task/{id}/output?from=-11")).1["total"], kept.len());
+    let texts: Vec<&str> = content[..at].iter().filter_map(|block| block["text"].as_str()).collect();
+    let (first, last) = (texts[0], texts[texts.len() - 1]);
+    assert!(kept.starts_with(first) && kept.ends_with(last), "{first:?} … {last:?}");
+}
+
+#[test]
+fn output_that_is_too_much_is_told_as_it_is_kept() {
+    let head = "[limits]\ntask_output_bytes = 200000\nchunk_bytes = 16384\n";
+    // Stopped in the middle, and with little or nothing after what found no room.
+    for (rows, code) in [(100_000, 0), (17_500, 0), (17_500, 3), (17_800, 0), (17_800, 3)] {
+        let place = place(head, "inline_bytes = 4096");
+        let script = format!(
+            "import sys\nsys.stdout.write(''.join('row %06d\\n' % n for n in range({rows})))\nsys.stdout.flush()\nsys.exit({code})\n"
+        );
+        place.write("rows.py", &script);
+        let node = place.start();
+        let id = node.begin("rows", json!({}));
+        let task = node.ended(&id);
+        assert_eq!((&task["status"], &task["result"]["isError"]), (&json!("completed"), &json!(true)), "{rows} {code}: {task}");
+        let told = said(&task["result"]);
+        assert!(told.contains("limits.task_output_bytes") && told.contains("is not kept"), "{rows} {code}: {}", &told[told.len() - 500..]);
+        is_what_is_kept(&node, &id, &task["result"]);
+        place.is_quiet();
+    }
+}
+
 #[test]
 fn too_much_output_may_lose_its_oldest() {
     let place = place("[limits]\ntask_output_bytes = 524288\n", "overflow = \"drop_oldest\"\ninline_bytes = 4096");

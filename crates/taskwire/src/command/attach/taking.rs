@@ -77,7 +77,7 @@ pub(super) struct Taking {
     saying: Saying,
     /// Output is not written to the log any more, because there is none and can be none.
     unlogged: bool,
-    /// Why the log takes no more.
+    /// Why the log took no more, and so lacks what came last.
     too_much: Option<String>,
 }
 
@@ -266,17 +266,43 @@ impl Taking {
 
     /// The result of a command that was stopped because it wrote too much.
     pub(super) async fn stopped_short(&mut self) -> Option<CallResult> {
-        let why = self.too_much.take()?;
+        let why = self.too_much.clone()?;
         let mut content = self.summed_up().await;
-        content.push(json!({"type": "text", "text": format!("The command was stopped, because {why}.")}));
+        let text = format!("The command was stopped, because {why}. What it wrote after that is not kept.");
+        content.push(json!({"type": "text", "text": text}));
         Some(CallResult { content: content.into_iter().map(Payload::from).collect(), is_error: true, ..CallResult::default() })
+    }
+
+    /// Sees to it that the log has all of the output, where there may be no room for the last of it. Elsewhere that is written with
+    /// the result.
+    async fn complete(&mut self) -> Result<(), ToolError> {
+        let (engine, Phase::Task(id)) = (self.run.engine(), self.run.phase()) else { return Ok(()) };
+        let Some(task) = engine.any_task(id).map_err(from_engine)? else { return Ok(()) };
+        let limits = engine.limits();
+        // What waits is about a chunk of text, of which JSON may make six times as much.
+        if task.output.bytes.saturating_add(limits.chunk_bytes.saturating_mul(8)) < limits.task_output_bytes {
+            return Ok(());
+        }
+        match self.run.flush().await.map_err(|error| self.failed(error)) {
+            Err(_) if self.too_much.is_some() => Ok(()),
+            flushed => flushed,
+        }
     }
 
     /// What the command wrote, as far as a result has room for it.
     async fn summed_up(&mut self) -> Vec<Value> {
+        if let (Some(_), Phase::Task(id)) = (&self.too_much, self.run.phase()) {
+            // What was on its way is lost.
+            let mut kept = Digest::new(self.settings.inline_bytes);
+            match read_back(self.run.engine(), id, Seq(self.anchor.seq), &mut kept) {
+                Ok(()) => self.digest = kept,
+                Err(error) => tracing::warn!(%error, "what a command wrote cannot be read back"),
+            }
+        }
         // What the result leaves out can be read from a task; where there is no room for one, it is lost.
         let kept = !self.unlogged && self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
-        let is_whole = self.run.spec().overflow == Overflow::Fail;
+        // Places in it are those of the whole output: of this run only where there was no other.
+        let is_whole = self.run.spec().overflow == Overflow::Fail && self.anchor.seq == 0;
         let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
         let link = kept.then_some(Link { uri, name, is_whole });
         let content = self.digest.content(link.as_ref());
@@ -332,6 +358,7 @@ impl Taking {
     /// What the call comes to.
     pub(super) async fn result(&mut self, ended: &Ended) -> Result<CallResult, ToolError> {
         let given = self.given()?;
+        self.complete().await?;
         let mut content = self.summed_up().await;
         let mut result = CallResult::default();
         if let Some(given) = given {
@@ -345,6 +372,10 @@ impl Taking {
         }
         if let Some(problem) = problem(ended, &self.settings) {
             content.push(json!({"type": "text", "text": self.view.redacted(&problem)}));
+            result.is_error = true;
+        }
+        if let Some(why) = &self.too_much {
+            content.push(json!({"type": "text", "text": format!("What it wrote last is not kept, because {why}.")}));
             result.is_error = true;
         }
         if content.is_empty() {

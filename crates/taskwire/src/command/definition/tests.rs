@@ -137,6 +137,43 @@ fn defaults_fill_what_is_not_given_and_null_means_nothing() {
 }
 
 #[test]
+fn a_float_without_a_fraction_is_written_as_an_integer_where_the_schema_wants_one() {
+    let mut it = definition(&["p", "n={n}", "m={m}", "r={r}", "t={t}", "u={u}", "l={l}", "f={f}", "q={q}"]);
+    it.input_schema = json!({"type": "object", "$defs": {"count": {"type": "integer"}}, "properties": {
+        "n": {"type": "integer", "default": 10.0}, "m": {"type": "number"}, "r": {"$ref": "#/$defs/count"},
+        "t": {"type": ["integer", "string"]}, "u": {"type": ["integer", "number"]},
+        "l": {"type": "array", "items": {"$ref": "#/$defs/count"}}, "f": {"type": "array", "items": {"type": "number"}},
+        "q": {"type": "array", "prefixItems": [{"type": "number"}], "items": {"type": "integer"}},
+    }});
+    it.env = BTreeMap::from([("E".into(), "{n} {m} {l}".into())]);
+    it.stdin = Some("{n} {f}".into());
+    let compiled = it.compile().expect("usable");
+    let argv = |arguments: Value| compiled.fill(&arguments).expect("filled").argv[1..].join(" ");
+    for (given, written) in [
+        (json!(3.0), "3"),
+        (json!(1e3), "1000"),
+        (json!(-4.0), "-4"),
+        (json!(0.0), "0"),
+        (json!(-0.0), "0"),
+        (json!(7), "7"),
+        (json!(9_007_199_254_740_991.0), "9007199254740991"),
+        (json!(u64::MAX), "18446744073709551615"),
+    ] {
+        assert_eq!(argv(json!({"n": given, "r": given, "t": given})), format!("n={written} r={written} t={written}"), "{given}");
+    }
+    for given in [json!(9_007_199_254_740_992.0), json!(-9_007_199_254_740_992.0), json!(1e300)] {
+        assert_eq!(argv(json!({"n": given})), format!("n={given}"), "not surely what was meant");
+    }
+    assert_eq!(argv(json!({})), "n=10", "a default, too");
+    assert_eq!(argv(json!({"n": null, "m": 3.0, "u": 3.0, "t": "3.0"})), "m=3.0 t=3.0 u=3.0");
+    assert_eq!(argv(json!({"n": 1, "l": [1.0, 2, -3.0], "f": [1.0, 2], "q": [1.0, 2.0]})), "n=1 l=1 l=2 l=-3 f=1.0 f=2 q=1.0 q=2");
+
+    let filled = compiled.fill(&json!({"n": 3.0, "m": 3.0, "l": [1.0, 2.0], "f": [1.0]})).expect("filled");
+    assert_eq!(filled.env["E"], "3 3.0 [1,2]");
+    assert_eq!(filled.stdin.as_deref(), Some("3 [1.0]"));
+}
+
+#[test]
 fn a_default_is_checked_where_the_schema_refers_elsewhere() {
     let mut it = definition(&["wc", "{path}"]);
     it.input_schema["$defs"] = json!({"size": {"enum": ["s", "m"]}});

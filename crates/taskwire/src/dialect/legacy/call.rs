@@ -96,7 +96,13 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
             return Err(Fault::new(200, code::METHOD_NOT_FOUND, message));
         }
         (false, TaskMode::Required) => {
-            let message = format!("the tool `{name}` can only be called as a task: add `task` to the parameters");
+            let message = match agreed.has_tasks() {
+                true => format!("the tool `{name}` can only be called as a task: add `task` to the parameters"),
+                false => format!(
+                    "the tool `{name}` can only be called by clients that know tasks (protocol 2025-11-25 with tasks, or 2026-07-28 with \
+                     the Tasks extension); who offers it can set `task = \"always\"`, so that every client can call it"
+                ),
+            };
             return Err(Fault::new(200, code::METHOD_NOT_FOUND, message));
         }
         _ => {}

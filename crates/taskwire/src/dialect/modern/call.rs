@@ -168,7 +168,7 @@ async fn hold(cx: &Cx<'_>, binding: &Binding<'_>, spec: Arc<Spec>, request: Payl
     }
     teller.tell_rest();
     match phase {
-        Phase::Done(End::Outcome(outcome)) => match held::failed_at_once(wait.hold, &spec.tool, &outcome) {
+        Phase::Done(End::Outcome(outcome)) => match held::failed_at_once(cx.shared, &spec, &outcome) {
             Some(result) => Ok(complete(&result, cx.shared).into()),
             None => Ok(finished(cx, &outcome)?.into()),
         },

@@ -189,3 +189,22 @@ async fn a_call_is_answered_on_its_connection_while_the_server_shuts_down() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_tool_that_must_be_a_task_is_refused_without_asking_for_what_the_version_has_not() {
+    let (server, _clock) = start([quick("quick").task(TaskMode::Required)], config()).await;
+    for version in OLDER {
+        let legacy = open(&server, version).await;
+        for call in [json!({"name": "quick", "arguments": {}}), json!({"name": "quick", "arguments": {}, "task": {}})] {
+            let error = legacy.error("tools/call", call.clone()).await;
+            assert_eq!(error["code"], -32601, "{version}: {error}");
+            let message = error["message"].as_str().expect("a message");
+            for words in ["`quick`", "clients that know tasks", "2025-11-25", "2026-07-28", "`task = \"always\"`"] {
+                assert!(message.contains(words), "{version}, {call}: {message}");
+            }
+            assert!(!message.contains("add `task`"), "{version}, {call}: {message}");
+        }
+    }
+    let error = Legacy::open(&server).await.error("tools/call", json!({"name": "quick", "arguments": {}})).await;
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("add `task` to the parameters")), "{error}");
+}

@@ -592,7 +592,8 @@ fn a_call_that_cannot_be_run_again_after_a_crash_says_so_on_its_stream() {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         let answer = response(&mut legacy.at(server.port).resume(&place).await).await;
         assert_eq!(answer["id"], message["id"]);
-        assert!(answer["error"]["message"].as_str().is_some_and(|text| text.contains("interrupted")), "{answer}");
+        let told = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
+        assert!(answer["result"]["isError"] == true && told.contains("failed: interrupted"), "{answer}");
     });
     assert_eq!(gate.runs(), 1);
 }

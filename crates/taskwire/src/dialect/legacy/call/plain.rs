@@ -225,7 +225,7 @@ impl Call<'_, '_> {
         if held::is_followup(cx.shared, &self.tool) {
             Twins::heard_by(cx.shared, &cx.session.caller, &self.given);
         }
-        if let Some(result) = held::failed_at_once(hold, &self.spec.tool, &outcome).filter(|_| !off) {
+        if let Some(result) = held::failed_at_once(cx.shared, &self.spec, &outcome).filter(|_| !off) {
             return Ok(cx.reply(view::call_result(&result, None, None)));
         }
         match outcome {
