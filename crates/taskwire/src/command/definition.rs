@@ -4,11 +4,11 @@ use std::{borrow::Cow, collections::BTreeMap, path::PathBuf, time::Duration};
 
 use regex::Regex;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Map, Value, json};
 use taskwire_core::task::OnInterrupt;
 
 use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, too_long};
-use crate::tool::{Policy, Schema, header_params};
+use crate::tool::{Policy, Schema, header_params, integer};
 
 mod flaw;
 #[cfg(test)]
@@ -32,9 +32,6 @@ const PROGRESS_GROUPS: [&str; 4] = ["done", "total", "percent", "message"];
 
 /// Variables that tell a command which task it works for. They are ours alone.
 const OWN_VARIABLES: [&str; 2] = ["TASKWIRE_TASK", "TASKWIRE_TASK_DIR"];
-
-/// Below this (2^53) a float is exactly the whole number that it seems to be.
-const EXACT_BELOW: f64 = (1_u64 << 53) as f64;
 
 /// Whether and how standard error is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -465,12 +462,6 @@ fn wants_integer(schema: &Value) -> bool {
         Some(Value::Array(several)) => several.iter().any(|one| one == "integer") && !several.iter().any(|one| one == "number"),
         _ => false,
     }
-}
-
-/// The integer that a float without a fraction is, where that is exact.
-fn integer(number: &Number) -> Option<i64> {
-    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0)?;
-    (float.abs() < EXACT_BELOW).then_some(float as i64)
 }
 
 /// The parameter with the largest value: what an error about sizes is about.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use serde_json::{Number, Value};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use taskwire_core::{
     CallerId, Payload, TaskId,
@@ -28,14 +28,13 @@ use crate::{
     engine::{self, Note, Resumed},
     followup,
     server::Shared,
+    tool::integer,
 };
 
 /// Tasks after which those that are over are forgotten.
 const KNOWN_MIN: usize = 1_024;
 /// Tasks that are read from the store together.
 const PAGE: usize = 256;
-/// Below this (2^53) a float is exactly the whole number that it seems to be.
-const EXACT_BELOW: f64 = (1_u64 << 53) as f64;
 
 /// What calls that are the same have in common: the same tool, and arguments that are equal as JSON values, with the defaults of the
 /// tool's input schema for what is not given, whatever the order of their keys, and whether it is `1` or `1.0`.
@@ -72,12 +71,6 @@ fn in_order(value: &Value) -> Cow<'_, Value> {
         Value::Number(number) => integer(number).map_or(Cow::Borrowed(value), |integer| Cow::Owned(Value::from(integer))),
         _ => Cow::Borrowed(value),
     }
-}
-
-/// The integer that a float without a fraction is, where that is exact.
-fn integer(number: &Number) -> Option<i64> {
-    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0)?;
-    (float.abs() < EXACT_BELOW).then_some(float as i64)
 }
 
 /// Whether a caller calls something off because it would not wait any longer, and not because it is not wanted any more.

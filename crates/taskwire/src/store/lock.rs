@@ -3,8 +3,8 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
 };
 
 use super::Error;
@@ -12,7 +12,8 @@ use super::Error;
 /// Holds the directory until dropped; the operating system lets go even if the process is killed.
 #[derive(Debug)]
 pub(super) struct DirLock {
-    _file: File,
+    file: File,
+    path: PathBuf,
 }
 
 impl DirLock {
@@ -31,6 +32,13 @@ impl DirLock {
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(failed)?;
-        Ok(Self { _file: file })
+        Ok(Self { file, path })
+    }
+
+    /// Whether the directory that is held is the one that others find. What is written to one that was removed is lost.
+    pub(super) fn is_there(&self) -> bool {
+        let name = |data: std::fs::Metadata| (data.dev(), data.ino());
+        let (held, found) = (self.file.metadata().map(name), std::fs::metadata(&self.path).map(name));
+        matches!((held, found), (Ok(held), Ok(found)) if held == found)
     }
 }

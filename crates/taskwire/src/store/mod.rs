@@ -87,6 +87,12 @@ pub enum Error {
         /// The newest format known.
         known: i64,
     },
+    /// Somebody removed the store, or put another in its place, while it was in use.
+    #[error("the store in {path} was removed or replaced while it was in use, so nothing can be kept there: start again")]
+    Gone {
+        /// The data directory.
+        path: String,
+    },
     /// A file or directory could not be used.
     #[error("cannot use {path}: {source}")]
     File {

@@ -7,7 +7,7 @@
 use std::{
     borrow::Cow,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -77,7 +77,8 @@ pub struct SqliteStore {
     connection: Connection,
     epoch: Epoch,
     secret: [u8; 32],
-    _lock: DirLock,
+    lock: DirLock,
+    dir: PathBuf,
 }
 
 impl std::fmt::Debug for SqliteStore {
@@ -108,7 +109,7 @@ impl SqliteStore {
         let epoch = next_epoch(&connection)?;
         let secret = secret(&connection)?;
         let reader = Arc::new(SqliteReader::open(path)?);
-        Ok(Self { reader, connection, epoch, secret, _lock: lock })
+        Ok(Self { reader, connection, epoch, secret, lock, dir: dir.to_owned() })
     }
 }
 
@@ -174,6 +175,9 @@ impl Store for SqliteStore {
             put_session(&transaction, change)?;
         }
         transaction.commit()?;
+        if !self.lock.is_there() {
+            return Err(Error::Gone { path: self.dir.display().to_string() });
+        }
         Ok(())
     }
 

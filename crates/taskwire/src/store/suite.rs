@@ -866,6 +866,21 @@ fn a_second_process_learns_who_has_the_directory() {
 }
 
 #[test]
+fn nothing_is_acknowledged_by_a_store_that_was_removed_or_replaced() {
+    for replaced in [false, true] {
+        let mut lab = Lab::new(SqliteStore::open);
+        let mut driver = Driver::new(1);
+        lab.run(&mut driver, &make(spec(), vec![]));
+        std::fs::remove_dir_all(&lab.dir.0).expect("removed");
+        let another = replaced.then(|| SqliteStore::open(&lab.dir.0).expect("the place is free"));
+        let write = driver.run(&append("a")).expect("it may write");
+        let lost = lab.store().commit(slice::from_ref(&write), &[]);
+        assert!(matches!(&lost, Err(Error::Gone { path }) if *path == lab.dir.0.display().to_string()), "{replaced}: {lost:?}");
+        drop(another);
+    }
+}
+
+#[test]
 fn a_store_of_a_newer_release_is_refused() {
     let mut lab = Lab::new(SqliteStore::open);
     lab.store = None;

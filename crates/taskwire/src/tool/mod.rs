@@ -22,5 +22,5 @@ pub use question::{Answer, Question};
 pub(crate) use question::{REFUSED, payload_lacks};
 pub use registry::Registry;
 pub use schema::InvalidSchema;
-pub(crate) use schema::{Schema, header_params};
+pub(crate) use schema::{Schema, header_params, integer};
 pub use taskwire_core::task::Overflow;

@@ -1,7 +1,7 @@
 //! JSON Schema 2020-12: checking arguments and results, with errors that a model can act on.
 
 use jsonschema::Validator;
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 /// A schema that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +38,15 @@ impl Schema {
         };
         self.0.iter_errors(value).take(PROBLEMS_MAX).map(line).collect()
     }
+}
+
+/// Below this (2^53) a float is exactly the whole number that it seems to be.
+const EXACT_BELOW: f64 = (1_u64 << 53) as f64;
+
+/// The integer that a float without a fraction is, where that is exact.
+pub(crate) fn integer(number: &Number) -> Option<i64> {
+    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0)?;
+    (float.abs() < EXACT_BELOW).then_some(float as i64)
 }
 
 /// An argument that clients also send as a header `Mcp-Param-{header}`.
