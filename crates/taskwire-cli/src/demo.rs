@@ -112,7 +112,7 @@ async fn fail(args: Fail, ctx: Ctx) -> Result<&'static str, ToolError> {
     ctx.sleep(Duration::from_secs(2)).await?;
     match args.how {
         Manner::Tool => Err(ToolError::new("The bridge is out: choose another way.")),
-        Manner::Request => Err(ToolError::protocol(-32603, "the bridge is out")),
+        Manner::Request => Err(ToolError::protocol(-32050, "the bridge is out")),
         Manner::Panic => panic!("nobody expected the bridge to be out"),
     }
 }

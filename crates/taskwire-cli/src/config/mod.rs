@@ -201,10 +201,7 @@ impl Config {
     fn parse(path: &Path, text: String) -> anyhow::Result<Self> {
         let mut config: Self = parse_toml(&text).with_context(|| format!("{} cannot be used", path.display()))?;
         // Wherever the process is, a file has one and the same place for its tasks.
-        // What comes from a pipe has none.
-        if let Some(dir) = path.parent().filter(|dir| !dir.starts_with("/dev") && !dir.starts_with("/proc")) {
-            config.data = dir.join(&config.data);
-        }
+        config.data = base(path).join(&config.data);
         config.source = Source { path: path.to_owned(), text };
         Ok(config)
     }
@@ -251,11 +248,11 @@ impl Config {
         if self.tool.is_empty() {
             return Ok(Vec::new());
         }
-        let file = std::path::absolute(&self.source.path)?;
+        let current = std::env::current_dir()?;
         let secrets: BTreeSet<String> = secrets.iter().cloned().chain(self.auth.variables()).collect();
         let secrets: Vec<String> = secrets.into_iter().collect();
-        let dir = file.parent().unwrap_or(&file);
-        let common = Common { dir, inline_bytes: self.inline_bytes, remove_env: &secrets };
+        let dir = std::path::absolute(current.join(base(&self.source.path)))?;
+        let common = Common { dir: &dir, inline_bytes: self.inline_bytes, remove_env: &secrets };
         let mut definitions = Vec::with_capacity(self.tool.len());
         for (n, tool) in self.tool.iter().enumerate() {
             let at = n.to_string();
@@ -450,6 +447,11 @@ impl Token {
     }
 }
 
+/// What the paths in a file are relative to: where it is, or, if it comes from a pipe, the current directory.
+fn base(file: &Path) -> &Path {
+    file.parent().filter(|dir| !dir.starts_with("/dev") && !dir.starts_with("/proc")).unwrap_or(Path::new(""))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -491,6 +493,18 @@ mod tests {
         assert_eq!(data("a/taskwire.toml", "data = \"/var/lib/taskwire\""), "/var/lib/taskwire");
         assert_eq!((data("/dev/stdin", ""), data("/dev/fd/63", "")), (".taskwire".to_owned(), ".taskwire".to_owned()));
         assert_eq!(Config::demo().data, Path::new(".taskwire"));
+    }
+
+    #[test]
+    fn commands_run_beside_the_file() {
+        let cwd = |file: &str| {
+            let text = "[[tool]]\nname = \"x\"\ncommand = [\"true\"]\n".to_owned();
+            Config::parse(Path::new(file), text).and_then(|config| config.definitions(&[])).expect("valid")[0].cwd.clone()
+        };
+        let current = std::env::current_dir().expect("there is one");
+        assert_eq!(cwd("/etc/taskwire.toml"), Path::new("/etc"));
+        assert_eq!((cwd("taskwire.toml"), cwd("a/taskwire.toml")), (current.clone(), current.join("a")));
+        assert_eq!((cwd("/dev/stdin"), cwd("/proc/self/fd/0")), (current.clone(), current), "a pipe is nowhere");
     }
 
     #[test]

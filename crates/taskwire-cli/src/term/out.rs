@@ -7,10 +7,6 @@ use taskwire::client::{self, Place, Shown};
 
 use super::{escape::Filter, render::Before};
 
-/// So much of what was shown last is kept, for the result may be the same once more: many times what a result has of the output
-/// (`inline_bytes`).
-const RECENT_BYTES: usize = 256 * 1024;
-
 /// Something to write.
 #[derive(Debug)]
 pub(crate) enum Job {
@@ -62,8 +58,6 @@ pub(crate) struct Out {
     trouble: Option<client::Error>,
     /// All chunks that were handed to us.
     shown: Shown,
-    /// The last of their text.
-    recent: String,
     /// Bytes of what comes next that were shown before.
     skip: u64,
     from_start: bool,
@@ -85,7 +79,6 @@ impl Out {
             place: None,
             trouble: None,
             shown: Shown::default(),
-            recent: String::new(),
             skip: 0,
             from_start: true,
             line_open: false,
@@ -126,8 +119,8 @@ impl Out {
         self.line_open
     }
 
-    pub(crate) fn before(&self) -> Before<'_> {
-        Before { shown: self.shown, recent: &self.recent, from_start: self.from_start, line_open: self.line_open }
+    pub(crate) fn before(&self) -> Before {
+        Before { shown: self.shown, from_start: self.from_start, line_open: self.line_open }
     }
 
     /// Why places are not noted any more; told once.
@@ -147,7 +140,6 @@ impl Out {
         let output = self.pass(text);
         if !text.is_empty() {
             self.line_open = !text.ends_with('\n');
-            self.remember(text);
         }
         // One that was shown comes again only to tell how it ended.
         if seq < self.shown.seq {
@@ -188,15 +180,6 @@ impl Out {
         }
         self.shown.add(text);
         self.shown.seq = seq + 1;
-    }
-
-    /// Keeps what is shown, and drops what is too long ago; not with each chunk, for all that is kept is moved then.
-    fn remember(&mut self, text: &str) {
-        self.recent.push_str(text);
-        if self.recent.len() > 2 * RECENT_BYTES {
-            let start = self.recent.ceil_char_boundary(self.recent.len() - RECENT_BYTES);
-            self.recent.drain(..start);
-        }
     }
 
     /// What of a text may be written.
@@ -380,22 +363,6 @@ mod tests {
         let mut out = paper.out(100);
         out.run(Job::Chunk { seq: 7, text: "d".to_owned() }).expect("written");
         assert_eq!((paper.text().as_str(), paper.shown().seq), ("abd", 8));
-    }
-
-    #[test]
-    fn the_last_of_what_was_shown_is_kept() {
-        let paper = Paper::default();
-        let mut out = paper.out(usize::MAX);
-        let line = format!("{}…\n", "x".repeat(996));
-        for seq in 0..1000 {
-            out.run(Job::Chunk { seq, text: line.clone() }).expect("written");
-        }
-        let kept = out.before().recent;
-        assert!((RECENT_BYTES..=2 * RECENT_BYTES).contains(&kept.len()), "{} bytes", kept.len());
-        assert!(line.repeat(1000).ends_with(kept));
-        let mut later = paper.out(usize::MAX);
-        later.run(Job::Chunk { seq: 999, text: line.clone() }).expect("passed over");
-        assert_eq!(later.before().recent, line, "who goes on sees the last chunk again");
     }
 
     #[test]

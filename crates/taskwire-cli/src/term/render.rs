@@ -4,6 +4,10 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 use taskwire::client::{Finished, Shown};
+use taskwire_core::Payload;
+
+/// Where a command was run again, its result has less than was written: it says by how many blocks it repeats that.
+const REPEATS: &str = "dev.taskwire/repeats";
 
 /// A block as it is written: text as it is, anything else as a line about it.
 enum Shape<'a> {
@@ -83,11 +87,9 @@ fn end_line(output: &mut String) {
 
 /// What was shown before the end, for the question whether the result says anything new.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Before<'a> {
+pub(crate) struct Before {
     /// All that was shown of the output.
     pub(crate) shown: Shown,
-    /// The last part of it, as text.
-    pub(crate) recent: &'a str,
     /// Whether it was shown from the beginning; if not, the result is nothing new if it ends with it.
     pub(crate) from_start: bool,
     /// Whether the last line is not ended yet.
@@ -95,30 +97,37 @@ pub(crate) struct Before<'a> {
 }
 
 /// What is left to be written when the call has ended with `result`.
-pub(crate) fn last_words(before: Before<'_>, result: &Finished) -> String {
+pub(crate) fn last_words(before: Before, result: &Finished) -> String {
     let newline = if before.line_open { "\n" } else { "" };
-    format!("{newline}{}", from(result, said_before(before, &result.content)))
+    format!("{newline}{}", from(result, said_before(before, result)))
 }
 
 /// How many blocks at the beginning of a result were shown already.
-fn said_before(before: Before<'_>, content: &[Value]) -> usize {
+fn said_before(before: Before, result: &Finished) -> usize {
+    let content = &result.content;
     if before.shown.bytes == 0 {
         return 0;
     }
-    let same = (1..=content.len()).rev().find(|len| {
-        let text = inline(&content[..*len]);
-        was_shown(before, &text) || ends_with(before, &text)
-    });
+    if let Some(repeats) = repeats(&result.raw) {
+        return repeats.min(content.len());
+    }
+    let same = (1..=content.len()).rev().find(|len| was_shown(before, &inline(&content[..*len])));
     // Of much output a result has only the two ends, and says where all of it is.
     let is_cut = |block: &Value| {
         let is_output = block["uri"].as_str().is_some_and(|uri| uri.starts_with("taskwire://task/") && uri.ends_with("/output"));
-        is_output && block["size"].as_u64().is_some_and(|size| before.from_start && size <= before.shown.bytes)
+        let written = block["size"].as_u64().or_else(|| block["_meta"]["dev.taskwire/written"].as_u64());
+        is_output && written.is_some_and(|written| before.from_start && written <= before.shown.bytes)
     };
     same.or_else(|| content.iter().position(is_cut).map(|at| at + 1)).unwrap_or(0)
 }
 
-/// Whether this is all that was shown.
-fn was_shown(before: Before<'_>, text: &str) -> bool {
+/// How many of its blocks the result itself says to repeat what was written.
+fn repeats(raw: &Payload) -> Option<usize> {
+    let result: Value = raw.as_str().contains(REPEATS).then(|| raw.read().ok())??;
+    usize::try_from(result["_meta"][REPEATS].as_u64()?).ok()
+}
+
+fn was_shown(before: Before, text: &str) -> bool {
     let start = usize::try_from(before.shown.bytes).ok().and_then(|len| text.len().checked_sub(len));
     let Some(end) = start.and_then(|start| text.get(start..)).filter(|end| end.len() == text.len() || !before.from_start) else {
         return false;
@@ -126,14 +135,6 @@ fn was_shown(before: Before<'_>, text: &str) -> bool {
     let mut shown = Shown::default();
     shown.add(end);
     shown.hash == before.shown.hash
-}
-
-/// Whether this is what was shown last, from the beginning of a line on. A command that was lost and run again has shown more
-/// than its result has, which is of the last run.
-fn ends_with(before: Before<'_>, text: &str) -> bool {
-    let is_all_here = before.shown.bytes == before.recent.len() as u64;
-    let rest = before.recent.strip_suffix(text).filter(|_| !text.is_empty());
-    rest.is_some_and(|rest| rest.ends_with('\n') || (rest.is_empty() && is_all_here))
 }
 
 /// How many bytes this base64 stands for.
@@ -160,7 +161,6 @@ pub(crate) fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use taskwire_core::Payload;
 
     use super::*;
 
@@ -173,10 +173,10 @@ mod tests {
         json!([{"type": "text", "text": text}])
     }
 
-    fn before(streamed: &str) -> Before<'_> {
+    fn before(streamed: &str) -> Before {
         let mut shown = Shown::default();
         shown.add(streamed);
-        Before { shown, recent: streamed, from_start: true, line_open: !streamed.is_empty() && !streamed.ends_with('\n') }
+        Before { shown, from_start: true, line_open: !streamed.is_empty() && !streamed.ends_with('\n') }
     }
 
     #[test]
@@ -205,6 +205,22 @@ mod tests {
             |size| json!([{"type": "text", "text": "a"}, {"type": "text", "text": "[…]"}, link(size), {"type": "text", "text": "code 1"}]);
         assert_eq!(last_words(before("a to z\n"), &finished(cut(7), None)), "code 1\n");
         assert!(last_words(before("z\n"), &finished(cut(7), None)).contains("[…]"), "not all of it was shown");
+        let mut kept = cut(0);
+        kept[2] =
+            json!({"type": "resource_link", "uri": "taskwire://task/x/output", "name": "output", "_meta": {"dev.taskwire/written": 7}});
+        assert_eq!(last_words(before("a to z\n"), &finished(kept, None)), "code 1\n", "however much of it is kept");
+    }
+
+    #[test]
+    fn of_a_command_that_was_run_again_the_last_run_is_not_said_again() {
+        let twice = before("begun\nbegun\nended\n");
+        let blocks = json!([{"type": "text", "text": "begun\nended\n"}, {"type": "text", "text": "code 3"}]);
+        let again = |repeats: u64| Finished { raw: json!({"_meta": {REPEATS: repeats}}).into(), ..finished(blocks.clone(), None) };
+        assert_eq!(last_words(twice, &again(1)), "code 3\n");
+        assert_eq!(last_words(Before { from_start: false, ..twice }, &again(1)), "code 3\n", "wherever it was begun to be shown");
+        assert_eq!(last_words(twice, &again(9)), "");
+        assert_eq!(last_words(before(""), &again(1)), "begun\nended\ncode 3\n", "nothing was shown");
+        assert_eq!(last_words(twice, &finished(blocks, None)), "begun\nended\ncode 3\n");
     }
 
     #[test]
@@ -212,26 +228,6 @@ mod tests {
         let middle = Before { from_start: false, ..before("story") };
         assert_eq!(last_words(middle, &finished(text("a story"), None)), "\n");
         assert_eq!(last_words(before("story"), &finished(text("a story"), None)), "\na story\n");
-    }
-
-    #[test]
-    fn of_a_command_that_was_run_again_the_last_run_is_not_said_again() {
-        let twice = "begun\nbegun\nended\n";
-        assert_eq!(last_words(before(twice), &finished(text("begun\nended\n"), None)), "");
-        assert_eq!(last_words(before("lost\nno end"), &finished(text("no end"), None)), "\n");
-        let code = "The command ended with exit code 3.";
-        let blocks = json!([{"type": "text", "text": "begun\nended\n"}, {"type": "text", "text": code}]);
-        assert_eq!(last_words(before(twice), &finished(blocks.clone(), None)), format!("{code}\n"));
-        let middle = Before { from_start: false, ..before(twice) };
-        assert_eq!(last_words(middle, &finished(blocks, None)), format!("{code}\n"));
-    }
-
-    #[test]
-    fn a_result_that_only_ends_a_line_is_said() {
-        assert_eq!(last_words(before("one two\n"), &finished(text("two\n"), None)), "two\n");
-        assert_eq!(last_words(before("one two"), &finished(text("two"), None)), "\ntwo\n");
-        let cut = Before { recent: "two\n", ..before("one two\n") };
-        assert_eq!(last_words(cut, &finished(text("two\n"), None)), "two\n", "nobody knows what came before");
     }
 
     #[test]

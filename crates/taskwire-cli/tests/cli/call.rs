@@ -120,7 +120,7 @@ fn each_way_to_fail_has_a_code_of_its_own() {
     assert_eq!((ended.code, ended.out), (Some(1), format!("{so_far}The bridge is out: choose another way.\n")), "{}", ended.err);
     let ended = request.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
-    assert!(ended.err.ends_with("taskwire: the task failed: the bridge is out (code -32603)\n"), "{}", ended.err);
+    assert!(ended.err.ends_with("taskwire: the task failed: the bridge is out (code -32050)\n"), "{}", ended.err);
     let ended = bug.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
     assert!(ended.err.contains("taskwire: the task failed: "), "{}", ended.err);
@@ -278,7 +278,7 @@ fn programs_are_told_how_it_failed() {
     check_events(&lines);
     let task = &lines.iter().find(|line| line["event"] == "task").expect("it became a task")["taskId"];
     let last = lines.last().expect("a last line");
-    let expected = json!({"event": "error", "taskId": task, "kind": "failed", "message": "the bridge is out", "code": -32603});
+    let expected = json!({"event": "error", "taskId": task, "kind": "failed", "message": "the bridge is out", "code": -32050});
     assert_eq!((ended.code, last, ended.err.as_str()), (Some(5), &expected, ""));
     let ended = user.run(&["call", &url, "countdwn", "--json"]);
     assert_eq!(ended.code, Some(2));

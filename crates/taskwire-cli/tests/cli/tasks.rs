@@ -239,9 +239,9 @@ fn a_failed_task_is_told_with_its_error() {
     let ended = user.run(&["get", &task]);
     assert_eq!(ended.code, Some(0), "it was found, however it is: {ended:?}");
     assert!(ended.out.contains("\nstatus    failed\n"), "{}", ended.out);
-    assert!(ended.out.ends_with("\nerror     the bridge is out (code -32603)\n"), "{}", ended.out);
+    assert!(ended.out.ends_with("\nerror     the bridge is out (code -32050)\n"), "{}", ended.out);
     let error: Value = user.task(&task)["error"].clone();
-    assert_eq!((&error["code"], &error["message"]), (&json!(-32603), &json!("the bridge is out")));
+    assert_eq!((&error["code"], &error["message"]), (&json!(-32050), &json!("the bridge is out")));
 }
 
 #[test]

@@ -20,6 +20,9 @@ const INLINE_BYTES_MIN: usize = 256;
 /// Text is taken in parts of this size, so that a large one is not copied whole to be cut then.
 const PART_BYTES: usize = 16 * 1024;
 
+/// How many bytes of text a command wrote, where the resource that is linked to has more or less.
+const WRITTEN: &str = "dev.taskwire/written";
+
 /// Where all of the output can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Link {
@@ -27,7 +30,7 @@ pub(crate) struct Link {
     pub(crate) uri: String,
     /// What it is called.
     pub(crate) name: String,
-    /// Whether it has all of the output; else its beginning may be gone.
+    /// Whether it has all of the output and nothing else; else its beginning may be gone, or be that of a run that was lost.
     pub(crate) is_whole: bool,
 }
 
@@ -213,14 +216,16 @@ impl Digest {
         if self.dropped
             && let Some(link) = link
         {
-            content.push(json!({
-                "type": "resource_link",
-                "uri": link.uri,
-                "name": link.name,
-                "description": format!("All {} bytes of text that the command wrote.", self.total()),
-                "mimeType": "text/plain",
-                "size": self.total(),
-            }));
+            let total = self.total();
+            let mut block = json!({"type": "resource_link", "uri": link.uri, "name": link.name, "mimeType": "text/plain"});
+            if link.is_whole {
+                block["description"] = format!("All {total} bytes of text that the command wrote.").into();
+                block["size"] = total.into();
+            } else {
+                block["description"] = format!("What is kept of the output; the command wrote {total} bytes of text.").into();
+                block["_meta"] = json!({WRITTEN: total});
+            }
+            content.push(block);
         }
         content
     }

@@ -6,7 +6,7 @@
 
 use std::{
     borrow::Cow,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -121,6 +121,17 @@ struct Known {
     most: usize,
     /// The calls that wait for one of them, or look for one.
     calls: Vec<Called>,
+    /// Those whose end somebody has heard of, of late: another who was to hear of it, too, may turn out to be gone.
+    told: HashSet<TaskId>,
+}
+
+impl Known {
+    fn told(&mut self, id: TaskId) {
+        if self.told.len() >= KNOWN_MIN {
+            self.told.clear();
+        }
+        self.told.insert(id);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -189,8 +200,11 @@ impl Twins {
         let (likeness, id, shared) = (likeness_of(task)?, task.id, shared.clone());
         let known = shared.twins.forget(&likeness, id);
         Some(Sent::new(move |delivered| {
-            if known && !delivered {
-                lock(&shared.twins.known).tasks.entry(likeness).or_insert(id);
+            let mut all = lock(&shared.twins.known);
+            if delivered {
+                all.told(id);
+            } else if known && !all.told.contains(&id) {
+                all.tasks.entry(likeness).or_insert(id);
             }
         }))
     }

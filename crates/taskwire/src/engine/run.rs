@@ -327,16 +327,21 @@ impl Run {
         }
     }
 
-    /// Waits until a run that is still loose has had its time, and has written nothing that should be kept. A task has its deadline
-    /// in the store instead.
-    async fn out_of_time(self: &Arc<Self>) -> RpcError {
+    /// Makes work that is about to fail a task, if it has written something: that is wanted most of all now.
+    async fn keep_written(self: &Arc<Self>) {
+        if matches!(self.phase(), Phase::Loose) && !self.is_stopped() && !self.emit.lock().is_empty() {
+            // Where there is no room for another task, that it failed is all that is told.
+            let _ = self.promote().await;
+        }
+    }
+
+    /// Waits until a run that is still loose has had its time. A task has its deadline in the store instead.
+    async fn out_of_time(&self) -> RpcError {
         let Some(ms) = self.spec.timeout_ms.filter(|_| matches!(self.phase(), Phase::Loose)) else {
             return std::future::pending().await;
         };
         self.engine.0.clock.sleep(Duration::from_millis(ms)).await;
-        // What it has written is wanted most of all now. As a task it is out of time at once, too.
-        let has_written = !self.emit.lock().is_empty();
-        if !matches!(self.phase(), Phase::Loose) || (has_written && matches!(self.promote().await, Ok(Phase::Task(_)))) {
+        if !matches!(self.phase(), Phase::Loose) {
             return std::future::pending().await;
         }
         let span = Duration::from_millis(ms);
@@ -408,6 +413,7 @@ pub(super) async fn execute(run: Arc<Run>) {
         }),
         error = run.out_of_time() => {
             // The caller learns it now; the tool is stopped like any other.
+            run.keep_written().await;
             run.finish(End::Outcome(Outcome::Failed(error))).await;
             run.stop();
             tokio::select! {
@@ -421,6 +427,9 @@ pub(super) async fn execute(run: Arc<Run>) {
             End::Outcome(Outcome::Cancelled { reason: None })
         }
     };
+    if matches!(&end, End::Outcome(Outcome::Failed(error)) if error.code == code::INTERNAL_ERROR) {
+        run.keep_written().await;
+    }
     run.finish(end).await;
 }
 

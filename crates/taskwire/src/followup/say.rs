@@ -90,7 +90,9 @@ fn ended(task: &Task) -> Option<CallResult> {
     let (tool, id, same) = (&task.spec.tool, task.id, arguments(task.id, &[]));
     let outcome = task.outcome.as_ref()?;
     if let Some(text) = without_result(&format!("`{tool}` (task {id})"), outcome) {
-        return Some(CallResult::error(format!("{text}\nWhat it wrote before can be read with `{OUTPUT}` {same}.")));
+        let before =
+            if task.output.bytes > 0 { format!("\nWhat it wrote before can be read with `{OUTPUT}` {same}.") } else { String::new() };
+        return Some(CallResult::error(format!("{text}{before}")));
     }
     let Outcome::Completed { result, .. } = outcome else { return None };
     Some(result.read().unwrap_or_else(|error| CallResult::error(format!("The result of `{tool}` (task {id}) is not readable: {error}"))))
@@ -214,9 +216,9 @@ mod tests {
 
     use serde_json::{Value, json};
     use taskwire_core::{
-        CallerId, Epoch, InputKey, Timestamp,
+        CallerId, Epoch, InputKey, Payload, Timestamp,
         id::ID_RANDOM_BYTES,
-        task::{Event, RpcError, Spec, create, evolve},
+        task::{Blocks, Event, RpcError, Spec, create, evolve},
     };
 
     use super::*;
@@ -281,8 +283,12 @@ mod tests {
         let done = ended(&task(&[Event::Completed { result: result.clone().into(), is_error: true }])).expect("ended");
         assert_eq!(serde_json::to_value(&done).expect("JSON"), result, "the result itself, unchanged");
         let error = RpcError { code: -32603, message: "no disk".to_owned(), data: None };
-        let failed = ended(&task(&[Event::Failed(error)])).expect("ended");
+        let block: Payload = json!({"type": "text", "text": "a"}).into();
+        let wrote = Event::Appended { seq: Seq(0), first_block: 1, blocks: Blocks::of(&[block]) };
+        let failed = ended(&task(&[wrote, Event::Failed(error.clone())])).expect("ended");
         assert!(failed.is_error && text(&failed).contains("failed: no disk") && text(&failed).contains("`task_output` {\"task_id\""));
+        let silent = ended(&task(&[Event::Failed(error)])).expect("ended");
+        assert!(text(&silent).ends_with("failed: no disk"), "there is nothing to read");
         let cancelled = ended(&task(&[Event::Cancelled { reason: Some("not needed".into()) }])).expect("ended");
         assert!(cancelled.is_error && text(&cancelled).contains("was cancelled (not needed) and gives no result"));
         assert!(ended(&task(&[])).is_none());

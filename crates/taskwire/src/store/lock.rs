@@ -32,6 +32,8 @@ impl DirLock {
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(failed)?;
+        // Wherever this process goes from here.
+        let path = std::path::absolute(&path).map_err(failed)?;
         Ok(Self { file, path })
     }
 

@@ -66,7 +66,8 @@ impl ToolError {
         Self(Kind::Said(text.to_string()))
     }
 
-    /// The call failed as a request: the caller gets a JSON-RPC error, a task ends as `failed`.
+    /// The call failed as a request: the caller gets a JSON-RPC error, a task ends as `failed`. With the code of an internal error
+    /// (-32603), a caller that knows of no task gets a result in words instead, marked as an error.
     #[must_use]
     pub fn protocol(code: i64, message: impl Into<String>) -> Self {
         Self(Kind::Protocol(RpcError { code, message: message.into(), data: None }))

@@ -231,6 +231,7 @@ async fn a_task_without_a_result_is_an_error_that_says_why() {
     let mut stage = Stage::new().await;
     let client = stage.server.plain_client();
     let (id, mut act) = stage.task().await;
+    act.writes("one").await;
     act.ends_with(Err(ToolError::protocol(-32603, "the disk is gone")));
     soon("the end", stage.client.until(&id, "failed")).await;
     has(&refuses(&client, "task_wait", of(&id)).await, &["failed: the disk is gone", "`task_output`", &id]);

@@ -1048,6 +1048,22 @@ async fn a_held_call_that_has_no_time_left_is_answered_with_what_a_model_can_act
 }
 
 #[tokio::test]
+async fn a_held_call_that_breaks_is_answered_with_the_last_that_it_wrote() {
+    for way in WAYS {
+        for mode in [TaskMode::Auto, TaskMode::Never] {
+            let breaks = tool("breaks", &(), |(), ctx| async move {
+                ctx.text("one\ntwo\n").await?;
+                Err::<String, _>(ToolError::protocol(-32603, "it is lost"))
+            });
+            let house = House::new([breaks.task(mode)]).await;
+            let result = Caller::new(way, &house).await.result("breaks", json!({})).await;
+            assert!(told_of_failure(&result).contains("failed: it is lost"), "{way:?} {mode:?}: {result}");
+            assert_eq!(result["content"][1]["text"], "The last lines that it wrote:\none\ntwo\n", "{way:?} {mode:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_held_call_that_somebody_else_cancels_says_so() {
     for way in WAYS {
         let (tool, mut runs) = played("plays");

@@ -156,5 +156,8 @@ fn too_much_output_may_lose_its_oldest() {
     assert_ne!(result["isError"], true, "{result}");
     let content = result["content"].as_array().expect("content");
     assert!(content.iter().any(|block| block["text"].as_str().is_some_and(|text| text.ends_with(&row(ROWS - 1)))), "its end: {result}");
+    let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link");
+    let written = ROWS * ROW_BYTES;
+    assert_eq!((&link["size"], &link["_meta"]["dev.taskwire/written"]), (&Value::Null, &json!(written)), "less is kept than that: {link}");
     place.is_quiet();
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use taskwire_core::{
     Payload, Seq, Timestamp, Version,
     task::{Overflow, Progress, Reject},
@@ -37,6 +37,9 @@ const SAY_EVERY: Duration = Duration::from_millis(200);
 const TAKEN_BYTES: u64 = 256 * 1024;
 /// Bytes of the log that are read back at one time.
 const READ_BACK_BYTES: usize = 1024 * 1024;
+
+/// In a result: how many blocks at its beginning only repeat what was written, where that had more in it.
+const REPEATS: &str = "dev.taskwire/repeats";
 
 /// What taking came to.
 pub(super) enum Taken {
@@ -270,7 +273,8 @@ impl Taking {
         let mut content = self.summed_up().await;
         let text = format!("The command was stopped, because {why}. What it wrote after that is not kept.");
         content.push(json!({"type": "text", "text": text}));
-        Some(CallResult { content: content.into_iter().map(Payload::from).collect(), is_error: true, ..CallResult::default() })
+        let meta = self.repeats(content.len() - 1);
+        Some(CallResult { content: content.into_iter().map(Payload::from).collect(), is_error: true, meta, ..CallResult::default() })
     }
 
     /// Sees to it that the log has all of the output, where there may be no room for the last of it. Elsewhere that is written with
@@ -308,6 +312,11 @@ impl Taking {
         let content = self.digest.content(link.as_ref());
         self.run.result_repeats(content.len());
         content
+    }
+
+    /// That so many blocks of the result repeat the output. Where there was no other run, that can be seen from the two.
+    fn repeats(&self, blocks: usize) -> Option<Map<String, Value>> {
+        (self.anchor.seq > 0).then(|| Map::from_iter([(REPEATS.to_owned(), blocks.into())]))
     }
 
     fn keep(&self, mut given: Given) -> Result<(), ToolError> {
@@ -360,7 +369,7 @@ impl Taking {
         let given = self.given()?;
         self.complete().await?;
         let mut content = self.summed_up().await;
-        let mut result = CallResult::default();
+        let mut result = CallResult { meta: self.repeats(content.len()), ..CallResult::default() };
         if let Some(given) = given {
             match (given.content, &given.structured) {
                 (Some(blocks), _) => content.extend(blocks),

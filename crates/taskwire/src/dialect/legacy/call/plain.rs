@@ -266,7 +266,15 @@ impl Call<'_, '_> {
             let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
             if task.ended.is_some() {
                 let heard = Twins::heard(cx.shared, &task);
-                return outcome::result(cx.shared, &task, false).map(|object| Some(cx.reply(object).then(heard)));
+                return match outcome::result(cx.shared, &task, false) {
+                    Ok(object) => Ok(Some(cx.reply(object).then(heard))),
+                    Err(fault) => {
+                        if let Some(heard) = heard {
+                            heard.delivered();
+                        }
+                        Err(fault)
+                    }
+                };
             }
             if let Some(result) = held::instead(cx.shared, hold, &task, over) {
                 return Ok(Some(cx.reply(view::call_result(&result, None, None))));
