@@ -1246,6 +1246,25 @@ async fn an_end_that_nobody_heard_of_is_told_to_who_calls_again_for_a_while() {
 }
 
 #[tokio::test]
+async fn an_error_that_was_told_is_not_told_again() {
+    let runs = Arc::new(AtomicU64::new(0));
+    let refuses = tool("refuses", &runs, |runs: Arc<AtomicU64>, _| async move {
+        Err::<String, _>(ToolError::protocol(-32602, format!("no {}", runs.fetch_add(1, Ordering::Relaxed))))
+    });
+    let house = House::new([refuses.dedupe()]).await;
+    let legacy = Legacy::of(house.port, None, LATEST, json!({})).await;
+    let mut calls = 0;
+    for accept in ["application/json", "application/json, text/event-stream"] {
+        let caller = legacy.accepting(accept);
+        for _ in 0..3 {
+            let error = caller.error("tools/call", json!({"name": "refuses", "arguments": {}})).await;
+            assert_eq!(error["message"], format!("no {calls}"), "{accept}");
+            calls += 1;
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_end_that_was_heard_by_a_follow_up_tool_is_not_told_again() {
     for way in WAYS {
         let gate = Gate::new();
