@@ -60,6 +60,7 @@ pub(crate) struct Config {
     body_bytes: Option<usize>,
     hold: Option<Span>,
     followups: Option<bool>,
+    linger: Option<Keep>,
     inline_bytes: Option<usize>,
     limits: LimitsTable,
     http: HttpTable,
@@ -115,6 +116,7 @@ impl Default for Config {
             body_bytes: None,
             hold: None,
             followups: None,
+            linger: None,
             inline_bytes: None,
             limits: LimitsTable::default(),
             http: HttpTable::default(),
@@ -296,6 +298,7 @@ impl Config {
         let mut config = server::Config { instructions: self.instructions.clone(), ..server::Config::default() };
         set(&mut config.promote_after, self.promote_after.map(|span| span.0));
         set(&mut config.poll_interval, self.poll_interval.map(|span| span.0));
+        set(&mut config.linger, self.linger.map(Keep::or_max));
         set(&mut config.retention, self.retention.map(|keep| keep.0));
         set(&mut config.input_timeout, self.input_timeout.map(|keep| keep.0));
         set(&mut config.attempts_max, self.attempts_max);

@@ -24,6 +24,13 @@ impl<'de> Deserialize<'de> for Keep {
     }
 }
 
+impl Keep {
+    /// The span; the longest there is for "forever".
+    pub(super) fn or_max(self) -> Duration {
+        self.0.unwrap_or(Duration::MAX)
+    }
+}
+
 /// A time span, or `"never"`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Never(pub(super) Option<Duration>);

@@ -63,6 +63,7 @@ pub(crate) struct ToolTable {
     on_interrupt: Interrupt,
     #[serde(default)]
     dedupe: bool,
+    linger: Option<Keep>,
     immediate_response: Option<String>,
 }
 
@@ -145,6 +146,7 @@ impl ToolTable {
         definition.policy.retention = self.retention.and_then(|keep| keep.0);
         definition.policy.overflow = self.overflow;
         definition.policy.dedupe = self.dedupe;
+        definition.policy.linger = self.linger.map(Keep::or_max);
         definition.policy.immediate_response = self.immediate_response.as_deref().map(Into::into);
         definition.on_interrupt = match self.on_interrupt {
             Interrupt::Fail => OnInterrupt::Fail,

@@ -183,7 +183,8 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
     }
     // A caller that waited for a result lost its call with the server, and will make it again: this one is nobody's,
     // unless it can still be found by its key or by the state that came with a question.
-    let unknown = task.spec.hidden && !task.spec.findable && task.spec.idempotency_key.is_none() && task.spec.follower.is_none();
+    let spec = &task.spec;
+    let unknown = spec.hidden && !spec.findable && !spec.lingers && spec.idempotency_key.is_none() && spec.follower.is_none();
     let lost = unknown && task.inputs.is_empty();
     let again = match task.spec.on_interrupt {
         OnInterrupt::Fail => false,

@@ -110,6 +110,9 @@ pub struct Spec {
     /// Whether its caller may come back to it by its id all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub findable: bool,
+    /// Whether it goes on for a while without its caller, and is found again by the same call.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lingers: bool,
     /// What calls that are the same as the one that made it have in common, where such calls share a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dedupe: Option<Arc<str>>,
@@ -141,6 +144,7 @@ impl Spec {
             accepts: Accepts::default(),
             hidden: false,
             findable: false,
+            lingers: false,
             dedupe: None,
             follower: None,
             origin: None,

@@ -10,7 +10,7 @@ use taskwire_core::{
     wire::RequestId,
 };
 
-use super::{Fault, params::present, twins::is_timeout};
+use super::{Fault, params::present, waiter::is_timeout};
 use crate::{
     server::Shared,
     tool::{CallResult, ReadyTool},
@@ -80,7 +80,7 @@ pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, params: &str) {
         shared.engine.call_off_keyed(caller, &key, CALLED_OFF);
     }
     if let Some(Cancelled { request_id, timed_out: false }) = Cancelled::read(params) {
-        shared.twins.call_off(shared, caller, &request_id);
+        shared.calls.cancel(caller, &request_id);
     }
 }
 

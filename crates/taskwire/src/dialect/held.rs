@@ -12,12 +12,12 @@ use taskwire_core::{
     task::{Accepts, Outcome, Spec, Task},
 };
 
-use super::twins;
+use super::fingerprint::fingerprint;
 use crate::{
     clock::{Clock, Sleep},
     followup,
     server::Shared,
-    tool::{CallResult, ReadyTool, TaskMode, payload_lacks},
+    tool::{CallResult, Content, ReadyTool, TaskMode, payload_lacks},
 };
 
 /// How long a caller hears nothing before it is given a sign of life.
@@ -67,7 +67,7 @@ impl Hold {
         spec.findable = true;
         if tool.0.policy.dedupe && spec.idempotency_key.is_none() {
             let definition: Value = tool.0.wire.read().unwrap_or_default();
-            spec.dedupe = Some(twins::likeness(&tool.0.name, &definition["inputSchema"], arguments));
+            spec.dedupe = Some(fingerprint(&tool.0.name, &definition["inputSchema"], arguments));
         }
     }
 
@@ -122,6 +122,13 @@ pub(super) fn failed(shared: &Shared, task: &Task) -> Option<Payload> {
 pub(super) fn failed_at_once(shared: &Shared, spec: &Spec, outcome: &Outcome) -> Option<Payload> {
     let held = shared.config.followups && spec.hidden;
     held.then(|| followup::failed_at_once(&spec.tool, outcome)).flatten().as_ref().map(payload)
+}
+
+/// A result with one more text for the model; as it is, if it is no result of a call.
+pub(super) fn with_note(result: &Payload, note: &Content) -> Payload {
+    let Ok(mut result) = result.read::<CallResult>() else { return result.clone() };
+    result.content.push(note.clone().into_payload());
+    payload(&result)
 }
 
 fn payload(result: &CallResult) -> Payload {

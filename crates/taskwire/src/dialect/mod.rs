@@ -3,20 +3,24 @@
 mod called;
 mod catalog;
 mod era;
+mod fingerprint;
 mod held;
 mod json;
 pub(crate) mod legacy;
+mod listing;
 pub(crate) mod modern;
 mod notes;
 mod outbox;
 mod params;
 mod peer;
 mod reply;
-mod twins;
 mod view;
+mod waiter;
 
 /// Says that a call which is sent twice under one key runs once. Told only to who asks.
 const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
+/// Our own extension: the tasks of a caller can be listed. Told only to who asks.
+const LIST: &str = "dev.taskwire/list";
 /// Our own extension: output while it is produced. Nothing of it is shown to who does not declare it (invariant I10).
 const PARTIALS: &str = "dev.taskwire/partials";
 
@@ -25,4 +29,4 @@ pub(crate) use era::{Era, is_modern};
 pub(crate) use outbox::{Framing, Gone, Outbox};
 pub(crate) use peer::{Peer, Told};
 pub(crate) use reply::{Fault, Reply, Sent};
-pub(crate) use twins::Twins;
+pub(crate) use waiter::Calls;

@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use serde_json::Value;
 use taskwire_core::{
-    CallerId, SessionId, TaskId,
+    SessionId,
     task::{Reject, RpcError},
     wire::{RequestId, code, write_error},
 };
 
 use super::json;
-use crate::engine::{self, Engine};
+use crate::engine;
 
 /// A response: for HTTP with its status, for a byte stream without.
 #[derive(Debug)]
@@ -76,15 +76,6 @@ impl Sent {
     /// Does this: with `true` when the response is on its way, with `false` if it is dropped.
     pub(crate) fn new(act: impl FnOnce(bool) + Send + Sync + 'static) -> Self {
         Self(Some(Box::new(act)))
-    }
-
-    /// A task whose handle has not reached its caller: if it never does, the task is cancelled.
-    pub(crate) fn orphan(engine: Engine, caller: CallerId, id: TaskId) -> Self {
-        Self::new(move |delivered| {
-            if !delivered {
-                engine.abandon(caller, id);
-            }
-        })
     }
 
     /// The response is on its way.

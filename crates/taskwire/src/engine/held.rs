@@ -1,4 +1,4 @@
-//! A run that belongs to a call, until the call lets it go.
+//! A run that a call is about to start.
 
 use std::{pin::Pin, sync::Arc, task::Poll};
 
@@ -7,12 +7,10 @@ use super::{
     run::{Run, execute},
 };
 
-/// A run in the hands of the call that started it. Dropping it stops the work, or cancels the task that it became:
-/// nobody would know of either. [`release`](Held::release) it when somebody does.
+/// A run in the hands of the call that starts it.
 pub struct Held {
     run: Arc<Run>,
     future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    released: bool,
 }
 
 impl std::fmt::Debug for Held {
@@ -24,7 +22,7 @@ impl std::fmt::Debug for Held {
 impl Held {
     pub(super) fn new(run: Arc<Run>) -> Self {
         let future = Box::pin(execute(run.clone()));
-        Self { run, future: Some(future), released: false }
+        Self { run, future: Some(future) }
     }
 
     /// The run.
@@ -43,20 +41,5 @@ impl Held {
             }
         }
         self.run.phase()
-    }
-}
-
-impl Held {
-    /// Lets the run go on by itself.
-    pub fn release(mut self) {
-        self.released = true;
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if !self.released {
-            self.run.call_off("the caller went away before it was told of the task");
-        }
     }
 }

@@ -387,6 +387,16 @@ impl Engine {
         self.0.feed.watch(ids, output)
     }
 
+    /// How many watch a task.
+    pub(crate) fn watchers(&self, id: TaskId) -> usize {
+        self.0.feed.watchers(&id)
+    }
+
+    /// Has something done beside everything else, wherever this is called from.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.0.runtime.spawn(work);
+    }
+
     /// Waits until the engine can no longer store anything, and says why.
     pub async fn failed(&self) -> Arc<str> {
         let mut failed = self.0.failed.subscribe();
@@ -405,11 +415,6 @@ impl Engine {
     /// Waits until nothing is running that would end with this process.
     pub async fn idle(&self) {
         self.0.runs.idle().await;
-    }
-
-    /// Cancels a task whose caller went away before it was told of it.
-    pub(crate) fn abandon(&self, caller: CallerId, id: TaskId) {
-        self.call_off(caller, id, "the caller went away before it was told of the task");
     }
 
     /// Cancels the task that a caller made under this key, if there is one.

@@ -69,6 +69,11 @@ impl<K: Key> Feed<K> {
         }
     }
 
+    /// How many watch this one.
+    pub(crate) fn watchers(&self, id: &K) -> usize {
+        lock(&self.waiters).get(id).map_or(0, Vec::len)
+    }
+
     /// Watches `ids` until the watch is dropped; for their output too, if `output`.
     pub(crate) fn watch(self: &Arc<Self>, ids: Vec<K>, output: bool) -> Watch<K> {
         let waiter = Arc::new(Waiter { changed: Mutex::default(), notify: Notify::new(), output });

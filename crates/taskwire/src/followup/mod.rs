@@ -1,4 +1,4 @@
-//! A way on for clients that know no tasks: what a held call is answered with when its time is over, and the four tools by
+//! A way on for clients that know no tasks: what a held call is answered with when its time is over, and the five tools by
 //! which a language model gets on from there.
 //!
 //! The texts are the product. Who reads them knows nothing of tasks, and must do the right thing next: wait with
@@ -7,6 +7,7 @@
 
 mod answer;
 mod cancel;
+mod list;
 mod output;
 mod question;
 pub(crate) mod resource;
@@ -22,7 +23,7 @@ use taskwire_core::{
 };
 use tokio::sync::watch;
 
-pub(crate) use say::{asks, failed, failed_at_once, going_away, still_running};
+pub(crate) use say::{asks, failed, failed_at_once, going_away, joined, still_running};
 
 use crate::{
     engine::{self, Engine},
@@ -33,6 +34,7 @@ const WAIT: &str = "task_wait";
 const OUTPUT: &str = "task_output";
 const ANSWER: &str = "task_answer";
 const CANCEL: &str = "task_cancel";
+const LIST: &str = "task_list";
 
 /// Tasks that are named to who asks for one that is not there.
 const LISTED_MAX: usize = 10;
@@ -55,7 +57,7 @@ pub(crate) struct Settings {
 /// The tools, in the order in which they are listed.
 pub(crate) fn tools(settings: &Settings) -> Vec<Arc<ReadyTool>> {
     let registry = Registry::new();
-    for tool in [wait::tool(settings), output::tool(settings), answer::tool(), cancel::tool()] {
+    for tool in [wait::tool(settings), output::tool(settings), answer::tool(), cancel::tool(), list::tool()] {
         registry.tool(tool.task(TaskMode::Never)).expect("our own tools are well formed");
     }
     registry.tools()
@@ -218,8 +220,8 @@ mod tests {
         let settings = Settings { hold: Duration::from_secs(45), bytes: 1_000, draining: watch::channel(false).1 };
         let tools = tools(&settings);
         let names: Vec<&str> = tools.iter().map(|tool| &*tool.0.name).collect();
-        assert_eq!(names, [WAIT, OUTPUT, ANSWER, CANCEL]);
-        for tool in &tools {
+        assert_eq!(names, [WAIT, OUTPUT, ANSWER, CANCEL, LIST]);
+        for tool in &tools[..4] {
             assert_eq!(tool.0.policy.task, TaskMode::Never);
             let wire: Value = tool.0.wire.read().expect("JSON");
             assert!(wire["description"].as_str().is_some_and(|text| text.len() > 80), "{wire}");

@@ -1,7 +1,7 @@
 //! What is said of a task: that it runs, that it asks, how it ended.
 
 use taskwire_core::{
-    Seq, TaskId, Version,
+    Seq, TaskId, Timestamp, Version,
     task::{Outcome, Task},
     wire::code,
 };
@@ -70,6 +70,15 @@ fn is_ours(outcome: &Outcome) -> bool {
         Outcome::Failed(error) => matches!(error.code, code::INTERNAL_ERROR | code::LIMIT_REACHED | code::UNAVAILABLE),
         Outcome::Cancelled { .. } => true,
     }
+}
+
+/// What is said beside an answer that comes from an earlier call, which began then.
+pub(crate) fn joined(began: Timestamp, now: Timestamp) -> Content {
+    let ago = span(now.since(began));
+    Content::text(format!(
+        "Note: this answer comes from an earlier call with the same arguments, made at {began} ({ago} ago). That call was still at work, or \
+         its result had reached nobody; so it was joined, and nothing was run a second time."
+    ))
 }
 
 /// What is to be said of a task as it is now.

@@ -24,8 +24,11 @@ pub struct Config {
     /// (`followups`). Zero: not at all, unless it is there at once.
     pub hold: Duration,
     /// Whether callers without tasks can come back to calls that take longer than they wait: by tools of the server's own
-    /// (`task_wait`, `task_output`, `task_answer`, `task_cancel`). If not, they are held until the result is there.
+    /// (`task_wait`, `task_output`, `task_answer`, `task_cancel`, `task_list`). If not, they are held until the result is there.
     pub followups: bool,
+    /// How long a call goes on whose client hung up before it was answered. Meanwhile the same call by the same caller joins it, and
+    /// that time begins anew. Zero: it stops at once; `Duration::MAX`: it goes on to its end.
+    pub linger: Duration,
     /// About how many bytes of output one answer of those tools has.
     pub inline_bytes: usize,
     /// How often a client should ask for a task's state, at first; five times as long for long tasks.
@@ -76,6 +79,7 @@ impl Default for Config {
             promote_after: Duration::from_secs(1),
             hold: Duration::from_secs(45),
             followups: true,
+            linger: Duration::from_secs(600),
             inline_bytes: 32 * 1024,
             poll_interval: Duration::from_secs(1),
             retention: Some(Duration::from_secs(3600)),

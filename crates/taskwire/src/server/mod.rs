@@ -17,7 +17,7 @@ pub use config::{Config, HttpConfig, Initial, LegacyConfig, Mode};
 
 use crate::{
     clock::{Clock, SystemClock},
-    dialect::{Twins, legacy, modern},
+    dialect::{Calls, legacy, modern},
     engine::Engine,
     followup,
     store::{self, Store},
@@ -38,8 +38,8 @@ pub(crate) struct Shared {
     pub(crate) shown: modern::Shown,
     /// Sessions of the legacy era.
     pub(crate) sessions: legacy::Sessions,
-    /// Tasks that calls share which are the same.
-    pub(crate) twins: Twins,
+    /// Calls that wait for their work, and work that was left.
+    pub(crate) calls: Calls,
     /// Open listen streams of each caller.
     listens: Counts,
     /// Requests of each caller that wait for something to happen.
@@ -95,7 +95,7 @@ impl Server {
             modern_meta,
             shown: modern::Shown::default(),
             sessions: legacy::Sessions::default(),
-            twins: Twins::default(),
+            calls: Calls::default(),
             listens: Counts::default(),
             waits: Counts::default(),
             connections: watch::Sender::new(0),

@@ -52,6 +52,9 @@ pub struct Policy {
     pub immediate_response: Option<Arc<str>>,
     /// Whether the same call, made again by a caller that knows no tasks while the first one runs, finds that one.
     pub dedupe: bool,
+    /// How long a call goes on whose client hung up before it was answered (`Duration::MAX`: to its end); the server's default if
+    /// absent.
+    pub linger: Option<Duration>,
     /// Whether it may write more than its result has, so that callers need a way to read the rest.
     pub spills: bool,
 }
@@ -197,6 +200,14 @@ impl Tool {
     #[must_use]
     pub fn dedupe(mut self) -> Self {
         self.policy.dedupe = true;
+        self
+    }
+
+    /// How long a call goes on whose client hung up before it was answered; zero stops it at once, `Duration::MAX` lets it go on to
+    /// its end.
+    #[must_use]
+    pub fn linger(mut self, span: Duration) -> Self {
+        self.policy.linger = Some(span);
         self
     }
 

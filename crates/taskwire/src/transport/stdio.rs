@@ -16,7 +16,7 @@ use taskwire_core::wire::{Incoming, RequestId, code};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader},
     sync::{mpsc, watch},
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, JoinHandle, JoinSet},
 };
 
 use crate::{
@@ -87,32 +87,54 @@ pub(crate) async fn run(
     let stopped = tokio::select! {
         read = client.read(&mut input) => {
             read?;
-            false
+            Some(false)
         }
-        () = shutdown => true,
-        _ = &mut writer => return Ok(()),
+        () = shutdown => Some(true),
+        // The client does not read any more.
+        _ = &mut writer => None,
     };
     // Listeners are told; calls that are under way get their answer, and after a signal tasks get their time too.
     ending.send_replace(true);
+    let Client { lines, streams, mut requests, session, .. } = client;
+    let result = match stopped {
+        Some(stopped) => finish(&server, &mut requests, session, (lines, streams), &mut writer, stopped).await,
+        None => Ok(()),
+    };
+    writer.abort();
+    // What was not answered is left, and must be durable before the process ends.
+    requests.shutdown().await;
+    server.0.calls.settled().await;
+    result
+}
+
+/// Lets calls that are under way come to an end, for a while.
+async fn finish(
+    server: &Server,
+    requests: &mut JoinSet<()>,
+    session: Option<Arc<legacy::Session>>,
+    ways: (mpsc::Sender<Line>, mpsc::Sender<Line>),
+    writer: &mut JoinHandle<std::io::Result<()>>,
+    stopped: bool,
+) -> std::io::Result<()> {
     let patience = server.0.engine.clock().sleep(server.0.config.drain);
     let finish = async {
-        let Client { lines, streams, mut requests, session, .. } = client;
         while requests.join_next().await.is_some() {}
         if let Some(session) = session {
             legacy::end_stream(&server.0, &session).await;
         }
-        drop((lines, streams));
+        drop(ways);
         if stopped {
             server.0.engine.idle().await;
         }
-        (&mut writer).await.map_err(std::io::Error::other)?
+        writer.await.map_err(std::io::Error::other)?
     };
     tokio::select! {
-        result = finish => return result,
-        () = patience => tracing::warn!("the client did not take all answers in time"),
+        result = finish => result,
+        () = patience => {
+            tracing::warn!("the client did not take all answers in time");
+            Ok(())
+        }
     }
-    writer.abort();
-    Ok(())
 }
 
 enum Read {

@@ -20,7 +20,7 @@ use crate::{
     tasks::{name_form, two_callers},
 };
 
-const NAMES: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_cancel"];
+const NAMES: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"];
 const HOLD: Duration = Duration::from_secs(45);
 const GOING_AWAY: &str = "The server is shutting down or being restarted: give it a few seconds, then call `task_wait` again.";
 
@@ -207,6 +207,62 @@ async fn the_tools_are_there_for_who_needs_them() {
     assert_eq!(names(stage.server.plain_client().ok("tools/list", json!({})).await), all);
     assert_eq!(names(Legacy::declaring(&stage.server, json!({})).await.ok("tools/list", json!({})).await), all);
     assert_eq!(names(stage.client.ok("tools/list", json!({})).await), ["writes"], "who has tasks needs none of them");
+}
+
+// Listing.
+
+#[tokio::test]
+async fn what_runs_and_what_ended_is_listed_the_latest_first() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    has(&says(&client, "task_list", json!({})).await, &["no such tasks"]);
+    let (first, mut act) = stage.task().await;
+    act.ends("done");
+    soon("the end", stage.client.until(&first, "completed")).await;
+    stage.clock.advance(std::time::Duration::from_secs(1));
+    let (second, act) = stage.task().await;
+    act.ctx.status("half way").await.expect("it may say so");
+    let all = says(&client, "task_list", json!({})).await;
+    has(
+        &all,
+        &[
+            &format!("- {second}: `writes`"),
+            "running for",
+            "it says: `half way`",
+            &format!("- {first}: `writes`"),
+            "completed",
+            "`task_wait`",
+        ],
+    );
+    assert!(all.find(&second) < all.find(&first), "{all}");
+    let running = says(&client, "task_list", json!({"state": "running"})).await;
+    assert!(running.contains(&second) && !running.contains(&first), "{running}");
+    let ended = says(&client, "task_list", json!({"state": "ended"})).await;
+    assert!(ended.contains(&first) && !ended.contains(&second), "{ended}");
+    let one = says(&client, "task_list", json!({"limit": 1})).await;
+    assert!(one.contains(&second) && !one.contains(&first) && one.contains("There are older ones"), "{one}");
+    for bad in [json!({"state": "gone"}), json!({"limit": 0}), json!({"limit": 101})] {
+        refuses(&client, "task_list", bad).await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_its_client_left_is_listed_with_its_arguments() {
+    let mut stage = Stage::new().await;
+    let client = stage.server.plain_client();
+    let message = client.message(7, "tools/call", json!({"name": "writes", "arguments": {"region": "eu"}}));
+    let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
+    let _act = stage.run().await;
+    drop(connection);
+    let listed = async {
+        loop {
+            let text = says(&client, "task_list", json!({})).await;
+            if text.contains("running for") {
+                return text;
+            }
+        }
+    };
+    has(&soon("the list", listed).await, &[r#"`writes` with `{"region":"eu"}`"#]);
 }
 
 // Waiting.
@@ -437,7 +493,8 @@ async fn somebody_elses_task_is_no_other_than_one_that_never_was() {
     let (of_bob, _bobs) = stage.task_of(&bob).await;
     let never: String = of_ann.chars().rev().collect();
     let client = stage.server.plain_client().with_token("bob-token");
-    for tool in NAMES {
+    // The list names no task.
+    for tool in &NAMES[..4] {
         let told = |id: String| {
             let client = client.clone();
             async move { refuses(&client, tool, of(&id)).await.replace(&id, "IT") }

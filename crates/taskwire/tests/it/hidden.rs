@@ -1,9 +1,12 @@
 //! Tasks that their callers do not know of: calls that are held, or that had to be made durable on the way. They answer
 //! as calls do, and do not outlive them unless a key leads back to them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -125,9 +128,9 @@ async fn a_tool_that_is_never_a_task_may_save_and_still_gives_its_result() {
 // Callers that go away.
 
 #[tokio::test]
-async fn a_held_call_that_became_a_task_is_cancelled_when_its_caller_goes_away() {
+async fn a_held_call_that_became_a_task_is_cancelled_when_its_caller_goes_away_where_nothing_lingers() {
     let gate = Gate::new();
-    let server = TestServer::start(registry([saves(&gate)])).await;
+    let server = TestServer::start(registry([saves(&gate).linger(Duration::ZERO)])).await;
     let connection = send(&server.plain_client(), json!({"name": "saves", "arguments": {}})).await;
     soon("the start", gate.started.wait()).await;
     let id = only_open(&server);
@@ -138,13 +141,13 @@ async fn a_held_call_that_became_a_task_is_cancelled_when_its_caller_goes_away()
 }
 
 #[tokio::test]
-async fn a_call_that_goes_on_after_a_question_is_cancelled_when_its_caller_goes_away() {
+async fn a_call_that_goes_on_after_a_question_is_cancelled_when_its_caller_goes_away_where_nothing_lingers() {
     let gate = Gate::new();
     let asks = tool("asks", &gate, |gate, ctx| async move {
         ctx.ask("name", name_form("Name?")).await?;
         wait(&gate, &ctx).await
     });
-    let server = TestServer::start(registry([asks])).await;
+    let server = TestServer::start(registry([asks.linger(Duration::ZERO)])).await;
     let client = forms(&server);
     let call = json!({"name": "asks", "arguments": {}});
     let asked = soon("the question", client.ok("tools/call", call.clone())).await;
@@ -198,12 +201,12 @@ impl Store for Paced {
 }
 
 #[tokio::test]
-async fn a_task_whose_caller_went_away_before_its_handle_was_there_is_cancelled() {
+async fn a_task_whose_caller_went_away_before_its_handle_was_there_is_cancelled_where_nothing_lingers() {
     let (gate, began, dir) = (Gate::new(), Signal::new(), TempDir::new());
     let (go, its_go) = std::sync::mpsc::channel();
     let store = Paced { store: SqliteStore::open(dir.path()).expect("a store"), began: began.clone(), go: its_go };
     let config = Config { http: HttpConfig { connections: 1, ..HttpConfig::default() }, ..Config::default() };
-    let tools = registry([gate.tool("slow").task(TaskMode::Always)]);
+    let tools = registry([gate.tool("slow").task(TaskMode::Always).linger(Duration::ZERO)]);
     let server = Server::start_with_clock(tools, store, config, Arc::new(manual_clock())).expect("a server");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -238,9 +241,9 @@ async fn a_task_whose_caller_went_away_before_its_handle_was_there_is_cancelled(
 // Crashes.
 
 #[test]
-fn a_held_call_that_became_a_task_is_not_run_again_after_a_crash() {
+fn a_held_call_that_became_a_task_is_not_run_again_after_a_crash_where_nothing_lingers() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
-    let tools = || registry([saves(&gate).retry_on_interrupt()]);
+    let tools = || registry([saves(&gate).retry_on_interrupt().linger(Duration::ZERO)]);
     let id = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), crate::kit::without_followups(), Arc::new(clock.clone())).await;
         let _connection = send(&server.plain_client(), json!({"name": "saves", "arguments": {}})).await;

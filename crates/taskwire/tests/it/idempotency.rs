@@ -1,17 +1,21 @@
 //! Calls under a key: who asks for it learns that a server knows them again, they go on without their connection, and they are
 //! called off by their key, from wherever their caller is.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
-use taskwire::{clock::SystemClock, server::Server, tool::TaskMode};
+use taskwire::{
+    clock::SystemClock,
+    server::{Config, Server},
+    tool::TaskMode,
+};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
     task::JoinHandle,
 };
 
 use crate::{
-    kit::{Client, PARTIALS, TASKS, TestServer, soon},
+    kit::{Client, PARTIALS, TASKS, TestServer, manual_clock, soon},
     legacy::kit::{LATEST, Legacy, initialize},
     tasks::{Gate, quick, registry, two_callers},
 };
@@ -226,12 +230,14 @@ async fn a_call_under_a_key_goes_on_without_its_connection() {
     for way in WAYS {
         let (gate, bare) = (Gate::new(), Gate::new());
         let tools = registry([gate.tool("slow").task(TaskMode::Never), bare.tool("bare").task(TaskMode::Never)]);
-        let server = TestServer::start(tools).await;
+        // A key needs no time to linger.
+        let config = Config { linger: Duration::ZERO, ..Config::default() };
+        let server = TestServer::start_with(tools, config, Arc::new(manual_clock())).await;
         let calling = Connection::open(way, &server).await.calls("slow", Some("k"));
         soon("the tool", gate.started.wait()).await;
         lose(calling).await;
         if matches!(way, Way::ModernHttp) {
-            // In this era a loss is a word to stop for any other call.
+            // A loss is a word to stop for any other call then.
             let calling = Connection::open(way, &server).await.calls("bare", None);
             soon("the tool", bare.started.wait()).await;
             lose(calling).await;

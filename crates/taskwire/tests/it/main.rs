@@ -9,6 +9,7 @@ mod http;
 mod idempotency;
 mod kit;
 mod legacy;
+mod listing;
 mod opt_out;
 mod output;
 mod partials;

@@ -76,6 +76,7 @@ fn in_result(method: &str, result: &Value) -> Vec<String> {
         "tasks/update" => "UpdateTaskResult",
         "tasks/cancel" => "CancelTaskResult",
         "dev.taskwire/partials/read" => "ReadPartialsResult",
+        "dev.taskwire/tasks/list" => "ListTasksResult",
         _ => panic!("no schema is known for the result of `{method}`"),
     };
     match (method, result.get("resultType").and_then(Value::as_str)) {

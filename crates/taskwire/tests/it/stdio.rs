@@ -484,7 +484,7 @@ async fn listeners_get_their_response_at_the_end_of_the_input() {
 async fn a_call_that_does_not_end_holds_the_end_up_only_so_long() {
     let (gate, clock, dir) = (Gate::new(), manual_clock(), TempDir::new());
     let config = Config { drain: Duration::from_secs(10), ..Config::default() };
-    let server = server(&dir, registry([gate.tool("slow").task(TaskMode::Never)]), config, Arc::new(clock.clone()));
+    let server = server(&dir, registry([gate.tool("slow").task(TaskMode::Never).linger(Duration::ZERO)]), config, Arc::new(clock.clone()));
     let mut peer = Peer::on(&server);
     peer.call(1, "slow").await;
     soon("the start", gate.started.wait()).await;

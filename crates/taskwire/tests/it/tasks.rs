@@ -771,9 +771,9 @@ async fn a_caller_may_have_so_many_tasks_and_again_one_when_one_has_ended() {
 // Callers that go away.
 
 #[tokio::test]
-async fn a_call_whose_client_goes_away_is_stopped() {
+async fn a_call_whose_client_goes_away_is_stopped_where_nothing_lingers() {
     let (gate, clock) = (Gate::new(), manual_clock());
-    let server = start_at(&clock, registry([gate.tool("slow")])).await;
+    let server = start_at(&clock, registry([gate.tool("slow").linger(Duration::ZERO)])).await;
     for client in [server.client(), server.plain_client()] {
         let message = client.message(client.next_id(), "tools/call", json!({"name": "slow", "arguments": {}}));
         let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
@@ -793,7 +793,7 @@ async fn a_stopped_call_can_neither_write_nor_become_a_task() {
         refused.send((ctx.text("late").await.is_err(), ctx.checkpoint(&1).await.is_err())).await?;
         Ok("too late")
     });
-    let server = start_at(&clock, registry([stubborn])).await;
+    let server = start_at(&clock, registry([stubborn.linger(Duration::ZERO)])).await;
     let client = server.client();
     let message = client.message(client.next_id(), "tools/call", json!({"name": "stubborn", "arguments": {}}));
     let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;

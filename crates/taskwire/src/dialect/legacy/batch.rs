@@ -10,7 +10,7 @@ use taskwire_core::{
 
 use super::{In, Way, answer_in, begins, find};
 use crate::{
-    dialect::{Fault, Outbox, Reply},
+    dialect::{Fault, Outbox, Reply, Sent},
     server::Shared,
 };
 
@@ -52,10 +52,16 @@ async fn answers(shared: &Arc<Shared>, caller: &CallerId, way: Way<'_>, bytes: &
         let out = Outbox::closed();
         answer_in(shared, &message, bytes, In { session, out: &out, events: false, detaches: true }).await
     });
-    let replies = futures_util::future::join_all(replies).await;
+    let mut replies = futures_util::future::join_all(replies).await;
+    let sent: Vec<Sent> = replies.iter_mut().filter_map(|reply| reply.sent.take()).collect();
     let bodies: Vec<&[u8]> = replies.iter().map(|reply| &*reply.body).filter(|body| !body.is_empty()).collect();
     if bodies.is_empty() {
         return Ok(Reply::accepted());
     }
-    Ok(Reply::new(200, [b"[", &*bodies.join(&b","[..]), b"]"].concat()))
+    let all_sent = Sent::new(move |delivered| {
+        if delivered {
+            sent.into_iter().for_each(Sent::delivered)
+        }
+    });
+    Ok(Reply::new(200, [b"[", &*bodies.join(&b","[..]), b"]"].concat()).then(Some(all_sent)))
 }

@@ -261,8 +261,6 @@ impl Call<'_, '_> {
             run.stream_at_once();
         }
         let mut phase = held.start().await;
-        // Before it is a task, its caller does not know of it; and then it does.
-        held.release();
         if matches!(phase, Phase::Loose) {
             phase = tokio::select! {
                 biased;

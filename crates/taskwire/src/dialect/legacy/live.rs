@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::session::Session;
 pub(super) use crate::dialect::called::CALLED_OFF;
 use crate::{
-    dialect::twins::{Mark, Seat},
+    dialect::waiter::{Waiter, Waiting},
     engine::Run,
     server::{Open, Shared},
 };
@@ -122,10 +122,10 @@ pub(super) struct Running {
     pub(super) run: Option<Weak<Run>>,
     /// The task that does its work, if that was made at once.
     pub(super) task: Option<TaskId>,
-    /// Whether that task is there for other calls too, that are the same.
-    pub(super) shared: bool,
-    /// By what it waits for that task among those calls.
-    seat: Weak<Mark>,
+    /// Whether its work goes on when nobody waits for it any more, and is found again by the same call.
+    joinable: bool,
+    /// The call that waits for it, if that still does.
+    waiting: Weak<Waiting>,
     /// How the call was made, for a reader that comes back to it: its task may be another one's.
     made: Option<Made>,
     /// Whether somebody waits for the answer.
@@ -133,6 +133,11 @@ pub(super) struct Running {
 }
 
 impl Running {
+    /// The task that its work is, or may become.
+    fn id(&self) -> Option<TaskId> {
+        self.task.or_else(|| Some(self.run.as_ref()?.upgrade()?.id()))
+    }
+
     /// Whether its work goes on here.
     fn works(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.strong_count() > 0)
@@ -368,7 +373,7 @@ impl Session {
         let off = Arc::new(watch::Sender::new(Off::No));
         // What is known of a call stays known when its reader comes back; a new one says anew how it is made.
         let made = live.running.remove(id).and_then(|before| before.made);
-        let running = Running { off: off.clone(), run: None, task: None, shared: false, seat: Weak::new(), made, awaited: true };
+        let running = Running { off: off.clone(), run: None, task: None, joinable: false, waiting: Weak::new(), made, awaited: true };
         live.running.insert(id.clone(), running);
         Some(Request { session: self.clone(), id: id.clone(), off, answered: false, joined: false })
     }
@@ -392,12 +397,12 @@ impl Session {
         self.live().called_off.contains(id)
     }
 
-    /// Calls a request off; one whose sender only would not wait any longer (`timed_out`) does not stop what others may wait for.
+    /// Calls a request off; one whose sender only would not wait any longer (`timed_out`) leaves its work.
     pub(super) fn call_off(&self, shared: &Shared, id: &RequestId, timed_out: bool) {
         let running = {
             let mut live = self.live();
             let running = live.running.remove(id);
-            if let Some(running) = running.as_ref().filter(|running| timed_out && running.shared) {
+            if let Some(running) = running.as_ref().filter(|running| timed_out && running.joinable) {
                 running.off.send_replace(Off::Left);
                 return;
             }
@@ -408,14 +413,14 @@ impl Session {
                 live.called_off.pop_front();
             }
             let Some(running) = running else { return };
-            running.off.send_replace(if running.shared { Off::Left } else { Off::Stopped });
+            running.off.send_replace(if running.joinable { Off::Left } else { Off::Stopped });
             running
         };
-        if running.shared {
+        if running.joinable {
             // Others may wait for it.
-            match (running.seat.upgrade(), running.task) {
-                (Some(seat), _) => shared.twins.leave(shared, &self.caller, &seat),
-                (None, Some(task)) => shared.twins.stop(shared, &self.caller, task),
+            match (running.waiting.upgrade(), running.id()) {
+                (Some(waiting), _) => waiting.cancel(),
+                (None, Some(id)) => shared.calls.stop(shared, &self.caller, id),
                 (None, None) => {}
             }
             return;
@@ -453,25 +458,28 @@ impl Request {
         self.session.live().running.get(&self.id)?.made.clone()
     }
 
-    /// Says, before there is one, that its task will be there for other calls too, and by what it waits for it; or that there will
-    /// be none.
-    pub(super) fn shares(&self, seat: Option<&Seat>) {
+    /// Names the call that waits for its work.
+    pub(super) fn waits(&self, waiter: &Waiter) {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.shared = seat.is_some();
-            running.seat = seat.map(|seat| Arc::downgrade(seat.mark())).unwrap_or_default();
+            running.joinable = true;
+            running.waiting = waiter.downgrade();
+        }
+        if self.stops()
+            && let Some(waiting) = waiter.downgrade().upgrade()
+        {
+            waiting.cancel();
         }
     }
 
-    /// By what it waits for a task that it shares, if it still does.
-    pub(super) fn seat(&self) -> Option<Arc<Mark>> {
-        self.session.live().running.get(&self.id)?.seat.upgrade()
+    /// The call that waits for its work, if it still does.
+    pub(super) fn waiting(&self) -> Option<Arc<Waiting>> {
+        self.session.live().running.get(&self.id)?.waiting.upgrade()
     }
 
     /// Names the task to be cancelled when the request is called off.
     pub(super) fn makes(&self, task: &Task) {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {
             running.task = Some(task.id);
-            running.shared = task.spec.dedupe.is_some();
         }
     }
 
@@ -479,9 +487,6 @@ impl Request {
     pub(super) fn runs(&self, run: &Arc<Run>) {
         if let Some(running) = self.session.live().running.get_mut(&self.id) {
             running.run = Some(Arc::downgrade(run));
-        }
-        if self.stops() || self.session.is_over() {
-            run.call_off(CALLED_OFF);
         }
     }
 

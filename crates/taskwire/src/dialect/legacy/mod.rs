@@ -39,7 +39,7 @@ use self::{
     session::Agreed,
     tail::{Ended, Tail},
 };
-use super::{Fault, Gone, Outbox, Reply, called::Cancelled, held::Hold, json::Object, twins::Seat};
+use super::{Fault, Gone, Outbox, Reply, called::Cancelled, held::Hold, json::Object, waiter::Waiter};
 use crate::{
     engine,
     server::{Open, Shared},
@@ -353,7 +353,7 @@ pub(crate) fn listen(
             _ if at == At::END => return Ok(None),
             task if session.is_called_off(&stream.request) => {
                 if let Some(task) = task.filter(|task| stream.kind == Kind::Call && task.ended.is_none()) {
-                    shared.twins.stop(shared, caller, task.id);
+                    shared.calls.stop(shared, caller, task.id);
                 }
                 return Ok(None);
             }
@@ -388,12 +388,11 @@ impl Listening {
                 if let Some(request) = request.as_ref().filter(|_| plain) {
                     request.makes(&task);
                 }
-                let seat = (plain && task.spec.dedupe.is_some()).then(|| {
-                    let before = request.as_ref().and_then(Request::seat);
-                    Seat::again(shared, &self.session.caller, before, task.id)
-                });
-                if let (Some(request), Some(seat)) = (&request, &seat) {
-                    request.shares(Some(seat));
+                // What has a key needs nobody to wait for it.
+                let waiter = (plain && task.spec.idempotency_key.is_none())
+                    .then(|| Waiter::again(shared, request.as_ref().and_then(Request::waiting), &task));
+                if let (Some(request), Some(waiter)) = (&request, &waiter) {
+                    request.waits(waiter);
                 }
                 let made = request.as_ref().and_then(Request::made);
                 let began = made.as_ref().map_or(task.created_at, |(began, _)| *began);
@@ -405,6 +404,10 @@ impl Listening {
                     None => outcome::progress_token(&task).filter(|_| own),
                 };
                 let tail = Tail::new(shared, &self.session, out, stream, Some(at), &task).holding(hold, token.as_ref());
+                let tail = match waiter {
+                    Some(waiter) => tail.answering(waiter),
+                    None => tail,
+                };
                 let ended = match &request {
                     Some(request) => tail.of(request).run().await,
                     None => tail.run().await,

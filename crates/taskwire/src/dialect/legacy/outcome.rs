@@ -15,7 +15,7 @@ use super::{
     view::{self, RELATED_TASK},
 };
 use crate::{
-    dialect::{Fault, held, json::Object},
+    dialect::{Fault, held, json::Object, waiter::Waiter},
     engine,
     server::Shared,
 };
@@ -40,10 +40,11 @@ pub(super) fn progress_token(task: &Task) -> Option<RequestId> {
     task.spec.origin.as_ref().and_then(|origin| origin.read::<Origin>().ok())?.progress_token
 }
 
-/// What a request for a task's result gets; the task is named if it is `known`.
-pub(super) fn result(shared: &Shared, task: &Task, known: bool) -> Result<Object, Fault> {
+/// What a request for a task's result gets; the task is named if it is `known`. A call that waits for it may have joined it.
+pub(super) fn result(shared: &Shared, task: &Task, known: bool, waiter: Option<&Waiter>) -> Result<Object, Fault> {
+    let noting = |result: Payload| waiter.map_or_else(|| result.clone(), |waiter| waiter.noting(result.clone()));
     if let Some(result) = held::failed(shared, task) {
-        return Ok(view::call_result(&result, None, None));
+        return Ok(view::call_result(&noting(result), None, None));
     }
     let meta = known.then(|| json!({RELATED_TASK: {"taskId": task.id}}));
     let whole = || task.spec.output_is_result.then(|| streamed::merged(&shared.engine, task.id)).transpose();
@@ -51,7 +52,7 @@ pub(super) fn result(shared: &Shared, task: &Task, known: bool) -> Result<Object
         Some(Outcome::Completed { result, is_error }) => {
             // An error is the result, if there is nothing else.
             let content = whole()?.filter(|content| !(*is_error && content == "[]"));
-            Ok(view::call_result(result, meta.as_ref(), content.as_deref()))
+            Ok(view::call_result(&noting(result.clone()), meta.as_ref(), content.as_deref()))
         }
         Some(Outcome::Failed(error)) => Err(Fault::from(error.clone())),
         Some(Outcome::Cancelled { .. }) if task.spec.output_is_result => {
@@ -74,8 +75,14 @@ pub(super) fn result(shared: &Shared, task: &Task, known: bool) -> Result<Object
 }
 
 /// The response to such a request.
-pub(super) fn message(shared: &Shared, request: &RequestId, task: &Arc<Task>, known: bool) -> Result<Vec<u8>, engine::Error> {
-    Ok(match result(shared, task, known) {
+pub(super) fn message(
+    shared: &Shared,
+    request: &RequestId,
+    task: &Arc<Task>,
+    known: bool,
+    waiter: Option<&Waiter>,
+) -> Result<Vec<u8>, engine::Error> {
+    Ok(match result(shared, task, known, waiter) {
         Ok(result) => view::response(request, result),
         Err(fault) => {
             let mut message = Vec::new();

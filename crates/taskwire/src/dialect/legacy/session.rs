@@ -221,7 +221,7 @@ impl Sessions {
                 let session = self.keep(Session::new(&row, agreed, told));
                 // It may have ended since it was read.
                 if shared.engine.reader().session(&id).map_err(engine::Error::from)?.is_none() {
-                    self.close(shared, &id);
+                    self.close(&id);
                     return Err(gone());
                 }
                 session
@@ -264,7 +264,7 @@ impl Sessions {
 
     /// Ends a session, sooner or later.
     fn end(&self, shared: &Arc<Shared>, id: &SessionId) {
-        self.close(shared, id);
+        self.close(id);
         let (shared, id) = (shared.clone(), id.clone());
         tokio::spawn(async move {
             if let Err(error) = shared.engine.change_session(SessionChange::End(id)).await {
@@ -276,28 +276,15 @@ impl Sessions {
     /// Ends a session; it is over when this returns.
     pub(super) async fn end_now(&self, shared: &Arc<Shared>, id: &SessionId) -> Result<(), engine::Error> {
         shared.engine.change_session(SessionChange::End(id.clone())).await?;
-        self.close(shared, id);
+        self.close(id);
         Ok(())
     }
 
     /// Ends the streams of a session.
-    fn close(&self, shared: &Shared, id: &SessionId) {
+    fn close(&self, id: &SessionId) {
         if let Some(session) = self.map().remove(id) {
-            // Nobody can come back to a call of a session that is over, but to what it shares with calls that are the same.
-            let live = session.live();
-            let alone = live.running.values().filter(|running| !running.shared);
-            let running: Vec<_> = alone.map(|running| (running.run.clone(), running.task)).collect();
-            drop(live);
+            // Its calls are left, and their work goes on for a while: its client may only have had enough of waiting.
             session.over.send_replace(true);
-            let why = "the session that made the call is over";
-            for (run, task) in running {
-                if let Some(run) = run.and_then(|run| run.upgrade()) {
-                    run.call_off(why);
-                }
-                if let Some(task) = task {
-                    shared.engine.call_off(session.caller.clone(), task, why);
-                }
-            }
         }
     }
 }

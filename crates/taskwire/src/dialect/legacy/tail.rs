@@ -30,7 +30,7 @@ use crate::{
         held::{self, Hold},
         json::Object,
         notes::Notes,
-        twins::Twins,
+        waiter::Waiter,
     },
     engine::{self, Note},
     server::Shared,
@@ -102,6 +102,8 @@ pub(super) struct Tail<'a> {
     /// Whether the session is given its output in answer to the call that made it.
     answered: bool,
     request: Option<&'a Request>,
+    /// The call that it answers, if that knows of no task.
+    waiter: Option<Waiter>,
     /// Within which time the first answer to a streamed call must be given.
     patience: Duration,
     /// Done when the client was told the name of the task.
@@ -168,6 +170,7 @@ impl<'a> Tail<'a> {
             answered: task.spec.output_is_result
                 && task.spec.follower.as_ref().is_some_and(|follower| follower.session == session.id && !follower.output),
             request: None,
+            waiter: None,
             patience,
             named: None,
         }
@@ -176,6 +179,12 @@ impl<'a> Tail<'a> {
     /// The request that can be called off.
     pub(super) fn of(mut self, request: &'a Request) -> Self {
         self.request = Some(request);
+        self
+    }
+
+    /// The call that it answers, which leaves its work if it is not.
+    pub(super) fn answering(mut self, waiter: Waiter) -> Self {
+        self.waiter = Some(waiter);
         self
     }
 
@@ -351,10 +360,15 @@ impl<'a> Tail<'a> {
     async fn leave(&mut self, retry: Duration) -> Result<bool, Ended> {
         self.prime(Some(retry)).await?;
         // The task is this stream's to tell of until its reader has had time to come back.
-        let (token, claim) = (self.token.clone(), self.claim.take());
+        let (token, claim, waiter) = (self.token.clone(), self.claim.take(), self.waiter.take());
         let back = self.shared.engine.clock().sleep(retry + GRACE);
+        let shared = self.shared.clone();
         tokio::spawn(async move {
-            back.await;
+            tokio::select! {
+                () = back => drop(waiter),
+                // It is come back to after the restart.
+                () = shared.drained() => drop(waiter.map(|waiter| waiter.answered(false))),
+            }
             drop((token, claim));
         });
         Ok(false)
@@ -466,11 +480,12 @@ impl<'a> Tail<'a> {
             return Ok(Turn::Over);
         }
         self.at.version = ended;
-        let message = outcome::message(self.shared, &self.stream.request, task, self.stream.kind == Kind::Result)?;
-        let heard = (self.stream.kind == Kind::Call).then(|| Twins::heard(self.shared, task)).flatten();
+        let known = self.stream.kind == Kind::Result;
+        let message = outcome::message(self.shared, &self.stream.request, task, known, self.waiter.as_ref())?;
+        let answering = self.waiter.take().map(|waiter| waiter.answering(true));
         self.send(&message, true).await?;
-        if let Some(heard) = heard {
-            heard.delivered();
+        if let Some(answering) = answering {
+            answering.delivered();
         }
         Ok(Turn::Over)
     }

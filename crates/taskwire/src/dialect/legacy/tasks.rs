@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use taskwire_core::{
@@ -19,8 +18,9 @@ use super::{
 };
 use crate::{
     dialect::{
-        Fault, Reply, catalog,
+        Fault, Reply,
         json::Object,
+        listing::{self, Listing},
         params::{present, text},
     },
     engine,
@@ -68,41 +68,15 @@ pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
     Ok(shown(cx, &receipt.task))
 }
 
-/// The caller's tasks, the latest first. A cursor is the last task before it.
+/// The caller's tasks, the latest first.
 pub(super) fn list(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let mut before = match catalog::cursor(cx.text)? {
-        None => None,
-        Some(cursor) => Some(decode(&cursor).ok_or_else(catalog::bad_cursor)?),
-    };
-    let engine = &cx.shared.engine;
-    let len = cx.shared.config.page_len.max(1);
-    let (mut tasks, mut next) = (Vec::new(), None);
-    'pages: loop {
-        let ids = engine.reader().tasks_of(&cx.session.caller, before, len + 1).map_err(engine::Error::from)?;
-        for id in &ids {
-            let Some(task) = engine.task(&cx.session.caller, *id)?.filter(|task| !task.spec.hidden) else { continue };
-            if tasks.len() == len {
-                next = before;
-                break 'pages;
-            }
-            tasks.push(shown(cx, &task).into_text());
-            before = Some(*id);
-        }
-        match ids.last() {
-            Some(last) if ids.len() > len => before = Some(*last),
-            _ => break,
-        }
-    }
+    let Listing { tasks, next } = listing::tasks(cx.shared, &cx.session.caller, cx.text, false)?;
+    let tasks: Vec<String> = tasks.iter().map(|task| shown(cx, task).into_text()).collect();
     let object = Object::roomy().raw("tasks", &format!("[{}]", tasks.join(",")));
     Ok(match next {
-        Some(last) => object.put("nextCursor", &URL_SAFE_NO_PAD.encode(format!("before:{last}"))),
+        Some(next) => object.put("nextCursor", &next),
         None => object,
     })
-}
-
-fn decode(cursor: &str) -> Option<TaskId> {
-    let text = String::from_utf8(URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()?;
-    text.strip_prefix("before:")?.parse().ok()
 }
 
 pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
@@ -125,7 +99,7 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
         }
         request.answered();
     }
-    outcome::result(cx.shared, &task, true).map(|object| cx.reply(object))
+    outcome::result(cx.shared, &task, true, None).map(|object| cx.reply(object))
 }
 
 /// What follows a block (SEP-1905).

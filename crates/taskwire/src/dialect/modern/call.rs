@@ -1,9 +1,9 @@
 //! `tools/call`: the result at once, a question first, or a task.
 //!
-//! A call is run in memory, and stops when its caller goes away. It becomes a task when its caller has waited `promote_after` and can handle tasks; callers
-//! that cannot are held until the result is there, or for a while (`held`): then they are told how to come back to it. A call
-//! that carries an idempotency key, or may share its task with others that are the same (`twins`), is durable before it runs,
-//! so that a repeated call finds it.
+//! A call is run in memory. It becomes a task when its caller has waited `promote_after`. A caller that can handle tasks is given it
+//! then; any other is held until the result is there, or for a while (`held`): then it is told how to come back to it. A
+//! caller that hangs up leaves its work running for a while, and the same call joins it (`waiter`). A call that carries an
+//! idempotency key, or may share its task with others that are the same, is durable before it runs.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,13 +24,13 @@ use super::{
 };
 use crate::{
     dialect::{
-        Fault, Sent,
+        Fault,
         called::{self, Wanted, find_tool, misfit, ms},
         catalog,
         held::{self, Beat, Hold},
         notes::Notes,
         params::text,
-        twins::{Seat, Twins},
+        waiter::Waiter,
     },
     engine::{self, End, Note, Phase, Resumed, Run},
     feed::Watch,
@@ -48,6 +48,8 @@ const NOTES_MAX: usize = 256;
 struct Wait {
     /// How long, before its caller is given a task; for ever if absent.
     patience: Option<Duration>,
+    /// After which time a call that is held becomes a task, which its caller is not told of yet.
+    promote_after: Duration,
     /// Whether its caller wants to see the first output rather than wait.
     eager: bool,
     /// How it is held if its caller has no tasks and can get on otherwise.
@@ -84,10 +86,15 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     }
     let request = cx.params.arguments.map_or_else(|| json!({}).into(), Payload::from);
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
-    let mut spec = Arc::new(spec(cx, &tool, mode, wait.hold, &arguments)?);
+    let named = cx.headers.is_none().then_some(cx.id);
+    let waiter = Waiter::new(cx.shared, cx.caller, &tool, &request, mode == TaskMode::Never, named);
+    let mut spec = spec(cx, &tool, mode, wait.hold, &arguments)?;
+    spec.lingers = waiter.lingers();
+    let mut spec = Arc::new(spec);
+    wait.promote_after = tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after);
     wait.patience = match mode {
         TaskMode::Never => None,
-        TaskMode::Auto => Some(tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after)),
+        TaskMode::Auto => Some(wait.promote_after),
         TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
     };
     // Who wants to see output while it is produced need not wait for a task to see the first of it.
@@ -100,37 +107,39 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
         let task = engine.create(id, spec, request, &resumed, teller.notes()).await?.task;
         teller.hears_of(task.id, wait.hold.is_some() && task.id != id);
-        // The caller will ask again if it does not get this answer, so the task must live on.
-        return teller.while_telling(follow(cx, &binding, task.id, wait)).await;
+        // The caller will ask again if it does not get this answer, so the task must live on: nothing waits for it here.
+        return teller.while_telling(follow(cx, &binding, task.id, wait, waiter)).await;
     }
-    if let Some(likeness) = spec.dedupe.clone() {
-        let seat = Seat::take(cx.shared, cx.caller, cx.headers.is_none().then_some(cx.id));
+    if spec.dedupe.is_some() {
         let mut teller = Teller::new(cx, wait);
-        match seat.join(&likeness, spec.clone(), request.clone(), resumed.clone(), teller.notes()).await {
-            Ok((task, joined)) => {
-                teller.hears_of(task.id, joined);
-                // It lives on for the next call that is the same.
-                return teller.while_telling(follow(cx, &binding, task.id, wait)).await;
+        match waiter.join_or_create(spec.clone(), request.clone(), resumed.clone(), teller.notes()).await {
+            Ok(task) => {
+                teller.hears_of(task.id, waiter.joined().is_some());
+                return teller.while_telling(follow(cx, &binding, task.id, wait, waiter)).await;
             }
             // No room for another task: the call is held as one that shares none, whatever becomes of it.
             Err(engine::Error::Rejected(Reject::Limit { .. })) => spec = Arc::new(Spec { dedupe: None, ..Spec::clone(&spec) }),
             Err(error) => return Err(error.into()),
         }
+    } else if let Some(task) = waiter.join().await? {
+        let mut teller = Teller::new(cx, wait);
+        teller.hears_of(task.id, true);
+        return teller.while_telling(follow(cx, &binding, task.id, wait, waiter)).await;
     }
     if wait.patience == Some(Duration::ZERO) {
         let id = engine.new_id();
-        let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
+        waiter.waits_for(id);
         return match engine.create(id, spec, request, &resumed, None).await {
-            Ok(receipt) => Ok(handle(cx, &receipt.task, Some(orphan))),
+            Ok(receipt) => Ok(handle(cx, &receipt.task, waiter)),
             Err(error) => {
-                orphan.delivered();
+                waiter.answered(true);
                 Err(error.into())
             }
         };
     }
-    let done = hold(cx, &binding, spec, request, resumed, wait).await;
+    let done = hold(cx, &binding, spec, request, resumed, wait, waiter).await;
     if ours && done.is_ok() {
-        Twins::heard_by(cx.shared, cx.caller, &arguments);
+        cx.shared.calls.followed_up(cx.shared, cx.caller, &arguments);
     }
     done
 }
@@ -153,7 +162,15 @@ fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode, hold: Option<Hold>, argum
 }
 
 /// Runs the call in memory until it ends, becomes a task, or has had its time.
-async fn hold(cx: &Cx<'_>, binding: &Binding<'_>, spec: Arc<Spec>, request: Payload, resumed: Resumed, wait: Wait) -> Result<Done, Fault> {
+async fn hold(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    spec: Arc<Spec>,
+    request: Payload,
+    resumed: Resumed,
+    wait: Wait,
+    waiter: Waiter,
+) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
     teller.hears_of(id, false);
@@ -162,35 +179,37 @@ async fn hold(cx: &Cx<'_>, binding: &Binding<'_>, spec: Arc<Spec>, request: Payl
         held.run().stream_at_once();
     }
     let mut phase = held.start().await;
-    if matches!(phase, Phase::Loose) {
-        let run = held.run().clone();
-        phase = teller.while_telling(settled(cx, &run, wait)).await?;
+    let at_once = !matches!(phase, Phase::Loose);
+    if !at_once {
+        waiter.runs(held.run());
+        phase = teller.while_telling(settled(cx, held.run(), wait)).await?;
     }
     teller.tell_rest();
     match phase {
-        Phase::Done(End::Outcome(outcome)) => match held::failed_at_once(cx.shared, &spec, &outcome) {
-            Some(result) => Ok(complete(&result, cx.shared).into()),
-            None => Ok(finished(cx, &outcome)?.into()),
-        },
+        Phase::Done(End::Outcome(outcome)) => {
+            let result = match held::failed_at_once(cx.shared, &spec, &outcome) {
+                Some(result) => Ok(complete(&result, cx.shared)),
+                None => finished(cx, &outcome),
+            };
+            // Who was answered in the same breath cannot have hung up.
+            let answering = (!at_once && result.is_ok()).then(|| waiter.clone().answering(true));
+            if answering.is_none() {
+                waiter.answered(true);
+            }
+            Ok(Done { result: result?.end(), orphan: answering })
+        }
         Phase::Done(End::Suspended(round)) => match again(cx, binding, &round) {
             // What its caller cannot be asked by a second call, it is asked as a task.
             Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => {
-                ask_as_task(cx, binding, (spec, request, resumed), wait, teller, fault).await
+                ask_as_task(cx, binding, (spec, request, resumed), wait, teller, fault, waiter).await
             }
             again => Ok(again?.into()),
         },
         Phase::Task(id) if wait.patience.is_some() => {
             let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-            let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
-            held.release();
-            Ok(handle(cx, &task, Some(orphan)))
+            Ok(handle(cx, &task, waiter))
         }
-        Phase::Task(id) => {
-            // Held on: the caller knows of no task, so it must not outlive the call.
-            let done = teller.while_telling(follow(cx, binding, id, wait)).await;
-            held.release();
-            done
-        }
+        Phase::Task(id) => teller.while_telling(follow(cx, binding, id, wait, waiter)).await,
         Phase::Loose => Err(Fault::internal("the tool went away")),
     }
 }
@@ -203,44 +222,48 @@ async fn ask_as_task(
     wait: Wait,
     mut teller: Teller<'_, '_>,
     fault: Fault,
+    waiter: Waiter,
 ) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let id = engine.new_id();
-    let orphan = Sent::orphan(engine.clone(), cx.caller.clone(), id);
+    waiter.waits_for(id);
     teller.hears_of(id, false);
-    let done = match engine.create(id, spec, request, &resumed, teller.notes()).await {
-        Ok(_) => teller.while_telling(follow(cx, binding, id, wait)).await,
+    let fault = match engine.create(id, spec, request, &resumed, teller.notes()).await {
+        Ok(_) => return teller.while_telling(follow(cx, binding, id, wait, waiter)).await,
         // No room for another task.
-        Err(engine::Error::Rejected(Reject::Limit { .. })) => Err(fault),
-        Err(error) => Err(error.into()),
+        Err(engine::Error::Rejected(Reject::Limit { .. })) => fault,
+        Err(error) => error.into(),
     };
-    orphan.delivered();
-    done
+    waiter.answered(true);
+    Err(fault)
 }
 
 /// Waits until a run has ended or become a task, and makes it one when its caller has waited long enough.
 async fn settled(cx: &Cx<'_>, run: &Arc<Run>, wait: Wait) -> Result<Phase, Fault> {
-    let waited = async {
-        match wait.patience {
-            Some(patience) => cx.shared.engine.clock().sleep(patience).await,
-            None => held::over(wait.hold, cx.shared).await,
+    let clock = cx.shared.engine.clock();
+    let promotes = wait.patience.is_some() || wait.hold.is_some();
+    let promote =
+        async { if promotes { clock.sleep(wait.patience.unwrap_or(wait.promote_after)).await } else { std::future::pending().await } };
+    let held = held::over(wait.hold, cx.shared);
+    tokio::pin!(promote, held);
+    let (mut due, mut over) = (false, false);
+    loop {
+        tokio::select! {
+            biased;
+            phase = run.settled() => return Ok(phase),
+            () = &mut promote, if !due => due = true,
+            () = &mut held, if !over => over = true,
         }
-    };
-    tokio::select! {
-        biased;
-        phase = run.settled() => return Ok(phase),
-        () = waited => {}
-    }
-    match run.promote().await {
-        Ok(phase) => Ok(phase),
-        // No room for another task: the caller waits on, which costs it nothing but time.
-        Err(engine::Error::Rejected(Reject::Limit { .. })) => Ok(run.settled().await),
-        Err(error) => Err(error.into()),
+        match run.promote().await {
+            // No room for another task: the caller waits on, which costs it nothing but time.
+            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+            promoted => return Ok(promoted?),
+        }
     }
 }
 
 /// Waits for a task that its caller does not know of, or not yet.
-async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait) -> Result<Done, Fault> {
+async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait, waiter: Waiter) -> Result<Done, Fault> {
     let Wait { patience, eager, hold, .. } = wait;
     let engine = &cx.shared.engine;
     let watch = engine.watch(vec![id], eager);
@@ -257,20 +280,19 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait) -> R
         let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
         if let Some(outcome) = task.outcome.as_ref().filter(|_| patience != Some(Duration::ZERO)) {
             // Who wants to see all of the output gets the task where the result has only a part of it.
-            return if eager && is_cut(&task, outcome) { Ok(handle(cx, &task, None)) } else { concluded(cx, &task, outcome) };
+            return if eager && is_cut(&task, outcome) { Ok(handle(cx, &task, waiter)) } else { concluded(cx, &task, outcome, waiter) };
         }
         if waited || (eager && engine.span(id)?.end > Seq(0)) || (patience.is_some() && task.asked_at.is_some()) {
-            return Ok(handle(cx, &task, None));
+            return Ok(handle(cx, &task, waiter));
         }
         if task.asked_at.is_some() && !hold.is_some_and(|hold| hold.asks(&task)) {
             let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
-            return Ok(input_required(cx, binding, questions, Some(Carried::Task(id))).into());
+            let result = input_required(cx, binding, questions, Some(Carried::Task(id))).end();
+            return Ok(Done { result, orphan: Some(waiter.answering(false)) });
         }
         if let Some(result) = held::instead(cx.shared, hold, &task, over) {
-            // Who does not get this answer does not know of the task, unless another call finds it.
-            let lone = task.spec.idempotency_key.is_none() && task.spec.dedupe.is_none();
-            let orphan = lone.then(|| Sent::orphan(engine.clone(), cx.caller.clone(), id));
-            return Ok(Done { result: complete(&result, cx.shared).end(), orphan });
+            let result = complete(&waiter.noting(result), cx.shared).end();
+            return Ok(Done { result, orphan: Some(waiter.answering(false)) });
         }
         tokio::select! {
             _ = watch.changed() => {}
@@ -287,18 +309,16 @@ fn is_cut(task: &Task, outcome: &Outcome) -> bool {
 }
 
 /// The answer of a task that has ended.
-fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome) -> Result<Done, Fault> {
-    let heard = Twins::heard(cx.shared, task);
-    let ended = match held::failed(cx.shared, task) {
-        Some(result) => Ok(complete(&result, cx.shared)),
-        None => finished(cx, outcome),
+fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome, waiter: Waiter) -> Result<Done, Fault> {
+    let ended = match (held::failed(cx.shared, task), outcome) {
+        (Some(result), _) => Ok(complete(&waiter.noting(result), cx.shared)),
+        (None, Outcome::Completed { result, .. }) => Ok(complete(&waiter.noting(result.clone()), cx.shared)),
+        (None, _) => finished(cx, outcome),
     };
     match ended {
-        Ok(object) => Ok(Done { result: object.end(), orphan: heard }),
+        Ok(object) => Ok(Done { result: object.end(), orphan: Some(waiter.answering(true)) }),
         Err(fault) => {
-            if let Some(heard) = heard {
-                heard.delivered();
-            }
+            waiter.answered(true);
             Err(fault)
         }
     }
@@ -308,31 +328,32 @@ fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome) -> Result<Done, Fault>
 async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed, wait: Wait) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-    // As in the first call: what its caller cannot find again ends with the call.
-    let found = task.spec.idempotency_key.is_some() || task.spec.dedupe.is_some();
-    let orphan = (!found).then(|| Sent::orphan(engine.clone(), cx.caller.clone(), id));
+    // As in the first call. What has a key needs nobody to wait for it.
+    let waiter = Waiter::again(cx.shared, None, &task);
+    if task.spec.idempotency_key.is_some() {
+        waiter.clone().answered(false);
+    }
     let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
     let answered = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await;
-    let done = match answered {
+    match answered {
         Ok(_) => {
             let mut teller = Teller::new(cx, wait);
             teller.hears_of(id, wait.hold.is_some());
-            teller.while_telling(follow(cx, binding, id, wait)).await
+            teller.while_telling(follow(cx, binding, id, wait, waiter)).await
         }
-        Err(error) => Err(error.into()),
-    };
-    if let Some(orphan) = orphan {
-        orphan.delivered();
+        Err(error) => {
+            waiter.answered(false);
+            Err(error.into())
+        }
     }
-    done
 }
 
-/// The handle of a task. A new one is cancelled if the handle does not reach its caller.
-fn handle(cx: &Cx<'_>, task: &Task, orphan: Option<Sent>) -> Done {
+/// The handle of a task. If it does not reach its caller, that has left the task.
+fn handle(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Done {
     let object = with_info(typed("task"), cx.shared);
     let now = cx.shared.engine.clock().now();
     let result = view::task(object, task, now, cx.shared.config.poll_interval).end();
-    Done { result, orphan }
+    Done { result, orphan: Some(waiter.answering(false)) }
 }
 
 fn finished(cx: &Cx<'_>, outcome: &Outcome) -> Result<Object, Fault> {

@@ -10,7 +10,7 @@ use super::{
     sealed::Binding,
 };
 use crate::{
-    dialect::{Fault, IDEMPOTENCY, catalog, params::text as member},
+    dialect::{Fault, IDEMPOTENCY, LIST, catalog, params::text as member},
     tool::{PromptCall, ResourceCall, ToolError},
 };
 
@@ -32,6 +32,9 @@ pub(super) fn discover(cx: &Cx<'_>) -> Object {
     }
     if cx.meta.idempotency {
         capabilities["extensions"][IDEMPOTENCY] = json!({});
+    }
+    if cx.meta.list {
+        capabilities["extensions"][LIST] = json!({});
     }
     let mut object = result(cx).put("supportedVersions", &VERSIONS).put("capabilities", &capabilities);
     if let Some(instructions) = &cx.shared.config.instructions {

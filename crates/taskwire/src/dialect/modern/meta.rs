@@ -72,6 +72,8 @@ struct Extensions {
     partials: Option<Members<Anything>>,
     #[serde(rename = "dev.taskwire/idempotency")]
     idempotency: Option<Members<Anything>>,
+    #[serde(rename = "dev.taskwire/list")]
+    list: Option<Members<Anything>>,
 }
 
 /// What a request says about itself.
@@ -84,6 +86,8 @@ pub(super) struct Meta<'a> {
     pub(super) partials: bool,
     /// Whether it wants to know that a call can be sent twice.
     pub(super) idempotency: bool,
+    /// Whether it declares the extension for lists of tasks.
+    pub(super) list: bool,
     /// How long it may be held until there is something new to say.
     pub(super) wait_ms: Option<&'a RawValue>,
     /// The version of the task that its sender knows.
@@ -119,6 +123,7 @@ impl<'a> Params<'a> {
             tasks: extensions.is_some_and(|extensions| extensions.tasks.is_some()),
             partials,
             idempotency: extensions.is_some_and(|extensions| extensions.idempotency.is_some()),
+            list: extensions.is_some_and(|extensions| extensions.list.is_some()),
             // Keys of ours mean nothing to who did not declare that they do.
             wait_ms: meta.wait_ms.filter(|_| partials),
             known: meta.known.filter(|_| partials),

@@ -30,7 +30,7 @@ use self::{
     meta::{Meta, Params},
 };
 pub(crate) use self::{json::server_meta, view::Shown};
-use super::{Fault, Outbox, PARTIALS, Peer, Reply, Sent};
+use super::{Fault, LIST, Outbox, PARTIALS, Peer, Reply, Sent};
 use crate::server::Shared;
 
 /// The versions that this dialect speaks.
@@ -64,6 +64,14 @@ impl Cx<'_> {
     /// Refuses callers that did not declare the Tasks extension on this very request.
     fn needs_tasks(&self) -> Result<(), Fault> {
         if self.meta.tasks { Ok(()) } else { Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}}}))) }
+    }
+
+    /// Refuses callers that did not declare both extensions that a list of tasks needs.
+    fn needs_list(&self) -> Result<(), Fault> {
+        if self.meta.tasks && self.meta.list {
+            return Ok(());
+        }
+        Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}, LIST: {}}})))
     }
 
     /// Refuses callers that did not declare both extensions that partial results need.
@@ -153,6 +161,7 @@ async fn respond(shared: &Arc<Shared>, method: &str, id: &RequestId, text: &str,
         "tasks/cancel" => tasks::cancel(&cx).await,
         "subscriptions/listen" => listen::listen(&cx).await,
         "dev.taskwire/partials/read" => partials::read(&cx).await,
+        "dev.taskwire/tasks/list" => tasks::list(&cx),
         "server/discover" => Ok(catalog::discover(&cx).into()),
         "tools/list" => catalog::tools(&cx).map(Into::into),
         "prompts/get" => catalog::prompt(&cx).await.map(Into::into),

@@ -14,7 +14,11 @@ use super::{
     view, wait,
 };
 use crate::{
-    dialect::{Fault, params::text},
+    dialect::{
+        Fault,
+        listing::{self, Listing},
+        params::text,
+    },
     engine,
 };
 
@@ -23,7 +27,10 @@ const VERSION: &str = "dev.taskwire/version";
 
 /// The task that is named. Text that cannot be an id names no task: the same answer as for any other unknown one.
 pub(super) fn task_id(cx: &Cx<'_>) -> Result<TaskId, Fault> {
-    text(cx.params.task_id, "taskId")?.parse().map_err(|_| not_found())
+    let id = text(cx.params.task_id, "taskId")?.parse().map_err(|_| not_found())?;
+    // Work that its client left is not left alone while somebody asks for it.
+    cx.shared.calls.asked_for(cx.shared, id);
+    Ok(id)
 }
 
 pub(super) fn not_found() -> Fault {
@@ -43,6 +50,20 @@ pub(super) async fn get(cx: &Cx<'_>) -> Result<Done, Fault> {
         with_info(object, cx.shared)
     };
     Ok(view::detailed(object, &task, engine.clock().now(), cx.shared.config.poll_interval).into())
+}
+
+/// `dev.taskwire/tasks/list`: the caller's tasks, whoever started them and however, the latest first.
+pub(super) fn list(cx: &Cx<'_>) -> Result<Done, Fault> {
+    cx.needs_list()?;
+    let Listing { tasks, next } = listing::tasks(cx.shared, cx.caller, cx.text, true)?;
+    let (now, poll) = (cx.shared.engine.clock().now(), cx.shared.config.poll_interval);
+    let tasks: Vec<String> =
+        tasks.iter().map(|task| view::task(Object::open(), task, now, poll).put("tool", &*task.spec.tool).into_text()).collect();
+    let object = with_info(typed("complete"), cx.shared).raw("tasks", &format!("[{}]", tasks.join(",")));
+    Ok(match next {
+        Some(next) => object.put("nextCursor", &next).into(),
+        None => object.into(),
+    })
 }
 
 pub(super) async fn update(cx: &Cx<'_>) -> Result<Done, Fault> {

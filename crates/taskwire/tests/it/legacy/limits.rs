@@ -85,8 +85,10 @@ async fn calls_whose_callers_went_away_count_until_they_end() {
     let gate = Gate::new();
     let (server, _clock) = start(registry([gate.tool("slow")]), Config { waits_per_caller: 2, ..Config::default() }).await;
     let legacy = Legacy::open(&server).await;
-    for _ in 0..2 {
-        let message = call(&legacy, "slow", json!({}));
+    for nth in 0..2 {
+        let mut message = call(&legacy, "slow", json!({}));
+        // The same call would join the first.
+        message["params"]["arguments"]["nth"] = nth.into();
         let connection = Client::new(server.port).send(&legacy.headers(), message.to_string().as_bytes()).await;
         soon("the start", gate.started.wait()).await;
         drop(connection);
@@ -337,9 +339,9 @@ async fn a_call_that_may_be_repeated_can_be_called_off_when_its_caller_was_sent_
 }
 
 #[tokio::test]
-async fn the_end_of_a_session_stops_its_calls() {
+async fn the_end_of_a_session_stops_its_calls_where_nothing_lingers() {
     let gate = Gate::new();
-    let (server, clock) = start(registry([gate.tool("slow")]), Config::default()).await;
+    let (server, clock) = start(registry([gate.tool("slow")]), Config { linger: Duration::ZERO, ..Config::default() }).await;
     let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
     let task = legacy.start("slow", json!({})).await;
     soon("the start", gate.started.wait()).await;

@@ -727,8 +727,9 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
 async fn a_client_that_goes_away_stops_nothing() {
     let mut stage = Stage::of(Config::default(), |tool| tool).await;
     let legacy = Legacy::open(&stage.server).await;
-    // Before anything has come back, and after.
-    let message = call(&legacy, "writes", json!({}));
+    // Before anything has come back, and after. The same call would join the first.
+    let mut message = call(&legacy, "writes", json!({}));
+    message["params"]["arguments"]["other"] = true.into();
     let connection = Client::new(stage.server.port).send(&legacy.headers(), message.to_string().as_bytes()).await;
     let mut unheard = stage.run().await;
     drop(connection);

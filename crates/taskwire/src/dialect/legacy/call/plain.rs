@@ -24,7 +24,7 @@ use crate::{
             view,
         },
         notes::Notes,
-        twins::{Seat, Twins},
+        waiter::Waiter,
     },
     engine::{self, End, Note, Phase, Resumed, Run},
 };
@@ -58,7 +58,10 @@ impl Call<'_, '_> {
             self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
         }
         let keyed = self.spec.idempotency_key.is_some();
-        if !(keyed || hold.is_some() || (cx.detaches && cx.events)) {
+        let named = (!cx.detaches).then_some(cx.id);
+        let waiter = Waiter::new(cx.shared, &cx.session.caller, &self.tool, &self.arguments, true, named);
+        self.spec.lingers = waiter.lingers();
+        if !(keyed || hold.is_some() || self.spec.lingers || (cx.detaches && cx.events)) {
             // Nobody can come back to it.
             self.spec.on_interrupt = OnInterrupt::Fail;
         }
@@ -71,64 +74,58 @@ impl Call<'_, '_> {
             // Its caller will ask again if it does not get this answer, so it must live on.
             let receipt = engine.create(engine.new_id(), spec, self.arguments.clone(), &Resumed::default(), Some(sender)).await?;
             request.makes(&receipt.task);
-            return self.follow(&receipt.task, request, hearing, hold).await;
+            return self.follow(&receipt.task, request, hearing, hold, waiter).await;
         }
-        if let Some(likeness) = spec.dedupe.clone() {
-            let seat = Seat::take(cx.shared, &cx.session.caller, (!cx.detaches).then_some(cx.id));
+        request.waits(&waiter);
+        if spec.dedupe.is_some() {
             let (sender, hearing) = self.hearing();
-            request.shares(Some(&seat));
-            if request.is_off() {
-                // From now on it is the seat that knows of that.
-                return Ok(Reply::accepted());
-            }
-            match seat.join(&likeness, spec.clone(), self.arguments.clone(), Resumed::default(), Some(sender)).await {
-                Ok((task, _)) => {
-                    // It lives on for the next call that is the same.
+            match waiter.join_or_create(spec.clone(), self.arguments.clone(), Resumed::default(), Some(sender)).await {
+                Ok(task) => {
                     request.makes(&task);
-                    return self.follow(&task, request, hearing, hold).await;
+                    return self.follow(&task, request, hearing, hold, waiter).await;
                 }
                 // No room for another task: the call is held as one that shares none, whatever becomes of it.
                 Err(engine::Error::Rejected(Reject::Limit { .. })) => {
-                    request.shares(None);
-                    if request.is_off() {
-                        return Ok(Reply::accepted());
-                    }
                     self.spec.dedupe = None;
                     spec = Arc::new(self.spec.clone());
                 }
+                Err(_) if waiter.is_cancelled() => return Ok(Reply::accepted()),
                 Err(error) => return Err(error.into()),
             }
+        } else if let Some(task) = waiter.join().await? {
+            request.makes(&task);
+            return self.follow(&task, request, hearing, hold, waiter).await;
+        }
+        if waiter.is_cancelled() {
+            return Ok(Reply::accepted());
         }
         let mut held = engine.launch(engine.new_id(), spec, self.arguments.clone(), Resumed::default(), Some(sender));
         let run = held.run().clone();
         run.keep(Box::new(open));
         request.runs(&run);
+        waiter.runs(&run);
         let mut phase = held.start().await;
-        // A client that is cut off does not mean to cancel; where there is no other way to lose it, it does.
-        let held = if cx.detaches {
-            held.release();
-            None
-        } else {
-            Some(held)
-        };
-        if matches!(phase, Phase::Loose) {
+        let at_once = !matches!(phase, Phase::Loose);
+        if !at_once {
             phase = self.settled(&run, &request, hold, &mut hearing).await?;
         }
         if request.is_off() {
             return Ok(Reply::accepted());
         }
-        let done = match phase {
-            Phase::Done(End::Outcome(outcome)) => self.finished(outcome, request, hearing, hold).await,
+        match phase {
+            Phase::Done(End::Outcome(outcome)) => {
+                if at_once {
+                    // Who was answered in the same breath cannot have hung up.
+                    waiter.clone().answered(true);
+                }
+                self.finished(outcome, request, hearing, hold, waiter).await
+            }
             Phase::Task(id) => {
                 let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-                self.follow(&task, request, hearing, hold).await
+                self.follow(&task, request, hearing, hold, waiter).await
             }
             Phase::Loose | Phase::Done(End::Suspended(_)) => Err(Fault::internal("the tool went away")),
-        };
-        if let Some(held) = held {
-            held.release();
         }
-        done
     }
 
     fn hearing(&self) -> (mpsc::Sender<Note>, Hearing) {
@@ -153,6 +150,7 @@ impl Call<'_, '_> {
                 biased;
                 phase = run.settled() => return Ok(phase),
                 () = request.off() => return Ok(run.phase()),
+                () = cx.session.over() => return Err(no_session()),
                 Some(note) = hearing.notes.recv(), if streams || hearing.aloud => {
                     if hearing.aloud {
                         self.say(&note, &mut hearing.wanted);
@@ -198,7 +196,14 @@ impl Call<'_, '_> {
     }
 
     /// The result is there: what was noted on the way goes before it.
-    async fn finished(&self, outcome: Outcome, request: Request, mut hearing: Hearing, hold: Option<Hold>) -> Result<Reply, Fault> {
+    async fn finished(
+        &self,
+        outcome: Outcome,
+        request: Request,
+        mut hearing: Hearing,
+        hold: Option<Hold>,
+        waiter: Waiter,
+    ) -> Result<Reply, Fault> {
         let cx = self.cx;
         while let Ok(note) = hearing.notes.try_recv() {
             hearing.earlier.push(note);
@@ -215,7 +220,10 @@ impl Call<'_, '_> {
             let engine = &cx.shared.engine;
             let spec = Arc::new(self.spec.clone());
             match engine.record(engine.new_id(), spec, self.arguments.clone(), outcome.clone()).await {
-                Ok(receipt) => return self.follow(&receipt.task, request, hearing, hold).await,
+                Ok(receipt) => {
+                    waiter.waits_for(receipt.task.id);
+                    return self.follow(&receipt.task, request, hearing, hold, waiter).await;
+                }
                 Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -223,13 +231,17 @@ impl Call<'_, '_> {
         let off = request.is_off();
         request.answered();
         if held::is_followup(cx.shared, &self.tool) {
-            Twins::heard_by(cx.shared, &cx.session.caller, &self.given);
+            cx.shared.calls.followed_up(cx.shared, &cx.session.caller, &self.given);
         }
         if let Some(result) = held::failed_at_once(cx.shared, &self.spec, &outcome).filter(|_| !off) {
-            return Ok(cx.reply(view::call_result(&result, None, None)));
+            return Ok(cx.reply(view::call_result(&result, None, None)).then(Some(waiter.answering(true))));
         }
+        if let Outcome::Completed { result, .. } = outcome {
+            return Ok(cx.reply(view::call_result(&result, None, None)).then(Some(waiter.answering(true))));
+        }
+        waiter.answered(true);
         match outcome {
-            Outcome::Completed { result, .. } => Ok(cx.reply(view::call_result(&result, None, None))),
+            Outcome::Completed { .. } => Err(Fault::internal("the result was not answered")),
             Outcome::Failed(error) => Err(error.into()),
             Outcome::Cancelled { .. } if off => Ok(Reply::accepted()),
             Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
@@ -237,16 +249,23 @@ impl Call<'_, '_> {
     }
 
     /// Reads the log of the task that the call became, to its end or for as long as the call is held.
-    async fn follow(&self, task: &Arc<Task>, request: Request, hearing: Hearing, hold: Option<Hold>) -> Result<Reply, Fault> {
+    async fn follow(
+        &self,
+        task: &Arc<Task>,
+        request: Request,
+        hearing: Hearing,
+        hold: Option<Hold>,
+        waiter: Waiter,
+    ) -> Result<Reply, Fault> {
         let cx = self.cx;
         if !cx.events {
-            let answer = self.until_answer(task.id, &request, hold).await;
+            let answer = self.until_answer(task.id, &request, hold, waiter).await;
             request.answered();
             return answer.map(|answer| answer.unwrap_or_else(Reply::accepted));
         }
         let stream = tail::stream(Kind::Call, task, cx.id);
         let tail = Tail::new(cx.shared, cx.session, cx.out, stream, None, task);
-        let tail = tail.of(&request).hearing(hearing.earlier, hearing.notes).holding(hold, self.token.as_ref());
+        let tail = tail.of(&request).hearing(hearing.earlier, hearing.notes).holding(hold, self.token.as_ref()).answering(waiter);
         let ended = tail.run().await;
         if request.stops() {
             cx.shared.engine.call_off(cx.session.caller.clone(), task.id, CALLED_OFF);
@@ -255,7 +274,7 @@ impl Call<'_, '_> {
     }
 
     /// The answer to a call that gets nothing else; nothing if it was called off before.
-    async fn until_answer(&self, id: TaskId, request: &Request, hold: Option<Hold>) -> Result<Option<Reply>, Fault> {
+    async fn until_answer(&self, id: TaskId, request: &Request, hold: Option<Hold>, waiter: Waiter) -> Result<Option<Reply>, Fault> {
         let cx = self.cx;
         let engine = &cx.shared.engine;
         let watch = engine.watch(vec![id], false);
@@ -265,19 +284,17 @@ impl Call<'_, '_> {
         loop {
             let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
             if task.ended.is_some() {
-                let heard = Twins::heard(cx.shared, &task);
-                return match outcome::result(cx.shared, &task, false) {
-                    Ok(object) => Ok(Some(cx.reply(object).then(heard))),
+                return match outcome::result(cx.shared, &task, false, Some(&waiter)) {
+                    Ok(object) => Ok(Some(cx.reply(object).then(Some(waiter.answering(true))))),
                     Err(fault) => {
-                        if let Some(heard) = heard {
-                            heard.delivered();
-                        }
+                        waiter.answered(true);
                         Err(fault)
                     }
                 };
             }
             if let Some(result) = held::instead(cx.shared, hold, &task, over) {
-                return Ok(Some(cx.reply(view::call_result(&result, None, None))));
+                let result = view::call_result(&waiter.noting(result), None, None);
+                return Ok(Some(cx.reply(result).then(Some(waiter.answering(false)))));
             }
             tokio::select! {
                 _ = watch.changed() => {}

@@ -55,7 +55,13 @@ impl Tail<'_> {
     /// Answers the request with something else than the result; nothing follows.
     pub(super) async fn respond_instead(&mut self, result: &Payload) -> Result<bool, Ended> {
         self.at = At::END;
-        self.send(&view::response(&self.stream.request, view::call_result(result, None, None)), true).await?;
+        let waiter = self.waiter.take();
+        let result = waiter.as_ref().map_or_else(|| result.clone(), |waiter| waiter.noting(result.clone()));
+        let answering = waiter.map(|waiter| waiter.answering(false));
+        self.send(&view::response(&self.stream.request, view::call_result(&result, None, None)), true).await?;
+        if let Some(answering) = answering {
+            answering.delivered();
+        }
         Ok(true)
     }
 }

@@ -1,0 +1,321 @@
+//! A client that hangs up ends its request, not the work: that goes on for `linger`, and the same call joins it.
+
+use super::*;
+
+const LINGER: Duration = Duration::from_secs(600);
+
+/// Hangs up, and waits until the call has become a task that goes on without its client.
+async fn hang_up(house: &House, mut talk: Talk) -> TaskId {
+    let way = talk.way;
+    talk.lose();
+    drop(talk);
+    if matches!(way, Way::ModernLines | Way::LegacyLines) {
+        // Calls that are under way when the input ends get the time of a shutdown.
+        house.pass(DRAIN).await;
+    }
+    let id = house.until_open(1).await[0];
+    left(house).await;
+    id
+}
+
+/// Waits until the server has noticed that somebody hung up.
+async fn left(_house: &House) {
+    for _ in 0..10 {
+        settle().await;
+    }
+}
+
+/// That an answer says that it comes from an earlier call.
+fn is_joined(result: &Value) -> bool {
+    let blocks = result["content"].as_array().expect("content");
+    blocks
+        .iter()
+        .any(|block| block["text"].as_str().is_some_and(|text| text.contains("an earlier call with the same arguments, made at 20")))
+}
+
+#[tokio::test]
+async fn a_call_goes_on_when_its_client_hangs_up_and_the_same_call_joins_it() {
+    for way in WAYS {
+        for mode in [TaskMode::Auto, TaskMode::Never] {
+            let gate = Gate::new();
+            let house = House::new([gate.tool("slow").task(mode)]).await;
+            let caller = Caller::new(way, &house).await;
+            let talk = caller.call("slow", json!({"n": 1})).await;
+            soon("the tool", gate.started.wait()).await;
+            let id = hang_up(&house, talk).await;
+            assert!(!gate.stopped.is_sent(), "{way:?} {mode:?}");
+            let mut again = caller.call("slow", json!({"n": 1.0})).await;
+            again.is_quiet().await;
+            gate.go.send();
+            let result = again.result().await;
+            assert_eq!((text(&result), is_joined(&result), gate.runs()), ("done", true, 1), "{way:?} {mode:?}: {result}");
+            house.until(id, Status::Completed).await;
+            // Whoever calls now wants it done again: somebody may have changed what it works on.
+            let mut anew = caller.call("slow", json!({"n": 1})).await;
+            soon("a run of its own", gate.started.wait()).await;
+            gate.go.send();
+            let result = anew.result().await;
+            assert_eq!((text(&result), is_joined(&result)), ("done", false), "{way:?} {mode:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_comes_back_for_stops_when_its_time_is_over() {
+    for way in WAYS {
+        let gate = Gate::new();
+        let house = House::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &house).await;
+        let talk = caller.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        let id = hang_up(&house, talk).await;
+        house.pass(LINGER - MS).await;
+        left(&house).await;
+        assert!(!gate.stopped.is_sent(), "{way:?}");
+        house.pass(MS).await;
+        soon("the word to stop", gate.stopped.wait()).await;
+        house.until(id, Status::Cancelled).await;
+        let task = house.task(id);
+        assert!(format!("{:?}", task.outcome).contains("hung up"), "{way:?}: {task:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_joins_and_hangs_up_again_makes_the_time_begin_anew() {
+    for way in WAYS {
+        let gate = Gate::new();
+        let house = House::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &house).await;
+        let talk = caller.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        hang_up(&house, talk).await;
+        house.pass(LINGER - 20 * SECOND).await;
+        let again = caller.call("slow", json!({})).await;
+        left(&house).await;
+        hang_up(&house, again).await;
+        house.pass(LINGER - 20 * SECOND).await;
+        left(&house).await;
+        assert!(!gate.stopped.is_sent(), "{way:?}");
+        house.pass(20 * SECOND).await;
+        soon("the word to stop", gate.stopped.wait()).await;
+        assert_eq!(gate.runs(), 1, "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_lingers_for_ever_goes_on_to_its_end() {
+    let gate = Gate::new();
+    let house = House::new([gate.tool("slow").linger(Duration::MAX)]).await;
+    let caller = Caller::new(Way::ModernHttp, &house).await;
+    let talk = caller.call("slow", json!({})).await;
+    soon("the tool", gate.started.wait()).await;
+    hang_up(&house, talk).await;
+    for _ in 0..100 {
+        house.pass(100 * LINGER).await;
+    }
+    assert!(!gate.stopped.is_sent());
+    gate.go.send();
+    house.until_open(0).await;
+}
+
+#[tokio::test]
+async fn a_result_that_nobody_has_had_is_given_to_the_same_call_for_a_while() {
+    for way in WAYS {
+        for late in [false, true] {
+            let gate = Gate::new();
+            let house = House::new([gate.tool("slow")]).await;
+            let caller = Caller::new(way, &house).await;
+            let talk = caller.call("slow", json!({})).await;
+            soon("the tool", gate.started.wait()).await;
+            let id = hang_up(&house, talk).await;
+            gate.go.send();
+            house.until(id, Status::Completed).await;
+            house.pass(if late { HOLD + MS } else { HOLD }).await;
+            let mut again = caller.call("slow", json!({})).await;
+            if late {
+                soon("a run of its own", gate.started.wait()).await;
+                gate.go.send();
+            }
+            let result = again.result().await;
+            assert_eq!((text(&result), is_joined(&result)), ("done", !late), "{way:?}");
+            assert_eq!(gate.runs(), if late { 2 } else { 1 }, "{way:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_the_same_call_of_the_same_caller_joins_and_only_what_was_left() {
+    for way in [Way::ModernHttp, Way::LegacyHttp] {
+        let gate = Gate::new();
+        let house = House::with(registry([gate.tool("slow")]), two_callers()).await;
+        let (ann, bob) = (
+            Caller::declaring(way, &house, json!({}), Some("ann-token")).await,
+            Caller::declaring(way, &house, json!({}), Some("bob-token")).await,
+        );
+        let talk = ann.call("slow", json!({"n": 1})).await;
+        soon("the tool", gate.started.wait()).await;
+        hang_up(&house, talk).await;
+        // Other arguments, another caller; and one that joined is not joined by a third.
+        let _other = ann.call("slow", json!({"n": 2})).await;
+        soon("a run of its own", gate.started.wait()).await;
+        let _bobs = bob.call("slow", json!({"n": 1})).await;
+        soon("a run of its own", gate.started.wait()).await;
+        let _joined = ann.call("slow", json!({"n": 1})).await;
+        left(&house).await;
+        assert_eq!(gate.runs(), 3, "{way:?}");
+        let _third = ann.call("slow", json!({"n": 1})).await;
+        soon("a run of its own", gate.started.wait()).await;
+        assert_eq!(gate.runs(), 4, "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_says_that_its_time_is_over_leaves_its_call() {
+    for way in [Way::LegacyHttp, Way::ModernLines, Way::LegacyLines] {
+        let gate = Gate::new();
+        let house = House::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &house).await;
+        let mut talk = caller.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        house.pass(2 * SECOND).await;
+        caller.cancel(&mut talk, "McpError: MCP error -32001: Request timed out").await;
+        house.until_open(1).await;
+        left(&house).await;
+        assert!(!gate.stopped.is_sent(), "{way:?}");
+        let mut again = caller.call("slow", json!({})).await;
+        again.is_quiet().await;
+        gate.go.send();
+        assert_eq!((text(&again.result().await), gate.runs()), ("done", 1), "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_word_to_stop_that_comes_after_the_client_hung_up_stops_the_call() {
+    let gate = Gate::new();
+    let house = House::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::LegacyHttp, &house).await;
+    let talk = caller.call("slow", json!({})).await;
+    soon("the tool", gate.started.wait()).await;
+    let name = talk.id;
+    hang_up(&house, talk).await;
+    let legacy = caller.legacy.as_ref().expect("a session");
+    legacy.notify("notifications/cancelled", json!({"requestId": name, "reason": "not needed any more"})).await;
+    soon("the word to stop", gate.stopped.wait()).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_leaves_its_calls() {
+    let gate = Gate::new();
+    let house = House::new([gate.tool("slow")]).await;
+    let mut caller = Caller::new(Way::LegacyHttp, &house).await;
+    let talk = caller.call("slow", json!({})).await;
+    soon("the tool", gate.started.wait()).await;
+    house.pass(2 * SECOND).await;
+    talk.has_place().await;
+    assert_eq!(caller.legacy.take().expect("a session").end().await, 200);
+    house.until_open(1).await;
+    left(&house).await;
+    assert!(!gate.stopped.is_sent());
+    let mut again = Caller::new(Way::LegacyHttp, &house).await.call("slow", json!({})).await;
+    again.is_quiet().await;
+    gate.go.send();
+    let result = again.result().await;
+    assert_eq!((text(&result), is_joined(&result), gate.runs()), ("done", true, 1));
+}
+
+#[tokio::test]
+async fn a_task_whose_handle_never_came_is_given_to_the_same_call() {
+    for mode in [TaskMode::Auto, TaskMode::Always] {
+        let gate = Gate::new();
+        let house = House::new([gate.tool("slow").task(mode)]).await;
+        let client = house.tasker();
+        let message = client.message(7, "tools/call", json!({"name": "slow", "arguments": {}}));
+        let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
+        soon("the tool", gate.started.wait()).await;
+        drop(connection);
+        // Where a task is made at once, its handle may have come after all: then nobody hung up.
+        let id = house.until_open(1).await[0];
+        left(&house).await;
+        if mode == TaskMode::Always {
+            continue;
+        }
+        let calling = tokio::spawn(async move { client.call("slow", json!({})).await });
+        house.pass(SECOND).await;
+        let handle = soon("the handle", calling).await.expect("no panic");
+        assert_eq!((&handle["resultType"], &handle["taskId"]), (&json!("task"), &json!(id)), "{handle}");
+        assert_eq!(gate.runs(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_watches_does_not_stop() {
+    let gate = Gate::new();
+    let house = House::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::ModernHttp, &house).await;
+    let talk = caller.call("slow", json!({})).await;
+    soon("the tool", gate.started.wait()).await;
+    let id = hang_up(&house, talk).await;
+    house.pass(LINGER - SECOND).await;
+    // By a look at it, and then by a stream.
+    assert_eq!(house.tasker().get(&id.to_string()).await["status"], "working");
+    house.pass(LINGER - SECOND).await;
+    let listener = house.tasker().listen(json!({"taskIds": [id]})).await;
+    house.pass(LINGER).await;
+    house.pass(LINGER).await;
+    left(&house).await;
+    assert!(!gate.stopped.is_sent());
+    drop(listener);
+    left(&house).await;
+    house.pass(LINGER).await;
+    soon("the word to stop", gate.stopped.wait()).await;
+}
+
+#[tokio::test]
+async fn where_there_is_no_room_for_another_task_a_call_stops_with_its_client() {
+    let (gate, other) = (Gate::new(), Gate::new());
+    let limits = Limits { tasks_per_caller: 1, ..Limits::DEFAULT };
+    let config = Config { followups: true, hold: HOLD, ..with_limits(limits) };
+    let house = House::with(registry([gate.tool("slow"), other.tool("other").task(TaskMode::Always)]), config).await;
+    house.tasker().start("other", json!({})).await;
+    let mut talk = Caller::new(Way::ModernHttp, &house).await.call("slow", json!({})).await;
+    soon("the tool", gate.started.wait()).await;
+    talk.lose();
+    soon("the word to stop", gate.stopped.wait()).await;
+}
+
+#[test]
+fn the_same_call_joins_what_an_earlier_life_of_the_server_left() {
+    let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
+    let tools = || registry([gate.tool("slow").retry_on_interrupt()]);
+    life(async {
+        let house = House::start_in(&dir, tools(), config(), &clock).await;
+        let _talk = Caller::new(Way::ModernHttp, &house).await.call("slow", json!({"n": 1})).await;
+        soon("the tool", gate.started.wait()).await;
+        house.pass(SECOND).await;
+        house.until_open(1).await;
+    });
+    life(async {
+        let house = House::start_in(&dir, tools(), config(), &clock).await;
+        soon("the second run of the same task", gate.started.wait()).await;
+        let mut again = Caller::new(Way::LegacyHttp, &house).await.call("slow", json!({"n": 1})).await;
+        again.is_quiet().await;
+        gate.go.send();
+        let result = again.result().await;
+        assert_eq!((text(&result), is_joined(&result), gate.runs()), ("done", true, 2));
+    });
+}
+
+#[tokio::test]
+async fn a_held_call_is_a_task_after_a_moment_so_that_it_outlives_the_server() {
+    for way in WAYS {
+        let gate = Gate::new();
+        let house = House::new([gate.tool("slow")]).await;
+        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        house.pass(SECOND).await;
+        house.until_open(1).await;
+        talk.is_quiet().await;
+        gate.go.send();
+        assert_eq!(text(&talk.result().await), "done", "{way:?}");
+    }
+}
