@@ -100,8 +100,8 @@ class Model:
     async def answer(self, asked: Call, choice: str) -> Call:
         """Fills in the form that a text gave it to copy."""
         arguments = asked.told("task_answer")
-        same(list(arguments["value"].values()), ["<one of the choices>"], "a form to fill in")
-        arguments["value"] = dict.fromkeys(arguments["value"], choice)
+        same(arguments["value"], "<one of the choices>", "a value to fill in")
+        arguments["value"] = choice
         answered = await self.call("task_answer", arguments)
         expect(not answered.result.is_error, answered.text)
         return answered

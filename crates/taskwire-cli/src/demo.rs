@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use taskwire::tool::{Ctx, Question, TaskMode, Tool, ToolError};
+use taskwire::tool::{Ctx, Progress, Question, TaskMode, Tool, ToolError};
 
 /// The names of [`tools`], in their order.
 pub(crate) const NAMES: [&str; 6] = ["countdown", "tell_story", "greet_me", "fail", "bake", "count_far"];
@@ -37,7 +37,7 @@ struct Countdown {
 async fn countdown(args: Countdown, ctx: Ctx) -> Result<&'static str, ToolError> {
     for n in (1..=args.from).rev() {
         ctx.text(format!("{n}…\n")).await?;
-        ctx.progress(f64::from(args.from - n), Some(f64::from(args.from)), Some(&format!("{n}…"))).await?;
+        ctx.progress(Progress::of(args.from - n, args.from).message(format!("{n}…"))).await?;
         ctx.sleep(Duration::from_secs(1)).await?;
     }
     Ok("Lift-off!")
@@ -120,10 +120,10 @@ async fn fail(args: Fail, ctx: Ctx) -> Result<&'static str, ToolError> {
 async fn bake(_: Nothing, ctx: Ctx) -> Result<&'static str, ToolError> {
     let steps = ["mixing", "kneading", "resting", "heating the oven", "baking", "baking", "baking", "cooling", "decorating", "tasting"];
     for (done, step) in steps.iter().enumerate() {
-        ctx.progress(done as f64, Some(steps.len() as f64), Some(step)).await?;
+        ctx.progress(Progress::of(done, steps.len()).message(*step)).await?;
         ctx.sleep(Duration::from_secs(1)).await?;
     }
-    ctx.progress(steps.len() as f64, Some(steps.len() as f64), Some("done")).await?;
+    ctx.progress(Progress::of(steps.len(), steps.len()).message("done")).await?;
     Ok("A cake. It was delicious.")
 }
 
@@ -147,7 +147,7 @@ async fn count_far(args: Far, ctx: Ctx) -> Result<String, ToolError> {
     for n in start..=args.to {
         // Counted and saved, both or neither: no number is left out and none comes twice.
         ctx.step([format!("{n}\n").into()], &n).await?;
-        ctx.progress(f64::from(n), Some(f64::from(args.to)), None).await?;
+        ctx.progress(Progress::of(n, args.to)).await?;
         ctx.sleep(Duration::from_millis(200)).await?;
     }
     Ok(format!("Counted to {} in {} attempts.", args.to, ctx.attempt()))
@@ -161,5 +161,12 @@ mod tests {
     fn the_names_are_those_of_the_tools() {
         let tools = tools();
         assert_eq!(tools.iter().map(|tool| &**tool.name()).collect::<Vec<_>>(), NAMES);
+    }
+
+    #[test]
+    fn every_client_takes_them() {
+        for tool in tools() {
+            assert_eq!(tool.warnings(), [""; 0], "{}", tool.name());
+        }
     }
 }

@@ -20,7 +20,7 @@
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let tools = Registry::new();
 //! tools.tool(Tool::new("countdown", "Counts down", countdown))?;
-//! let server = Server::start(tools, SqliteStore::open("data".as_ref())?, Config::default())?;
+//! let server = Server::start(tools, SqliteStore::open("data")?, Config::default())?;
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:8787").await?;
 //! server.serve(listener, async { tokio::signal::ctrl_c().await.ok(); }).await?;
 //! # Ok(()) }

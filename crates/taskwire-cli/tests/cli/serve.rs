@@ -103,13 +103,17 @@ fn what_is_probably_not_meant_so_is_said_and_served() {
         "[[tool]]\nname = \"gone\"\ncommand = [\"./nope\"]\n",
         "[[tool]]\nname = \"shell\"\ncommand = [\"sh\", \"-c\", \"echo $1\", \"{x}\"]\ninput = { x = { type = \"string\" } }\n",
         "[[tool]]\nname = \"idle\"\ncommand = [\"true\"]\ninput = { y = { type = \"string\" } }\n",
+        "[[tool]]\nname = \"picky\"\ncommand = [\"echo\", \"{z}\"]\ninput = { z = { type = [\"string\", \"integer\"] } }\n",
     ];
     let file = user.write("taskwire.toml", &tools.concat());
     let mut running = user.start(&["serve", &file, "--listen", "127.0.0.1:0", "--data", &user.path("data")]);
     running.out.line_with("  endpoint  ");
-    for (tool, words) in
-        [("gone", "the program "), ("shell", "the first argument after the script is $0"), ("idle", "nothing uses the parameter `y`")]
-    {
+    for (tool, words) in [
+        ("gone", "the program "),
+        ("shell", "the first argument after the script is $0"),
+        ("idle", "nothing uses the parameter `y`"),
+        ("picky", "`/properties/z` has a list of types: Gemini, AutoGen and CrewAI refuse such a tool"),
+    ] {
         running.err.until(&format!("warning: {file}: tool `{tool}`: {words}"));
     }
 }

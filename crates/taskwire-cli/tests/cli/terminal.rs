@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, process::Command, sync::mpsc, thread};
 
 use serde_json::{Value, json};
-use taskwire::tool::{Content, Ctx, Question, TaskMode, Tool, ToolError};
+use taskwire::tool::{Content, Ctx, Progress, Question, TaskMode, Tool, ToolError};
 
 use crate::{
     fixture::{Fixture, Gate, Puppet, asks, deaf_to, says, steps},
@@ -24,7 +24,7 @@ fn knead(gate: &Gate) -> Tool {
     let body = move |ctx: Ctx| {
         let gate = gate.clone();
         async move {
-            ctx.progress(5.0, Some(10.0), Some("kneading")).await?;
+            ctx.progress(Progress::of(5.0, 10.0).message("kneading")).await?;
             gate.pass(&ctx).await?;
             Ok::<&'static str, ToolError>("bread")
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskwire::tool::{Content, Ctx, InvalidSchema, Registry, Tool, ToolError};
+use taskwire::tool::{Content, Ctx, InvalidSchema, Progress, Registry, Tool, ToolError};
 
 use crate::common::{PIXEL, plain};
 
@@ -52,7 +52,7 @@ async fn error(_ctx: Ctx) -> Result<(), ToolError> {
 
 async fn progress(ctx: Ctx) -> Result<&'static str, ToolError> {
     for done in [0.0, 50.0, 100.0] {
-        ctx.progress(done, Some(100.0), None).await?;
+        ctx.progress(Progress::of(done, 100.0)).await?;
         ctx.sleep(Duration::from_millis(50)).await?;
     }
     Ok("All of it is done.")

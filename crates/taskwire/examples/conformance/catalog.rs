@@ -26,7 +26,7 @@ pub(crate) fn register(registry: &Registry) {
 
 /// A prompt that always says the same.
 pub(crate) fn text_prompt(name: &str, description: &str, text: &'static str) -> Prompt {
-    Prompt::new(json!({"name": name, "description": description}), move |_call| ready(Ok(messages([Content::text(text)]))))
+    Prompt::raw(json!({"name": name, "description": description}), move |_call| ready(Ok(messages([Content::text(text)]))))
 }
 
 fn prompt_with_arguments() -> Prompt {
@@ -38,7 +38,7 @@ fn prompt_with_arguments() -> Prompt {
             {"name": "arg2", "description": "The second one", "required": true},
         ],
     });
-    Prompt::new(wire, |call| ready(repeat_arguments(&call)))
+    Prompt::raw(wire, |call| ready(repeat_arguments(&call)))
 }
 
 fn repeat_arguments(call: &PromptCall) -> Result<Value, ToolError> {
@@ -52,7 +52,7 @@ fn prompt_with_embedded_resource() -> Prompt {
         "description": "Contains a resource",
         "arguments": [{"name": "resourceUri", "description": "The URI of the resource", "required": true}],
     });
-    Prompt::new(wire, |call| ready(embed_resource(&call)))
+    Prompt::raw(wire, |call| ready(embed_resource(&call)))
 }
 
 fn embed_resource(call: &PromptCall) -> Result<Value, ToolError> {
@@ -61,7 +61,7 @@ fn embed_resource(call: &PromptCall) -> Result<Value, ToolError> {
 }
 
 fn prompt_with_image() -> Prompt {
-    Prompt::new(json!({"name": "test_prompt_with_image", "description": "Contains an image"}), |_call| {
+    Prompt::raw(json!({"name": "test_prompt_with_image", "description": "Contains an image"}), |_call| {
         ready(Ok(messages([Content::image(PIXEL, "image/png"), Content::text("Please analyze the image above.")])))
     })
 }
@@ -74,7 +74,7 @@ struct Context {
 
 fn prompt_that_asks() -> Prompt {
     let wire = json!({"name": "test_input_required_result_prompt", "description": "Asks for a context first"});
-    Prompt::new(wire, |call| ready(use_context(&call)))
+    Prompt::raw(wire, |call| ready(use_context(&call)))
 }
 
 fn use_context(call: &PromptCall) -> Result<Value, ToolError> {
@@ -96,14 +96,14 @@ fn argument<'a>(call: &'a PromptCall, name: &str) -> Result<&'a str, ToolError> 
 
 fn static_text() -> Resource {
     let wire = json!({"uri": "test://static-text", "name": "static-text", "description": "A text", "mimeType": "text/plain"});
-    Resource::new(wire, |call| {
+    Resource::raw(wire, |call| {
         ready(Ok(contents(json!({"uri": call.uri, "mimeType": "text/plain", "text": "This is the content of the static text resource."}))))
     })
 }
 
 fn static_binary() -> Resource {
     let wire = json!({"uri": "test://static-binary", "name": "static-binary", "description": "An image", "mimeType": "image/png"});
-    Resource::new(wire, |call| ready(Ok(contents(json!({"uri": call.uri, "mimeType": "image/png", "blob": STANDARD.encode(PIXEL)})))))
+    Resource::raw(wire, |call| ready(Ok(contents(json!({"uri": call.uri, "mimeType": "image/png", "blob": STANDARD.encode(PIXEL)})))))
 }
 
 fn template() -> Template {
@@ -113,7 +113,7 @@ fn template() -> Template {
         "description": "Data by id",
         "mimeType": "application/json",
     });
-    Template::new(wire, |call| ready(template_data(&call)))
+    Template::raw(wire, |call| ready(template_data(&call)))
 }
 
 fn template_data(call: &ResourceCall) -> Result<Value, ToolError> {

@@ -149,7 +149,7 @@ fn resource_change(registry: &Registry, changes: &Arc<AtomicU64>) -> Tool {
 fn watched_resource(changes: &Arc<AtomicU64>) -> Resource {
     let changes = Arc::clone(changes);
     let wire = json!({"uri": WATCHED, "name": "watched-resource", "description": "A text that changes", "mimeType": "text/plain"});
-    Resource::new(wire, move |call| {
+    Resource::raw(wire, move |call| {
         let text = format!("Has changed {} times", changes.load(Ordering::Relaxed));
         ready(Ok(contents(json!({"uri": call.uri, "mimeType": "text/plain", "text": text}))))
     })

@@ -138,7 +138,7 @@ impl Commands {
             tool = tool.output_schema(schema);
         }
         if let Some(annotations) = annotations {
-            tool = tool.annotations(annotations);
+            tool = tool.raw_annotations(annotations);
         }
         Ok(tool.policy(policy))
     }

@@ -5,12 +5,12 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 use taskwire_core::{
-    CallerId,
+    CallerId, Payload,
     task::{Accepts, Spec},
     wire::RequestId,
 };
 
-use super::{Fault, params::present, waiter::is_timeout};
+use super::{Fault, catalog, params::present, waiter::is_timeout};
 use crate::{
     server::Shared,
     tool::{CallResult, ReadyTool},
@@ -23,6 +23,14 @@ pub(super) fn find_tool(shared: &Shared, name: &str) -> Result<Arc<ReadyTool>, F
     // A tool of the provider goes before one of ours of the same name.
     let known = shared.provider.tool(name).or_else(|| shared.followups.iter().find(|tool| &*tool.0.name == name).cloned());
     known.ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))
+}
+
+/// The arguments of a call, and the same as they are kept: as they came, but without each `null` that stands for something left out.
+pub(super) fn arguments(tool: &ReadyTool, raw: Option<&RawValue>) -> Result<(Value, Payload), Fault> {
+    let mut given = catalog::arguments(raw)?;
+    let changed = tool.0.drop_nulls(&mut given);
+    let kept = raw.filter(|_| !changed).map_or_else(|| given.clone().into(), Payload::from);
+    Ok((given, kept))
 }
 
 /// What a model is told about arguments that do not fit.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     engine,
-    tool::{CallResult, Content, Ctx, Tool, ToolError},
+    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
 };
 
 const DESCRIPTION: &str = "Answers a question that a task of this server asked (task_wait and the tool itself show the question, its key and \
@@ -51,9 +51,10 @@ pub(super) fn tool() -> Tool {
                 "description": "Which question: the key that was shown with it. May be left out only if the task has never asked another."
             },
             "value": {
-                "type": ["object", "string", "number", "boolean", "array", "null"],
-                "description": "The answer: an object with the fields of the question, or the plain value if it has one field. Leave it \
-                    out where there is nothing to fill in."
+                "type": "string",
+                "description": "The answer. If the question has one field: its plain value, such as Ada, 3, true, or a, b for a list. If \
+                    it has several: a JSON object with the fields, as text, such as {\"name\":\"Ada\",\"count\":3}. Leave it out where \
+                    there is nothing to fill in."
             },
             "action": {
                 "type": "string",
@@ -66,9 +67,13 @@ pub(super) fn tool() -> Tool {
         "required": ["task_id"],
         "additionalProperties": false,
     });
+    // Text is what every client can send. Who can send a number, a list or an object as what it is, may.
+    let mut taken = schema.clone();
+    taken["properties"]["value"] = json!({});
     Tool::raw(ANSWER, DESCRIPTION, schema, answer)
         .title("Answer a question of a task")
-        .annotations(json!({"readOnlyHint": false, "destructiveHint": false, "openWorldHint": false}))
+        .annotations(Annotations::default().read_only(false).destructive(false).open_world(false))
+        .takes(taken)
 }
 
 async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
@@ -163,6 +168,8 @@ fn standing(task: &Task) -> String {
 /// The answer as the task is given it, or what is wrong with it.
 fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, action: Option<Action>) -> Result<Payload, String> {
     let ask = || question.ask(task.id, key.as_str());
+    // Some fill in all that a schema has: an empty text where there is nothing to fill in says nothing.
+    let value = value.filter(|value| !question.is_plain() || value.as_str() != Some(""));
     // Who says yes and nothing else agrees with the defaults.
     let agrees = value.is_none() && action == Some(Action::Accept) && question.needs_nothing();
     let value = if agrees { Some(json!({})) } else { value };
@@ -358,6 +365,7 @@ mod tests {
         let page = Question::Page { message: "Sign in".to_owned(), url: "https://x.test".to_owned() };
         assert_eq!(give(&page, None, accept), Ok(json!({"action": "accept"})));
         assert_eq!(give(&page, None, decline), Ok(json!({"action": "decline"})));
+        assert_eq!(give(&page, Some(json!("")), accept), Ok(json!({"action": "accept"})), "an empty text is none");
         for action in [None, accept, decline, Some(Action::Cancel)] {
             for value in [json!("{\"width\": 5}"), json!({}), json!(true)] {
                 let refused = give(&page, Some(value), action).expect_err("a page has no value");

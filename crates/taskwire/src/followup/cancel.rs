@@ -7,7 +7,7 @@ use taskwire_core::task::{Authority, Command, Reject, Task};
 use super::{CANCEL, OUTPUT, WAIT, arguments, find};
 use crate::{
     engine,
-    tool::{CallResult, Content, Ctx, Tool, ToolError},
+    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
 };
 
 const DESCRIPTION: &str = "Stops a running task of this server for good. Its work ends and it gives no result. Use it when your user wants it, or \
@@ -27,7 +27,7 @@ pub(super) fn tool() -> Tool {
     });
     Tool::raw(CANCEL, DESCRIPTION, schema, cancel)
         .title("Stop a task")
-        .annotations(json!({"readOnlyHint": false, "destructiveHint": true, "idempotentHint": true, "openWorldHint": false}))
+        .annotations(Annotations::default().read_only(false).destructive(true).idempotent(true).open_world(false))
 }
 
 async fn cancel(ctx: Ctx) -> Result<CallResult, ToolError> {

@@ -12,7 +12,7 @@ use taskwire_core::{
 use super::{LIST, WAIT, began, quoted, span};
 use crate::{
     engine::{self, Engine},
-    tool::{CallResult, Content, Ctx, Tool, ToolError},
+    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
 };
 
 /// Tasks that are listed if the caller does not say how many, and at most.
@@ -61,7 +61,7 @@ pub(super) fn tool() -> Tool {
         },
         "additionalProperties": false,
     });
-    Tool::raw(LIST, DESCRIPTION, schema, list).title("List tasks").annotations(json!({"readOnlyHint": true, "openWorldHint": false}))
+    Tool::raw(LIST, DESCRIPTION, schema, list).title("List tasks").annotations(Annotations::default().read_only(true).open_world(false))
 }
 
 async fn list(ctx: Ctx) -> Result<CallResult, ToolError> {

@@ -10,7 +10,7 @@ use super::{OUTPUT, Settings, WAIT, arguments, began, find, gives, span};
 use crate::{
     engine::{self, Engine},
     store::{Cursor, Entry},
-    tool::{CallResult, Content, Ctx, Tool, ToolError},
+    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
 };
 
 const DESCRIPTION: &str = "Shows what a running or ended task of this server has written so far, from the beginning or after the \
@@ -47,7 +47,7 @@ pub(super) fn tool(settings: &Settings) -> Tool {
     let bytes = settings.bytes;
     Tool::raw(OUTPUT, DESCRIPTION, schema, move |ctx: Ctx| async move { show(&ctx, bytes) })
         .title("Read the output of a task")
-        .annotations(json!({"readOnlyHint": true, "openWorldHint": false}))
+        .annotations(Annotations::default().read_only(true).open_world(false))
 }
 
 fn show(ctx: &Ctx, bytes: usize) -> Result<CallResult, ToolError> {

@@ -10,7 +10,7 @@ use super::{Settings, WAIT, began, find, going_away, say, span};
 use crate::{
     clock::Sleep,
     engine::Engine,
-    tool::{CallResult, Ctx, Tool, ToolError},
+    tool::{Annotations, CallResult, Ctx, Progress, Tool, ToolError},
 };
 
 /// How often a client hears that the wait goes on, at least: some give up a call that says nothing.
@@ -49,7 +49,7 @@ pub(super) fn tool(settings: &Settings) -> Tool {
     let settings = settings.clone();
     Tool::raw(WAIT, &description, schema, move |ctx: Ctx| wait(ctx, settings.clone()))
         .title("Wait for a task")
-        .annotations(json!({"readOnlyHint": true, "openWorldHint": false}))
+        .annotations(Annotations::default().read_only(true).open_world(false))
 }
 
 async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
@@ -118,7 +118,7 @@ impl Told {
         let total = task.progress.and_then(|progress| progress.total).filter(|total| self.done <= *total);
         let message =
             task.message.as_deref().map_or_else(|| format!("running for {}", span(clock.now().since(began(task)))), str::to_owned);
-        ctx.progress(self.done, total, Some(&message)).await
+        ctx.progress(Progress { done: self.done, total, message: Some(message) }).await
     }
 }
 

@@ -92,7 +92,8 @@ impl SqliteStore {
     ///
     /// # Errors
     /// When another process has it, when it was written by a newer release, or when the disk fails.
-    pub fn open(dir: &Path) -> Result<Self, Error> {
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
+        let dir = dir.as_ref();
         let failed = |source| Error::File { path: dir.display().to_string(), source };
         // For this user alone: what callers send and get is in here, and the key that signs what they carry.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;

@@ -64,7 +64,11 @@ macro_rules! suite {
     };
 }
 
-suite!(sqlite, SqliteStore::open);
+suite!(sqlite, open_sqlite);
+
+fn open_sqlite(dir: &Path) -> Result<SqliteStore, Error> {
+    SqliteStore::open(dir)
+}
 
 /// A directory that is gone when the test is over.
 struct TempDir(PathBuf);
@@ -839,7 +843,7 @@ fn tool(lab: &Lab<SqliteStore>) -> Connection {
 
 #[test]
 fn an_expired_task_leaves_no_row() {
-    let mut lab = Lab::new(SqliteStore::open);
+    let mut lab = Lab::new(open_sqlite);
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![Blocks::of(&[text("x")])]));
     for command in [save(json!(1)), ask("a"), append("y"), ends()[0].clone()] {
@@ -859,7 +863,7 @@ fn an_expired_task_leaves_no_row() {
 
 #[test]
 fn a_second_process_learns_who_has_the_directory() {
-    let mut lab = Lab::new(SqliteStore::open);
+    let mut lab = Lab::new(open_sqlite);
     let Err(Error::Locked { path, holder }) = SqliteStore::open(&lab.dir.0) else { panic!("the directory is taken") };
     assert_eq!((path, holder), (lab.dir.0.display().to_string(), format!("process {}", std::process::id())));
     lab.reopen();
@@ -868,7 +872,7 @@ fn a_second_process_learns_who_has_the_directory() {
 #[test]
 fn nothing_is_acknowledged_by_a_store_that_was_removed_or_replaced() {
     for replaced in [false, true] {
-        let mut lab = Lab::new(SqliteStore::open);
+        let mut lab = Lab::new(open_sqlite);
         let mut driver = Driver::new(1);
         lab.run(&mut driver, &make(spec(), vec![]));
         std::fs::remove_dir_all(&lab.dir.0).expect("removed");
@@ -882,7 +886,7 @@ fn nothing_is_acknowledged_by_a_store_that_was_removed_or_replaced() {
 
 #[test]
 fn a_store_of_a_newer_release_is_refused() {
-    let mut lab = Lab::new(SqliteStore::open);
+    let mut lab = Lab::new(open_sqlite);
     lab.store = None;
     tool(&lab).pragma_update(None, "user_version", 99).expect("the format is set");
     let refused = SqliteStore::open(&lab.dir.0);
@@ -891,7 +895,7 @@ fn a_store_of_a_newer_release_is_refused() {
 
 #[test]
 fn a_store_of_the_first_format_is_taken_over() {
-    let mut lab = Lab::new(SqliteStore::open);
+    let mut lab = Lab::new(open_sqlite);
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(spec(), vec![Blocks::of(&[text("a"), text("b")])]));
     lab.run(&mut driver, &append("c"));
@@ -914,7 +918,7 @@ fn a_store_of_the_first_format_is_taken_over() {
 
 #[test]
 fn damaged_data_is_an_error_that_names_its_task() {
-    let mut lab = Lab::new(SqliteStore::open);
+    let mut lab = Lab::new(open_sqlite);
     let (mut driver, mut other) = (Driver::new(1), Driver::new(2));
     lab.run(&mut driver, &make(spec(), vec![]));
     lab.run(&mut other, &make(spec(), vec![]));
@@ -934,7 +938,7 @@ fn damaged_data_is_an_error_that_names_its_task() {
 
 #[test]
 fn a_reader_neither_waits_for_an_open_transaction_nor_sees_it() {
-    let mut lab = Lab::new(SqliteStore::open);
+    let mut lab = Lab::new(open_sqlite);
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(spec(), vec![]));
     let writer = tool(&lab);

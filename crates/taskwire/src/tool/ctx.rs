@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use serde::{Serialize, de::DeserializeOwned};
 use taskwire_core::{
     InputKey, Payload,
-    task::{Accepts, Progress},
+    task::{self, Accepts},
 };
 
 use super::{
-    ToolError,
+    Progress, ToolError,
     content::Content,
     error::from_engine,
     question::{Answer, Question, Refusal, payload_lacks},
@@ -75,12 +75,14 @@ impl Ctx {
         self.0.say(Some(message.as_ref().into()), None).await.map_err(from_engine)
     }
 
-    /// Says in numbers, and perhaps in words, how far it is. `done` must grow.
+    /// Says in numbers, and perhaps in words, how far it is: `ctx.progress(Progress::of(3, 10).message("third of ten"))`. What is
+    /// done must grow.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
-    pub async fn progress(&self, done: f64, total: Option<f64>, message: Option<&str>) -> Result<(), ToolError> {
-        self.0.say(message.map(Into::into), Some(Progress { done, total })).await.map_err(from_engine)
+    pub async fn progress(&self, progress: Progress) -> Result<(), ToolError> {
+        let Progress { done, total, message } = progress;
+        self.0.say(message.map(Into::into), Some(task::Progress { done, total })).await.map_err(from_engine)
     }
 
     /// Asks the caller and waits for the answer, however long that takes. The key names the question for ever: asked
@@ -89,8 +91,11 @@ impl Ctx {
     /// # Errors
     /// When the caller cannot be asked this, the key was used for another question, or the tool must stop.
     pub async fn ask(&self, key: &str, question: Question) -> Result<Answer, ToolError> {
-        let answer = self.ask_raw(key, question.into_payload()).await?;
-        answer.read().map_err(|error| ToolError::new(format!("the answer to `{key}` has the wrong shape: {error}")))
+        let answer = self.ask_raw(key, question.clone().into_payload()).await?;
+        let answer: Answer =
+            answer.read().map_err(|error| ToolError::new(format!("the answer to `{key}` has the wrong shape: {error}")))?;
+        question.check(&answer)?;
+        Ok(answer)
     }
 
     /// As [`ask`](Self::ask), in the shapes of the wire.

@@ -12,9 +12,12 @@ use taskwire_core::{
 };
 
 use super::{
-    Ctx, ToolError,
+    Annotations, Ctx, ToolError,
     content::{CallResult, IntoResult},
+    nulls::drop_nulls,
+    portable::portability,
     schema::{HeaderParam, InvalidSchema, Schema, header_params},
+    typed::schema_of,
 };
 
 /// When a call becomes a task.
@@ -66,6 +69,8 @@ type Body = Arc<dyn Fn(Ctx) -> BoxFuture<'static, Result<CallResult, ToolError>>
 pub struct Tool {
     name: Arc<str>,
     wire: Map<String, Value>,
+    /// The schema of what is taken, if that is more than is listed.
+    taken: Option<Value>,
     policy: Policy,
     body: Body,
 }
@@ -77,7 +82,8 @@ impl fmt::Debug for Tool {
 }
 
 impl Tool {
-    /// A tool whose arguments are a Rust type.
+    /// A tool whose arguments are a Rust type. A field that may be left out (`Option`, or with a default) is listed without `null`,
+    /// and `null` for it counts as left out: most clients know no other way.
     pub fn new<A, R, F, Fut>(name: &str, description: &str, body: F) -> Self
     where
         A: DeserializeOwned + JsonSchema + Send,
@@ -85,12 +91,8 @@ impl Tool {
         F: Fn(A, Ctx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, ToolError>> + Send + 'static,
     {
-        let mut schema = schemars::generate::SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<A>();
-        schema.remove("title");
-        schema.remove("$schema");
-        schema.insert("type".to_owned(), "object".into());
         let body = Arc::new(body);
-        Self::raw(name, description, schema.to_value(), move |ctx: Ctx| {
+        Self::raw(name, description, schema_of::<A>(), move |ctx: Ctx| {
             let body = body.clone();
             async move {
                 let args = ctx.arguments().read().map_err(|error| ToolError::new(format!("the arguments do not fit: {error}")))?;
@@ -113,6 +115,7 @@ impl Tool {
         Self {
             name: name.into(),
             wire,
+            taken: None,
             policy: Policy::default(),
             body: Arc::new(move |ctx| {
                 let result = body(ctx);
@@ -133,10 +136,23 @@ impl Tool {
         self.with("outputSchema", schema)
     }
 
-    /// Hints such as `{"readOnlyHint": true}`.
+    /// Hints about what it does.
     #[must_use]
-    pub fn annotations(self, annotations: Value) -> Self {
+    pub fn annotations(self, annotations: Annotations) -> Self {
+        self.raw_annotations(serde_json::to_value(annotations).expect("hints can always be written"))
+    }
+
+    /// Hints in their wire shape, which may have members that we do not know.
+    #[must_use]
+    pub(crate) fn raw_annotations(self, annotations: Value) -> Self {
         self.with("annotations", annotations)
+    }
+
+    /// Takes arguments by this schema, of which the listed one is the part that every client knows how to say.
+    #[must_use]
+    pub(crate) fn takes(mut self, schema: Value) -> Self {
+        self.taken = Some(schema);
+        self
     }
 
     /// When a call becomes a task.
@@ -218,6 +234,12 @@ impl Tool {
         self
     }
 
+    /// What widely used clients or models would refuse about it: see [`portability`].
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        portability(&self.name, self.wire["description"].as_str().unwrap_or_default(), &self.wire["inputSchema"])
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
@@ -241,6 +263,8 @@ pub(crate) struct Ready {
     pub(crate) sessions: [Payload; 3],
     pub(crate) policy: Policy,
     pub(crate) headers: Vec<HeaderParam>,
+    /// The schema of the arguments as it is listed, and what they are checked with.
+    listed: Value,
     input: Schema,
     output: Option<Schema>,
     body: Body,
@@ -284,12 +308,16 @@ impl Ready {
         if schema.get("type") != Some(&json!("object")) {
             return Err(invalid("the input schema", "its `type` must be \"object\"".to_owned()));
         }
-        let input = Schema::compile(schema).map_err(|why| invalid("the input schema", why))?;
+        let mut input = Schema::compile(schema).map_err(|why| invalid("the input schema", why))?;
+        if let Some(taken) = &tool.taken {
+            input = Schema::compile(taken).map_err(|why| invalid("the input schema", why))?;
+        }
         let headers = header_params(schema).map_err(|why| invalid("the input schema", why))?;
         let output = match tool.wire.get("outputSchema") {
             None => None,
             Some(schema) => Some(Schema::compile(schema).map_err(|why| invalid("the output schema", why))?),
         };
+        let listed = schema.clone();
         let wire = Value::Object(tool.wire);
         let hinted = tool.policy.streams.then(|| {
             let mut wire = wire.clone();
@@ -297,7 +325,13 @@ impl Ready {
             wire.into()
         });
         let sessions = for_sessions(&wire, &tool.policy);
-        Ok(Self { name: tool.name, wire: wire.into(), hinted, sessions, policy: tool.policy, headers, input, output, body: tool.body })
+        let (name, policy, body) = (tool.name, tool.policy, tool.body);
+        Ok(Self { name, wire: wire.into(), hinted, sessions, policy, headers, listed, input, output, body })
+    }
+
+    /// Takes each `null` out of `arguments` that stands for something left out. Whether there was one.
+    pub(crate) fn drop_nulls(&self, arguments: &mut Value) -> bool {
+        drop_nulls(&self.listed, arguments)
     }
 
     /// What is wrong with `arguments`, one line each.

@@ -2,25 +2,37 @@
 //!
 //! Knows the shapes of MCP that all eras share (content blocks, tool definitions), but no wire and no era.
 
+mod annotations;
 mod content;
 mod ctx;
 mod definition;
 mod error;
+mod nulls;
+mod portable;
+mod progress;
+mod prompt;
 mod provider;
 mod question;
 mod registry;
+mod resource;
 mod schema;
+mod typed;
 
+pub use annotations::Annotations;
 pub use content::{CallResult, Content, IntoResult, Json};
 pub use ctx::Ctx;
 pub use definition::{Policy, TaskMode, Tool};
 pub(crate) use error::{Kind, from_engine};
 pub use error::{Round, ToolError};
+pub use portable::portability;
+pub use progress::{Amount, Progress};
+pub use prompt::{IntoPrompt, Message, Prompt, PromptCall};
 pub(crate) use provider::Handler;
-pub use provider::{Changes, Completion, CompletionRequest, Prompt, PromptCall, Provider, ReadyTool, Resource, ResourceCall, Template};
+pub use provider::{Changes, Completion, CompletionRequest, Provider, ReadyTool};
 pub use question::{Answer, Question};
 pub(crate) use question::{REFUSED, payload_lacks};
 pub use registry::Registry;
+pub use resource::{IntoContents, Resource, ResourceCall, Template};
 pub use schema::InvalidSchema;
 pub(crate) use schema::{Schema, header_params, integer};
 pub use taskwire_core::task::Overflow;

@@ -5,56 +5,121 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 use taskwire_core::{Payload, task::Accepts};
 
+use super::{
+    ToolError,
+    typed::{as_choices, schema_of, without_null},
+};
+
 /// Something that only the caller knows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
     method: &'static str,
     params: Value,
+    /// The only answers that there are, if it is a choice.
+    choices: Option<Vec<String>>,
 }
 
+/// The field of a question that wants a yes or a no.
+const CONFIRM: &str = "confirm";
+/// The field of a question that wants one of several.
+const CHOICE: &str = "answer";
+
 impl Question {
+    fn new(method: &'static str, params: Value) -> Self {
+        Self { method, params, choices: None }
+    }
+
     /// A form for a person: `schema` describes a flat object of texts, numbers, booleans and choices.
     #[must_use]
     pub fn form(message: &str, schema: Value) -> Self {
-        Self { method: "elicitation/create", params: json!({"mode": "form", "message": message, "requestedSchema": schema}) }
+        Self::new("elicitation/create", json!({"mode": "form", "message": message, "requestedSchema": schema}))
     }
 
     /// A form for a person, described by a Rust type.
     #[must_use]
     pub fn form_for<T: JsonSchema>(message: &str) -> Self {
-        let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-        let mut schema = settings.into_generator().into_root_schema_for::<T>();
-        schema.remove("title");
-        schema.remove("$schema");
-        let mut schema = schema.to_value();
+        let mut schema = schema_of::<T>();
         for field in schema["properties"].as_object_mut().into_iter().flat_map(Map::values_mut) {
             simplify(field);
         }
         Self::form(message, schema)
     }
 
+    /// Yes or no. [`Answer::confirmed`] tells which.
+    ///
+    /// ```no_run
+    /// use taskwire::tool::{Ctx, Question, ToolError};
+    ///
+    /// async fn clean(ctx: Ctx) -> Result<&'static str, ToolError> {
+    ///     if !ctx.ask("sure", Question::confirm("Delete 3 files?")).await?.confirmed() {
+    ///         return Ok("nothing was deleted");
+    ///     }
+    ///     // …
+    ///     Ok("deleted")
+    /// }
+    /// ```
+    #[must_use]
+    pub fn confirm(message: &str) -> Self {
+        Self::one_field(message, CONFIRM, json!({"type": "boolean", "title": "Yes or no"}))
+    }
+
+    /// One of several. [`Answer::choice`] tells which; [`Ctx::ask`](super::Ctx::ask) takes no other.
+    ///
+    /// ```no_run
+    /// use taskwire::tool::{Ctx, Question, ToolError};
+    ///
+    /// async fn deploy(ctx: Ctx) -> Result<String, ToolError> {
+    ///     let region = ctx.ask("region", Question::choice("Which region?", ["eu", "us"])).await?.choice()?;
+    ///     Ok(format!("deployed to {region}"))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn choice<T: Into<String>>(message: &str, choices: impl IntoIterator<Item = T>) -> Self {
+        let choices: Vec<String> = choices.into_iter().map(Into::into).collect();
+        let question = Self::one_field(message, CHOICE, json!({"type": "string", "title": "Answer", "enum": choices}));
+        Self { choices: Some(choices), ..question }
+    }
+
+    fn one_field(message: &str, name: &str, field: Value) -> Self {
+        Self::form(message, json!({"type": "object", "properties": {name: field}, "required": [name]}))
+    }
+
     /// A page that a person should open.
     #[must_use]
     pub fn url(message: &str, url: &str) -> Self {
-        Self { method: "elicitation/create", params: json!({"mode": "url", "message": message, "url": url}) }
+        Self::new("elicitation/create", json!({"mode": "url", "message": message, "url": url}))
     }
 
     /// A completion by the caller's language model; `params` as in `sampling/createMessage`.
     #[must_use]
     pub fn sampling(params: Value) -> Self {
-        Self { method: "sampling/createMessage", params }
+        Self::new("sampling/createMessage", params)
     }
 
     /// The caller's root folders.
     #[must_use]
     pub fn roots() -> Self {
-        Self { method: "roots/list", params: json!({}) }
+        Self::new("roots/list", json!({}))
     }
 
     /// What a caller with these capabilities lacks to be asked this, as `ClientCapabilities`.
     #[must_use]
     pub fn lacks(&self, accepts: Accepts) -> Option<Value> {
         lacks(self.method, &self.params, accepts)
+    }
+
+    /// Whether an answer is one of those that there are.
+    pub(super) fn check(&self, answer: &Answer) -> Result<(), ToolError> {
+        match &self.choices {
+            Some(choices) if answer.is_accepted() => {
+                let chosen = answer.choice()?;
+                match choices.contains(&chosen) {
+                    true => Ok(()),
+                    false => Err(ToolError::new(format!("`{chosen}` is none of the choices: {}", choices.join(", ")))),
+                }
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The question in its wire shape.
@@ -70,30 +135,11 @@ const FORMATS: [&str; 4] = ["email", "uri", "date", "date-time"];
 /// Says of a field what a form can say: no field may be null (it may be left out), choices are listed, and formats are
 /// those that clients know.
 fn simplify(field: &mut Value) {
-    let is_null = |kind: &Value| kind == "null" || kind["type"] == "null";
-    if let Some(kinds) = field["type"].as_array() {
-        let kind = kinds.iter().find(|kind| !is_null(kind)).cloned().unwrap_or_default();
-        field["type"] = kind;
-    }
+    without_null(field);
     let Some(members) = field.as_object_mut() else { return };
-    if let Some(one) = members.get("anyOf").and_then(Value::as_array).and_then(|kinds| kinds.iter().find(|kind| !is_null(kind))).cloned() {
-        members.remove("anyOf");
-        members.extend(one.as_object().cloned().unwrap_or_default());
-    }
-    let choices = members
-        .get("oneOf")
-        .and_then(Value::as_array)
-        .map(|kinds| kinds.iter().filter_map(|kind| kind.get("const")).cloned().collect::<Vec<_>>());
-    if let Some(choices) = choices.filter(|choices| !choices.is_empty() && choices.iter().all(Value::is_string)) {
-        members.remove("oneOf");
-        members.insert("type".to_owned(), "string".into());
-        members.insert("enum".to_owned(), choices.into());
-    }
+    as_choices(members);
     if members.get("format").and_then(Value::as_str).is_some_and(|format| !FORMATS.contains(&format)) {
         members.remove("format");
-    }
-    if members.get("default").is_some_and(Value::is_null) {
-        members.remove("default");
     }
 }
 
@@ -162,17 +208,35 @@ impl Answer {
         self.action.as_deref() == Some("accept")
     }
 
+    /// Whether the answer to [`Question::confirm`] is yes. Who declined said no.
+    #[must_use]
+    pub fn confirmed(&self) -> bool {
+        self.is_accepted() && self.content.as_ref().is_some_and(|content| content[CONFIRM] == true)
+    }
+
+    /// What was chosen of a [`Question::choice`].
+    ///
+    /// # Errors
+    /// When the person chose nothing.
+    pub fn choice(&self) -> Result<String, ToolError> {
+        #[derive(Deserialize)]
+        struct Chosen {
+            answer: String,
+        }
+        self.read().map(|Chosen { answer }| answer)
+    }
+
     /// The filled-in form, if the person agreed and it fits.
     ///
     /// # Errors
     /// When the person said no, or the content has another shape.
-    pub fn read<T: DeserializeOwned>(&self) -> Result<T, super::ToolError> {
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, ToolError> {
         if !self.is_accepted() {
             let action = self.action.as_deref().unwrap_or("no action");
-            return Err(super::ToolError::new(format!("the question was not accepted ({action})")));
+            return Err(ToolError::new(format!("the question was not accepted ({action})")));
         }
         serde_json::from_value(self.content.clone().unwrap_or(Value::Null))
-            .map_err(|error| super::ToolError::new(format!("the answer does not fit the question: {error}")))
+            .map_err(|error| ToolError::new(format!("the answer does not fit the question: {error}")))
     }
 }
 
@@ -213,6 +277,44 @@ mod tests {
             assert!(fields[field].get("oneOf").is_none() && fields[field].get("anyOf").is_none(), "{fields}");
         }
         assert_eq!(params["requestedSchema"]["required"], json!(["name", "sure"]));
+    }
+
+    fn answer(value: Value) -> Answer {
+        serde_json::from_value(value).expect("an answer")
+    }
+
+    #[test]
+    fn a_yes_is_said_and_everything_else_is_a_no() {
+        let Question { params, .. } = Question::confirm("Delete 3 files?");
+        assert_eq!((&params["mode"], &params["message"]), (&json!("form"), &json!("Delete 3 files?")));
+        let schema =
+            json!({"type": "object", "properties": {"confirm": {"type": "boolean", "title": "Yes or no"}}, "required": ["confirm"]});
+        assert_eq!(params["requestedSchema"], schema);
+        assert!(answer(json!({"action": "accept", "content": {"confirm": true}})).confirmed());
+        for no in [
+            json!({"action": "accept", "content": {"confirm": false}}),
+            json!({"action": "accept", "content": {"confirm": "true"}}),
+            json!({"action": "accept"}),
+            json!({"action": "decline", "content": {"confirm": true}}),
+            json!({"action": "cancel"}),
+            json!({}),
+        ] {
+            assert!(!answer(no.clone()).confirmed(), "{no}");
+        }
+    }
+
+    #[test]
+    fn a_choice_is_one_of_those_that_there_are() {
+        let question = Question::choice("Which region?", ["eu", "us"]);
+        let field = &question.params["requestedSchema"]["properties"]["answer"];
+        assert_eq!(field, &json!({"type": "string", "title": "Answer", "enum": ["eu", "us"]}));
+        let eu = answer(json!({"action": "accept", "content": {"answer": "eu"}}));
+        assert_eq!(eu.choice().expect("it was chosen"), "eu");
+        assert!(question.check(&eu).is_ok());
+        assert!(question.check(&answer(json!({"action": "accept", "content": {"answer": "moon"}}))).is_err(), "nobody offered that");
+        let no = answer(json!({"action": "decline"}));
+        assert!(question.check(&no).is_ok() && no.choice().is_err(), "who declines need not choose");
+        assert!(Question::choice("Which?", vec!["a".to_owned()]).check(&answer(json!({"action": "accept"}))).is_err());
     }
 
     #[test]

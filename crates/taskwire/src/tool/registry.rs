@@ -6,8 +6,9 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::{
+    Prompt, Resource, Template,
     definition::{Ready, Tool},
-    provider::{Changes, Completion, CompletionRequest, Prompt, Provider, ReadyTool, Resource, Template},
+    provider::{Changes, Completion, CompletionRequest, Provider, ReadyTool},
     schema::InvalidSchema,
 };
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use taskwire::{
     server::Config,
-    tool::{Answer, CallResult, Content, Json, Question, TaskMode, ToolError},
+    tool::{Answer, CallResult, Content, Json, Progress, Question, TaskMode, ToolError},
 };
 use tokio::task::JoinHandle;
 
@@ -67,7 +67,7 @@ fn task_in(text: &str) -> String {
 
 /// A wait that has surely begun: its client was told how far the task is.
 async fn waiting(client: &Client, act: &Act, arguments: Value) -> Events {
-    act.ctx.progress(1.0, Some(10.0), Some("one")).await.expect("it goes on");
+    act.ctx.progress(Progress::of(1.0, 10.0).message("one")).await.expect("it goes on");
     let params = json!({"name": "task_wait", "arguments": arguments, "_meta": {"progressToken": "p"}});
     let message = client.message(client.next_id(), "tools/call", params);
     let mut events = soon("the first word", client.open(&message)).await;
@@ -186,7 +186,7 @@ async fn a_question_comes_back_through_the_call_and_its_answer_through_a_tool() 
     );
     has(&text, &["`gift` (true or false; default false)", "never make an answer up", "ask your user", "Do not call `writes` again"]);
     let id = task_in(&text);
-    has(&text, &[&format!("`task_answer` with {{\"task_id\":\"{id}\",\"key\":\"order\",\"value\":{{")]);
+    has(&text, &[&format!("`task_answer` with {{\"task_id\":\"{id}\",\"key\":\"order\",\"value\":\"{{\\\"")]);
     has(&says(&client, "task_wait", of(&id)).await, &["What shall it be?"]);
     let answered = says(&client, "task_answer", json!({"task_id": id, "value": {"size": "large", "count": 2}})).await;
     has(&answered, &["`order`", "is answered", &format!("`task_wait` with {{\"task_id\":\"{id}\"}}")]);
@@ -308,7 +308,7 @@ async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
         }
         let mut events = waiting(&client, &act, arguments).await;
         stage.clock.advance(lasts - MS);
-        act.ctx.progress(2.0, None, None).await.expect("it goes on");
+        act.ctx.progress(Progress::at(2.0)).await.expect("it goes on");
         assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
         stage.clock.advance(MS);
         let text = text_of(&result(&mut events).await["content"]);
@@ -331,7 +331,7 @@ async fn who_waits_hears_of_progress_and_that_the_wait_goes_on() {
     let beat = progress(&mut events).await;
     let done = beat["progress"].as_f64().expect("a number");
     assert!(done > 1.0 && done < 1.1, "it grows a little: {beat}");
-    act.ctx.progress(2.0, Some(10.0), Some("two")).await.expect("it goes on");
+    act.ctx.progress(Progress::of(2.0, 10.0).message("two")).await.expect("it goes on");
     let mut last = done;
     loop {
         let told = progress(&mut events).await;
@@ -354,13 +354,13 @@ async fn a_question_ends_a_wait_unless_only_the_client_can_answer_it() {
     let (id, act) = stage.task().await;
     let mut events = waiting(&client, &act, of(&id)).await;
     let _asking = asks(&act, "who", name_form("Who are you?"));
-    has(&text_of(&result(&mut events).await["content"]), &["Question `who`: Who are you?", "\"key\":\"who\",\"value\":{\"name\":"]);
+    has(&text_of(&result(&mut events).await["content"]), &["Question `who`: Who are you?", "\"key\":\"who\",\"value\":\"<text>\"}"]);
     let able = stage.server.client().declaring(json!({"sampling": {}, "extensions": {TASKS: {}}}));
     let (id, act) = stage.task_of(&able).await;
     let mut events = waiting(&client, &act, of(&id)).await;
     let _asking = asks(&act, "model", Question::sampling(json!({"messages": [], "maxTokens": 1})));
     soon("the question", able.until(&id, "input_required")).await;
-    act.ctx.progress(2.0, None, None).await.expect("it goes on");
+    act.ctx.progress(Progress::at(2.0)).await.expect("it goes on");
     assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
     stage.clock.advance(HOLD);
     has(&text_of(&result(&mut events).await["content"]), &["only by the client", "`sampling/createMessage`", "`task_wait`"]);

@@ -18,7 +18,7 @@ use taskwire::{
     },
     server::{Auth, Config, Server},
     store::SqliteStore,
-    tool::{CallResult, Ctx, IntoResult, Json, Policy, Question, Registry, Round, TaskMode, Tool, ToolError},
+    tool::{CallResult, Ctx, IntoResult, Json, Policy, Progress, Question, Registry, Round, TaskMode, Tool, ToolError},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream},
@@ -447,7 +447,7 @@ impl Act {
     }
 
     async fn progress(&self, done: f64, words: Option<&str>) {
-        self.ctx.progress(done, None, words).await.expect("it may say so");
+        self.ctx.progress(Progress { done, total: None, message: words.map(str::to_owned) }).await.expect("it may say so");
     }
 }
 
@@ -731,7 +731,7 @@ async fn the_first_sign_of_life_counts_from_the_call() {
 async fn progress_grows_also_when_a_round_becomes_a_task() {
     for way in [Way::ModernHttp, Way::ModernLines] {
         let rounds = tool("rounds", &(), |(), ctx: Ctx| async move {
-            ctx.progress(5.0, None, None).await?;
+            ctx.progress(Progress::at(5.0)).await?;
             match ctx.resumed().responses.get("name") {
                 None => Err(ToolError::round(Round::ask("name", name_form("Who are you?")))),
                 Some(answer) => Ok(format!("hello {}", name_in(&answer.read()?))),

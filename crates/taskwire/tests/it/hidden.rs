@@ -17,7 +17,7 @@ use taskwire::{
     },
     server::{Config, HttpConfig, Server},
     store::{self, Reader, SessionChange, SqliteStore, Store, Write},
-    tool::{Ctx, Round, TaskMode, Tool, ToolError},
+    tool::{Ctx, Progress, Round, TaskMode, Tool, ToolError},
 };
 use tokio::net::{TcpListener, TcpStream};
 
@@ -320,7 +320,7 @@ async fn progress_is_told_while_a_call_under_a_key_is_held() {
     let gate = Gate::new();
     let talks = tool("talks", &gate, |gate, ctx| async move {
         for n in 1..=2 {
-            ctx.progress(f64::from(n), Some(2.0), Some("talking")).await?;
+            ctx.progress(Progress::of(n, 2.0).message("talking")).await?;
             gate.go.wait().await;
         }
         Ok("done")

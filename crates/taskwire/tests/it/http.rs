@@ -248,14 +248,14 @@ fn broken() -> Result<Value, ToolError> {
 }
 
 fn prompt(name: &str, result: impl Fn() -> Result<Value, ToolError> + Send + Sync + Clone + 'static) -> Prompt {
-    Prompt::new(json!({ "name": name }), move |_| {
+    Prompt::raw(json!({ "name": name }), move |_| {
         let result = result.clone();
         async move { result() }
     })
 }
 
 fn resource(uri: &str, result: impl Fn() -> Result<Value, ToolError> + Send + Sync + Clone + 'static) -> Resource {
-    Resource::new(json!({"uri": uri, "name": uri}), move |_| {
+    Resource::raw(json!({"uri": uri, "name": uri}), move |_| {
         let result = result.clone();
         async move { result() }
     })
@@ -266,7 +266,7 @@ async fn a_handler_that_panics_is_an_internal_error_and_the_connection_lives_on(
     let tools = registry([]);
     tools.prompt(prompt("broken", broken)).resource(resource("test://broken", broken));
     // Panics before there is anything to wait for.
-    tools.resource(Resource::new(json!({"uri": "test://rash", "name": "rash"}), |_| std::future::ready(broken())));
+    tools.resource(Resource::raw(json!({"uri": "test://rash", "name": "rash"}), |_| std::future::ready(broken())));
     let server = TestServer::start(tools).await;
     let client = server.client();
     let mut connection = Connection::open(&server).await;
@@ -305,7 +305,7 @@ async fn a_result_that_is_no_object_is_an_internal_error() {
 async fn what_came_of_a_round_is_not_for_the_cache() {
     let tools = registry([]);
     let contents = |text: &str| json!({"contents": [{"uri": "test://r", "text": text}]});
-    tools.resource(Resource::new(json!({"uri": "test://asks", "name": "asks"}), move |call| async move {
+    tools.resource(Resource::raw(json!({"uri": "test://asks", "name": "asks"}), move |call| async move {
         match call.resumed.responses.get("name") {
             None => Err(ToolError::round(Round::ask("name", name_form("Name?")).with_state(json!(1)))),
             Some(answer) => Ok(contents(answer.as_str())),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use taskwire::{
     server::{Config, Server},
     store::SqliteStore,
-    tool::{Ctx, Tool, ToolError},
+    tool::{Ctx, Progress, Tool, ToolError},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
@@ -31,7 +31,7 @@ fn worker(gate: &Gate, streams: bool) -> Tool {
         gate.started.send();
         gate.go.wait().await;
         write(&ctx, streams).await?;
-        ctx.progress(1.0, Some(2.0), Some("half way")).await?;
+        ctx.progress(Progress::of(1.0, 2.0).message("half way")).await?;
         gate.go.wait().await;
         write(&ctx, streams).await?;
         Ok("done")

@@ -9,7 +9,7 @@ use taskwire::{
     core::Limits,
     engine::{self, Coalesce},
     server::Config,
-    tool::{Content, Overflow, TaskMode, Tool, ToolError},
+    tool::{Content, Overflow, Progress, TaskMode, Tool, ToolError},
 };
 
 use crate::{
@@ -258,7 +258,7 @@ async fn a_tool_may_do_many_things_at_a_time_and_still_wait_for_its_output() {
             async move {
                 for part in 0..=n % 3 {
                     tokio::task::yield_now().await;
-                    ctx.progress(f64::from(n * 3 + part), None, None).await?;
+                    ctx.progress(Progress::at(n * 3 + part)).await?;
                 }
                 Ok::<u32, ToolError>(n)
             }

@@ -221,8 +221,8 @@ async fn a_changed_list_is_told_to_those_who_asked_for_it() {
     let tools = registry([]);
     let server = TestServer::start(tools.clone()).await;
     let client = server.client();
-    let prompt = || Prompt::new(json!({"name": "p"}), |_| async { Ok(json!({"messages": []})) });
-    let resource = || Resource::new(json!({"uri": "test://r", "name": "r"}), |_| async { Ok(json!({"contents": []})) });
+    let prompt = || Prompt::raw(json!({"name": "p"}), |_| async { Ok(json!({"messages": []})) });
+    let resource = || Resource::raw(json!({"uri": "test://r", "name": "r"}), |_| async { Ok(json!({"contents": []})) });
     let change_all = || {
         tools.prompt(prompt()).resource(resource()).tool(quick("t")).expect("a tool");
     };

@@ -193,7 +193,7 @@ async fn gone(client: &Client, task: &str) -> Value {
 }
 
 /// Waits until exactly these questions are open, in order.
-async fn until_open(client: &Client, task: &str, keys: &[&str]) -> Value {
+pub(crate) async fn until_open(client: &Client, task: &str, keys: &[&str]) -> Value {
     let mut events = client.listen(json!({"taskIds": [task]})).await;
     let ask = async {
         loop {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::SystemClock,
     server::{Auth, Config, HttpConfig},
-    tool::{CallResult, Ctx, Json, Prompt, Question, Registry, Resource, Round, TaskMode, Tool, ToolError},
+    tool::{CallResult, Ctx, Json, Progress, Prompt, Question, Registry, Resource, Round, TaskMode, Tool, ToolError},
 };
 use tokio::sync::Notify;
 
@@ -73,7 +73,7 @@ fn asking(name: &str, runs: &Arc<AtomicUsize>) -> Tool {
 /// Tells its progress three times.
 async fn count(ctx: Ctx) -> Result<&'static str, ToolError> {
     for n in 1..=3 {
-        ctx.progress(f64::from(n), Some(3.0), Some("counting")).await?;
+        ctx.progress(Progress::of(n, 3.0).message("counting")).await?;
     }
     Ok("counted")
 }
@@ -87,7 +87,7 @@ async fn noise(ctx: Ctx) -> Result<&'static str, ToolError> {
 
 /// Gives its arguments back as they came.
 async fn mirror(ctx: Ctx) -> Result<CallResult, ToolError> {
-    ctx.progress(1.0, None, None).await?;
+    ctx.progress(Progress::at(1.0)).await?;
     Ok(CallResult { structured_content: Some(ctx.arguments().clone()), ..CallResult::default() })
 }
 
@@ -98,10 +98,10 @@ fn open(name: &str) -> Value {
 /// One tool, one prompt, one resource.
 async fn echo_server() -> TestServer {
     let registry = registry([echo()]);
-    registry.prompt(Prompt::new(json!({"name": "hello"}), |_call| async {
+    registry.prompt(Prompt::raw(json!({"name": "hello"}), |_call| async {
         Ok(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "Hello."}}]}))
     }));
-    registry.resource(Resource::new(json!({"uri": URI, "name": "size"}), |_call| async {
+    registry.resource(Resource::raw(json!({"uri": URI, "name": "size"}), |_call| async {
         Ok(json!({"contents": [{"uri": "test://size", "text": "large"}]}))
     }));
     TestServer::start(registry).await
@@ -874,7 +874,7 @@ async fn progress_that_does_not_grow_is_not_told() {
     let tools = Registry::new();
     let tool = Tool::raw("stumble", "Falls back now and then", json!({"type": "object"}), |ctx: Ctx| async move {
         for done in [1.0, 3.0, 2.0, 3.0, 5.0] {
-            ctx.progress(done, None, None).await?;
+            ctx.progress(Progress::at(done)).await?;
         }
         Ok("there")
     });
@@ -892,7 +892,7 @@ async fn progress_is_told_while_the_call_still_runs() {
     let tool = Tool::raw("wait", "Waits", open("wait"), move |ctx: Ctx| {
         let gate = gate.clone();
         async move {
-            ctx.progress(1.0, None, None).await?;
+            ctx.progress(Progress::at(1.0)).await?;
             gate.notified().await;
             Ok::<_, ToolError>("done")
         }

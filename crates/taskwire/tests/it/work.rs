@@ -9,7 +9,7 @@ use taskwire::{
     engine,
     server::Config,
     store::SqliteStore,
-    tool::{Content, Ctx, TaskMode, Tool},
+    tool::{Content, Ctx, Progress, TaskMode, Tool},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -282,7 +282,7 @@ async fn progress_shows_in_the_status_message() {
     let copies = tool("copies", &gate, |gate, ctx| async move {
         for (done, total, message) in [(10.0, None, None), (20.0, Some(100.0), None), (30.0, Some(100.0), Some("copying"))] {
             gate.go.wait().await;
-            ctx.progress(done, total, message).await?;
+            ctx.progress(Progress { done, total, message: message.map(str::to_owned) }).await?;
             gate.started.send();
         }
         gate.go.wait().await;

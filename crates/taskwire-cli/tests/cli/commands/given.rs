@@ -57,6 +57,19 @@ input = { path = { type = "string" }, level = { type = "integer", default = 3 },
 }
 
 #[test]
+fn a_null_for_what_is_optional_is_left_out() {
+    let keys = r#"
+command = ["python3", "show.py", "{path}", "--level={level}", ["--tag", "{tags}"], "--note={note}"]
+input = { path = { type = "string" }, level = { type = "integer", default = 3 }, tags = { type = "array", items = { type = "string" }, optional = true }, note = { type = "string", optional = true } }
+"#;
+    let place = place(&[show("show", keys)]);
+    let node = place.start();
+    let nulls = json!({"path": "a", "level": null, "tags": null, "note": null});
+    assert_eq!(given(&node, "show", nulls)["argv"], json!(["a", "--level=3"]), "a default counts, too");
+    assert!(why_not(&node, "show", json!({"path": null})).contains("`path`"), "it is needed");
+}
+
+#[test]
 fn a_value_that_begins_with_a_dash_is_refused_unless_it_is_allowed() {
     let command = "command = [\"python3\", \"show.py\", \"{value}\", \"--x={value}\"]\ninput = { value = { type = \"string\" } }";
     let number = "command = [\"python3\", \"show.py\", \"{value}\"]\ninput = { value = { type = \"integer\" } }";

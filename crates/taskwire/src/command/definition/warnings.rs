@@ -11,13 +11,14 @@ use std::{
 use serde_json::Map;
 
 use super::{Compiled, Definition, Inherit, Parameters};
+use crate::tool::portability;
 
 /// Where programs are looked for without PATH, as supervisors do.
 const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 impl Definition {
     /// What is probably not meant so, for whoever wrote it: parameters that nothing uses, values where a script does not look
-    /// for them, a program that is not there. Nothing if it cannot be used at all: see [`check`](Self::check).
+    /// for them, a program that is not there, a name or a schema that some clients refuse. Nothing if it cannot be used at all: see [`check`](Self::check).
     pub fn warnings(&self) -> Vec<String> {
         let Ok(compiled) = self.compile() else { return Vec::new() };
         let mut warnings = compiled.argv.warnings();
@@ -25,6 +26,7 @@ impl Definition {
         if let Some(path) = self.path(&compiled) {
             warnings.extend(missing(compiled.argv.program(), &self.cwd, &path));
         }
+        warnings.extend(portability(&self.name, &self.description, &self.input_schema));
         warnings
     }
 
@@ -130,6 +132,16 @@ mod tests {
         it.input_schema = json!({"type": "object", "properties": {"dir": {"type": "string"}}});
         it.env.insert("PATH".to_owned(), "{dir}".to_owned());
         assert_eq!(it.warnings(), [""; 0], "nobody knows before the call");
+    }
+
+    #[test]
+    fn what_some_clients_refuse_is_told() {
+        let mut it = Definition::new("a.tool", "A tool", vec!["sh".into(), "{list}".into()]);
+        it.input_schema = json!({"type": "object", "properties": {"list": {"type": "array"}}});
+        let warnings = it.warnings();
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].starts_with("the name has a '.' in it: "), "{warnings:?}");
+        assert!(warnings[1].starts_with("`/properties/list` is an array without `items`: "), "{warnings:?}");
     }
 
     #[test]

@@ -30,7 +30,6 @@ use crate::{
     dialect::{
         Fault, Reply, Sent,
         called::{self, Wanted, find_tool, misfit},
-        catalog,
         notes::Notes,
         params::{Members, present, text},
     },
@@ -108,7 +107,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
         _ => {}
     }
     let augment = asked.map(|raw| augment(raw, agreed.modes.is_some())).transpose()?;
-    let given = catalog::arguments(params.arguments)?;
+    let (given, arguments) = called::arguments(&tool, params.arguments)?;
     if let Some(misfit) = misfit(&tool, &given) {
         let Outcome::Completed { result, .. } = misfit.into_outcome() else { return Err(Fault::internal("a misfit is a result")) };
         if augment.is_none() {
@@ -131,7 +130,6 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     let mut spec = called::spec(cx.shared, &tool, &wanted)?;
     spec.origin = Origin::keep(meta.progress_token.clone());
     spec.follower = Some(Follower { session: cx.session.id.clone(), output: agreed.partial });
-    let arguments = params.arguments.map_or_else(|| json!({}).into(), Payload::from);
     let mut call = Call { cx, tool, given, arguments, token: meta.progress_token, spec };
     let Some(augment) = augment else { return call.plain().await };
     if let Some(ttl) = augment.ttl {

@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use taskwire_core::{
     Payload, Seq, TaskId,
     task::{Authority, Command, Outcome, Reject, Spec, Task},
@@ -26,7 +26,6 @@ use crate::{
     dialect::{
         Fault,
         called::{self, Wanted, find_tool, misfit, ms},
-        catalog,
         held::{self, Beat, Hold},
         notes::Notes,
         params::text,
@@ -65,7 +64,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     if tool.0.policy.task == TaskMode::Required {
         cx.needs_tasks()?;
     }
-    let arguments = catalog::arguments(cx.params.arguments)?;
+    let (arguments, request) = called::arguments(&tool, cx.params.arguments)?;
     if let Some(headers) = &cx.headers {
         headers::check_arguments(headers, &tool, &arguments)?;
     }
@@ -84,7 +83,6 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     if let Some(misfit) = misfit(&tool, &arguments) {
         return Ok(finished(cx, &misfit.into_outcome())?.into());
     }
-    let request = cx.params.arguments.map_or_else(|| json!({}).into(), Payload::from);
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
     let named = cx.headers.is_none().then_some(cx.id);
     let waiter = Waiter::new(cx.shared, cx.caller, &tool, &request, mode == TaskMode::Never, named);

@@ -9,7 +9,7 @@ use taskwire::{
     clock::Clock,
     core::task::RpcError,
     server::Config,
-    tool::{TaskMode, Tool, ToolError},
+    tool::{Progress, TaskMode, Tool, ToolError},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -1731,7 +1731,7 @@ async fn ours_stops_a_held_call_that_nobody_wants_any_more() {
     for way in 0..2 {
         let gate = Gate::new();
         let slow = tool("slow", &gate, |gate, ctx| async move {
-            ctx.progress(1.0, Some(2.0), Some("half")).await?;
+            ctx.progress(Progress::of(1.0, 2.0).message("half")).await?;
             ctx.cancelled().await;
             gate.stopped.send();
             Err::<(), _>(ToolError::stopped())

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use taskwire::{
     client::{Answer, Bearer, Client, Error, Ledger, Options, Target, Timing},
     clock::Clock,
-    tool::{TaskMode, ToolError},
+    tool::{Progress, TaskMode, ToolError},
 };
 
 use super::{
@@ -187,7 +187,7 @@ async fn a_run_that_nobody_reads_does_not_hold_up_other_calls() {
     let told_all = Signal::new();
     let chatty = tool("chatty", &told_all, |told_all, ctx| async move {
         for tens in 0..40 {
-            let ten = (1..=10).map(|n| ctx.progress(f64::from(10 * tens + n), Some(400.0), None));
+            let ten = (1..=10).map(|n| ctx.progress(Progress::of(10 * tens + n, 400.0)));
             futures_util::future::try_join_all(ten).await?;
         }
         told_all.send();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
     server::{Config, LegacyConfig},
-    tool::{Ctx, TaskMode, Tool},
+    tool::{Ctx, Progress, TaskMode, Tool},
 };
 
 use crate::{
@@ -79,7 +79,7 @@ async fn a_sign_of_life_behind_a_message_with_a_name_is_no_event() {
     for version in OLDER {
         let gate = Gate::new();
         let tells = tool("tells", &gate, |gate, ctx: Ctx| async move {
-            ctx.progress(1.0, None, None).await?;
+            ctx.progress(Progress::at(1.0)).await?;
             gate.go.wait().await;
             Ok("done")
         });

@@ -568,13 +568,13 @@ async fn a_caller_may_have_so_many_sessions_and_one_more_ends_the_quietest() {
 /// One of everything that can be listed.
 fn catalog() -> Registry {
     let tools = registry([quick("quick")]);
-    tools.prompt(Prompt::new(json!({"name": "hello", "arguments": [{"name": "who"}]}), |_call| async {
+    tools.prompt(Prompt::raw(json!({"name": "hello", "arguments": [{"name": "who"}]}), |_call| async {
         Ok(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "Hello."}}]}))
     }));
-    tools.resource(Resource::new(json!({"uri": "test://size", "name": "size"}), |call| async move {
+    tools.resource(Resource::raw(json!({"uri": "test://size", "name": "size"}), |call| async move {
         Ok(json!({"contents": [{"uri": call.uri, "text": "large"}]}))
     }));
-    tools.template(Template::new(json!({"uriTemplate": "test://t/{id}", "name": "t"}), |call| async move {
+    tools.template(Template::raw(json!({"uriTemplate": "test://t/{id}", "name": "t"}), |call| async move {
         Ok(json!({"contents": [{"uri": call.uri, "text": "one of many"}]}))
     }));
     tools.completions(|request| async move { (request.of == "hello").then(|| Completion { values: vec!["world".to_owned()] }) });
@@ -629,7 +629,7 @@ async fn what_is_not_there_is_an_error_of_the_era_under_a_good_status() {
 
 /// A resource with nothing in it.
 pub(crate) fn resource(uri: &str) -> Resource {
-    Resource::new(json!({"uri": uri, "name": uri}), |_call| async { Ok(json!({"contents": []})) })
+    Resource::raw(json!({"uri": uri, "name": uri}), |_call| async { Ok(json!({"contents": []})) })
 }
 
 // Batches.

@@ -7,7 +7,7 @@ use taskwire::{
     clock::ManualClock,
     core::Limits,
     server::{Config, LegacyConfig},
-    tool::{Content, Ctx, Prompt, Registry, TaskMode, Tool, ToolError},
+    tool::{Content, Ctx, Progress, Prompt, Registry, TaskMode, Tool, ToolError},
 };
 
 use crate::{
@@ -53,7 +53,7 @@ pub(crate) async fn held(legacy: &Legacy, clock: &ManualClock, gate: &Gate, mess
 pub(crate) async fn told_call(stage: &mut Stage, legacy: &Legacy, message: &Value) -> (Sse, Act) {
     let running = async {
         let act = stage.run().await;
-        act.ctx.progress(1.0, None, None).await.expect("it goes on");
+        act.ctx.progress(Progress::at(1.0)).await.expect("it goes on");
         act
     };
     let (mut sse, act) = soon("the stream of a call", async { tokio::join!(legacy.stream_message(message), running) }).await;
@@ -130,7 +130,7 @@ async fn a_changed_list_is_told_on_the_standing_stream() {
                     tools.tool(quick("quick")).expect("a tool");
                 }
                 "prompts" => {
-                    tools.prompt(Prompt::new(json!({"name": "p"}), |_| async { Ok(json!({"messages": []})) }));
+                    tools.prompt(Prompt::raw(json!({"name": "p"}), |_| async { Ok(json!({"messages": []})) }));
                 }
                 _ => {
                     tools.resource(resource("test://r"));
@@ -330,7 +330,7 @@ async fn log_lines_of_tasks_are_told_on_the_standing_stream() {
 /// Tells its progress three times.
 pub(crate) async fn count(ctx: Ctx) -> Result<&'static str, ToolError> {
     for n in 1..=3 {
-        ctx.progress(f64::from(n), Some(3.0), Some("counting")).await?;
+        ctx.progress(Progress::of(n, 3.0).message("counting")).await?;
     }
     Ok("counted")
 }
@@ -389,7 +389,7 @@ async fn progress_is_told_while_the_call_still_runs() {
     let legacy = Legacy::open(&stage.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
     let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
-    act.ctx.progress(2.0, Some(2.0), Some("nearly")).await.expect("it goes on");
+    act.ctx.progress(Progress::of(2.0, 2.0).message("nearly")).await.expect("it goes on");
     let told = sse.until("notifications/progress").await;
     assert_eq!(told["params"], json!({"progressToken": "p", "progress": 2.0, "total": 2.0, "message": "nearly"}));
     act.ends("done");
@@ -495,11 +495,11 @@ async fn the_stream_of_a_call_goes_on_where_it_broke_off() {
         let (sse, mut act) = told_call(&mut stage, &legacy, &message).await;
         let broken = sse.last_id.clone().expect("an id");
         drop(sse);
-        act.ctx.progress(2.0, None, None).await.expect("nobody has stopped it");
+        act.ctx.progress(Progress::at(2.0)).await.expect("nobody has stopped it");
         let mut sse = legacy.resume(&broken).await;
         sse.begins().await;
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 2.0, "{version}");
-        act.ctx.progress(3.0, None, None).await.expect("nobody has stopped it");
+        act.ctx.progress(Progress::at(3.0)).await.expect("nobody has stopped it");
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 3.0);
         drop(sse);
         act.ends("done");

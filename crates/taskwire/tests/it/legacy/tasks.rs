@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use serde_json::{Value, json};
 use taskwire::{
     server::{Config, LegacyConfig},
-    tool::{CallResult, Content, TaskMode, ToolError},
+    tool::{CallResult, Content, Progress, TaskMode, ToolError},
 };
 
 use crate::{
@@ -413,20 +413,20 @@ async fn progress_is_told_under_the_first_token_and_grows_until_the_end() {
         let call = json!({"name": "writes", "arguments": {}, "task": {}, "_meta": {"progressToken": token}});
         let id = id_of(&legacy.ok("tools/call", call).await);
         let mut act = stage.run().await;
-        act.ctx.progress(1.0, Some(4.0), Some("one")).await.expect("said");
+        act.ctx.progress(Progress::of(1.0, 4.0).message("one")).await.expect("said");
         let full = json!({"progressToken": token, "progress": 1.0, "total": 4.0, "message": "one", "_meta": related(&id)});
         assert_eq!(standing.until("notifications/progress").await["params"], full);
-        act.ctx.progress(0.5, None, Some("what does not grow is no progress")).await.expect("said");
-        act.ctx.progress(2.0, None, None).await.expect("said");
+        act.ctx.progress(Progress::at(0.5).message("what does not grow is no progress")).await.expect("said");
+        act.ctx.progress(Progress::at(2.0)).await.expect("said");
         let bare = |n: f64| json!({"progressToken": token, "progress": n, "_meta": related(&id)});
         assert_eq!(standing.until("notifications/progress").await["params"], bare(2.0));
         let mut events = awaiting(&legacy, &id).await;
-        act.ctx.progress(3.0, None, None).await.expect("said");
+        act.ctx.progress(Progress::at(3.0)).await.expect("said");
         // It goes where its task is waited for. What was told elsewhere is not told again.
         assert_eq!(events.until("notifications/progress").await["params"], bare(3.0));
         act.ends("done");
         assert_eq!(story(&events.rest().await), ["completed", "= done"]);
-        let _ = act.ctx.progress(4.0, None, None).await;
+        let _ = act.ctx.progress(Progress::at(4.0)).await;
         legacy.start("writes", json!({})).await;
         let next = stage.run().await;
         next.ctx.status("the next task").await.expect("said");

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use taskwire::{
     server::Config,
-    tool::{CallResult, Ctx, IntoResult, TaskMode, Tool, ToolError},
+    tool::{CallResult, Ctx, IntoResult, Progress, TaskMode, Tool, ToolError},
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -81,7 +81,7 @@ impl Act {
 
     /// Says how far it is, of three.
     async fn progresses(&self, done: f64, message: &str) {
-        soon("the progress", self.ctx.progress(done, Some(3.0), Some(message))).await.expect("it may say so");
+        soon("the progress", self.ctx.progress(Progress::of(done, 3.0).message(message))).await.expect("it may say so");
     }
 
     fn ends(self, text: &str) {
