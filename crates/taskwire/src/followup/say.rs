@@ -138,7 +138,7 @@ fn running(engine: &Engine, task: &Task) -> CallResult {
 fn said(task: &Task) -> Option<String> {
     let progress = task.progress.map(|progress| match progress.total {
         Some(total) => format!("{} of {total}", progress.done),
-        None => progress.done.to_string(),
+        None => format!("{} done", progress.done),
     });
     match (task.message.as_deref(), progress) {
         (Some(message), Some(progress)) => Some(format!("{message} ({progress})")),

@@ -256,7 +256,7 @@ async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
         assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
         stage.clock.advance(MS);
         let text = text_of(&result(&mut events).await["content"]);
-        has(&text, &["still running", "call the tool `task_wait`", &id, "one (2"]);
+        has(&text, &["still running", "call the tool `task_wait`", &id, "one (2 done)"]);
         assert!(!text.contains("shutting down"), "{text}");
     }
     let (id, _act) = stage.task().await;
