@@ -139,6 +139,12 @@ impl Screen {
         *self = Self::default();
     }
 
+    /// How many bytes it holds that can still be drawn over.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.bytes + self.rows.len() - 1
+    }
+
     /// Whether text is written behind all that is there.
     fn is_at_end(&self) -> bool {
         matches!(self.state, State::Text)
