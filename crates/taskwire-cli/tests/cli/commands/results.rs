@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     node::{Node, said},
-    place::{Place, tool},
+    place::{Place, tool, until},
 };
 
 /// Rows of eleven bytes, about a megabyte of them.
@@ -99,7 +99,7 @@ fn a_result_that_fits_is_whole() {
 
 #[test]
 fn too_much_output_ends_the_command_and_leaves_nothing() {
-    let place = place("[limits]\ntask_output_bytes = 524288\n", "");
+    let place = place("[limits]\ntask_output_bytes = 524288\n", "overflow = \"fail\"");
     place.write("rows.py", "import os\nwhile True:\n    os.write(1, b'row\\n' * 1000)\n");
     let node = place.start();
     let id = node.begin("rows", json!({}));
@@ -131,7 +131,7 @@ fn output_that_is_too_much_is_told_as_it_is_kept() {
     let head = "[limits]\ntask_output_bytes = 200000\nchunk_bytes = 16384\n";
     // Stopped in the middle, and with little or nothing after what found no room.
     for (rows, code) in [(100_000, 0), (17_500, 0), (17_500, 3), (17_800, 0), (17_800, 3)] {
-        let place = place(head, "inline_bytes = 4096");
+        let place = place(head, "overflow = \"fail\"\ninline_bytes = 4096");
         let script = format!(
             "import sys\nsys.stdout.write(''.join('row %06d\\n' % n for n in range({rows})))\nsys.stdout.flush()\nsys.exit({code})\n"
         );
@@ -148,16 +148,38 @@ fn output_that_is_too_much_is_told_as_it_is_kept() {
 }
 
 #[test]
-fn too_much_output_may_lose_its_oldest() {
-    let place = place("[limits]\ntask_output_bytes = 524288\n", "overflow = \"drop_oldest\"\ninline_bytes = 4096");
+fn too_much_output_loses_its_oldest() {
+    for keys in ["", "overflow = \"drop_oldest\"\n"] {
+        let place = place("[limits]\ntask_output_bytes = 524288\n", &format!("{keys}inline_bytes = 4096"));
+        let node = place.start();
+        let id = node.begin("rows", json!({}));
+        let result = node.result(&id);
+        assert_ne!(result["isError"], true, "{result}");
+        let content = result["content"].as_array().expect("content");
+        assert!(content.iter().any(|block| block["text"].as_str().is_some_and(|text| text.ends_with(&row(ROWS - 1)))), "its end: {result}");
+        let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link");
+        let (written, told) = (json!(ROWS * ROW_BYTES), &link["_meta"]["dev.taskwire/written"]);
+        assert_eq!((&link["size"], told), (&Value::Null, &written), "less is kept than that: {link}");
+        place.is_quiet();
+    }
+}
+
+#[test]
+fn what_was_lost_before_the_server_was_killed_is_told() {
+    let place = place("[limits]\ntask_output_bytes = 524288\n", "inline_bytes = 4096");
+    let script = "import os, time\nfor n in range(100000):\n    os.write(1, b'row %06d\\n' % n)\nwhile not os.path.exists('go'):\n    \
+                  time.sleep(0.01)\nos.write(1, b'the end\\n')\n";
+    place.write("rows.py", script);
     let node = place.start();
     let id = node.begin("rows", json!({}));
+    let uri = format!("taskwire://task/{id}/output?from=-11");
+    until("the last row", || (read(&node, &uri).0 == row(ROWS - 1)).then_some(()));
+    node.kill();
+    let node = place.start();
+    place.write("go", "");
     let result = node.result(&id);
-    assert_ne!(result["isError"], true, "{result}");
     let content = result["content"].as_array().expect("content");
-    assert!(content.iter().any(|block| block["text"].as_str().is_some_and(|text| text.ends_with(&row(ROWS - 1)))), "its end: {result}");
-    let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link");
-    let written = ROWS * ROW_BYTES;
-    assert_eq!((&link["size"], &link["_meta"]["dev.taskwire/written"]), (&Value::Null, &json!(written)), "less is kept than that: {link}");
+    assert!(content[0]["text"].as_str().is_some_and(|text| text.contains("no longer kept")), "{}", content[0]);
+    assert!(said(&result).contains("the end\n"), "{result}");
     place.is_quiet();
 }
