@@ -240,7 +240,7 @@ impl Hand {
             leftovers: definition.leftovers,
             kill_after_ms: u64::try_from(definition.kill_after.as_millis()).unwrap_or(u64::MAX),
             spool_bytes: definition.spool_bytes,
-            block_bytes: limits.chunk_bytes,
+            block_bytes: limits.block_bytes,
             settings,
             program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
         };

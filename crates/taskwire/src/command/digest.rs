@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use taskwire_core::screen::{self, Screen};
 
 use super::view::STREAM;
+use crate::engine::large;
 
 /// Bytes of blocks that are not text, all together.
 const OTHERS_BYTES: usize = 1024 * 1024;
@@ -67,6 +68,8 @@ pub(crate) struct Digest {
     tail_is_cut: bool,
     /// Text was dropped.
     dropped: bool,
+    /// There are links to blocks that are in the task's log.
+    has_links: bool,
     /// Bytes of all blocks that are not text.
     others_bytes: usize,
     /// How many of them there was no room for, and their bytes.
@@ -189,6 +192,7 @@ impl Digest {
             tail_bytes: 0,
             tail_is_cut: false,
             dropped: false,
+            has_links: false,
             others_bytes: 0,
             left_out: (0, 0),
         }
@@ -205,8 +209,11 @@ impl Digest {
             // There must be room for the text too.
             Some((kind, text)) if kind.bytes() > self.inline_bytes / 4 => self.draw(kind.bare(), text),
             Some((kind, text)) => self.draw(kind, text),
+            // The link that follows the last part stands for all of them.
+            None if large::is_part(block) => {}
             None => {
                 self.end();
+                self.has_links |= large::is_link(block);
                 self.other(block);
             }
         }
@@ -241,11 +248,22 @@ impl Digest {
         self.dropped || self.lost_beginning || self.left_out.0 > 0
     }
 
+    /// Whether there must be a task, for what is left out or linked to to be read from.
+    pub(crate) fn needs_task(&self) -> bool {
+        self.is_cut() || self.has_links
+    }
+
     /// The content of a result, after the [end](Self::end).
     pub(crate) fn content(&self, link: Option<&Link>) -> Vec<Value> {
         let mut content = if self.dropped { self.cut(link) } else { self.whole() };
         if self.lost_beginning {
             content.insert(0, Kind::Out.block(LOST_BEGINNING));
+        }
+        if link.is_none() {
+            for block in content.iter_mut().filter(|block| large::is_link(block)) {
+                let text = format!("[A block of {} bytes was left out: it is not kept, for this call is no task.]\n", block["size"]);
+                *block = Kind::Out.block(&text);
+            }
         }
         if let (count @ 1.., bytes) = self.left_out {
             let blocks = if count == 1 { "block that is not text is" } else { "blocks that are not text are" };

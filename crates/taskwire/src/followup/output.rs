@@ -8,7 +8,7 @@ use taskwire_core::{Seq, TaskId, Version, screen::Screen, task::Task};
 
 use super::{OUTPUT, Settings, WAIT, arguments, began, find, gives, span};
 use crate::{
-    engine::{self, Engine},
+    engine::{self, Engine, large},
     store::{Cursor, Entry},
     tool::{CallResult, Content, Ctx, Tool, ToolError},
 };
@@ -201,6 +201,10 @@ impl Gathered {
     }
 
     fn add(&mut self, mut block: Value) {
+        // Who wants it follows the link behind the last part.
+        if large::is_part(&block) {
+            return;
+        }
         let is_text = block["type"] == "text";
         let text = match block.get_mut("text") {
             Some(Value::String(text)) if is_text => std::mem::take(text),

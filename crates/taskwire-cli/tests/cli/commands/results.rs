@@ -89,6 +89,29 @@ fn the_output_of_a_task_is_a_resource_that_can_be_read_in_ranges() {
 }
 
 #[test]
+fn an_image_that_is_too_large_for_the_output_is_a_resource_that_outlives_the_server() {
+    for task in ["always", "auto"] {
+        let place = Place::new(&tool("draw", &format!("command = [\"python3\", \"draw.py\"]\noutput = \"jsonl\"\ntask = \"{task}\"")));
+        let script = "import base64, json\ndata = base64.b64encode(bytes(n % 256 for n in range(900000))).decode()\n\
+                      print(json.dumps({'type': 'image', 'data': data, 'mimeType': 'image/png'}))\nprint('drawn')\n";
+        place.write("draw.py", script);
+        let node = place.start();
+        let answer = node.call("draw", json!({}));
+        let result = answer["taskId"].as_str().map_or_else(|| answer.clone(), |id| node.result(id));
+        let content = result["content"].as_array().expect("content");
+        let link = content.iter().find(|block| block["type"] == "resource_link").unwrap_or_else(|| panic!("no link: {result}"));
+        assert_eq!((&link["mimeType"], &link["size"]), (&json!("image/png"), &json!(900_000)), "{task}");
+        assert!(said(&result).contains("drawn") && result.to_string().len() < 2000, "{task}: {} bytes", result.to_string().len());
+        node.kill();
+        let node = place.start();
+        let read = node.ask("resources/read", json!({"uri": link["uri"]}));
+        let blob = read["contents"][0]["blob"].as_str().expect("a blob");
+        assert_eq!((blob.len(), &blob[..8], &read["contents"][0]["mimeType"]), (1_200_000, "AAECAwQF", &json!("image/png")), "{task}");
+        place.is_quiet();
+    }
+}
+
+#[test]
 fn a_result_that_fits_is_whole() {
     let place = place("", "inline_bytes = 2000000");
     let node = place.start();

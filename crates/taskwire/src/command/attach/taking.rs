@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use taskwire_core::{
-    Limits, Payload, Seq, Timestamp, Version,
+    Limits, Payload, Seq, TaskId, Timestamp, Version,
     task::{Overflow, Progress, Reject},
 };
 
@@ -24,7 +24,7 @@ use crate::{
         talk::Question,
         view::{Said, Settings, Stream, View},
     },
-    engine::{self, Phase, Piece, Run},
+    engine::{self, Phase, Piece, Run, large},
     store::{Cursor, Entry},
     tool::{CallResult, ToolError, from_engine},
 };
@@ -225,7 +225,7 @@ impl Taking {
                     items.push(Item::Text(text));
                 }
                 Said::Block(block) => {
-                    for block in fitting(block, self.run.engine().limits().chunk_bytes) {
+                    for block in fitting(block, self.run.id(), self.run.engine().limits()) {
                         self.digest.block(&block);
                         items.push(Item::Block(block.into()));
                     }
@@ -303,7 +303,7 @@ impl Taking {
         }
         self.digest.end();
         // What the result leaves out can be read from a task; where there is no room for one, it is lost.
-        let kept = !self.unlogged && self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
+        let kept = !self.unlogged && self.digest.needs_task() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
         // Places in it are those of the whole output: of this run only where there was no other.
         let is_whole = self.anchor.seq == 0 && !self.may_be_dropped();
         let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
@@ -411,15 +411,17 @@ impl Taking {
     }
 }
 
-/// A block as the log takes it: text that is too long in parts, and a word on anything else that is too large.
-fn fitting(mut block: Value, most: u64) -> Vec<Value> {
-    let bytes = block.to_string().len() as u64;
-    if bytes <= most {
+/// A block as the log takes it: text that is too long in parts, as anything else that is too large with a link to the whole, or a word on
+/// what is too large even for that.
+fn fitting(mut block: Value, id: TaskId, limits: &Limits) -> Vec<Value> {
+    let (bytes, most) = (block.to_string().len() as u64, limits.chunk_bytes);
+    // A chunk is a list.
+    if bytes + 2 <= most {
         return vec![block];
     }
     let Some(text) = block["text"].as_str().filter(|_| block["type"] == "text").map(ToOwned::to_owned) else {
-        let text = format!("[A block of {bytes} bytes was left out: the limit is {most} (configuration key `limits.chunk_bytes`).]\n");
-        return vec![json!({"type": "text", "text": text})];
+        return large::cut(id, &block, limits)
+            .unwrap_or_else(|why| vec![json!({"type": "text", "text": format!("[A block of {bytes} bytes was left out: {why}.]\n")})]);
     };
     // A byte of text takes at most six in JSON.
     let part = usize::try_from(most / 8).unwrap_or(usize::MAX).max(4);
@@ -453,7 +455,7 @@ fn problem(ended: &Ended, settings: &Settings) -> Option<String> {
 }
 
 /// What the log has of this run.
-fn read_back(engine: &engine::Engine, id: taskwire_core::TaskId, mut from: Seq, digest: &mut Digest) -> Result<(), engine::Error> {
+fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, digest: &mut Digest) -> Result<(), engine::Error> {
     let begin = from;
     loop {
         let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BACK_BYTES, chunks: usize::MAX };

@@ -1,6 +1,7 @@
 //! Tests of what of an output the result has.
 
 use proptest::prelude::*;
+use taskwire_core::{TaskId, Timestamp, id::ID_RANDOM_BYTES};
 
 use super::*;
 
@@ -237,6 +238,21 @@ fn sizes_are_true_where_lines_were_drawn_over() {
         (&link["size"], link["description"].as_str().is_some_and(|text| text.contains(&written.to_string()))),
         (&json!(written), true)
     );
+}
+
+#[test]
+fn of_a_block_in_parts_the_link_is_shown_where_it_leads_somewhere() {
+    let mut digest = Digest::new(1000);
+    let part = json!({"type": "resource", "resource": {"uri": "x:", "blob": "AAAA"}, "_meta": {"dev.taskwire/part": {"of": "0a", "part": 0, "parts": 1}}});
+    let id = TaskId::new(Timestamp::from_millis(5_000), [7; ID_RANDOM_BYTES]);
+    let uri = format!("taskwire://task/{id}/block/0a");
+    let block = json!({"type": "resource_link", "uri": uri, "name": "image", "size": 3});
+    digest.block(&part);
+    assert!(!digest.needs_task());
+    digest.block(&block);
+    assert!(digest.needs_task() && !digest.is_cut());
+    assert_eq!(ended(&mut digest, Some(&link())), [block]);
+    assert!(text_of(&ended(&mut digest, None)[0]).contains("3 bytes was left out"));
 }
 
 #[test]
