@@ -2,8 +2,8 @@
 //!
 //! Programs draw progress by going back in a line, or a few lines up, and writing again. Read as text that is each drawing one after the
 //! other, thousands of times what a person sees. A [`Screen`] takes such text as it comes, in parts that may be cut anywhere, and gives
-//! out the lines that are there in the end. What it keeps is bounded: the last [`ROWS`] lines, [`WINDOW_BYTES`] of them, and of one line
-//! [`LINE_BYTES`]; what is further back is given out and can no longer be drawn over.
+//! out the lines that are there in the end. What it keeps is bounded, in lines (`ROWS`), in bytes (`WINDOW_BYTES`) and in bytes of one line
+//! (`LINE_BYTES`); what is further back is given out and can no longer be drawn over.
 //!
 //! What always holds: text without control characters stays as it is; what comes out is never longer than what went in, and has none of
 //! the characters that move or hide; so done twice it is the same.
