@@ -6,12 +6,13 @@
 //! # Layout
 //! - [`task`]: the state machine — [`decide`](task::decide), [`evolve`](task::evolve), [`wants`](task::wants)
 //! - [`id`]: names of things; [`time`]: moments; [`payload`]: JSON that is carried, not opened
-//! - [`limits`]: every bound in the system
+//! - [`limits`]: every bound in the system; [`screen`]: text as a terminal shows it
 //! - [`wire`]: JSON-RPC shapes shared by every era, and the client's side of streamed results
 
 pub mod id;
 pub mod limits;
 pub mod payload;
+pub mod screen;
 pub mod task;
 pub mod time;
 pub mod wire;

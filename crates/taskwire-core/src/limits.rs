@@ -6,6 +6,8 @@
 pub struct Limits {
     /// Bytes of one chunk, its blocks together.
     pub chunk_bytes: u64,
+    /// Bytes of one content block; one that is too large for a chunk is written in parts.
+    pub block_bytes: u64,
     /// Bytes of all chunks of one task; then its tool's [`Overflow`](crate::task::Overflow) decides.
     pub task_output_bytes: u64,
     /// Bytes that one task may write in a second; a tool that is faster is made to wait.
@@ -32,6 +34,7 @@ impl Limits {
     /// What holds where the configuration is silent.
     pub const DEFAULT: Self = Self {
         chunk_bytes: 256 * 1024,
+        block_bytes: 8 * 1024 * 1024,
         task_output_bytes: 64 * 1024 * 1024,
         output_bytes_per_second: 32 * 1024 * 1024,
         inputs_per_task: 1_000,
@@ -51,7 +54,8 @@ impl Default for Limits {
     }
 }
 
-const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.task_output_bytes);
+const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.block_bytes);
+const _: () = assert!(Limits::DEFAULT.block_bytes * 2 <= Limits::DEFAULT.task_output_bytes);
 const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.output_bytes_per_second);
 const _: () = assert!(Limits::DEFAULT.message_bytes <= Limits::DEFAULT.value_bytes);
 const _: () = assert!(Limits::DEFAULT.value_bytes <= Limits::DEFAULT.input_bytes_per_task);

@@ -73,9 +73,9 @@ command prints. Several things in one call are emitted in this order: text,
 Elsewhere nothing is done but to say so.
 
 BLOCK and JSON can be in a file: @FILE, or @- for standard input. An image, a
-sound or a block has at most what `limits.chunk_bytes` of the server allows,
-256 KiB if nothing else is set. Images and sounds grow by a third on their way,
-so that is about 190 KiB of a file; with a larger limit at most 750 KiB. A text
+sound has at most 750 KiB, and with its third more on the way no more than
+`limits.block_bytes` of the server. One that is too large for the output itself
+(`limits.chunk_bytes`) is kept as a resource, with a link in its place. A text
 can be as long as it likes.
 
 Exit codes:

@@ -132,6 +132,7 @@ impl Default for Config {
 #[serde(default, deny_unknown_fields)]
 struct LimitsTable {
     chunk_bytes: Option<u64>,
+    block_bytes: Option<u64>,
     task_output_bytes: Option<u64>,
     output_bytes_per_second: Option<u64>,
     inputs_per_task: Option<u64>,
@@ -404,6 +405,7 @@ fn set<T>(target: &mut T, value: Option<T>) {
 impl LimitsTable {
     fn apply(&self, limits: &mut Limits) {
         set(&mut limits.chunk_bytes, self.chunk_bytes);
+        set(&mut limits.block_bytes, self.block_bytes);
         set(&mut limits.task_output_bytes, self.task_output_bytes);
         set(&mut limits.output_bytes_per_second, self.output_bytes_per_second);
         set(&mut limits.inputs_per_task, self.inputs_per_task);

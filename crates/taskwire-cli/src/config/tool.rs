@@ -43,6 +43,8 @@ pub(crate) struct ToolTable {
     output: Format,
     stderr: Option<Stderr>,
     #[serde(default)]
+    pty: bool,
+    #[serde(default)]
     leftovers: Leftovers,
     progress: Option<String>,
     #[serde(default)]
@@ -57,8 +59,7 @@ pub(crate) struct ToolTable {
     promote_after: Option<Span>,
     timeout: Option<Span>,
     retention: Option<Keep>,
-    #[serde(default)]
-    overflow: Overflow,
+    overflow: Option<Overflow>,
     #[serde(default)]
     on_interrupt: Interrupt,
     #[serde(default)]
@@ -127,6 +128,7 @@ impl ToolTable {
         definition.output = self.output;
         // Lines of JSON that other text may come between would be none.
         definition.stderr = self.stderr.unwrap_or(if self.output == Format::Jsonl { Stderr::Apart } else { Stderr::default() });
+        definition.pty = self.pty;
         definition.leftovers = self.leftovers;
         definition.progress.clone_from(&self.progress);
         definition.redact.clone_from(&self.redact);
@@ -144,7 +146,7 @@ impl ToolTable {
         definition.policy.promote_after = self.promote_after.map(|span| span.0);
         definition.policy.timeout = self.timeout.map(|span| span.0);
         definition.policy.retention = self.retention.and_then(|keep| keep.0);
-        definition.policy.overflow = self.overflow;
+        super::set(&mut definition.policy.overflow, self.overflow);
         definition.policy.dedupe = self.dedupe;
         definition.policy.linger = self.linger.map(Keep::or_max);
         definition.policy.immediate_response = self.immediate_response.as_deref().map(Into::into);

@@ -9,6 +9,9 @@ use taskwire_core::Payload;
 /// Where a command was run again, its result has less than was written: it says by how many blocks it repeats that.
 const REPEATS: &str = "dev.taskwire/repeats";
 
+/// In the `_meta` of a block that is only a part of one that is too large.
+const PART: &str = "dev.taskwire/part";
+
 /// A block as it is written: text as it is, anything else as a line about it.
 enum Shape<'a> {
     Text(&'a str),
@@ -18,6 +21,10 @@ enum Shape<'a> {
 fn shape(block: &Value) -> Shape<'_> {
     let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();
     let sized = |kind: &str, what: &str, data: &Value| format!("[{kind} {what}, {}]", size(decoded_len(data.as_str().unwrap_or_default())));
+    // What is too large for one block comes in parts, and then a link.
+    if block["_meta"][PART].is_object() {
+        return Shape::Text("");
+    }
     match block["type"].as_str() {
         Some("text") => Shape::Text(block["text"].as_str().unwrap_or_default()),
         Some(kind @ ("image" | "audio")) => Shape::Line(sized(kind, &text(block, "mimeType"), &block["data"])),
@@ -244,6 +251,13 @@ mod tests {
         let lines = "see\n[image image/png, 12.3 kB]\n[audio audio/wav, 2 B]\nfile:///a.txt\ninside\n[resource file:///c, 3 B]\n";
         assert_eq!(whole(&finished(content.clone(), None)), lines);
         assert_eq!(inline(content.as_array().expect("a list")), lines);
+    }
+
+    #[test]
+    fn parts_of_a_block_are_not_shown_but_the_link_to_it_is() {
+        let part = json!({"type": "resource", "resource": {"uri": "x:?part=0", "blob": "AAAA"}, "_meta": {PART: {"of": "0a", "part": 0, "parts": 1}}});
+        let blocks = [json!({"type": "text", "text": "see"}), part, json!({"type": "resource_link", "uri": "x:", "name": "image"})];
+        assert_eq!(inline(&blocks), "see\nx:\n");
     }
 
     #[test]

@@ -262,10 +262,12 @@ impl Work {
                 let (full, empty) = if unicode { ("━", "╌") } else { ("=", "-") };
                 head = format!("{head} {}{} {progress}/{total}", full.repeat(filled), empty.repeat(CELLS - filled));
             }
-            Some((progress, _)) => head = format!("{head} {progress}"),
+            Some((progress, _)) => head = format!("{head} {progress} done"),
             None => {}
         }
-        let message = if self.is_cut_off { Some(RECONNECTING.to_owned()) } else { self.message.clone() };
+        // Some servers say in words what the number counts: once is enough.
+        let news = self.message.clone().filter(|message| !head.ends_with(&format!(" {message}")));
+        let message = if self.is_cut_off { Some(RECONNECTING.to_owned()) } else { news };
         let parts = [Some(head), message, Some(span(elapsed))];
         parts.into_iter().flatten().collect::<Vec<_>>().join(if unicode { " · " } else { " - " })
     }
@@ -286,7 +288,8 @@ mod tests {
         assert_eq!(work(None, None), "bake · 12s");
         assert_eq!(work(None, Some("kneading")), "bake · kneading · 12s");
         assert_eq!(work(Some((5.0, Some(10.0))), Some("baking")), "bake ━━━━━━╌╌╌╌╌╌ 5/10 · baking · 12s");
-        assert_eq!(work(Some((5.5, None)), None), "bake 5.5 · 12s");
+        assert_eq!(work(Some((5.5, None)), None), "bake 5.5 done · 12s");
+        assert_eq!(work(Some((5.5, None)), Some("5.5 done")), "bake 5.5 done · 12s");
     }
 
     #[test]

@@ -12,5 +12,6 @@ mod many;
 mod node;
 mod output;
 mod place;
+mod pty;
 mod quick_start;
 mod results;

@@ -10,6 +10,7 @@ use crate::{Attempt, CallerId, Epoch, InputKey, Limits, Payload, Seq, SessionId,
 
 const LIMITS: Limits = Limits {
     chunk_bytes: 40,
+    block_bytes: 80,
     task_output_bytes: 100,
     output_bytes_per_second: 100,
     inputs_per_task: 4,

@@ -236,10 +236,11 @@ impl Hand {
             remove: definition.remove_env.iter().chain(unset).cloned().collect(),
             stdin: filled.stdin.is_some(),
             stderr: definition.stderr,
+            pty: definition.pty,
             leftovers: definition.leftovers,
             kill_after_ms: u64::try_from(definition.kill_after.as_millis()).unwrap_or(u64::MAX),
             spool_bytes: definition.spool_bytes,
-            block_bytes: limits.chunk_bytes,
+            block_bytes: limits.block_bytes,
             settings,
             program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
         };

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use taskwire_core::task::OnInterrupt;
 
 use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, too_long};
-use crate::tool::{Policy, Schema, header_params, integer};
+use crate::tool::{Overflow, Policy, Schema, header_params, integer};
 
 mod flaw;
 #[cfg(test)]
@@ -111,6 +111,8 @@ pub struct Definition {
     pub output: Format,
     /// Whether and how its standard error is kept.
     pub stderr: Stderr,
+    /// Whether it writes to a pseudo-terminal, so that what it writes comes at once.
+    pub pty: bool,
     /// What becomes of processes that are left when it has ended.
     pub leftovers: Leftovers,
     /// A regular expression for lines that report progress, with groups named `done`, `total`, `percent` and `message`.
@@ -181,6 +183,7 @@ impl Definition {
             stdin: None,
             output: Format::Text,
             stderr: Stderr::Together,
+            pty: false,
             leftovers: Leftovers::Kill,
             progress: None,
             redact: Vec::new(),
@@ -189,7 +192,8 @@ impl Definition {
             kill_after: Duration::from_secs(5),
             inline_bytes: 32 << 10,
             spool_bytes: 64 << 20,
-            policy: Policy::default(),
+            // A command that has worked for hours is not to end for what it wrote; and it is the end of that which tells.
+            policy: Policy { overflow: Overflow::DropOldest, ..Policy::default() },
             on_interrupt: OnInterrupt::Fail,
         }
     }
@@ -332,6 +336,14 @@ impl Definition {
                 "stderr",
                 "with output = \"jsonl\" standard error cannot go together with the output, whose lines are JSON: \"apart\" or \"drop\"",
             ));
+        }
+        if self.pty && self.stderr == Stderr::Apart {
+            let instead = match self.output {
+                Format::Text => "stderr = \"together\" or \"drop\"",
+                Format::Jsonl => "stderr = \"drop\", since lines of JSON cannot have it among them",
+            };
+            let message = format!("on a terminal standard error cannot be told apart from the output, for it is one stream: {instead}");
+            return Err(Problem::new("pty", message));
         }
         let usable = |key: &'static str, name: &str| match name.is_empty() || name.contains(['=', '\0']) {
             true => Err(Problem::new(

@@ -1,15 +1,17 @@
 //! What of the output the result has: all of it if that is little, else its beginning and its end, and where the rest is.
 //!
-//! Output is fed as it comes and may be endless; what is kept is bounded. Text blocks that follow each other are one block, as they are one
-//! text in the task's output; what was written to standard error stays apart, and so do text blocks that say more about themselves
+//! Output is fed as it comes and may be endless; what is kept is bounded. Text is taken as a terminal shows it: of progress that is drawn
+//! over and over, what was drawn last. Text blocks that follow each other are one block, as they are one text in the task's output; what was written to standard error stays apart, and so do text blocks that say more about themselves
 //! (annotations and the like). Each text block after the first counts as some more bytes, so that a command that
 //! switches between its streams all the time cannot make a result of nothing but punctuation.
 
 use std::{collections::VecDeque, fmt::Write as _};
 
 use serde_json::{Map, Value, json};
+use taskwire_core::screen::{self, Screen};
 
 use super::view::STREAM;
+use crate::engine::large;
 
 /// Bytes of blocks that are not text, all together.
 const OTHERS_BYTES: usize = 1024 * 1024;
@@ -22,6 +24,10 @@ const PART_BYTES: usize = 16 * 1024;
 
 /// How many bytes of text a command wrote, where the resource that is linked to has more or less.
 const WRITTEN: &str = "dev.taskwire/written";
+
+/// What comes first where the output does not begin with what was written first.
+const LOST_BEGINNING: &str = "[What the command wrote first is no longer kept, because it wrote more than is kept of a task's output \
+    (configuration key `limits.task_output_bytes`). Bytes are counted without it.]\n";
 
 /// Where all of the output can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +44,15 @@ pub(crate) struct Link {
 #[derive(Debug)]
 pub(crate) struct Digest {
     inline_bytes: usize,
-    /// Bytes of text so far.
+    /// Bytes of text that were written so far.
+    written: u64,
+    /// Of these, as a terminal shows them; those that can still be drawn over come later.
     total: u64,
+    /// The text that can still be drawn over, and its kind. Whatever is of another kind ends it.
+    screen: Screen,
+    on_screen: Option<Kind>,
+    /// What was written first is no longer kept, and not in here either.
+    lost_beginning: bool,
     /// The beginning; its bytes. Once something did not fit it stays as it is.
     head: Vec<Item>,
     head_bytes: usize,
@@ -55,6 +68,8 @@ pub(crate) struct Digest {
     tail_is_cut: bool,
     /// Text was dropped.
     dropped: bool,
+    /// There are links to blocks that are in the task's log.
+    has_links: bool,
     /// Bytes of all blocks that are not text.
     others_bytes: usize,
     /// How many of them there was no room for, and their bytes.
@@ -163,7 +178,11 @@ impl Digest {
     pub(crate) fn new(inline_bytes: usize) -> Self {
         Self {
             inline_bytes: inline_bytes.max(INLINE_BYTES_MIN),
+            written: 0,
             total: 0,
+            screen: Screen::default(),
+            on_screen: None,
+            lost_beginning: false,
             head: Vec::new(),
             head_bytes: 0,
             full: false,
@@ -173,6 +192,7 @@ impl Digest {
             tail_bytes: 0,
             tail_is_cut: false,
             dropped: false,
+            has_links: false,
             others_bytes: 0,
             left_out: (0, 0),
         }
@@ -180,32 +200,71 @@ impl Digest {
 
     /// More text.
     pub(crate) fn text(&mut self, text: &str) {
-        self.add(&Kind::Out, text);
+        self.draw(Kind::Out, text);
     }
 
     /// Another content block.
     pub(crate) fn block(&mut self, block: &Value) {
         match Kind::of(block) {
             // There must be room for the text too.
-            Some((kind, text)) if kind.bytes() > self.inline_bytes / 4 => self.add(&kind.bare(), text),
-            Some((kind, text)) => self.add(&kind, text),
-            None => self.other(block),
+            Some((kind, text)) if kind.bytes() > self.inline_bytes / 4 => self.draw(kind.bare(), text),
+            Some((kind, text)) => self.draw(kind, text),
+            // The link that follows the last part stands for all of them.
+            None if large::is_part(block) => {}
+            None => {
+                self.end();
+                self.has_links |= large::is_link(block);
+                self.other(block);
+            }
         }
     }
 
-    /// Bytes of all text.
-    pub(crate) fn total(&self) -> u64 {
-        self.total
+    /// What was written before is no longer kept.
+    pub(crate) fn lost_beginning(&mut self) {
+        self.lost_beginning = true;
     }
 
-    /// Whether something is left out.
+    /// There is no more for now: what could still have been drawn over stays as it is.
+    pub(crate) fn end(&mut self) {
+        if let Some(kind) = self.on_screen.take() {
+            let mut last = String::new();
+            self.screen.end(&mut last);
+            self.add(&kind, &last);
+        }
+    }
+
+    /// Bytes of all text that was written.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Whether the text is not as it was written, because some of it was drawn over or is not seen. Known at the [end](Self::end).
+    pub(crate) fn is_collapsed(&self) -> bool {
+        self.total < self.written
+    }
+
+    /// Whether something is left out. Known at the [end](Self::end).
     pub(crate) fn is_cut(&self) -> bool {
-        self.dropped || self.left_out.0 > 0
+        self.dropped || self.lost_beginning || self.left_out.0 > 0
     }
 
-    /// The content of a result.
+    /// Whether there must be a task, for what is left out or linked to to be read from.
+    pub(crate) fn needs_task(&self) -> bool {
+        self.is_cut() || self.has_links
+    }
+
+    /// The content of a result, after the [end](Self::end).
     pub(crate) fn content(&self, link: Option<&Link>) -> Vec<Value> {
         let mut content = if self.dropped { self.cut(link) } else { self.whole() };
+        if self.lost_beginning {
+            content.insert(0, Kind::Out.block(LOST_BEGINNING));
+        }
+        if link.is_none() {
+            for block in content.iter_mut().filter(|block| large::is_link(block)) {
+                let text = format!("[A block of {} bytes was left out: it is not kept, for this call is no task.]\n", block["size"]);
+                *block = Kind::Out.block(&text);
+            }
+        }
         if let (count @ 1.., bytes) = self.left_out {
             let blocks = if count == 1 { "block that is not text is" } else { "blocks that are not text are" };
             let hint = if link.is_some() { " The tool task_output, if you have it, gives all of them." } else { "" };
@@ -213,10 +272,10 @@ impl Digest {
                 format!("\n[{count} {blocks} left out ({bytes} bytes): a result has room for {OTHERS_BYTES} bytes of them.{hint}]\n");
             content.push(Kind::Out.block(&text));
         }
-        if self.dropped
+        if (self.dropped || self.lost_beginning)
             && let Some(link) = link
         {
-            let total = self.total();
+            let total = self.written;
             let mut block = json!({"type": "resource_link", "uri": link.uri, "name": link.name, "mimeType": "text/plain"});
             if link.is_whole {
                 block["description"] = format!("All {total} bytes of text that the command wrote.").into();
@@ -281,22 +340,50 @@ impl Digest {
             "\n[{left_out} of {} bytes of output are left out here. The first {before} bytes are above, the last {after} bytes are below. ",
             self.total
         );
+        // Writing to a string cannot fail.
+        if self.is_collapsed() {
+            let _ = write!(
+                notice,
+                "These are the lines as a terminal shows them; the command wrote {} bytes, with what was drawn over and with colours. ",
+                self.written
+            );
+        }
         let Some(link) = link else {
             notice.push_str("They were not kept.]\n");
             return notice;
         };
         let most = self.inline_bytes;
-        // Writing to a string cannot fail.
-        let _ = if link.is_whole {
-            write!(notice, "To read on, read the resource {}?from={before}&bytes={most}", link.uri)
-        } else {
-            write!(notice, "What is kept of them is in the resource {}", link.uri)
+        let _ = match (link.is_whole, self.is_collapsed()) {
+            (true, false) => write!(notice, "To read on, read the resource {}?from={before}&bytes={most}", link.uri),
+            // Places in it are not those of the lines above.
+            (true, true) => write!(notice, "All that it wrote is in the resource {}", link.uri),
+            (false, _) => write!(notice, "What is kept of them is in the resource {}", link.uri),
         };
         if let Some(id) = link.uri.strip_prefix("taskwire://task/").and_then(|rest| rest.strip_suffix("/output")) {
             let _ = write!(notice, ", or call the tool task_output, if you have it, with {}", json!({"task_id": id}));
         }
         notice.push_str(".]\n");
         notice
+    }
+
+    /// Takes text that can still be drawn over by what follows it.
+    fn draw(&mut self, kind: Kind, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        self.written += text.len() as u64;
+        let goes_on = matches!((&self.on_screen, &kind), (Some(Kind::Out), Kind::Out) | (Some(Kind::Err), Kind::Err));
+        if !goes_on {
+            self.end();
+        }
+        if let Kind::Own(_) = kind {
+            self.add(&kind, &screen::shown(text));
+            return;
+        }
+        let mut settled = String::new();
+        self.screen.feed(text, &mut settled);
+        self.add(&kind, &settled);
+        self.on_screen = Some(kind);
     }
 
     fn add(&mut self, kind: &Kind, text: &str) {

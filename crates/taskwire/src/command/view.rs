@@ -15,7 +15,7 @@ use std::{borrow::Cow, mem};
 use regex::{Captures, Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use taskwire_core::task::OnInterrupt;
+use taskwire_core::{screen, task::OnInterrupt};
 
 use super::{
     definition::{Format, Stderr},
@@ -321,6 +321,20 @@ impl Redact {
         shown
     }
 
+    /// A line, or several. Where a secret is seen only because a terminal does not show what is written within it, such as a colour, the
+    /// line is what a terminal shows.
+    fn line<'a>(&self, line: &'a str) -> Cow<'a, str> {
+        if self.0.is_empty() {
+            return Cow::Borrowed(line);
+        }
+        let hidden = self.text(line);
+        let clean = match screen::shown(&hidden) {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(seen) => Some(self.text(&seen).into_owned()).filter(|clean| *clean != seen),
+        };
+        clean.map_or(hidden, Cow::Owned)
+    }
+
     /// A content block. What is no text but needed to read it (kinds, encoded bytes) stays as it is.
     fn block(&self, block: Value) -> Value {
         self.within(block, &["type", "mimeType", "data", "blob"])
@@ -335,7 +349,7 @@ impl Redact {
     fn within(&self, value: Value, spared: &[&str]) -> Value {
         match value {
             _ if self.0.is_empty() => value,
-            Value::String(text) => Value::String(self.text(&text).into_owned()),
+            Value::String(text) => Value::String(self.line(&text).into_owned()),
             Value::Array(items) => items.into_iter().map(|item| self.within(item, spared)).collect(),
             Value::Object(members) => {
                 let mut shown = serde_json::Map::new();
@@ -433,7 +447,7 @@ impl Pipe {
         let (mut text, mut progress) = (String::new(), None);
         let find = |bytes: &[u8]| memchr::memchr2(b'\n', b'\r', bytes);
         self.lines(rules.line_bytes, find, bytes, end, |line| {
-            let shown = rules.redact.text(&line.text);
+            let shown = rules.redact.line(&line.text);
             if line.whole {
                 progress = rules.progress(&shown).or(progress.take());
             }
@@ -456,7 +470,7 @@ impl Pipe {
                 said.push(meaning);
                 return;
             }
-            let shown = rules.redact.text(text);
+            let shown = rules.redact.line(text);
             push_text(said, &format!("{shown}{carriage}{}", line.end));
             if line.whole {
                 said.extend(rules.progress(&shown));

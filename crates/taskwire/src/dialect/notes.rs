@@ -57,7 +57,9 @@ impl Notes {
 
     /// The notification for progress, if the caller wants it and it is progress.
     pub(super) fn progress(&mut self, progress: Progress, words: Option<&str>, meta: Option<&str>) -> Option<Vec<u8>> {
-        let message = self.told(progress, words, meta)?;
+        // A bare number does not say what it counts.
+        let counted = progress.total.is_none().then(|| format!("{} done", progress.done));
+        let message = self.told(progress, words.or(counted.as_deref()), meta)?;
         self.said = (progress.total, words.map(str::to_owned).or(self.said.1.take()));
         Some(message)
     }
@@ -129,6 +131,17 @@ mod tests {
         assert_eq!((&told["progress"], &told["total"], &told["message"]), (&3.0001.into(), &10.0.into(), &"unpacking".into()));
         assert!(notes.progress(three, None, None).is_none(), "it was told");
         assert_eq!(params(notes.progress(Progress { done: 4.0, total: None }, None, None))["progress"], 4.0);
+    }
+
+    #[test]
+    fn a_number_without_a_total_is_told_in_words() {
+        let mut notes = notes();
+        let bare = |done| Progress { done, total: None };
+        assert_eq!(params(notes.progress(bare(3.0), None, None))["message"], "3 done");
+        assert_eq!(params(notes.progress(bare(4.5), Some("files"), None))["message"], "files");
+        assert_eq!(beat(&mut notes)["message"], "files", "words of ours are not the work's own");
+        let of_ten = Progress { done: 5.0, total: Some(10.0) };
+        assert_eq!(params(notes.progress(of_ten, None, None)).get("message"), None, "with a total the numbers say enough");
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(super) fn status_message(task: &Task) -> Option<String> {
         Some(Outcome::Completed { .. }) | None => {
             let progress = task.progress.map(|progress| match progress.total {
                 Some(total) => format!("{}/{total}", progress.done),
-                None => progress.done.to_string(),
+                None => format!("{} done", progress.done),
             });
             match (task.message.as_deref(), progress) {
                 (Some(message), Some(progress)) => Some(format!("{message} ({progress})")),

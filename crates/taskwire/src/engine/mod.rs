@@ -6,6 +6,7 @@
 mod call;
 mod emit;
 mod held;
+pub(crate) mod large;
 mod recent;
 mod recovery;
 mod run;

@@ -6,6 +6,7 @@
 //! case, what not to do, and which tool to call with which arguments, ready to be copied.
 
 mod answer;
+mod block;
 mod cancel;
 mod list;
 mod output;

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
-use taskwire_core::{Seq, TaskId, Version, task::Task};
+use taskwire_core::{Seq, TaskId, Version, screen::Screen, task::Task};
 
 use super::{OUTPUT, Settings, WAIT, arguments, began, find, gives, span};
 use crate::{
-    engine::{self, Engine},
+    engine::{self, Engine, large},
     store::{Cursor, Entry},
     tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
 };
@@ -20,6 +20,13 @@ const DESCRIPTION: &str = "Shows what a running or ended task of this server has
 
 /// The largest number to go on from that is taken: any larger one is not exact in every client.
 const AFTER_MAX: u64 = (1 << 53) - 1;
+
+/// Bytes that are read at most for one answer, where a terminal shows little of them.
+const READ_MAX: usize = 1024 * 1024;
+
+/// Bytes and chunks before a part that are looked at for the beginning of a sequence that goes on in it.
+const BEFORE_BYTES: usize = 256;
+const BEFORE_CHUNKS: u64 = 8;
 
 #[derive(Deserialize)]
 struct Arguments {
@@ -77,7 +84,7 @@ fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> Stri
     }
     // It may have written its last between two looks.
     let more = written.more || (!written.ended && task.outcome.is_some());
-    let nothing = match (written.blocks.is_empty(), after) {
+    let nothing = match (written.is_empty, after) {
         (false, _) => None,
         (true, 0) => Some(format!("`{tool}` (task {}) has written nothing", task.id)),
         (true, after) => Some(format!("`{tool}` (task {}) has written nothing after {after}", task.id)),
@@ -105,8 +112,10 @@ fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> Stri
 /// A part of what a task has written.
 #[derive(Debug, PartialEq)]
 struct Written {
-    /// Content blocks; text that belongs together is one block.
+    /// Content blocks; text that belongs together is one block, and as a terminal shows it.
     blocks: Vec<Value>,
+    /// Whether nothing was written, seen or not.
+    is_empty: bool,
     /// Where the next part begins.
     next: Seq,
     /// Whether there is more.
@@ -117,35 +126,125 @@ struct Written {
     missed: bool,
 }
 
-/// What a task has written from `from` on: whole chunks, about so many bytes, but at least one chunk if there is one.
-/// Nothing if there is no such task.
+/// What a task has written from `from` on: whole chunks, of which a terminal shows about so many bytes, but at least one chunk if there
+/// is one. Nothing if there is no such task.
 fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<Written>, engine::Error> {
-    let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes, chunks: usize::MAX };
-    let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
-    let (more, ended, end) = (page.more, page.ended, page.end);
-    // A number that is too large is brought back to where there will be something.
-    let mut written = Written { blocks: Vec::new(), next: from.min(end), more, ended, missed: false };
-    for (nth, chunk) in page.entries.into_iter().filter_map(Entry::into_chunk).enumerate() {
-        written.missed |= nth == 0 && chunk.seq > from;
-        written.next = chunk.seq.next();
-        for block in serde_json::from_str::<Vec<Value>>(chunk.blocks.as_str()).unwrap_or_default() {
-            join(&mut written.blocks, block);
+    let mut written = Written { blocks: Vec::new(), is_empty: true, next: from, more: false, ended: false, missed: false };
+    let mut gathered = Gathered { screen: Screen::behind(&before(engine, id, from)?), ..Gathered::default() };
+    let mut taken = 0;
+    loop {
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(written.next), bytes, chunks: usize::MAX };
+        let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
+        (written.more, written.ended) = (page.more, page.ended);
+        // A number that is too large is brought back to where there will be something.
+        written.next = written.next.min(page.end);
+        let so_far = taken;
+        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+            written.missed |= written.is_empty && chunk.seq > from;
+            written.is_empty = false;
+            written.next = chunk.seq.next();
+            taken += chunk.blocks.as_str().len();
+            for block in serde_json::from_str::<Vec<Value>>(chunk.blocks.as_str()).unwrap_or_default() {
+                gathered.add(block);
+            }
+        }
+        // Of progress that is drawn over, a page of what was written shows next to nothing: then it is worth while to read on.
+        if !written.more || taken == so_far || taken >= READ_MAX || gathered.bytes() >= bytes / 2 {
+            written.blocks = gathered.end();
+            return Ok(Some(written));
         }
     }
-    Ok(Some(written))
 }
 
-/// Adds a block. Text goes to the text before it, if nothing else tells them apart.
-fn join(blocks: &mut Vec<Value>, block: Value) {
-    let text = if block["type"] == "text" { block["text"].as_str() } else { None };
-    if let (Some(text), Some(last)) = (text, blocks.last_mut())
-        && alike(last, &block)
-        && let Some(Value::String(before)) = last.get_mut("text")
-    {
-        before.push_str(text);
-        return;
+/// The end of the text before a chunk: it may have begun a sequence that goes on there.
+fn before(engine: &Engine, id: TaskId, from: Seq) -> Result<String, engine::Error> {
+    if from == Seq(0) {
+        return Ok(String::new());
     }
-    blocks.push(block);
+    let kept = engine.span(id)?;
+    let from = from.min(kept.end);
+    let (mut at, mut text) = (from, String::new());
+    while at > kept.start && from.0 - at.0 < BEFORE_CHUNKS && text.len() < BEFORE_BYTES {
+        at = Seq(at.0 - 1);
+        let Some((earlier, _)) = text_at(engine, id, at)? else { break };
+        text.insert_str(0, &earlier);
+    }
+    Ok(text)
+}
+
+/// The text of one chunk, and how many bytes are stored for it; none if there is no such task.
+pub(super) fn text_at(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<(String, usize)>, engine::Error> {
+    let cursor = Cursor { after: Version(u64::MAX), from: Some(at), bytes: 1, chunks: 1 };
+    let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
+    let (mut all, mut bytes) = (String::new(), 0);
+    for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+        bytes += chunk.blocks.as_str().len();
+        each_text(chunk.blocks.as_str(), |text| all.push_str(text));
+    }
+    Ok(Some((all, bytes)))
+}
+
+/// Blocks as they are shown: text that nothing tells apart from the text before it is part of that, and it is as a terminal shows it.
+#[derive(Debug, Default)]
+struct Gathered {
+    blocks: Vec<Value>,
+    /// What can still be drawn over of the last text.
+    screen: Screen,
+    /// Bytes without that.
+    settled: usize,
+}
+
+impl Gathered {
+    /// About how many bytes there are.
+    fn bytes(&self) -> usize {
+        self.settled + self.screen.held()
+    }
+
+    fn add(&mut self, mut block: Value) {
+        // Who wants it follows the link behind the last part.
+        if large::is_part(&block) {
+            return;
+        }
+        let is_text = block["type"] == "text";
+        let text = match block.get_mut("text") {
+            Some(Value::String(text)) if is_text => std::mem::take(text),
+            _ => {
+                self.settle();
+                self.settled += block.to_string().len();
+                self.blocks.push(block);
+                return;
+            }
+        };
+        if !self.blocks.last().is_some_and(|last| alike(last, &block)) {
+            if !self.blocks.is_empty() {
+                self.settle();
+            }
+            self.blocks.push(block);
+        }
+        let mut shown = String::new();
+        self.screen.feed(&text, &mut shown);
+        self.grow(&shown);
+    }
+
+    /// Nothing is drawn over any more. Text of which nothing is seen is none.
+    fn settle(&mut self) {
+        let mut shown = String::new();
+        self.screen.end(&mut shown);
+        self.grow(&shown);
+        self.blocks.pop_if(|last| last["type"] == "text" && last["text"] == "");
+    }
+
+    fn grow(&mut self, shown: &str) {
+        if let Some(Value::String(last)) = self.blocks.last_mut().and_then(|last| last.get_mut("text")) {
+            last.push_str(shown);
+            self.settled += shown.len();
+        }
+    }
+
+    fn end(mut self) -> Vec<Value> {
+        self.settle();
+        self.blocks
+    }
 }
 
 /// Whether two blocks differ in their text alone.
@@ -188,13 +287,26 @@ mod tests {
     fn text_is_joined_and_everything_else_keeps_its_place() {
         let image = json!({"type": "image", "data": "eA==", "mimeType": "image/png"});
         let stderr = |text: &str| json!({"type": "text", "text": text, "_meta": {"dev.taskwire/stream": "stderr"}});
-        let mut blocks = Vec::new();
+        let mut gathered = Gathered::default();
         for block in
             [text("a"), text("b\n"), image.clone(), image.clone(), text("c"), stderr("no"), stderr("!"), text("d"), json!({"type": "text"})]
         {
-            join(&mut blocks, block);
+            gathered.add(block);
         }
-        assert_eq!(blocks, [text("ab\n"), image.clone(), image, text("c"), stderr("no!"), text("d"), json!({"type": "text"})]);
+        assert_eq!(gathered.end(), [text("ab\n"), image.clone(), image, text("c"), stderr("no!"), text("d"), json!({"type": "text"})]);
+    }
+
+    #[test]
+    fn text_is_as_a_terminal_shows_it() {
+        let stderr = |text: &str| json!({"type": "text", "text": text, "_meta": {"dev.taskwire/stream": "stderr"}});
+        let mut gathered = Gathered { screen: Screen::behind("so far \u{1b}[3"), ..Gathered::default() };
+        for block in [text("1m10%\u{1b}["), text("0m\r20"), text("%\r\n"), stderr("\u{1b}[1m"), stderr("\u{1b}[0m"), text("end\r")] {
+            gathered.add(block);
+        }
+        assert_eq!(gathered.end(), [text("20%\n"), text("end")], "and what is not seen is no block");
+        let mut silent = Gathered::default();
+        silent.add(text("\u{1b}[2J"));
+        assert_eq!(silent.end(), Vec::<Value>::new());
     }
 
     #[test]

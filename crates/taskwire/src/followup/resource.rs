@@ -1,4 +1,5 @@
-//! The whole output of a task as a resource that can be read by ranges: `taskwire://task/ID/output?from=N&bytes=N`.
+//! The whole output of a task as a resource that can be read by ranges: `taskwire://task/ID/output?from=N&bytes=N`. (A block that was too
+//! large for it is one too: see `block`.)
 //!
 //! It is the text of the output; images and the like are not part of it. Ranges are bytes of UTF-8 and never cut a
 //! character: one that begins within a character begins with it, and one that ends within a character ends before it.
@@ -6,9 +7,9 @@
 use serde_json::{Value, json};
 use taskwire_core::{CallerId, Seq, TaskId, Version};
 
-use super::output::each_text;
+use super::{block, output::each_text};
 use crate::{
-    engine::{self, Engine},
+    engine::{self, Engine, large},
     store::{Cursor, Entry},
 };
 
@@ -98,10 +99,15 @@ fn parse(uri: &str) -> Result<(TaskId, Range), ReadError> {
     Ok((id, Range::read(query)?))
 }
 
-/// Reads a range of the output of one of the caller's tasks: a `ReadResourceResult` with at most so many bytes of text.
+/// Reads a range of the output of one of the caller's tasks: a `ReadResourceResult` with at most so many bytes of text. Or one of its
+/// blocks, which is read whole.
 ///
 /// The text's own URI says which range it is, unless it is all there is and all was asked for.
 pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_bytes: usize) -> Result<Value, ReadError> {
+    if let Some((id, name)) = large::named(uri) {
+        engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
+        return block::read(engine, id, name, uri).await;
+    }
     let (id, range) = parse(uri)?;
     let task = engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
     let from = match range.from {

@@ -1,15 +1,15 @@
 //! What is said of a task: that it runs, that it asks, how it ended.
 
 use taskwire_core::{
-    Seq, TaskId, Timestamp, Version,
+    Seq, TaskId, Timestamp,
+    screen::shown,
     task::{Outcome, Task},
     wire::code,
 };
 
-use super::{ANSWER, CANCEL, OUTPUT, WAIT, arguments, began, output::each_text, question::Question, span};
+use super::{ANSWER, CANCEL, OUTPUT, WAIT, arguments, began, output::text_at, question::Question, span};
 use crate::{
     engine::{self, Engine},
-    store::{Cursor, Entry},
     tool::{CallResult, Content},
 };
 
@@ -147,7 +147,7 @@ fn running(engine: &Engine, task: &Task) -> CallResult {
 fn said(task: &Task) -> Option<String> {
     let progress = task.progress.map(|progress| match progress.total {
         Some(total) => format!("{} of {total}", progress.done),
-        None => progress.done.to_string(),
+        None => format!("{} done", progress.done),
     });
     match (task.message.as_deref(), progress) {
         (Some(message), Some(progress)) => Some(format!("{message} ({progress})")),
@@ -190,22 +190,26 @@ pub(super) fn asks_users(task: &Task) -> bool {
     task.open_inputs().any(|(_, request)| Question::read(request).is_for_users())
 }
 
-/// The last lines of a task's output, at most so many bytes; none if it has written no text.
+/// The last lines of a task's output as a terminal shows them, at most so many bytes; none if it has written no text.
 fn tail(engine: &Engine, id: TaskId, max: usize) -> Result<Option<String>, engine::Error> {
     let kept = engine.span(id)?;
     let (mut at, mut text, mut cost) = (kept.end, String::new(), 0);
-    while at > kept.start && text.len() <= max && cost < TAIL_READ_MAX {
+    // How much text is looked at once more: lines that were drawn over may leave little of it.
+    let mut enough = max;
+    while at > kept.start && cost < TAIL_READ_MAX {
         at = Seq(at.0 - 1);
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(at), bytes: 1, chunks: 1 };
-        let Some(page) = engine.page(id, cursor)? else { break };
-        let mut earlier = String::new();
-        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
-            cost += chunk.blocks.as_str().len().max(CHUNK_COST);
-            each_text(chunk.blocks.as_str(), |text| earlier.push_str(text));
-        }
+        let Some((mut earlier, bytes)) = text_at(engine, id, at)? else { break };
+        cost += bytes.max(CHUNK_COST);
         earlier.push_str(&text);
         text = earlier;
+        if text.len() > enough {
+            if shown(&text).len() > max {
+                break;
+            }
+            enough = text.len().saturating_mul(2);
+        }
     }
+    let text = shown(&text);
     Ok((!text.is_empty()).then(|| last_lines(&text, max).to_owned()))
 }
 

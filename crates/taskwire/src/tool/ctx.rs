@@ -39,7 +39,8 @@ impl Ctx {
         self.0.write(Piece::Text(text.as_ref())).await.map_err(from_engine)
     }
 
-    /// Writes a content block to the task's output, as [`text`](Self::text) does.
+    /// Writes a content block to the task's output, as [`text`](Self::text) does. An image, a sound or a resource that is too large for
+    /// one chunk is written in parts, with a link behind them by which it can be read as a resource.
     ///
     /// # Errors
     /// When the tool must stop, the block is too large or another limit is reached.

@@ -312,7 +312,7 @@ async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
         assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
         stage.clock.advance(MS);
         let text = text_of(&result(&mut events).await["content"]);
-        has(&text, &["still running", "call the tool `task_wait`", &id, "one (2"]);
+        has(&text, &["still running", "call the tool `task_wait`", &id, "one (2 done)"]);
         assert!(!text.contains("shutting down"), "{text}");
     }
     let (id, _act) = stage.task().await;
@@ -465,6 +465,34 @@ async fn much_output_comes_in_pages_that_have_everything_once() {
     assert!(pages >= 2 && read == all, "{pages} pages, {} of {} bytes", read.len(), all.len());
     let still = says(&client, "task_wait", json!({"task_id": id, "timeout_s": 0})).await;
     assert!(still.len() < 4_000 && still.ends_with("xxxx"), "only the end of it goes along: {} bytes", still.len());
+}
+
+#[tokio::test]
+async fn progress_that_is_drawn_over_is_told_as_a_terminal_shows_it() {
+    let mut stage = Stage::with(uncoalesced()).await;
+    let client = stage.server.plain_client();
+    let (id, act) = stage.task().await;
+    let mut parts = vec!["copying\n".to_owned()];
+    for n in 0..50 {
+        // Cut in the middle of what sets a colour.
+        parts.extend(["\r\u{1b}[3".to_owned(), format!("2m{n} of 50\u{1b}[0m")]);
+    }
+    parts.push("\r\n\u{1b}]0;title\u{7}copied\n".to_owned());
+    for part in &parts {
+        act.writes(part).await;
+    }
+    let seen = "copying\n49 of 50\ncopied\n";
+    assert_eq!(done(&client, "task_output", of(&id)).await["content"][0]["text"], seen);
+    for after in 1..parts.len() {
+        let page = done(&client, "task_output", json!({"task_id": id, "after": after})).await;
+        let text = page["content"][0]["text"].as_str().expect("text");
+        let is_plain = !text.contains(['\u{1b}', '\r']) && !text.contains("2m") && text.ends_with("copied\n");
+        assert!(is_plain && text.lines().count() <= 2, "after {after}: {text:?}");
+    }
+    let still = says(&client, "task_wait", json!({"task_id": id, "timeout_s": 0})).await;
+    assert!(still.ends_with(&format!("so far:\n{seen}")), "{still:?}");
+    let all = soon("the resource", client.ok("resources/read", json!({"uri": format!("taskwire://task/{id}/output")}))).await;
+    assert_eq!(all["contents"][0]["text"], parts.concat(), "the resource has what was written");
 }
 
 // The end of a task by its caller, and tasks that are not there.

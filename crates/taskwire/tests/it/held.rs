@@ -660,7 +660,7 @@ async fn who_wants_progress_hears_that_the_work_goes_on() {
         let mut talk = Caller::new(way, &house).await.call_with_progress("plays", json!({})).await;
         let mut act = run_of(&mut runs).await;
         act.progress(0.5, None).await;
-        assert_eq!(talk.progress().await, (0.5, String::new()), "{way:?}");
+        assert_eq!(talk.progress().await, (0.5, "0.5 done".to_owned()), "{way:?}");
         let mut last = 0.5;
         for _ in 0..2 {
             house.pass(BEAT - MS).await;

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::{FutureExt, StreamExt, stream};
 use serde_json::{Value, json};
 use taskwire::{
@@ -424,6 +425,34 @@ async fn a_block_that_is_too_large_is_refused_and_the_tool_may_go_on() {
     let expected = "the chunk is too large: the limit is 200 (configuration key `limits.chunk_bytes`)";
     assert_eq!(result["content"][0]["text"], expected);
     assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 before", "1 after"], 0, 2, true]));
+}
+
+#[tokio::test]
+async fn a_block_that_is_too_large_for_a_chunk_is_a_resource_with_a_link() {
+    let limits = Limits { chunk_bytes: 4096, block_bytes: 40_000, ..Limits::DEFAULT };
+    let mut stage = Stage::with(with_limits(limits)).await;
+    let (id, mut act) = stage.task().await;
+    let bytes: Vec<u8> = (0..20_000_u32).map(|n| u8::try_from(n * 7 % 251).expect("a byte")).collect();
+    act.writes("before").await;
+    act.ctx.block(Content::image(&bytes, "image/png")).await.expect("it is written in parts");
+    act.ctx.flush().await.expect("written");
+    let refused = act.ctx.block(Content::image(&[1; 40_000], "image/png")).await.expect_err("it is too large");
+    act.writes("after").await;
+    let client = stage.server.plain_client();
+    let shown = soon("the output", client.call("task_output", json!({"task_id": id}))).await["content"].clone();
+    let kinds: Vec<&Value> = shown.as_array().expect("blocks").iter().map(|block| &block["type"]).collect();
+    assert_eq!(kinds, ["text", "resource_link", "text", "text"], "{shown}");
+    assert_eq!((&shown[1]["mimeType"], &shown[1]["size"]), (&json!("image/png"), &json!(bytes.len())), "{shown}");
+    let uri = shown[1]["uri"].as_str().expect("an address").to_owned();
+    let read = soon("the resource", client.ok("resources/read", json!({"uri": uri}))).await;
+    let blob = STANDARD.encode(&bytes);
+    assert!(read["contents"] == json!([{"uri": uri, "mimeType": "image/png", "blob": blob}]), "it is not what was written");
+    let error = client.error("resources/read", json!({"uri": format!("{uri}00")})).await;
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("not kept")), "{error}");
+    act.ends_with(Err(refused));
+    let result = soon("the end", stage.client.until(&id, "completed")).await["result"].clone();
+    let expected = "the block is too large: the limit is 40000 (configuration key `limits.block_bytes`)";
+    assert_eq!(result["content"][0]["text"], expected);
 }
 
 /// Bytes of a chunk with [`sixty`] characters.

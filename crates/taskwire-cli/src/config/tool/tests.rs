@@ -94,6 +94,7 @@ fn every_key_arrives() {
         stdin = "{a}"
         output = "jsonl"
         stderr = "drop"
+        pty = true
         leftovers = "keep"
         progress = '(?<percent>\d+)%'
         redact = ["secret"]
@@ -106,7 +107,7 @@ fn every_key_arrives() {
         promote_after = "3s"
         timeout = "10m"
         retention = "2h"
-        overflow = "drop_oldest"
+        overflow = "fail"
         on_interrupt = "retry"
         dedupe = true
         immediate_response = "Working on it"
@@ -147,7 +148,7 @@ fn every_key_arrives() {
     expected.policy.promote_after = Some(Duration::from_secs(3));
     expected.policy.timeout = Some(Duration::from_secs(600));
     expected.policy.retention = Some(Duration::from_secs(7200));
-    expected.policy.overflow = Overflow::DropOldest;
+    (expected.pty, expected.policy.overflow) = (true, Overflow::Fail);
     expected.policy.dedupe = true;
     expected.policy.immediate_response = Some("Working on it".into());
     expected.on_interrupt = OnInterrupt::Retry;

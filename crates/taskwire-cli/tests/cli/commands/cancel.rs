@@ -120,7 +120,13 @@ fn at_rest(place: &Place, node: &Node, mode: &str, pids: usize) -> String {
 /// Starts so many processes, cancels, and looks for them.
 #[track_caller]
 fn leaves_nothing(mode: &str, pids: usize) {
-    let place = nasty("task = \"always\"");
+    leaves_nothing_with("", mode, pids);
+}
+
+/// The same for a tool with these keys.
+#[track_caller]
+fn leaves_nothing_with(keys: &str, mode: &str, pids: usize) {
+    let place = nasty(&format!("task = \"always\"\n{keys}"));
     let node = place.start();
     let id = at_rest(&place, &node, mode, pids);
     node.cancel(&id);
@@ -161,6 +167,12 @@ fn a_cancelled_command_whose_children_follow_one_another_leaves_nothing() {
 #[test]
 fn a_cancelled_command_that_does_all_of_this_leaves_nothing() {
     leaves_nothing("stubborn", 17);
+}
+
+#[test]
+fn a_cancelled_command_on_a_terminal_leaves_nothing() {
+    leaves_nothing_with("pty = true", "forks", 6);
+    leaves_nothing_with("pty = true", "stubborn", 17);
 }
 
 #[test]

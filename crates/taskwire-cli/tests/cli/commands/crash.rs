@@ -132,6 +132,21 @@ fn killed_at_twenty_random_moments_the_server_tells_every_line_once_of_a_command
 }
 
 #[test]
+fn killed_while_a_command_writes_to_a_terminal_the_server_tells_every_line_once() {
+    let place = counting("", 300, "pty = true");
+    let mut node = place.start();
+    let id = node.begin("count", json!({}));
+    for moment in [1, 90, 91, 200] {
+        ticked(&place, moment);
+        node.kill();
+        node = place.spawn();
+    }
+    node.ready();
+    is_whole(&place, &node, &id, 300);
+    place.is_quiet();
+}
+
+#[test]
 fn killed_while_the_command_ends_the_server_still_learns_how() {
     let keys = "command = [\"python3\", \"burst.py\", \"{name}\"]\ninput = { name = { type = \"string\" } }\ntask = \"always\"";
     let (place, mut dice) = (Place::new(&tool("burst", keys)), Dice::new());

@@ -93,8 +93,11 @@ line({'type': 'text', 'text': 'the end'})
     let (_, blocks) = ends_well(&place);
     let (text, hidden) = (text_of(&blocks), "[redacted]".repeat(100_000));
     let rest = text.strip_prefix(&hidden).unwrap_or_else(|| panic!("the first text is not whole: {} bytes", text.len()));
-    assert!(rest.contains("left out") && rest.contains("limits.chunk_bytes"), "it says what is missing: {rest}");
-    assert!(rest.ends_with("the end"), "{rest}");
+    assert_eq!(rest, "the end");
+    let link = blocks.iter().find(|block| block["type"] == "resource_link").expect("a link in its place");
+    assert_eq!((&link["name"], &link["size"]), (&json!("x:y"), &json!(hidden.len())), "{link}");
+    let parts: String = blocks.iter().filter_map(|block| block["resource"]["text"].as_str()).collect();
+    assert!(parts == hidden, "and all of it before that: {} bytes", parts.len());
 }
 
 #[test]

@@ -76,6 +76,25 @@ fn a_character_in_two_writes_is_one_and_bytes_that_are_none_are_replaced() {
     assert_eq!(said(&result), text);
 }
 
+#[test]
+fn progress_that_is_drawn_over_is_short_in_the_result_and_whole_in_the_output() {
+    let script = "for n in range(1001):\n    put(b'\\r%9d  %3d%%' % (n * 1024, n // 10))\nput(b'\\n\\x1b[32mdone\\x1b[0m\\n')";
+    let place = place("inline_bytes = 512", script);
+    let (node, user) = (place.start(), User::new());
+    let id = node.begin("run", json!({}));
+    let result = node.result(&id);
+    let content = result["content"].as_array().expect("content");
+    assert_eq!(text_of(content), "  1024000  100%\ndone\n");
+    assert_eq!((content.len(), &result["_meta"]["dev.taskwire/repeats"]), (1, &json!(1)), "nothing is left out: {result}");
+    let written = node.text(&id);
+    assert!(written.len() > 15_000 && written.starts_with("\r        0    0%\r     1024    0%"), "{} bytes", written.len());
+    let ended = user.run(&["call", &node.url(), "run"]);
+    assert!(ended.code == Some(0) && ended.out == written, "who saw it being written is not told again: {} bytes", ended.out.len());
+    let brief = user.run(&["call", &node.url(), "run", "--no-stream"]);
+    assert_eq!((brief.code, brief.out.as_str()), (Some(0), "  1024000  100%\ndone\n"), "{brief:?}");
+    place.is_quiet();
+}
+
 const TWO_STREAMS: &str = "for n in range(20):\n    os.write(1, b'out %d\\n' % n)\n    os.write(2, b'err %d\\n' % n)";
 
 #[test]

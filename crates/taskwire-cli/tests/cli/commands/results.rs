@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     node::{Node, said},
-    place::{Place, tool},
+    place::{Place, tool, until},
 };
 
 /// Rows of eleven bytes, about a megabyte of them.
@@ -89,6 +89,29 @@ fn the_output_of_a_task_is_a_resource_that_can_be_read_in_ranges() {
 }
 
 #[test]
+fn an_image_that_is_too_large_for_the_output_is_a_resource_that_outlives_the_server() {
+    for task in ["always", "auto"] {
+        let place = Place::new(&tool("draw", &format!("command = [\"python3\", \"draw.py\"]\noutput = \"jsonl\"\ntask = \"{task}\"")));
+        let script = "import base64, json\ndata = base64.b64encode(bytes(n % 256 for n in range(900000))).decode()\n\
+                      print(json.dumps({'type': 'image', 'data': data, 'mimeType': 'image/png'}))\nprint('drawn')\n";
+        place.write("draw.py", script);
+        let node = place.start();
+        let answer = node.call("draw", json!({}));
+        let result = answer["taskId"].as_str().map_or_else(|| answer.clone(), |id| node.result(id));
+        let content = result["content"].as_array().expect("content");
+        let link = content.iter().find(|block| block["type"] == "resource_link").unwrap_or_else(|| panic!("no link: {result}"));
+        assert_eq!((&link["mimeType"], &link["size"]), (&json!("image/png"), &json!(900_000)), "{task}");
+        assert!(said(&result).contains("drawn") && result.to_string().len() < 2000, "{task}: {} bytes", result.to_string().len());
+        node.kill();
+        let node = place.start();
+        let read = node.ask("resources/read", json!({"uri": link["uri"]}));
+        let blob = read["contents"][0]["blob"].as_str().expect("a blob");
+        assert_eq!((blob.len(), &blob[..8], &read["contents"][0]["mimeType"]), (1_200_000, "AAECAwQF", &json!("image/png")), "{task}");
+        place.is_quiet();
+    }
+}
+
+#[test]
 fn a_result_that_fits_is_whole() {
     let place = place("", "inline_bytes = 2000000");
     let node = place.start();
@@ -99,7 +122,7 @@ fn a_result_that_fits_is_whole() {
 
 #[test]
 fn too_much_output_ends_the_command_and_leaves_nothing() {
-    let place = place("[limits]\ntask_output_bytes = 524288\n", "");
+    let place = place("[limits]\ntask_output_bytes = 524288\n", "overflow = \"fail\"");
     place.write("rows.py", "import os\nwhile True:\n    os.write(1, b'row\\n' * 1000)\n");
     let node = place.start();
     let id = node.begin("rows", json!({}));
@@ -131,7 +154,7 @@ fn output_that_is_too_much_is_told_as_it_is_kept() {
     let head = "[limits]\ntask_output_bytes = 200000\nchunk_bytes = 16384\n";
     // Stopped in the middle, and with little or nothing after what found no room.
     for (rows, code) in [(100_000, 0), (17_500, 0), (17_500, 3), (17_800, 0), (17_800, 3)] {
-        let place = place(head, "inline_bytes = 4096");
+        let place = place(head, "overflow = \"fail\"\ninline_bytes = 4096");
         let script = format!(
             "import sys\nsys.stdout.write(''.join('row %06d\\n' % n for n in range({rows})))\nsys.stdout.flush()\nsys.exit({code})\n"
         );
@@ -148,16 +171,38 @@ fn output_that_is_too_much_is_told_as_it_is_kept() {
 }
 
 #[test]
-fn too_much_output_may_lose_its_oldest() {
-    let place = place("[limits]\ntask_output_bytes = 524288\n", "overflow = \"drop_oldest\"\ninline_bytes = 4096");
+fn too_much_output_loses_its_oldest() {
+    for keys in ["", "overflow = \"drop_oldest\"\n"] {
+        let place = place("[limits]\ntask_output_bytes = 524288\n", &format!("{keys}inline_bytes = 4096"));
+        let node = place.start();
+        let id = node.begin("rows", json!({}));
+        let result = node.result(&id);
+        assert_ne!(result["isError"], true, "{result}");
+        let content = result["content"].as_array().expect("content");
+        assert!(content.iter().any(|block| block["text"].as_str().is_some_and(|text| text.ends_with(&row(ROWS - 1)))), "its end: {result}");
+        let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link");
+        let (written, told) = (json!(ROWS * ROW_BYTES), &link["_meta"]["dev.taskwire/written"]);
+        assert_eq!((&link["size"], told), (&Value::Null, &written), "less is kept than that: {link}");
+        place.is_quiet();
+    }
+}
+
+#[test]
+fn what_was_lost_before_the_server_was_killed_is_told() {
+    let place = place("[limits]\ntask_output_bytes = 524288\n", "inline_bytes = 4096");
+    let script = "import os, time\nfor n in range(100000):\n    os.write(1, b'row %06d\\n' % n)\nwhile not os.path.exists('go'):\n    \
+                  time.sleep(0.01)\nos.write(1, b'the end\\n')\n";
+    place.write("rows.py", script);
     let node = place.start();
     let id = node.begin("rows", json!({}));
+    let uri = format!("taskwire://task/{id}/output?from=-11");
+    until("the last row", || (read(&node, &uri).0 == row(ROWS - 1)).then_some(()));
+    node.kill();
+    let node = place.start();
+    place.write("go", "");
     let result = node.result(&id);
-    assert_ne!(result["isError"], true, "{result}");
     let content = result["content"].as_array().expect("content");
-    assert!(content.iter().any(|block| block["text"].as_str().is_some_and(|text| text.ends_with(&row(ROWS - 1)))), "its end: {result}");
-    let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link");
-    let written = ROWS * ROW_BYTES;
-    assert_eq!((&link["size"], &link["_meta"]["dev.taskwire/written"]), (&Value::Null, &json!(written)), "less is kept than that: {link}");
+    assert!(content[0]["text"].as_str().is_some_and(|text| text.contains("no longer kept")), "{}", content[0]);
+    assert!(said(&result).contains("the end\n"), "{result}");
     place.is_quiet();
 }

@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use taskwire_core::{
-    Payload, Seq, Timestamp, Version,
+    Limits, Payload, Seq, TaskId, Timestamp, Version,
     task::{Overflow, Progress, Reject},
 };
 
@@ -24,7 +24,7 @@ use crate::{
         talk::Question,
         view::{Said, Settings, Stream, View},
     },
-    engine::{self, Phase, Piece, Run},
+    engine::{self, Phase, Piece, Run, large},
     store::{Cursor, Entry},
     tool::{CallResult, ToolError, from_engine},
 };
@@ -225,7 +225,7 @@ impl Taking {
                     items.push(Item::Text(text));
                 }
                 Said::Block(block) => {
-                    for block in fitting(block, self.run.engine().limits().chunk_bytes) {
+                    for block in fitting(block, self.run.id(), self.run.engine().limits()) {
                         self.digest.block(&block);
                         items.push(Item::Block(block.into()));
                     }
@@ -282,9 +282,7 @@ impl Taking {
     async fn complete(&mut self) -> Result<(), ToolError> {
         let (engine, Phase::Task(id)) = (self.run.engine(), self.run.phase()) else { return Ok(()) };
         let Some(task) = engine.any_task(id).map_err(from_engine)? else { return Ok(()) };
-        let limits = engine.limits();
-        // What waits is about a chunk of text, of which JSON may make six times as much.
-        if task.output.bytes.saturating_add(limits.chunk_bytes.saturating_mul(8)) < limits.task_output_bytes {
+        if !is_nearly_full(task.output.bytes, engine.limits()) {
             return Ok(());
         }
         match self.run.flush().await.map_err(|error| self.failed(error)) {
@@ -303,10 +301,11 @@ impl Taking {
                 Err(error) => tracing::warn!(%error, "what a command wrote cannot be read back"),
             }
         }
+        self.digest.end();
         // What the result leaves out can be read from a task; where there is no room for one, it is lost.
-        let kept = !self.unlogged && self.digest.is_cut() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
+        let kept = !self.unlogged && self.digest.needs_task() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
         // Places in it are those of the whole output: of this run only where there was no other.
-        let is_whole = self.run.spec().overflow == Overflow::Fail && self.anchor.seq == 0;
+        let is_whole = self.anchor.seq == 0 && !self.may_be_dropped();
         let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
         let link = kept.then_some(Link { uri, name, is_whole });
         let content = self.digest.content(link.as_ref());
@@ -314,9 +313,22 @@ impl Taking {
         content
     }
 
-    /// That so many blocks of the result repeat the output. Where there was no other run, that can be seen from the two.
+    /// Whether the beginning of the output is gone, or goes when the last of it is written.
+    fn may_be_dropped(&self) -> bool {
+        let (engine, Phase::Task(id)) = (self.run.engine(), self.run.phase()) else { return false };
+        if self.run.spec().overflow == Overflow::Fail {
+            return false;
+        }
+        // Where that cannot be known, no place in it is named.
+        let Ok(Some(task)) = engine.any_task(id) else { return true };
+        let is_begun_late = !engine.span(id).is_ok_and(|kept| kept.start == Seq(0));
+        is_begun_late || is_nearly_full(task.output.bytes, engine.limits())
+    }
+
+    /// That so many blocks of the result repeat the output. Where there was no other run, and it was not drawn over, that can be seen
+    /// from the two.
     fn repeats(&self, blocks: usize) -> Option<Map<String, Value>> {
-        (self.anchor.seq > 0).then(|| Map::from_iter([(REPEATS.to_owned(), blocks.into())]))
+        (self.anchor.seq > 0 || self.digest.is_collapsed()).then(|| Map::from_iter([(REPEATS.to_owned(), blocks.into())]))
     }
 
     fn keep(&self, mut given: Given) -> Result<(), ToolError> {
@@ -390,7 +402,8 @@ impl Taking {
         if content.is_empty() {
             // Models, and some clients, take nothing at all for a fault. People need not read it.
             let code = ended.code.unwrap_or(0);
-            let text = format!("The command ended with exit code {code} and wrote nothing.");
+            let nothing = if self.digest.written() == 0 { "nothing" } else { "nothing that can be seen" };
+            let text = format!("The command ended with exit code {code} and wrote {nothing}.");
             content.push(json!({"type": "text", "text": text, "annotations": {"audience": ["assistant"]}}));
         }
         result.content = content.into_iter().map(Payload::from).collect();
@@ -398,15 +411,17 @@ impl Taking {
     }
 }
 
-/// A block as the log takes it: text that is too long in parts, and a word on anything else that is too large.
-fn fitting(mut block: Value, most: u64) -> Vec<Value> {
-    let bytes = block.to_string().len() as u64;
-    if bytes <= most {
+/// A block as the log takes it: text that is too long in parts, as anything else that is too large with a link to the whole, or a word on
+/// what is too large even for that.
+fn fitting(mut block: Value, id: TaskId, limits: &Limits) -> Vec<Value> {
+    let (bytes, most) = (block.to_string().len() as u64, limits.chunk_bytes);
+    // A chunk is a list.
+    if bytes + 2 <= most {
         return vec![block];
     }
     let Some(text) = block["text"].as_str().filter(|_| block["type"] == "text").map(ToOwned::to_owned) else {
-        let text = format!("[A block of {bytes} bytes was left out: the limit is {most} (configuration key `limits.chunk_bytes`).]\n");
-        return vec![json!({"type": "text", "text": text})];
+        return large::cut(id, &block, limits)
+            .unwrap_or_else(|why| vec![json!({"type": "text", "text": format!("[A block of {bytes} bytes was left out: {why}.]\n")})]);
     };
     // A byte of text takes at most six in JSON.
     let part = usize::try_from(most / 8).unwrap_or(usize::MAX).max(4);
@@ -418,6 +433,12 @@ fn fitting(mut block: Value, most: u64) -> Vec<Value> {
         rest = after;
     }
     parts
+}
+
+/// Whether what is still on its way into the log may be too much for it.
+fn is_nearly_full(bytes: u64, limits: &Limits) -> bool {
+    // That is about a chunk of text, of which JSON may make six times as much.
+    bytes.saturating_add(limits.chunk_bytes.saturating_mul(8)) >= limits.task_output_bytes
 }
 
 /// What is wrong with how a command ended.
@@ -434,12 +455,16 @@ fn problem(ended: &Ended, settings: &Settings) -> Option<String> {
 }
 
 /// What the log has of this run.
-fn read_back(engine: &engine::Engine, id: taskwire_core::TaskId, mut from: Seq, digest: &mut Digest) -> Result<(), engine::Error> {
+fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, digest: &mut Digest) -> Result<(), engine::Error> {
+    let begin = from;
     loop {
         let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BACK_BYTES, chunks: usize::MAX };
         let Some(page) = engine.page(id, cursor)? else { return Ok(()) };
         let more = page.more;
         for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+            if from == begin && chunk.seq > begin {
+                digest.lost_beginning();
+            }
             from = chunk.seq.next();
             for block in serde_json::from_str::<Vec<Value>>(chunk.blocks.as_str()).unwrap_or_default() {
                 digest.block(&block);

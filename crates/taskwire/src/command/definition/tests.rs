@@ -28,6 +28,7 @@ fn a_new_definition_has_the_documented_defaults_and_can_be_used() {
     assert_eq!((new.inline_bytes, new.spool_bytes), (32_768, 67_108_864));
     assert_eq!((new.output, new.stderr, new.leftovers), (Format::Text, Stderr::Together, Leftovers::Kill));
     assert_eq!((new.inherit_env, new.on_interrupt), (Inherit::All, OnInterrupt::Fail));
+    assert_eq!((new.pty, new.policy.overflow), (false, Overflow::DropOldest));
     assert!(new.cwd.is_absolute());
 }
 
@@ -67,6 +68,8 @@ fn each_thing_that_is_wrong_is_found_under_its_key() {
         ("cwd", "absolute", |it| it.cwd = PathBuf::from("here")),
         ("stdin", "{{nope}}", |it| it.stdin = Some("{nope}".into())),
         ("stderr", "apart", |it| it.output = Format::Jsonl),
+        ("pty", "\"together\" or \"drop\"", |it| (it.pty, it.stderr) = (true, Stderr::Apart)),
+        ("pty", "lines of JSON", |it| (it.pty, it.stderr, it.output) = (true, Stderr::Apart, Format::Jsonl)),
         ("progress", "regular expression", |it| it.progress = Some("(".into())),
         ("progress", "`done` or `percent`", |it| it.progress = Some("(?<message>.*)".into())),
         ("progress", "`pct`", |it| it.progress = Some("(?<pct>\\d+) (?<done>\\d+)".into())),
@@ -114,6 +117,7 @@ fn what_is_just_allowed_is_allowed() {
     it.ok_codes = vec![255];
     it.output = Format::Jsonl;
     it.stderr = Stderr::Drop;
+    it.pty = true;
     it.on_interrupt = OnInterrupt::Retry;
     it.progress = Some("(?<done>\\d+)/(?<total>\\d+) (?<message>.*)".into());
     it.redact = vec!["token=\\S+".into()];

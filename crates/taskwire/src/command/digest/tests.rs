@@ -1,6 +1,7 @@
 //! Tests of what of an output the result has.
 
 use proptest::prelude::*;
+use taskwire_core::{TaskId, Timestamp, id::ID_RANDOM_BYTES};
 
 use super::*;
 
@@ -20,6 +21,12 @@ fn image(bytes: usize) -> Value {
     json!({"type": "image", "data": "A".repeat(bytes), "mimeType": "image/png"})
 }
 
+/// The content when all was written.
+fn ended(digest: &mut Digest, link: Option<&Link>) -> Vec<Value> {
+    digest.end();
+    digest.content(link)
+}
+
 fn text_of(block: &Value) -> &str {
     block["text"].as_str().expect("it is text")
 }
@@ -36,8 +43,8 @@ fn nothing_is_nothing() {
     digest.text("");
     digest.block(&text(""));
     digest.block(&stderr(""));
-    assert_eq!(digest.content(Some(&link())), Vec::<Value>::new());
-    assert_eq!((digest.total(), digest.is_cut()), (0, false));
+    assert_eq!(ended(&mut digest, Some(&link())), Vec::<Value>::new());
+    assert_eq!((digest.written(), digest.is_cut()), (0, false));
 }
 
 #[test]
@@ -50,12 +57,13 @@ fn text_that_just_fits_is_one_block_and_one_byte_more_is_cut() {
         for some in chars.chunks(part) {
             digest.text(&some.iter().collect::<String>());
         }
-        assert_eq!(digest.content(Some(&link())), [text(&all)]);
+        assert_eq!(ended(&mut digest, Some(&link())), [text(&all)]);
         assert!(!digest.is_cut());
         digest.text("y");
+        digest.end();
         assert!(digest.is_cut());
-        assert_eq!(digest.total(), 1025);
-        assert_eq!(digest.content(None).len(), 3);
+        assert_eq!(digest.written(), 1025);
+        assert_eq!(ended(&mut digest, None).len(), 3);
     }
 }
 
@@ -68,7 +76,7 @@ fn of_much_text_there_are_whole_lines_of_both_ends_and_where_the_rest_is() {
         digest.text(&line);
         all.push_str(&line);
     }
-    let content = digest.content(Some(&link()));
+    let content = ended(&mut digest, Some(&link()));
     let [head, notice, tail, link] = &content[..] else { panic!("four blocks: {content:?}") };
     let (head, tail) = (text_of(head), text_of(tail));
     assert!(all.starts_with(head) && head.ends_with('\n') && (230..=250).contains(&head.len()));
@@ -83,14 +91,14 @@ fn of_much_text_there_are_whole_lines_of_both_ends_and_where_the_rest_is() {
         json!({"type": "resource_link", "uri": "taskwire://task/abc/output", "name": "output of x", "description": description,
             "mimeType": "text/plain", "size": all.len()})
     );
-    assert!(text_of(&digest.content(None)[1]).contains("not kept"), "without a link nothing is promised");
+    assert!(text_of(&ended(&mut digest, None)[1]).contains("not kept"), "without a link nothing is promised");
 }
 
 #[test]
 fn a_line_without_an_end_is_cut_between_characters() {
     let mut digest = Digest::new(257);
     digest.text(&"€".repeat(100_000));
-    let content = digest.content(None);
+    let content = ended(&mut digest, None);
     let (head, tail) = (text_of(&content[0]), text_of(&content[2]));
     assert!(head.chars().chain(tail.chars()).all(|char| char == '€'));
     assert!((head.len() + tail.len()) > 250 && (head.len() + tail.len()) <= 257);
@@ -105,7 +113,7 @@ fn standard_error_stays_apart_and_in_order() {
     digest.block(&stderr("x"));
     digest.block(&stderr("y"));
     digest.text("c");
-    assert_eq!(digest.content(None), [text("ab"), stderr("xy"), text("c")]);
+    assert_eq!(ended(&mut digest, None), [text("ab"), stderr("xy"), text("c")]);
 }
 
 #[test]
@@ -114,7 +122,7 @@ fn standard_error_is_joined_again_where_the_beginning_ends() {
     for _ in 0..90 {
         digest.block(&stderr("0123456789"));
     }
-    assert_eq!(digest.content(None), [stderr(&"0123456789".repeat(90))]);
+    assert_eq!(ended(&mut digest, None), [stderr(&"0123456789".repeat(90))]);
 }
 
 #[test]
@@ -126,7 +134,7 @@ fn a_text_block_that_says_more_about_itself_is_not_joined_and_loses_that_only_if
     digest.block(&own);
     digest.block(&json!({"type": "text", "text": "big", "_meta": {"x": "y".repeat(5000)}}));
     digest.text("b");
-    assert_eq!(digest.content(None), [text("a"), own.clone(), own, text("big"), text("b")]);
+    assert_eq!(ended(&mut digest, None), [text("a"), own.clone(), own, text("big"), text("b")]);
     assert!(!digest.is_cut());
 }
 
@@ -137,9 +145,9 @@ fn a_command_that_switches_between_its_streams_makes_no_endless_list() {
         digest.text("o");
         digest.block(&stderr("e"));
     }
-    let content = digest.content(Some(&link()));
+    let content = ended(&mut digest, Some(&link()));
     assert!(content.len() < 80, "{}", content.len());
-    assert_eq!(digest.total(), 200_000);
+    assert_eq!(digest.written(), 200_000);
     assert!(text_of(&content[content.len() - 2]).ends_with('e'), "the end is the end");
 }
 
@@ -149,12 +157,12 @@ fn images_keep_their_place() {
     digest.text("before ");
     digest.block(&image(5000));
     digest.text("after");
-    assert_eq!(digest.content(None), [text("before "), image(5000), text("after")]);
+    assert_eq!(ended(&mut digest, None), [text("before "), image(5000), text("after")]);
     digest.text(&"x".repeat(1100));
     digest.block(&image(1));
     digest.text(&"y\n".repeat(10_000));
     digest.block(&image(2));
-    let content = digest.content(None);
+    let content = ended(&mut digest, None);
     let kinds: Vec<_> = content.iter().map(|block| block["type"].as_str().expect("a type")).collect();
     assert_eq!(kinds, ["text", "image", "text", "text", "image", "text", "image"]);
     assert!(text_of(&content[3]).contains("left out"));
@@ -171,12 +179,91 @@ fn of_too_many_images_it_is_said_how_many_are_left_out() {
     digest.block(&image(2_000_000));
     digest.block(&image(10));
     digest.text("end");
-    let content = digest.content(Some(&link()));
+    let content = ended(&mut digest, Some(&link()));
     assert!(digest.is_cut());
     assert_eq!(content.len(), 6);
     assert_eq!(content[3], image(10), "a small one still fits");
     assert_eq!(content[4], text("end"));
     assert!(text_of(&content[5]).contains("3 blocks that are not text are left out (2600"), "{}", content[5]);
+}
+
+#[test]
+fn progress_that_is_drawn_over_counts_as_what_is_seen_of_it() {
+    let mut digest = Digest::new(1024);
+    digest.text("copying\n");
+    for percent in 0..=100 {
+        for part in ["\r\u{1b}[3".to_owned(), format!("2m{percent}%"), "\u{1b}[0m".to_owned()] {
+            digest.text(&part);
+        }
+    }
+    digest.text("\r\ncopied\n");
+    assert_eq!(ended(&mut digest, Some(&link())), [text("copying\n100%\ncopied\n")], "all of it is there, and no link is needed");
+    assert!(digest.is_collapsed() && !digest.is_cut() && digest.written() > 1024);
+    let mut plain = Digest::new(1024);
+    plain.text("copied\n");
+    plain.end();
+    assert!(!plain.is_collapsed());
+}
+
+#[test]
+fn a_line_is_drawn_over_by_its_own_stream_only() {
+    let mut digest = Digest::new(4096);
+    digest.text("10%");
+    digest.block(&stderr("warning\r\n"));
+    digest.text("\r20%");
+    digest.block(&image(3));
+    digest.text("\r30%\r40%");
+    digest.block(&json!({"type": "text", "text": "a\rb", "_meta": {"a": 1}}));
+    let own = json!({"type": "text", "text": "b", "_meta": {"a": 1}});
+    assert_eq!(ended(&mut digest, None), [text("10%"), stderr("warning\n"), text("20%"), image(3), text("40%"), own]);
+}
+
+#[test]
+fn sizes_are_true_where_lines_were_drawn_over() {
+    let mut digest = Digest::new(1000);
+    let mut written = 0;
+    for line in 0..2000 {
+        let line = format!("0%\r50%\rline {line}\n");
+        written += line.len();
+        digest.text(&line);
+    }
+    let seen: usize = (0..2000).map(|line| format!("line {line}\n").len()).sum();
+    let content = ended(&mut digest, Some(&link()));
+    let [head, notice, tail, link] = &content[..] else { panic!("four blocks: {content:?}") };
+    let left_out = seen - text_of(head).len() - text_of(tail).len();
+    let notice = text_of(notice);
+    assert!(notice.contains(&format!("[{left_out} of {seen} bytes")) && notice.contains(&format!("wrote {written} bytes")), "{notice}");
+    assert!(notice.contains("taskwire://task/abc/output,") && !notice.contains("?from="), "a place in it would be another: {notice}");
+    assert_eq!(
+        (&link["size"], link["description"].as_str().is_some_and(|text| text.contains(&written.to_string()))),
+        (&json!(written), true)
+    );
+}
+
+#[test]
+fn of_a_block_in_parts_the_link_is_shown_where_it_leads_somewhere() {
+    let mut digest = Digest::new(1000);
+    let part = json!({"type": "resource", "resource": {"uri": "x:", "blob": "AAAA"}, "_meta": {"dev.taskwire/part": {"of": "0a", "part": 0, "parts": 1}}});
+    let id = TaskId::new(Timestamp::from_millis(5_000), [7; ID_RANDOM_BYTES]);
+    let uri = format!("taskwire://task/{id}/block/0a");
+    let block = json!({"type": "resource_link", "uri": uri, "name": "image", "size": 3});
+    digest.block(&part);
+    assert!(!digest.needs_task());
+    digest.block(&block);
+    assert!(digest.needs_task() && !digest.is_cut());
+    assert_eq!(ended(&mut digest, Some(&link())), [block]);
+    assert!(text_of(&ended(&mut digest, None)[0]).contains("3 bytes was left out"));
+}
+
+#[test]
+fn what_is_no_longer_kept_is_told_first() {
+    let mut digest = Digest::new(1000);
+    digest.lost_beginning();
+    digest.text("the rest\n");
+    let lost = Link { is_whole: false, ..link() };
+    let content = ended(&mut digest, Some(&lost));
+    assert!(digest.is_cut() && text_of(&content[0]).contains("limits.task_output_bytes"), "{content:?}");
+    assert_eq!((&content[1], &content[2]["uri"], content[2].get("size")), (&text("the rest\n"), &json!(lost.uri), None));
 }
 
 #[derive(Debug, Clone)]
@@ -210,8 +297,8 @@ proptest! {
                 Fed::Image => images += 1,
             }
         }
-        prop_assert_eq!(digest.total(), written.len() as u64);
-        let content = digest.content(None);
+        prop_assert_eq!(digest.written(), written.len() as u64);
+        let content = ended(&mut digest, None);
         prop_assert_eq!(content.iter().filter(|block| **block == image(3)).count(), images);
         let texts: Vec<&str> = content.iter().filter_map(|block| block["text"].as_str()).collect();
         prop_assert!(texts.iter().all(|text| !text.is_empty()));

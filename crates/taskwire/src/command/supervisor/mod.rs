@@ -4,8 +4,8 @@
 //! attaches. Starting it twice does no harm: who gets the lock and makes the journal runs the command, and nobody else ever
 //! does. It ends when the command has ended; the journal says how.
 //!
-//! [`start`] makes the command's process · [`run`] what happens until its end · [`door`] who comes by the socket ·
-//! [`questions`] what the command asks · [`kill`], [`cgroup`] how it ends for sure.
+//! [`start`] makes the command's process · [`terminal`] what it may write to · [`run`] what happens until its end ·
+//! [`door`] who comes by the socket · [`questions`] what the command asks · [`kill`], [`cgroup`] how it ends for sure.
 
 mod cgroup;
 mod door;
@@ -13,6 +13,7 @@ mod kill;
 mod questions;
 mod run;
 mod start;
+mod terminal;
 
 use std::{
     collections::BTreeMap,
@@ -76,6 +77,9 @@ pub(crate) struct Job {
     pub(crate) stdin: bool,
     /// Where its standard error goes.
     pub(crate) stderr: Stderr,
+    /// Whether it writes to a pseudo-terminal.
+    #[serde(default)]
+    pub(crate) pty: bool,
     /// What becomes of processes that are left when its own has ended.
     pub(crate) leftovers: Leftovers,
     /// Milliseconds between the gentle end and the other one.

@@ -367,7 +367,7 @@ impl Run {
             let (bytes, max) = (talk::line(block).len() as u64 - 1, self.job.block_bytes);
             if bytes > max {
                 return Err(format!(
-                    "the block has {bytes} bytes, and at most {max} are taken at once (`limits.chunk_bytes` of the server): emit it in \
+                    "the block has {bytes} bytes, and at most {max} are taken at once (`limits.block_bytes` of the server): emit it in \
                      parts, or a link to it"
                 ));
             }

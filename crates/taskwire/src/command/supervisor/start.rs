@@ -14,7 +14,7 @@ use std::{
 use rustix::{fs::Mode, process::Pid};
 use tokio::net::unix::pipe::Receiver;
 
-use super::{Job, cgroup::Cgroup, kill::DIR_VARIABLE};
+use super::{Job, cgroup::Cgroup, kill::DIR_VARIABLE, terminal};
 use crate::command::definition::{Leftovers, Stderr};
 
 /// Tells a process of a command which task it runs for.
@@ -45,7 +45,8 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String
     let mut command = Command::new(program);
     command.args(args).current_dir(&job.cwd).env_clear().envs(environment(job, dir, env::vars_os())).process_group(0);
     command.stdin(if job.stdin { Stdio::from(File::open(dir.join(STDIN)).map_err(streams)?) } else { Stdio::null() });
-    let (out, err) = pipes(&mut command, job.stderr).map_err(streams)?;
+    let given = if job.pty { terminal::give(&mut command, job.stderr).map(|out| (out, None)) } else { pipes(&mut command, job.stderr) };
+    let (out, err) = given.map_err(streams)?;
 
     // What may stay when the command has ended would keep its control group for ever.
     let cgroup = if job.leftovers == Leftovers::Keep { None } else { Cgroup::make(dir) };
@@ -104,6 +105,11 @@ fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsSt
         .filter(|(name, _)| !is_named(&job.remove, name))
         .collect();
     all.extend(job.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))));
+    if job.pty {
+        // What the server was started on says nothing about this one.
+        let free = terminal::VARIABLES.iter().filter(|(name, _)| !job.env.contains_key(*name) && !job.remove.iter().any(|one| one == name));
+        all.extend(free.map(|(name, value)| (OsString::from(name), OsString::from(value))));
+    }
     if let Some(last) = &job.program_dir {
         let path = all.get(&OsString::from("PATH")).cloned().unwrap_or_else(|| USUAL_PATH.into());
         let mut places: Vec<_> = env::split_paths(&path).collect();
@@ -167,6 +173,7 @@ mod tests {
             remove: Vec::new(),
             stdin: false,
             stderr: Stderr::Together,
+            pty: false,
             leftovers: Leftovers::Kill,
             kill_after_ms: 5000,
             spool_bytes: 1 << 20,
@@ -202,6 +209,20 @@ mod tests {
         job.inherit = Some(vec!["TOKEN".to_owned(), "KEPT".to_owned()]);
         let all = made(&job, &[("TOKEN", "secret"), ("KEPT", "1"), ("ELSE", "2")]);
         assert_eq!(all[..2], ["KEPT=1", "OTHER=set"]);
+    }
+
+    #[test]
+    fn on_a_terminal_programs_neither_draw_nor_wait_for_a_key() {
+        let mut job = job();
+        job.pty = true;
+        let ours = [("TERM", "xterm"), ("PAGER", "less")];
+        let has = |job: &Job, entry: &str| made(job, &ours).contains(&entry.to_owned());
+        assert!(has(&job, "TERM=dumb") && has(&job, "PAGER=cat") && has(&job, "GIT_PAGER=cat"));
+        job.env.insert("TERM".to_owned(), "vt100".to_owned());
+        assert!(has(&job, "TERM=vt100"), "who says otherwise is heard");
+        job.pty = false;
+        job.env.clear();
+        assert!(has(&job, "TERM=xterm") && has(&job, "PAGER=less"));
     }
 
     #[test]

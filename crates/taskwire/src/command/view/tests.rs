@@ -94,6 +94,18 @@ fn a_secret_that_comes_in_parts_is_never_seen() {
 }
 
 #[test]
+fn a_secret_with_a_colour_in_it_is_never_seen() {
+    let mut seen = view(&redacting("hunter[0-9]"));
+    assert_eq!(seen.feed(Stream::Out, b"key=\x1b[31mhunter\x1b[m2\n"), [text("key=[redacted]\n")]);
+    assert_eq!(seen.feed(Stream::Out, b"\x1b[31mhunter2\x1b[m\n"), [text("\u{1b}[31m[redacted]\u{1b}[m\n")], "others stay as they are");
+    assert_eq!(seen.feed(Stream::Out, b"\x1b[31mred\x1b[m\n"), [text("\u{1b}[31mred\u{1b}[m\n")]);
+    let mut lines = view(&Settings { redact: vec!["hunter[0-9]".to_owned()], ..json_lines() });
+    let block = json!({"type": "text", "text": "hun\u{1b}[1mter2"});
+    let said = lines.feed(Stream::Out, format!("{block}\n").as_bytes());
+    assert_eq!(said, [Said::Block(json!({"type": "text", "text": "[redacted]"}))]);
+}
+
+#[test]
 fn an_expression_that_matches_nothing_at_all_hides_nothing_at_all() {
     assert_eq!(view(&redacting("x*")).feed(Stream::Out, b"\nabc\n"), [text("\nabc\n")]);
 }

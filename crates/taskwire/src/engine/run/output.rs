@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 use taskwire_core::{
     Payload, Seq, TaskId, Version,
     task::{Authority, Blocks, Command, Outcome, Reject},
@@ -20,6 +20,7 @@ use crate::{
         Error,
         call::Phase,
         emit::{Piece, Pushed, Taken, chunks_of},
+        large,
     },
     store::{Cursor, Entry},
 };
@@ -82,8 +83,12 @@ impl Run {
             Piece::Text("") => return self.go_on(),
             Piece::Text(text) => text,
             Piece::Block(block) => {
-                Blocks::check(block, self.engine.limits())?;
-                return self.push(&[piece], None).await;
+                let limits = self.engine.limits();
+                let Err(too_large) = Blocks::check(block, limits) else { return self.push(&[piece], None).await };
+                let block: Value = block.read().map_err(|_| too_large)?;
+                let parts: Vec<Payload> = large::cut(self.id, &block, limits)?.into_iter().map(Payload::from).collect();
+                let pieces: Vec<Piece<'_>> = parts.iter().map(Piece::Block).collect();
+                return self.push(&pieces, None).await;
             }
         };
         // Long text goes in by parts, so that it waits for room like any other.

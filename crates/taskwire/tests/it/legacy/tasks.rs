@@ -418,7 +418,7 @@ async fn progress_is_told_under_the_first_token_and_grows_until_the_end() {
         assert_eq!(standing.until("notifications/progress").await["params"], full);
         act.ctx.progress(Progress::at(0.5).message("what does not grow is no progress")).await.expect("said");
         act.ctx.progress(Progress::at(2.0)).await.expect("said");
-        let bare = |n: f64| json!({"progressToken": token, "progress": n, "_meta": related(&id)});
+        let bare = |n: f64| json!({"progressToken": token, "progress": n, "message": format!("{n} done"), "_meta": related(&id)});
         assert_eq!(standing.until("notifications/progress").await["params"], bare(2.0));
         let mut events = awaiting(&legacy, &id).await;
         act.ctx.progress(Progress::at(3.0)).await.expect("said");

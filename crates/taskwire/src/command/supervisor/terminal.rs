@@ -1,0 +1,53 @@
+//! A pseudo-terminal for what a command writes: many programs keep their output back unless they write to one.
+//!
+//! It is there to be written to, and for nothing else. Nothing can be read from it, and it controls nobody: a program that wants to ask for
+//! a password finds no terminal to ask on and says so, instead of waiting for somebody who is not there. So the command's processes are
+//! found and ended like any others.
+
+use std::{
+    io,
+    process::{Command, Stdio},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open},
+    io::{FdFlags, fcntl_setfd},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{LocalModes, OptionalActions, OutputModes, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
+};
+use tokio::net::unix::pipe::Receiver;
+
+use crate::command::definition::Stderr;
+
+/// So wide that lines are not broken where a screen would end.
+const WINDOW: Winsize = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+
+/// Variables of a command on a terminal, unless its tool sets them: programs should not draw, and a pager would wait for a key.
+pub(super) const VARIABLES: [(&str, &str); 3] = [("TERM", "dumb"), ("PAGER", "cat"), ("GIT_PAGER", "cat")];
+
+/// Gives the command a terminal to write to, and us the other end.
+///
+/// # Errors
+/// When there is none to be had.
+pub(super) fn give(command: &mut Command, stderr: Stderr) -> io::Result<Receiver> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+    fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    // We lead a session without a terminal, and must not get one by opening it.
+    let theirs = open(ptsname(&ours, Vec::<u8>::new())?, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut modes = tcgetattr(&theirs)?;
+    // Lines end as the command ends them.
+    modes.output_modes.remove(OutputModes::ONLCR);
+    modes.local_modes.remove(LocalModes::ECHO);
+    tcsetattr(&theirs, OptionalActions::Now, &modes)?;
+    tcsetwinsize(&theirs, WINDOW)?;
+    fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
+    let out = Receiver::from_owned_fd_unchecked(ours)?;
+    match stderr {
+        Stderr::Together | Stderr::Apart => command.stderr(theirs.try_clone()?),
+        Stderr::Drop => command.stderr(Stdio::null()),
+    };
+    command.stdout(theirs);
+    Ok(out)
+}
