@@ -178,11 +178,25 @@ fn a_question_is_asked_and_answered_at_the_prompt() {
         window.asks("  name:");
         assert!(window.text().contains("? What is your name?\n  What should I call you?\n"), "{era}: {}", window.text());
         window.enter("Ada");
-        window.asks(SEND);
-        window.enter("");
         assert_eq!(window.end(), Some(0), "{era}: {}", window.text());
         assert_eq!(window.lines().last().map(String::as_str), Some("Hello, Ada!"), "{era}");
+        assert!(!window.text().contains("Send?"), "one field is asked once: {}", window.text());
         assert!(!window.lines().iter().any(|line| is_bar(line)), "{era}: {}", window.text());
+    }
+}
+
+#[test]
+fn a_question_for_yes_or_no_is_asked_once() {
+    let schema = json!({"type": "object", "properties": {"confirm": {"type": "boolean"}}, "required": ["confirm"]});
+    let tool = asks("delete", "sure", Question::form("Delete 17 files?", schema), TaskMode::Always);
+    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    for (word, confirm) in [("y", true), ("n", false)] {
+        let mut window = Window::open(&user, &["call", &fixture.url(), "delete"]);
+        window.asks("  confirm [y/n]:");
+        window.enter(word);
+        assert_eq!(window.end(), Some(0), "{}", window.text());
+        assert_eq!(given(&window), json!({"action": "accept", "content": {"confirm": confirm}}));
+        assert!(!window.text().contains("Send?"), "{}", window.text());
     }
 }
 
@@ -534,8 +548,6 @@ fn what_a_server_says_cannot_touch_the_terminal() {
     assert!(window.text().contains(&format!("\nout{shown}RED\n")), "{}", window.text());
     assert_eq!(window.colour_of("RED"), Some(vt100::Color::Idx(1)), "colours are let through");
     assert!(window.text().contains(&format!("? Who?{shown}\n")), "{}", window.text());
-    window.enter("");
-    window.asks(SEND);
     window.enter("");
     assert_eq!(window.end(), Some(0), "{}", window.text());
     assert_eq!(window.lines().last(), Some(&format!("result{shown}")));
