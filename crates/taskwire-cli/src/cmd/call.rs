@@ -49,8 +49,10 @@ Examples:
 Output is written as it comes, and nothing but output goes to standard output.
 Questions of the tool are asked here if there is a terminal; otherwise
 `taskwire answer` answers them from anywhere.
-Ctrl-C cancels the call; Ctrl-C again within a second leaves the task running
-and says how to come back, as SIGTERM does at once.
+Ctrl-C leaves the task running and says how to come back, as SIGTERM does;
+Ctrl-C again within two seconds cancels it, and with --cancel-on-interrupt the
+first one does. A call that is no task yet, and could not be found again, is
+given up.
 If this program is killed, `taskwire watch` goes on at the very byte.
 
 Exit codes:
@@ -81,6 +83,9 @@ pub(crate) struct Call {
     /// Wait for the result without its output on the way
     #[arg(long)]
     no_stream: bool,
+    /// Let the first Ctrl-C cancel the call, and not only the second
+    #[arg(long)]
+    cancel_on_interrupt: bool,
     #[command(flatten)]
     connection: Connection,
 }
@@ -108,7 +113,14 @@ impl Call {
             Ok::<_, Problem>((client, args))
         };
         let (client, args) = unless_stopped(connecting).await?;
-        let manner = Manner { json: self.json, detach: self.detach, result_only: self.no_stream, keeps_place: true, ..Manner::default() };
+        let manner = Manner {
+            json: self.json,
+            detach: self.detach,
+            result_only: self.no_stream,
+            cancels: self.cancel_on_interrupt,
+            keeps_place: true,
+            ..Manner::default()
+        };
         let call = client.prepare(&self.tool, args)?;
         Follow::new(&home, &client, &call, manner)?.show(client.send(call)).await
     }

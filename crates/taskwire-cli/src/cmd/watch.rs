@@ -81,6 +81,7 @@ impl Watch {
             json: self.json,
             detach: false,
             result_only: self.no_stream,
+            cancels: false,
             is_attached: true,
             is_new_here: found.entry.is_none(),
             keeps_place: self.from.is_none(),

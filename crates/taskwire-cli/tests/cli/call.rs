@@ -303,33 +303,55 @@ fn a_detached_call_prints_its_task_and_returns() {
 }
 
 #[test]
-fn an_interrupt_cancels_the_task_and_a_termination_leaves_it() {
+fn an_interrupt_and_a_termination_leave_the_task_running() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
+    for signal in ["INT", "TERM"] {
+        let mut running = user.start(&["call", &fixture.url(), "steps"]);
+        let task = running.task();
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), ""), "{signal}: {ended:?}");
+        let lines: Vec<&str> = ended.err.lines().skip(1).collect();
+        let way_back = lines.first().and_then(|line| line.strip_prefix("taskwire: left running; come back with: taskwire watch "));
+        let prefix = way_back.filter(|prefix| prefix.len() >= 12 && task.starts_with(prefix)).unwrap_or_else(|| panic!("{ended:?}"));
+        let cancel = format!("taskwire: Ctrl-C again cancels it, and so does: taskwire cancel {prefix}");
+        assert_eq!(lines[1..], [cancel][..usize::from(signal == "INT")], "{signal}");
+        assert_eq!(user.task(&task)["status"], "working", "{signal}");
+    }
+}
+
+#[test]
+fn a_second_interrupt_cancels_the_task_and_so_does_the_first_of_who_said_so() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
     let mut running = user.start(&["call", &fixture.url(), "steps"]);
     let task = running.task();
     running.signal("INT");
+    running.err.until("taskwire: Ctrl-C again cancels it");
+    running.signal("INT");
     let ended = running.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(4), ""), "{ended:?}");
-    assert!(ended.err.contains("taskwire: cancelling… (Ctrl-C again leaves it running)\ntaskwire: cancelled"), "{}", ended.err);
+    assert!(ended.err.contains("taskwire: cancelling…\ntaskwire: cancelled"), "{}", ended.err);
     assert_eq!(user.task(&task)["status"], "cancelled");
 
-    let mut running = user.start(&["call", &fixture.url(), "steps"]);
+    let mut running = user.start(&["call", &fixture.url(), "steps", "--cancel-on-interrupt"]);
     let task = running.task();
-    running.signal("TERM");
+    running.signal("INT");
     let ended = running.end();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let way_back = ended.err.lines().last().and_then(|line| line.strip_prefix("taskwire: left running; come back with: taskwire watch "));
-    assert!(way_back.is_some_and(|prefix| prefix.len() >= 12 && task.starts_with(prefix)), "{}", ended.err);
-    assert_eq!(user.task(&task)["status"], "working");
+    assert_eq!(ended.code, Some(4), "{ended:?}");
+    assert!(!ended.err.contains("left running") && ended.err.contains("taskwire: cancelling…\ntaskwire: cancelled"), "{}", ended.err);
+    assert_eq!(user.task(&task)["status"], "cancelled");
 }
 
 #[test]
 fn programs_are_told_that_a_task_is_left_or_cancelled() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
-    for (signal, code) in [("TERM", 0), ("INT", 4)] {
-        let mut running = user.start(&["call", &fixture.url(), "steps", "--json"]);
+    let url = fixture.url();
+    let args = ["call", url.as_str(), "steps", "--json", "--cancel-on-interrupt"];
+    for (signal, args, code) in [("TERM", &args[..4], 0), ("INT", &args[..4], 0), ("INT", &args[..], 4)] {
+        let mut running = user.start(args);
         running.out.until("\"event\":\"task\"");
         running.signal(signal);
         let ended = running.end();
@@ -338,7 +360,7 @@ fn programs_are_told_that_a_task_is_left_or_cancelled() {
         check_events(&lines);
         let task = lines[0]["taskId"].clone();
         let last = lines.last().expect("a last line");
-        if signal == "TERM" {
+        if code == 0 {
             assert_eq!(*last, json!({"event": "status", "taskId": task, "detached": true}));
         } else {
             assert!(lines.contains(&json!({"event": "status", "taskId": task, "cancelling": true})), "{lines:?}");
@@ -377,14 +399,35 @@ fn a_call_that_is_no_task_is_given_up_and_its_server_told() {
     let (user, gate) = (User::new(), Gate::closed());
     let (tool, news) = hold(&gate);
     let fixture = Fixture::serve([tool]);
-    let running = user.start(&["call", &fixture.url(), "hold"]);
+    let running = user.start(&["call", &fixture.url(), "hold", "--cancel-on-interrupt"]);
     assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
     running.signal("INT");
     let ended = running.end();
-    let words = "taskwire: cancelling… (Ctrl-C again leaves it running)\ntaskwire: given up\n";
+    let words = "taskwire: cancelling…\ntaskwire: given up\n";
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", words));
     assert_eq!(news.recv_timeout(PATIENCE), Ok("over"), "nobody opened the gate");
     assert!(user.ledger().entries().expect("a list").is_empty(), "there is nothing to come back to");
+
+    let mut running = user.start(&["call", &fixture.url(), "hold"]);
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    running.signal("INT");
+    let way_back = running.err.until("taskwire: Ctrl-C again gives it up\n");
+    assert!(way_back.starts_with("taskwire: left running; come back with: taskwire watch "), "{way_back}");
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!((ended.code, ended.err), (Some(4), format!("{way_back}{words}")));
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("over"), "nobody opened the gate");
+}
+
+#[test]
+fn an_interrupt_gives_up_what_could_not_be_found_again() {
+    let user = User::new();
+    let (puppet, called) = Puppet::silent();
+    let running = user.start(&["call", &puppet.url(), "hold"]);
+    called.recv_timeout(PATIENCE).expect("it is called");
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", "taskwire: given up\n"), "it knows no keys");
 }
 
 #[test]
@@ -393,11 +436,11 @@ fn a_call_that_is_no_task_yet_can_be_left_and_come_back_to() {
     let (tool, news) = hold(&gate);
     let fixture = Fixture::serve([tool]);
     let url = fixture.url();
-    for json in [false, true] {
+    for (json, signal) in [(false, "TERM"), (true, "TERM"), (true, "INT")] {
         let args = ["call", url.as_str(), "hold", "--json"];
         let running = user.start(if json { &args } else { &args[..3] });
         assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
-        running.signal("TERM");
+        running.signal(signal);
         let ended = running.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let sent = user.run(&["tasks", "--json"]).json().pop().expect("it is listed");
