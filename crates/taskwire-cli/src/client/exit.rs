@@ -74,6 +74,11 @@ impl Problem {
         self.is_unauthorized
     }
 
+    /// What is wrong, in words.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The same with more to say.
     pub(crate) fn and(mut self, more: &str) -> Self {
         self.message.push_str(more);

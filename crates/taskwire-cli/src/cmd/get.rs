@@ -114,7 +114,7 @@ fn lines(reference: &Reference, view: &TaskView, name: &str, now: Timestamp) -> 
     rows.extend(view.message.as_deref().map(|message| ("message", escape::line(message))));
     rows.extend([("created", moment(&view.created_at)), ("updated", moment(&view.updated_at))]);
     for input in &view.inputs {
-        rows.push(("question", format!("{}: {}", escape::line(&input.key), escape::line(&input.message))));
+        rows.push(("question", format!("{}: {}", escape::line(&input.key), escape::line(&questions::gist(input)))));
         rows.push(("", questions::command(name, input)));
     }
     if view.status == Status::InputRequired && view.inputs.is_empty() {
