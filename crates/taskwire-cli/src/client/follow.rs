@@ -241,7 +241,12 @@ impl<'a> Follow<'a> {
                 }
             }
             Event::Status(view) if view.status.is_terminal() => {}
-            Event::Status(view) => self.screen.state(view.status.as_str(), view.message.as_deref()),
+            Event::Status(view) => {
+                if self.manner.is_attached {
+                    self.screen.began(&view.created_at);
+                }
+                self.screen.state(view.status.as_str(), view.message.as_deref());
+            }
             Event::Progress { progress, total, message } => self.screen.progress(progress, total, message.as_deref()),
             Event::Input(input) => self.asked(run, input).await?,
             Event::Settled { key } if self.questions.settle(&key) => {

@@ -207,6 +207,26 @@ impl Puppet {
         (Self::play(Arc::new(script)), called)
     }
 
+    /// One with a task that works and was begun then.
+    pub(crate) fn working(task: &'static str, since: String) -> Self {
+        Self::play(Arc::new(move |method: &str, _: &Value| {
+            Some(match method {
+                "server/discover" => {
+                    let tasks = r#""extensions":{"io.modelcontextprotocol/tasks":{}}"#;
+                    DISCOVERED.replace(r#""tools":{}"#, tasks)
+                }
+                "tasks/get" => json!({
+                    "resultType": "complete", "taskId": task, "status": "working", "createdAt": since, "lastUpdatedAt": since,
+                    "ttlMs": null, "pollIntervalMs": 1000,
+                })
+                .to_string(),
+                _ => loop {
+                    thread::park();
+                },
+            })
+        }))
+    }
+
     /// One whose only tool, `ask`, asks this (`inputRequests`, word for word) and comes to the answers.
     pub(crate) fn asking(questions: &'static str) -> Self {
         Self::play(Arc::new(move |method: &str, params: &Value| {

@@ -3,7 +3,11 @@
 use std::{fs, os::unix::fs::PermissionsExt, process::Command, sync::mpsc, thread};
 
 use serde_json::{Value, json};
-use taskwire::tool::{Content, Ctx, Question, TaskMode, Tool, ToolError};
+use taskwire::{
+    clock::{Clock, SystemClock},
+    core::Timestamp,
+    tool::{Content, Ctx, Question, TaskMode, Tool, ToolError},
+};
 
 use crate::{
     fixture::{Fixture, Gate, Puppet, asks, deaf_to, says, steps},
@@ -77,6 +81,17 @@ fn a_line_shows_that_something_is_going_on_and_leaves_no_trace() {
     assert_eq!(window.end(), Some(0));
     assert_eq!(window.lines(), [format!("taskwire: task {task}").as_str(), "one", "two", "done"]);
     assert!(window.raw().contains("\x1b[2mtaskwire: task "), "notices stand back: {:?}", window.raw());
+}
+
+#[test]
+fn who_watches_a_task_sees_how_long_it_has_been_at_work() {
+    let since = Timestamp::from_millis(SystemClock.now().as_millis() - 2 * 24 * 3_600_000);
+    let (user, puppet) = (User::new(), Puppet::working("t1", since.to_string()));
+    let mut window = Window::open(&user, &["watch", &format!("{}#t1", puppet.url())]);
+    let bar = window.is_busy_with("2d 00h");
+    assert!(bar.contains("working"), "{bar}");
+    window.press(CTRL_C);
+    assert_eq!(window.end(), Some(0), "{}", window.text());
 }
 
 #[test]
