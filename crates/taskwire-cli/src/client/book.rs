@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt,
+    net::Ipv6Addr,
     path::{Path, PathBuf},
 };
 
@@ -82,7 +83,10 @@ impl Known {
 
     fn target(&self) -> Result<Target, String> {
         match (&self.url, &self.command) {
-            (Some(url), None) => url.parse().map_err(|error| format!("`server.{}`: {error}", self.name)),
+            (Some(url), None) => {
+                let url = with_scheme(url).unwrap_or_else(|| url.clone());
+                url.parse().map_err(|error| format!("`server.{}`: {error}", self.name))
+            }
             (None, Some(command)) if !command.is_empty() => Ok(Target::Command(command.clone())),
             _ => Err(format!("`server.{}` needs either a `url` or a `command`", self.name)),
         }
@@ -105,6 +109,18 @@ impl Known {
         let missing = || Problem::usage(format!("the {what} of `{}` is to come from ${name}, which is not set", self.name));
         env(name).map(|value| value.trim().to_owned()).ok_or_else(missing)
     }
+}
+
+/// The address that `host:port` means, with or without a path: plain http, and at `/mcp` unless it says where.
+fn with_scheme(text: &str) -> Option<String> {
+    let (authority, path) = text.split_once('/').unwrap_or((text, "mcp"));
+    let (host, port) = authority.rsplit_once(':')?;
+    let is_host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
+        None => !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)),
+    };
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    (is_host && is_port).then(|| format!("http://{authority}/{path}"))
 }
 
 /// Addresses are kept with the tasks, and shown.
@@ -176,11 +192,11 @@ impl Book {
             let target = known.target().map_err(Problem::usage)?;
             return Ok(Server { target, known: Some(known.clone()) });
         }
-        let hint = match nearest(text, self.servers.keys().map(String::as_str)) {
-            Some(name) => format!("; did you mean `{name}`?"),
-            None if text.contains(':') && !text.contains("://") => format!("; did you mean http://{}/mcp?", text.trim_end_matches('/')),
-            None => String::new(),
-        };
+        if let Some(address) = with_scheme(text) {
+            return Ok(self.with_target(address.parse()?));
+        }
+        let hint =
+            nearest(text, self.servers.keys().map(String::as_str)).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
         Err(Problem::usage(format!("`{text}` is neither a URL, nor stdio:<command line>, nor a server in {}{hint}", self.path.display())))
     }
 
@@ -234,11 +250,29 @@ mod tests {
         let book = book(TWO).expect("valid");
         let complaint = |name: &str| format!("{:?}", book.find(name).expect_err(name));
         assert!(complaint("demp").contains("nor a server in client.toml; did you mean `demo`?"));
-        assert!(complaint("localhost:8787").contains("did you mean http://localhost:8787/mcp?"));
+        assert!(!complaint("localhost:http").contains("did you mean"));
         assert!(complaint("stdio:").contains("needs a command line"));
         assert!(!complaint("ftp://x").contains("did you mean"));
         let secret = complaint("https://me:s3cret@h/mcp");
         assert!(secret.contains("https://…@h has a name or a password in it") && !secret.contains("s3cret"), "{secret}");
+    }
+
+    #[test]
+    fn an_address_needs_no_scheme() {
+        let book = book(TWO).expect("valid");
+        for (text, expected) in [
+            ("localhost:8787/mcp", "http://localhost:8787/mcp"),
+            ("localhost:8787", "http://localhost:8787/mcp"),
+            ("build-1.example:80/a/b?c=d", "http://build-1.example:80/a/b?c=d"),
+            ("localhost:8787/", "http://localhost:8787/"),
+            ("[::1]:8787/mcp", "http://[::1]:8787/mcp"),
+        ] {
+            assert_eq!(book.find(text).expect(text).target.to_string(), expected);
+        }
+        assert_eq!(book.find("127.0.0.1:8787").expect("an address").name(), "demo", "it is the one of the file");
+        for text in ["localhost", "localhost/mcp", ":8787", "h:", "h:99999", "h:+1", "a b:1", "me@h:1", "[::1:8787", "ftp://h:1"] {
+            assert!(book.find(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -118,7 +118,8 @@ fn there(ledger: &Ledger, server: &str, id: &str) -> Result<Option<Entry>, Probl
     let begins_so = |entry: &Entry| entry.reference.server == server && name_of(&entry.reference).starts_with(id);
     let mut found: Vec<Entry> = ledger.entries()?.into_iter().filter(begins_so).collect();
     if found.len() > 1 {
-        let candidates = found.iter().take(CANDIDATES_MAX).map(|entry| name_of(&entry.reference).to_owned()).collect();
+        let told = |entry: &Entry| format!("{} ({})", name_of(&entry.reference), entry.reference.tool);
+        let candidates = found.iter().take(CANDIDATES_MAX).map(told).collect();
         return Err(client::Error::Ambiguous { prefix: id.to_owned(), candidates }.into());
     }
     match found.pop() {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use taskwire::client::Client;
+use serde_json::Value;
+use taskwire::client::{Client, ToolInfo};
 
 use super::tools;
 use crate::{
@@ -105,10 +106,10 @@ impl Call {
         let connecting = async {
             let client = self.connection.open(&server, wish).await?;
             let tools = client.tools().await?;
-            let schema = tools::pick(&self.server, &tools, &self.tool)?.input_schema.clone();
-            let (tool, words) = (self.tool.clone(), self.arguments.clone());
+            let tool = tools::pick(&self.server, &tools, &self.tool)?.clone();
+            let words = self.arguments.clone();
             // On a thread: standard input may keep it waiting.
-            let reading = tokio::task::spawn_blocking(move || arguments::read(&tool, &words, &schema, &mut Disk::default()));
+            let reading = tokio::task::spawn_blocking(move || read(&tool, &words));
             let args = reading.await.map_err(|error| Problem::protocol(error.to_string()))?.map_err(Problem::usage)?;
             Ok::<_, Problem>((client, args))
         };
@@ -123,6 +124,18 @@ impl Call {
         };
         let call = client.prepare(&self.tool, args)?;
         Follow::new(&home, &client, &call, manner)?.show(client.send(call)).await
+    }
+}
+
+/// The arguments, if they fit: what does not is told before anything is sent.
+fn read(tool: &ToolInfo, words: &[String]) -> Result<Value, String> {
+    let args = arguments::read(&tool.name, words, &tool.input_schema, &mut Disk::default())?;
+    match tool.misfits(&args).as_slice() {
+        [] => Ok(args),
+        misfits => {
+            let told: Vec<String> = misfits.iter().map(ToString::to_string).collect();
+            Err(format!("the arguments of `{}` do not fit: {}", tool.name, told.join("; ")))
+        }
     }
 }
 

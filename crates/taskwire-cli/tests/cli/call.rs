@@ -124,9 +124,22 @@ fn each_way_to_fail_has_a_code_of_its_own() {
     let ended = bug.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
     assert!(ended.err.contains("taskwire: the task failed: "), "{}", ended.err);
-    let ended = user.run(&["call", &url, "countdown", "from=0"]);
-    assert_eq!(ended.code, Some(1), "the server checks arguments, too: {ended:?}");
-    assert!(ended.out.contains("The arguments of `countdown` are not valid"), "{ended:?}");
+}
+
+#[test]
+fn what_does_not_fit_the_schema_has_one_code_whoever_finds_it() {
+    let body = |_: Ctx| async { Err::<String, _>(ToolError::protocol(-32602, "no such city")) };
+    let schema = json!({"type": "object", "properties": {"days": {"type": "integer", "minimum": 1}, "city": {"type": "string"}}});
+    let tool = Tool::raw("weather", "Tells the weather", schema, body).task(TaskMode::Never);
+    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let url = fixture.url();
+    user.run(&["call", &url, "weather", "days=few"]).is_refusal("`days` must be an integer, not `few`");
+    user.run(&["call", &url, "weather", "days=0"]).is_refusal("the arguments of `weather` do not fit: `days`: 0 is less than 1");
+    user.run(&["call", &url, "weather", "{\"city\": 7}"])
+        .is_refusal("the arguments of `weather` do not fit: `city`: 7 is not of type \"string\"");
+    user.run(&["call", &url, "weather", "city=Nowhere"]).is_refusal("no such city (code -32602)");
+    let last = user.run(&["call", &url, "weather", "city=Nowhere", "--json"]).json().pop().expect("a last line");
+    assert_eq!((&last["kind"], &last["code"]), (&json!("usage"), &json!(-32602)), "{last}");
 }
 
 #[test]
@@ -558,13 +571,34 @@ fn a_server_has_a_name_in_the_configuration() {
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\"text\":\"x\"}\n"), "{ended:?}");
     let neither = |name: &str| format!("`{name}` is neither a URL, nor stdio:<command line>, nor a server in {file}");
     user.run(&["call", "demp", "echo"]).is_refusal(&format!("{}; did you mean `demo`?", neither("demp")));
-    user.run(&["call", "h:1", "echo"]).is_refusal(&format!("{}; did you mean http://h:1/mcp?", neither("h:1")));
+    user.run(&["call", "h:x", "echo"]).is_refusal(&neither("h:x"));
     user.configure("[server.demo]\nurll = \"http://h/mcp\"\n");
     let ended = user.run(&["call", "demo", "echo"]);
     assert_eq!(ended.code, Some(2));
     for expected in [format!("taskwire: {file} cannot be used: ").as_str(), "line 2", "did you mean `url`?"] {
         assert!(ended.err.contains(expected), "`{expected}` in: {}", ended.err);
     }
+}
+
+#[test]
+fn an_address_without_a_scheme_means_what_it_says() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let port = fixture.port;
+    for server in [format!("localhost:{port}/mcp"), format!("127.0.0.1:{port}/mcp"), format!("127.0.0.1:{port}")] {
+        let ended = user.run(&["call", &server, "echo", "text=x"]);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\"text\":\"x\"}\n"), "{server}: {ended:?}");
+    }
+    user.configure(&format!("[server.demo]\nurl = \"127.0.0.1:{port}/mcp\"\n"));
+    assert_eq!(user.run(&["call", "demo", "echo", "text=x"]).code, Some(0), "in the file as well");
+}
+
+#[test]
+fn https_to_a_port_of_plain_http_says_so() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let url = format!("https://127.0.0.1:{}/mcp", fixture.port);
+    let ended = user.run(&["tools", &url]);
+    let words = format!("taskwire: cannot reach {url}: it does not speak https there, but probably plain http: use http:// instead\n");
+    assert_eq!((ended.code, ended.out.as_str(), ended.err), (Some(3), "", words));
 }
 
 #[test]

@@ -125,7 +125,7 @@ pub enum Error {
     Ambiguous {
         /// What was looked for.
         prefix: String,
-        /// What it could mean.
+        /// What it could mean: ids with their tools, and with their servers if the ids are the same.
         candidates: Vec<String>,
     },
     /// The client was closed.
