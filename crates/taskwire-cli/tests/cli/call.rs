@@ -564,6 +564,17 @@ fn a_server_can_be_a_program_that_is_started() {
 }
 
 #[test]
+fn a_server_that_ends_is_told_with_its_exit_code_and_its_last_lines() {
+    let user = User::new();
+    user.configure("[server.broken]\ncommand = [\"sh\", \"-c\", \"echo Traceback >&2; echo 'no module named mcp' >&2; exit 7\"]\n");
+    let ended = user.run(&["tools", "broken"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
+    let words = ": the server ended with exit code 7; its last lines:\n  Traceback\n  no module named mcp\n";
+    assert!(ended.err.starts_with("taskwire: cannot reach stdio:sh -c ") && ended.err.ends_with(words), "{ended:?}");
+    assert!(!ended.err.contains("has not answered yet"), "{ended:?}");
+}
+
+#[test]
 fn a_server_has_a_name_in_the_configuration() {
     let (user, fixture) = (User::new(), Fixture::serve([echo()]));
     let file = user.configure(&format!("[server.demo]\nurl = \"{}\"\n", fixture.url()));

@@ -312,8 +312,12 @@ async fn connect(link: Arc<link::Link>) -> Result<Dialect, Failed> {
     }
     let probing = async {
         let asked = async { modern::probe(&link).await };
-        if http || era.is_some() {
+        if http {
             return link.persist(|| link.within(link.options.timing.request, modern::probe(&link)), |_, _| {}).await;
+        }
+        // A program that cannot be started, or ends at once, is not started again and again.
+        if era.is_some() {
+            return link.within(link.options.timing.request, modern::probe(&link)).await;
         }
         // A server of the legacy era may well say nothing before it was greeted.
         tokio::select! {

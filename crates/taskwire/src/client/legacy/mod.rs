@@ -93,7 +93,12 @@ impl Legacy {
                 }
             });
         }
-        legacy.link.persist(|| async { legacy.session().await.map(drop) }, |_, _| {}).await?;
+        if legacy.link.wire.http().is_some() {
+            legacy.link.persist(|| async { legacy.session().await.map(drop) }, |_, _| {}).await?;
+        } else {
+            // A program that cannot be started, or ends at once, is not started again and again.
+            legacy.session().await?;
+        }
         Ok(legacy)
     }
 
