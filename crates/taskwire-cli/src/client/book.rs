@@ -42,6 +42,8 @@ impl EraChoice {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Contents {
+    /// The server that is meant where none is named.
+    default: Option<String>,
     server: BTreeMap<String, Known>,
 }
 
@@ -111,6 +113,14 @@ impl Known {
     }
 }
 
+fn is_address(text: &str) -> bool {
+    ["http://", "https://", "stdio:"].iter().any(|scheme| text.starts_with(scheme))
+}
+
+fn did_you_mean(word: &str, servers: &BTreeMap<String, Known>) -> String {
+    nearest(word, servers.keys().map(String::as_str)).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}
+
 /// The address that `host:port` means, with or without a path: plain http, and at `/mcp` unless it says where.
 fn with_scheme(text: &str) -> Option<String> {
     let (authority, path) = text.split_once('/').unwrap_or((text, "mcp"));
@@ -158,6 +168,8 @@ impl Server {
 pub(crate) struct Book {
     path: PathBuf,
     servers: BTreeMap<String, Known>,
+    /// One of them, which is meant where none is named.
+    default: Option<String>,
 }
 
 impl Book {
@@ -166,25 +178,56 @@ impl Book {
         let (path, must_exist) = location(|name| std::env::var_os(name));
         match std::fs::read_to_string(&path) {
             Ok(text) => Self::parse(path, &text),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(Self { path, servers: BTreeMap::new() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
+                Ok(Self { path, servers: BTreeMap::new(), default: None })
+            }
             Err(error) => Err(Problem::usage(format!("cannot read {}: {error}", path.display()))),
         }
     }
 
     fn parse(path: PathBuf, text: &str) -> Result<Self, Problem> {
         let problem = |reason: &str| Problem::usage(format!("{} cannot be used: {reason}", path.display()));
-        let contents: Contents = config::parse_toml(text).map_err(|error| problem(&error.to_string()))?;
-        let mut servers = contents.server;
+        let Contents { default, server: mut servers } = config::parse_toml(text).map_err(|error| problem(&error.to_string()))?;
         for (name, known) in &mut servers {
             known.name.clone_from(name);
             known.check().map_err(|reason| problem(&reason))?;
         }
-        Ok(Self { path, servers })
+        if let Some(name) = default.as_ref().filter(|name| !servers.contains_key(*name)) {
+            let hint = did_you_mean(name, &servers);
+            return Err(problem(&format!("`default` is `{name}`, and there is no `[server.{name}]`{hint}")));
+        }
+        Ok(Self { path, servers, default })
+    }
+
+    /// The server that is meant where none is named, if the file says so.
+    pub(crate) fn default_server(&self) -> Option<Server> {
+        self.find(self.default.as_deref()?).ok()
+    }
+
+    /// Whether a word names a server.
+    fn is_server(&self, word: &str) -> bool {
+        is_address(word) || self.servers.contains_key(word) || with_scheme(word).is_some()
+    }
+
+    /// The server that the first of these words names, or else the default one; what it is called; and the words behind it.
+    pub(crate) fn choose<'a>(&self, words: &'a [String]) -> Result<(Server, String, &'a [String]), Problem> {
+        match (words, &self.default) {
+            ([first, rest @ ..], _) if self.is_server(first) => Ok((self.find(first)?, first.clone(), rest)),
+            (_, Some(default)) => Ok((self.find(default)?, default.clone(), words)),
+            ([first, ..], None) => Err(self.unknown(first)),
+            ([], None) => Err(Problem::usage(format!("which server? Name one, or set `default = \"NAME\"` in {}", self.path.display()))),
+        }
+    }
+
+    /// A word that names no server.
+    pub(crate) fn unknown(&self, word: &str) -> Problem {
+        let (path, hint) = (self.path.display(), did_you_mean(word, &self.servers));
+        Problem::usage(format!("`{word}` is neither a URL, nor stdio:<command line>, nor a server in {path}{hint}"))
     }
 
     /// The server that somebody means by a URL, a command line or a name.
     pub(crate) fn find(&self, text: &str) -> Result<Server, Problem> {
-        if text.starts_with("http://") || text.starts_with("https://") || text.starts_with("stdio:") {
+        if is_address(text) {
             no_password(text).map_err(Problem::usage)?;
             return Ok(self.with_target(text.parse()?));
         }
@@ -195,9 +238,7 @@ impl Book {
         if let Some(address) = with_scheme(text) {
             return Ok(self.with_target(address.parse()?));
         }
-        let hint =
-            nearest(text, self.servers.keys().map(String::as_str)).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
-        Err(Problem::usage(format!("`{text}` is neither a URL, nor stdio:<command line>, nor a server in {}{hint}", self.path.display())))
+        Err(self.unknown(text))
     }
 
     /// A server by where it is, with what the file says about it.
@@ -255,6 +296,30 @@ mod tests {
         assert!(!complaint("ftp://x").contains("did you mean"));
         let secret = complaint("https://me:s3cret@h/mcp");
         assert!(secret.contains("https://…@h has a name or a password in it") && !secret.contains("s3cret"), "{secret}");
+    }
+
+    #[test]
+    fn a_server_that_is_not_named_is_the_default_one() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let chosen = |book: &Book, given: &[&str]| {
+            let given = words(given);
+            let chosen = book.choose(&given).map(|(server, name, rest)| format!("{} {name} {}", server.target, rest.join(" ")));
+            chosen.map_err(|problem| problem.message().to_owned())
+        };
+        let with = book(&format!("default = \"demo\"\n{TWO}")).expect("valid");
+        let (demo, files) = ("http://127.0.0.1:8787/mcp demo", "stdio:npx -y 'a b' files");
+        assert_eq!(chosen(&with, &["echo", "text=x"]), Ok(format!("{demo} echo text=x")));
+        assert_eq!(chosen(&with, &["demo", "echo"]), Ok(format!("{demo} echo")));
+        assert_eq!(chosen(&with, &["files", "demo"]), Ok(format!("{files} demo")), "a name of the file counts first");
+        assert_eq!(chosen(&with, &["h:1/x", "echo"]), Ok("http://h:1/x h:1/x echo".to_owned()));
+        assert_eq!(chosen(&with, &[]), Ok(format!("{demo} ")));
+        assert_eq!(with.default_server().map(|server| server.name()).as_deref(), Some("demo"));
+        let without = book(TWO).expect("valid");
+        assert!(without.default_server().is_none());
+        assert!(chosen(&without, &["echo"]).is_err_and(|told| told.starts_with("`echo` is neither a URL")));
+        assert_eq!(chosen(&without, &[]), Err("which server? Name one, or set `default = \"NAME\"` in client.toml".to_owned()));
+        let wrong = book(&format!("default = \"dmeo\"\n{TWO}")).expect_err("no such server");
+        assert!(wrong.contains("`default` is `dmeo`, and there is no `[server.dmeo]`; did you mean `demo`?"), "{wrong}");
     }
 
     #[test]

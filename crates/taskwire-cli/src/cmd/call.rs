@@ -16,7 +16,7 @@ use crate::{
         home::Home,
         signals::unless_stopped,
     },
-    term::screen,
+    term::{paint::shell_word, screen},
 };
 
 /// How long a server gets to end in good order.
@@ -31,8 +31,12 @@ const EXAMPLES: &str = "ARGUMENT is one of:
   {…}            a JSON object with several arguments; also @FILE or -
 
 Server:
-  a URL, stdio:<command line>, or a name from the client's configuration
-  ($TASKWIRE_CLIENT_CONFIG, else ~/.config/taskwire/client.toml):
+  a URL (host:port/path is http), stdio:<command line>, or a name from the
+  client's configuration ($TASKWIRE_CLIENT_CONFIG, else
+  ~/.config/taskwire/client.toml). If that has a default, SERVER may be left
+  out: a first word that names no server is then the TOOL.
+
+    default = \"demo\"
 
     [server.demo]
     url = \"http://127.0.0.1:8787/mcp\"  # or: command = [\"server\", \"--stdio\"]
@@ -68,10 +72,10 @@ Exit codes:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Call {
-    /// URL, stdio:<command line>, or a name from the client's configuration
+    /// URL, stdio:<command line>, or a name from the client's configuration, which may have a default
     server: String,
     /// The tool to call; `taskwire tools SERVER` lists them
-    tool: String,
+    tool: Option<String>,
     /// key=value, key:=json or a JSON object
     #[arg(value_name = "ARGUMENT")]
     arguments: Vec<String>,
@@ -94,7 +98,11 @@ pub(crate) struct Call {
 impl Call {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
         let home = Home::open()?;
-        let server = home.book.find(&self.server)?;
+        let words: Vec<String> = [&self.server].into_iter().chain(&self.tool).chain(&self.arguments).cloned().collect();
+        let (server, name, words) = home.book.choose(&words)?;
+        let [tool_name, words @ ..] = words else {
+            return Err(Problem::usage(format!("which tool? `taskwire tools {}` lists them", shell_word(&name))));
+        };
         let ledger = match home.ledger_if_any() {
             Ok(ledger) => Some(ledger.clone()),
             Err(error) => {
@@ -106,8 +114,8 @@ impl Call {
         let connecting = async {
             let client = self.connection.open(&server, wish).await?;
             let tools = client.tools().await?;
-            let tool = tools::pick(&self.server, &tools, &self.tool)?.clone();
-            let words = self.arguments.clone();
+            let tool = tools::pick(&name, &tools, tool_name)?.clone();
+            let words = words.to_vec();
             // On a thread: standard input may keep it waiting.
             let reading = tokio::task::spawn_blocking(move || read(&tool, &words));
             let args = reading.await.map_err(|error| Problem::protocol(error.to_string()))?.map_err(Problem::usage)?;
@@ -122,7 +130,7 @@ impl Call {
             keeps_place: true,
             ..Manner::default()
         };
-        let call = client.prepare(&self.tool, args)?;
+        let call = client.prepare(tool_name, args)?;
         Follow::new(&home, &client, &call, manner)?.show(client.send(call)).await
     }
 }
@@ -140,6 +148,6 @@ fn read(tool: &ToolInfo, words: &[String]) -> Result<Value, String> {
 }
 
 /// Says goodbye, if the server lets us.
-pub(super) async fn close(client: Client) {
+pub(crate) async fn close(client: Client) {
     let _ = tokio::time::timeout(CLOSE_PATIENCE, client.close()).await;
 }

@@ -237,7 +237,8 @@ fn what_cannot_be_meant_is_refused_with_what_may_have_been() {
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
         assert!(ended.err.starts_with(beginning), "{}", ended.err);
     }
-    let ended = user.run(&["call", &url]);
+    user.run(&["call", &url]).is_refusal(&format!("which tool? `taskwire tools {url}` lists them"));
+    let ended = user.run(&["call"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.err.contains("Usage: taskwire call"), "{}", ended.err);
 }
@@ -589,6 +590,25 @@ fn a_server_has_a_name_in_the_configuration() {
     for expected in [format!("taskwire: {file} cannot be used: ").as_str(), "line 2", "did you mean `url`?"] {
         assert!(ended.err.contains(expected), "`{expected}` in: {}", ended.err);
     }
+}
+
+#[test]
+fn a_default_server_need_not_be_named() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let url = fixture.url();
+    let file = user.configure(&format!("default = \"demo\"\n\n[server.demo]\nurl = \"{url}\"\n\n[server.echo]\nurl = \"{url}\"\n"));
+    for args in [&["call", "demo", "echo", "text=x"] as &[&str], &["call", &url, "echo", "text=x"], &["call", "echo", "echo", "text=x"]] {
+        assert_eq!(user.run(args).out, "{\"text\":\"x\"}\n", "a word that names a server is the server: {args:?}");
+    }
+    user.run(&["call", "echo"]).is_refusal("which tool? `taskwire tools echo` lists them");
+    user.configure(&format!("default = \"demo\"\n\n[server.demo]\nurl = \"{url}\"\n"));
+    assert_eq!(user.run(&["call", "echo", "text=x"]).out, "{\"text\":\"x\"}\n");
+    assert!(user.run(&["tools"]).out.contains("Gives its arguments back"));
+    assert!(user.run(&["tools", "echo"]).out.ends_with("taskwire call demo echo 'text=…'\n"));
+    user.run(&["call", "ecko", "text=x"]).is_refusal("demo has no tool `ecko`; did you mean `echo`? `taskwire tools demo` lists them");
+    user.configure(&format!("[server.demo]\nurl = \"{url}\"\n"));
+    user.run(&["tools"]).is_refusal(&format!("which server? Name one, or set `default = \"NAME\"` in {file}"));
+    user.run(&["tools", "echo"]).is_refusal(&format!("`echo` is neither a URL, nor stdio:<command line>, nor a server in {file}"));
 }
 
 #[test]

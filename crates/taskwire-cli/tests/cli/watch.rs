@@ -177,6 +177,27 @@ fn a_task_is_named_by_a_beginning_of_its_id_that_no_other_has() {
 }
 
 #[test]
+fn who_names_no_task_watches_the_latest_that_was_not_seen_to_end() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let none = user.run(&["watch"]);
+    none.is_refusal("no task was started from here: `taskwire call SERVER TOOL` starts one");
+    let fixture = Fixture::serve([steps("four", &gate, TEXTS, &TEXTS.concat()), steps("none", &gate, [] as [&str; 0], "done")]);
+    let task = user.detach(&fixture.url(), "four");
+    gate.open(5);
+    assert_eq!(user.run(&["watch", &task]).code, Some(0));
+    let second = user.detach(&fixture.url(), "four");
+    let third = user.detach(&fixture.url(), "none");
+    assert_eq!(user.run(&["cancel", &third, "--wait"]).code, Some(0));
+    gate.open(5);
+    let ended = user.run(&["watch"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "one two\nthree four\n"), "{ended:?}");
+    assert!(ended.err.starts_with(&format!("taskwire: task {second} (four)\n")), "{ended:?}");
+    let ended = user.run(&["watch"]);
+    assert!(ended.err.starts_with(&format!("taskwire: task {third} (none)\n")), "all have ended: the latest: {ended:?}");
+    assert_eq!(ended.code, Some(4), "{ended:?}");
+}
+
+#[test]
 fn a_slip_in_the_name_of_a_task_leaves_nothing_behind() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = four(&gate);
