@@ -197,10 +197,7 @@ impl<'a> Follow<'a> {
                 is_leaving = self.stopping.due(), if self.ending.is_none() => is_leaving || self.call_off(&run).await,
                 (out, result) = written(&mut self.writing) => self.wrote(out, result)?,
                 typed = self.questions.lines.next() => self.typed(&run, typed).await,
-                // Who goes away sees no more: what they were told last is how to come back to the rest.
-                event = next(&mut run, &mut self.stash),
-                    if self.writing.is_none() && self.ending.is_none() && !self.stopping.is_leaving() =>
-                {
+                event = next(&mut run, &mut self.stash), if self.writing.is_none() && self.ending.is_none() && !self.looks_away() => {
                     self.happened(&mut run, event).await?;
                     false
                 }

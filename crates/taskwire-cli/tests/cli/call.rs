@@ -434,6 +434,20 @@ fn a_call_that_is_no_task_is_given_up_and_its_server_told() {
 }
 
 #[test]
+fn a_result_that_comes_before_the_call_was_left_is_shown() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let (tool, news) = hold(&gate);
+    let fixture = Fixture::serve([tool]);
+    let mut running = user.start(&["call", &fixture.url(), "hold"]);
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    running.signal("INT");
+    running.err.until("taskwire: Ctrl-C again gives it up\n");
+    gate.open(1);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "held\n"), "nobody else would get it: {ended:?}");
+}
+
+#[test]
 fn an_interrupt_gives_up_what_could_not_be_found_again() {
     let user = User::new();
     let (puppet, called) = Puppet::silent();

@@ -142,6 +142,12 @@ impl Follow<'_> {
         false
     }
 
+    /// Whether nothing more is shown: who goes away was told last how to come back to the rest. The result of a call that is no
+    /// task may come meanwhile, and would come to nobody else.
+    pub(super) fn looks_away(&self) -> bool {
+        self.stopping.is_leaving() && self.task.is_some()
+    }
+
     fn begin_to_cancel(&mut self) {
         self.stopping = Stopping::Due;
         self.questions.drop_all();
