@@ -241,13 +241,13 @@ fn lists_from_elsewhere(era: &str, tool: &Value) {
     assert!(other.run(&["tasks"]).out.is_empty(), "to list is not to adopt");
 
     let ended = other.run(&["tasks", &url, "--era", era]);
-    let rows = cells(&ended);
+    let (rows, named) = (cells(&ended), format!("{url}#{newer}"));
     assert_eq!(rows[0], ["AGE", "STATUS", "TOOL", "TASK"]);
-    assert_eq!(rows[1][1..], ["working", tool.as_str().unwrap_or("-"), &format!("{url}#{newer}")], "{ended:?}");
-    assert_eq!(ended.err, format!("taskwire: go on with: taskwire watch {url}#{newer}\n"));
+    assert_eq!(rows[1][1..], ["working", tool.as_str().unwrap_or("-"), named.as_str()], "{ended:?}");
+    assert_eq!(ended.err, format!("taskwire: go on with: taskwire watch {named}\n"));
     let ended = owner.run(&["tasks", &url, "--era", era]);
-    let prefix = &cells(&ended)[1][3];
-    assert!(newer.starts_with(prefix.as_str()) && cells(&ended)[1][2] == "steps", "what is known here has a short name: {ended:?}");
+    let own = cells(&ended);
+    assert!(newer.starts_with(own[1][3].as_str()) && own[1][2] == "steps", "what is known here has a short name: {ended:?}");
     assert_eq!(other.task(&rows[2][3])["taskId"], older.as_str());
     assert_eq!(other.run(&["cancel", &rows[2][3], "--wait"]).code, Some(0));
     assert_eq!(owner.task(&older)["status"], "cancelled");
