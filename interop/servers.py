@@ -459,7 +459,7 @@ def cancels_from_elsewhere(peer: Peer) -> None:
 
 
 def cancels_when_interrupted(peer: Peer) -> None:
-    running = peer.start("endless")
+    running = peer.cli.start("call", "--json", "--cancel-on-interrupt", "--", peer.url, "endless")
     running.task()
     running.signal(signal.SIGINT)
     ran = running.wait().ended(ENDED_WITH["cancelled"])

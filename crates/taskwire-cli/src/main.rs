@@ -32,10 +32,10 @@ const EXAMPLES: &str = "Examples:
   taskwire call http://127.0.0.1:8787/mcp countdown from=5
                                     call a tool and see its output as it comes
   taskwire tasks                    the tasks that were started from here
+  taskwire tasks demo               those on a server, whoever started them
   taskwire get 01k3v9x2m4qa         one of them as it is now
   taskwire watch 01k3v9x2m4qa       go on with it
-  taskwire answer 01k3v9x2m4qa name name=Ada
-                                    answer a question of it
+  taskwire answer 01k3v9x2m4qa Ada  answer its question
   taskwire cancel 01k3v9x2m4qa      call it off
   taskwire tools http://127.0.0.1:8787/mcp
                                     what a server can do

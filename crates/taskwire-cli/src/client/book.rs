@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt,
+    net::Ipv6Addr,
     path::{Path, PathBuf},
 };
 
@@ -41,6 +42,8 @@ impl EraChoice {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Contents {
+    /// The server that is meant where none is named.
+    default: Option<String>,
     server: BTreeMap<String, Known>,
 }
 
@@ -82,7 +85,10 @@ impl Known {
 
     fn target(&self) -> Result<Target, String> {
         match (&self.url, &self.command) {
-            (Some(url), None) => url.parse().map_err(|error| format!("`server.{}`: {error}", self.name)),
+            (Some(url), None) => {
+                let url = with_scheme(url).unwrap_or_else(|| url.clone());
+                url.parse().map_err(|error| format!("`server.{}`: {error}", self.name))
+            }
             (None, Some(command)) if !command.is_empty() => Ok(Target::Command(command.clone())),
             _ => Err(format!("`server.{}` needs either a `url` or a `command`", self.name)),
         }
@@ -105,6 +111,26 @@ impl Known {
         let missing = || Problem::usage(format!("the {what} of `{}` is to come from ${name}, which is not set", self.name));
         env(name).map(|value| value.trim().to_owned()).ok_or_else(missing)
     }
+}
+
+fn is_address(text: &str) -> bool {
+    ["http://", "https://", "stdio:"].iter().any(|scheme| text.starts_with(scheme))
+}
+
+fn did_you_mean(word: &str, servers: &BTreeMap<String, Known>) -> String {
+    nearest(word, servers.keys().map(String::as_str)).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}
+
+/// The address that `host:port` means, with or without a path: plain http, and at `/mcp` unless it says where.
+fn with_scheme(text: &str) -> Option<String> {
+    let (authority, path) = text.split_once('/').unwrap_or((text, "mcp"));
+    let (host, port) = authority.rsplit_once(':')?;
+    let is_host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
+        None => !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)),
+    };
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    (is_host && is_port).then(|| format!("http://{authority}/{path}"))
 }
 
 /// Addresses are kept with the tasks, and shown.
@@ -142,6 +168,8 @@ impl Server {
 pub(crate) struct Book {
     path: PathBuf,
     servers: BTreeMap<String, Known>,
+    /// One of them, which is meant where none is named.
+    default: Option<String>,
 }
 
 impl Book {
@@ -150,25 +178,56 @@ impl Book {
         let (path, must_exist) = location(|name| std::env::var_os(name));
         match std::fs::read_to_string(&path) {
             Ok(text) => Self::parse(path, &text),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(Self { path, servers: BTreeMap::new() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
+                Ok(Self { path, servers: BTreeMap::new(), default: None })
+            }
             Err(error) => Err(Problem::usage(format!("cannot read {}: {error}", path.display()))),
         }
     }
 
     fn parse(path: PathBuf, text: &str) -> Result<Self, Problem> {
         let problem = |reason: &str| Problem::usage(format!("{} cannot be used: {reason}", path.display()));
-        let contents: Contents = config::parse_toml(text).map_err(|error| problem(&error.to_string()))?;
-        let mut servers = contents.server;
+        let Contents { default, server: mut servers } = config::parse_toml(text).map_err(|error| problem(&error.to_string()))?;
         for (name, known) in &mut servers {
             known.name.clone_from(name);
             known.check().map_err(|reason| problem(&reason))?;
         }
-        Ok(Self { path, servers })
+        if let Some(name) = default.as_ref().filter(|name| !servers.contains_key(*name)) {
+            let hint = did_you_mean(name, &servers);
+            return Err(problem(&format!("`default` is `{name}`, and there is no `[server.{name}]`{hint}")));
+        }
+        Ok(Self { path, servers, default })
+    }
+
+    /// The server that is meant where none is named, if the file says so.
+    pub(crate) fn default_server(&self) -> Option<Server> {
+        self.find(self.default.as_deref()?).ok()
+    }
+
+    /// Whether a word names a server.
+    fn is_server(&self, word: &str) -> bool {
+        is_address(word) || self.servers.contains_key(word) || with_scheme(word).is_some()
+    }
+
+    /// The server that the first of these words names, or else the default one; what it is called; and the words behind it.
+    pub(crate) fn choose<'a>(&self, words: &'a [String]) -> Result<(Server, String, &'a [String]), Problem> {
+        match (words, &self.default) {
+            ([first, rest @ ..], _) if self.is_server(first) => Ok((self.find(first)?, first.clone(), rest)),
+            (_, Some(default)) => Ok((self.find(default)?, default.clone(), words)),
+            ([first, ..], None) => Err(self.unknown(first)),
+            ([], None) => Err(Problem::usage(format!("which server? Name one, or set `default = \"NAME\"` in {}", self.path.display()))),
+        }
+    }
+
+    /// A word that names no server.
+    pub(crate) fn unknown(&self, word: &str) -> Problem {
+        let (path, hint) = (self.path.display(), did_you_mean(word, &self.servers));
+        Problem::usage(format!("`{word}` is neither a URL, nor stdio:<command line>, nor a server in {path}{hint}"))
     }
 
     /// The server that somebody means by a URL, a command line or a name.
     pub(crate) fn find(&self, text: &str) -> Result<Server, Problem> {
-        if text.starts_with("http://") || text.starts_with("https://") || text.starts_with("stdio:") {
+        if is_address(text) {
             no_password(text).map_err(Problem::usage)?;
             return Ok(self.with_target(text.parse()?));
         }
@@ -176,12 +235,10 @@ impl Book {
             let target = known.target().map_err(Problem::usage)?;
             return Ok(Server { target, known: Some(known.clone()) });
         }
-        let hint = match nearest(text, self.servers.keys().map(String::as_str)) {
-            Some(name) => format!("; did you mean `{name}`?"),
-            None if text.contains(':') && !text.contains("://") => format!("; did you mean http://{}/mcp?", text.trim_end_matches('/')),
-            None => String::new(),
-        };
-        Err(Problem::usage(format!("`{text}` is neither a URL, nor stdio:<command line>, nor a server in {}{hint}", self.path.display())))
+        if let Some(address) = with_scheme(text) {
+            return Ok(self.with_target(address.parse()?));
+        }
+        Err(self.unknown(text))
     }
 
     /// A server by where it is, with what the file says about it.
@@ -234,11 +291,53 @@ mod tests {
         let book = book(TWO).expect("valid");
         let complaint = |name: &str| format!("{:?}", book.find(name).expect_err(name));
         assert!(complaint("demp").contains("nor a server in client.toml; did you mean `demo`?"));
-        assert!(complaint("localhost:8787").contains("did you mean http://localhost:8787/mcp?"));
+        assert!(!complaint("localhost:http").contains("did you mean"));
         assert!(complaint("stdio:").contains("needs a command line"));
         assert!(!complaint("ftp://x").contains("did you mean"));
         let secret = complaint("https://me:s3cret@h/mcp");
         assert!(secret.contains("https://…@h has a name or a password in it") && !secret.contains("s3cret"), "{secret}");
+    }
+
+    #[test]
+    fn a_server_that_is_not_named_is_the_default_one() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let chosen = |book: &Book, given: &[&str]| {
+            let given = words(given);
+            let chosen = book.choose(&given).map(|(server, name, rest)| format!("{} {name} {}", server.target, rest.join(" ")));
+            chosen.map_err(|problem| problem.message().to_owned())
+        };
+        let with = book(&format!("default = \"demo\"\n{TWO}")).expect("valid");
+        let (demo, files) = ("http://127.0.0.1:8787/mcp demo", "stdio:npx -y 'a b' files");
+        assert_eq!(chosen(&with, &["echo", "text=x"]), Ok(format!("{demo} echo text=x")));
+        assert_eq!(chosen(&with, &["demo", "echo"]), Ok(format!("{demo} echo")));
+        assert_eq!(chosen(&with, &["files", "demo"]), Ok(format!("{files} demo")), "a name of the file counts first");
+        assert_eq!(chosen(&with, &["h:1/x", "echo"]), Ok("http://h:1/x h:1/x echo".to_owned()));
+        assert_eq!(chosen(&with, &[]), Ok(format!("{demo} ")));
+        assert_eq!(with.default_server().map(|server| server.name()).as_deref(), Some("demo"));
+        let without = book(TWO).expect("valid");
+        assert!(without.default_server().is_none());
+        assert!(chosen(&without, &["echo"]).is_err_and(|told| told.starts_with("`echo` is neither a URL")));
+        assert_eq!(chosen(&without, &[]), Err("which server? Name one, or set `default = \"NAME\"` in client.toml".to_owned()));
+        let wrong = book(&format!("default = \"dmeo\"\n{TWO}")).expect_err("no such server");
+        assert!(wrong.contains("`default` is `dmeo`, and there is no `[server.dmeo]`; did you mean `demo`?"), "{wrong}");
+    }
+
+    #[test]
+    fn an_address_needs_no_scheme() {
+        let book = book(TWO).expect("valid");
+        for (text, expected) in [
+            ("localhost:8787/mcp", "http://localhost:8787/mcp"),
+            ("localhost:8787", "http://localhost:8787/mcp"),
+            ("build-1.example:80/a/b?c=d", "http://build-1.example:80/a/b?c=d"),
+            ("localhost:8787/", "http://localhost:8787/"),
+            ("[::1]:8787/mcp", "http://[::1]:8787/mcp"),
+        ] {
+            assert_eq!(book.find(text).expect(text).target.to_string(), expected);
+        }
+        assert_eq!(book.find("127.0.0.1:8787").expect("an address").name(), "demo", "it is the one of the file");
+        for text in ["localhost", "localhost/mcp", ":8787", "h:", "h:99999", "h:+1", "a b:1", "me@h:1", "[::1:8787", "ftp://h:1"] {
+            assert!(book.find(text).is_err(), "{text}");
+        }
     }
 
     #[test]

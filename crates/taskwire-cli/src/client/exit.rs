@@ -6,7 +6,7 @@ use std::{
 };
 
 use taskwire::client::{self, Outcome};
-use taskwire_core::task::RpcError;
+use taskwire_core::{task::RpcError, wire::code};
 
 use crate::term::{escape, events::Line, screen};
 
@@ -74,6 +74,11 @@ impl Problem {
         self.is_unauthorized
     }
 
+    /// What is wrong, in words.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The same with more to say.
     pub(crate) fn and(mut self, more: &str) -> Self {
         self.message.push_str(more);
@@ -102,6 +107,8 @@ impl From<client::Error> for Problem {
             E::Target(_) | E::NotKnown { .. } | E::Ambiguous { .. } | E::Answer { .. } | E::Answered { .. } | E::NoQuestion { .. } => {
                 Exit::Usage
             }
+            // What was typed does not fit, whoever found it.
+            E::Rpc(rpc) if rpc.code == code::INVALID_PARAMS => Exit::Usage,
             _ => Exit::Protocol,
         };
         let is_unauthorized = matches!(error, E::Unauthorized { .. });
@@ -166,12 +173,14 @@ mod tests {
 
     #[test]
     fn what_was_typed_wrong_is_told_from_what_went_wrong() {
-        let code = |error: client::Error| Problem::from(error).exit as u8;
-        assert_eq!(code(client::Error::Target("x".to_owned())), 2);
-        assert_eq!(code(client::Error::NotKnown { prefix: "x".to_owned() }), 2);
-        assert_eq!(code(client::Error::NoQuestion { key: "x".to_owned() }), 2);
-        assert_eq!(code(client::Error::NotFound { task: "x".to_owned() }), 3);
-        assert_eq!(code(client::Error::Closed), 3);
+        let exit = |error: client::Error| Problem::from(error).exit as u8;
+        assert_eq!(exit(client::Error::Target("x".to_owned())), 2);
+        assert_eq!(exit(client::Error::NotKnown { prefix: "x".to_owned() }), 2);
+        assert_eq!(exit(client::Error::NoQuestion { key: "x".to_owned() }), 2);
+        assert_eq!(exit(client::Error::NotFound { task: "x".to_owned() }), 3);
+        let refused = |code| client::Error::Rpc(RpcError { code, message: "no".to_owned(), data: None });
+        assert_eq!((exit(refused(code::INVALID_PARAMS)), exit(refused(code::INTERNAL_ERROR))), (2, 3), "one code for what does not fit");
+        assert_eq!(exit(client::Error::Closed), 3);
         assert_eq!(Problem::from(io::Error::other("x")).exit as u8, 3);
     }
 

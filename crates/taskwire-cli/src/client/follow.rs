@@ -42,6 +42,8 @@ pub(crate) struct Manner {
     pub(crate) detach: bool,
     /// Only its result.
     pub(crate) result_only: bool,
+    /// The first Ctrl-C cancels, and not only the second.
+    pub(crate) cancels: bool,
     /// The task was started before.
     pub(crate) is_attached: bool,
     /// It was somewhere else: so far nothing here knows of it.
@@ -150,6 +152,7 @@ impl<'a> Follow<'a> {
     /// Waits for the server's first word.
     async fn begin(&mut self, starting: impl Future<Output = Result<Run, client::Error>>) -> Result<Result<Run, Ended>, Problem> {
         let mut starting = pin!(starting);
+        let mut needs_run = false;
         loop {
             tokio::select! {
                 biased;
@@ -164,14 +167,17 @@ impl<'a> Follow<'a> {
                         Err(error) => Err(self.broken(error).await),
                     };
                 }
-                () = self.stopping.thought_over() => {
+                is_leaving = self.stopping.due(), if !needs_run => {
+                    if is_leaving {
+                        return Ok(Err(self.leave(None).await));
+                    }
                     if self.found_again().is_none_or(|reference| reference.task.is_none()) {
                         return Ok(Err(self.give_up().await));
                     }
                     // To stop listening would not stop the task: that needs the run.
-                    self.stopping = Stopping::Due;
+                    needs_run = true;
                 }
-                _ = self.ticks.tick(), if self.screen.draws() => self.screen.tick(),
+                _ = self.ticks.tick(), if self.screen.draws() && !self.stopping.is_leaving() => self.screen.tick(),
             }
         }
     }
@@ -188,14 +194,14 @@ impl<'a> Follow<'a> {
             let is_leaving = tokio::select! {
                 biased;
                 stop = self.signals.next() => self.stop(stop),
-                () = self.stopping.due(), if self.ending.is_none() => self.call_off(&run).await,
+                is_leaving = self.stopping.due(), if self.ending.is_none() => is_leaving || self.call_off(&run).await,
                 (out, result) = written(&mut self.writing) => self.wrote(out, result)?,
                 typed = self.questions.lines.next() => self.typed(&run, typed).await,
-                event = next(&mut run, &mut self.stash), if self.writing.is_none() && self.ending.is_none() => {
+                event = next(&mut run, &mut self.stash), if self.writing.is_none() && self.ending.is_none() && !self.looks_away() => {
                     self.happened(&mut run, event).await?;
                     false
                 }
-                _ = self.ticks.tick(), if self.screen.draws() && !self.questions.is_asking() => {
+                _ = self.ticks.tick(), if self.screen.draws() && !self.questions.is_asking() && !self.stopping.is_leaving() => {
                     self.screen.tick();
                     false
                 }
@@ -232,7 +238,12 @@ impl<'a> Follow<'a> {
                 }
             }
             Event::Status(view) if view.status.is_terminal() => {}
-            Event::Status(view) => self.screen.state(view.status.as_str(), view.message.as_deref()),
+            Event::Status(view) => {
+                if self.manner.is_attached {
+                    self.screen.began(&view.created_at);
+                }
+                self.screen.state(view.status.as_str(), view.message.as_deref());
+            }
             Event::Progress { progress, total, message } => self.screen.progress(progress, total, message.as_deref()),
             Event::Input(input) => self.asked(run, input).await?,
             Event::Settled { key } if self.questions.settle(&key) => {

@@ -53,12 +53,40 @@ impl Home {
 
     /// The task that somebody means by an id, a part of it, or `SERVER#ID`.
     pub(crate) fn find(&self, task: &str) -> Result<Found, Problem> {
-        let Some((server, id)) = split(task) else {
-            let entry = named(self.ledger()?, task)?;
-            let server = self.book.find(&entry.reference.server)?;
-            return Ok(Found { reference: entry.reference.clone(), entry: Some(entry), server, is_era_known: true });
+        if let Some((server, id)) = split(task) {
+            return self.at(self.book.find(server)?, id);
+        }
+        let found = match &self.ledger {
+            Ok(ledger) => named(ledger, task),
+            Err(error) => Err(error.clone()),
         };
-        let server = self.book.find(server)?;
+        match (found, self.book.default_server()) {
+            (Ok(entry), _) => self.listed(entry),
+            // What was not started from here may be known there.
+            (Err(client::Error::NotKnown { .. } | client::Error::Ledger(_)), Some(server)) => self.at(server, task),
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// The latest task that was started from here and has not ended as far as was seen; else the latest.
+    pub(crate) fn latest(&self) -> Result<Found, Problem> {
+        let mut entries = self.ledger()?.entries()?;
+        entries.retain(|entry| entry.reference.task.is_some());
+        if entries.is_empty() {
+            return Err(Problem::usage("no task was started from here: `taskwire call SERVER TOOL` starts one"));
+        }
+        let at = entries.iter().position(|entry| !entry.ended).unwrap_or(0);
+        self.listed(entries.swap_remove(at))
+    }
+
+    /// A task that was started from here.
+    fn listed(&self, entry: Entry) -> Result<Found, Problem> {
+        let server = self.book.find(&entry.reference.server)?;
+        Ok(Found { reference: entry.reference.clone(), entry: Some(entry), server, is_era_known: true })
+    }
+
+    /// A task of this server, wherever it was started.
+    fn at(&self, server: Server, id: &str) -> Result<Found, Problem> {
         let address = server.target.to_string();
         let entry = match &self.ledger {
             Ok(ledger) => there(ledger, &address, id)?,
@@ -96,7 +124,17 @@ impl Home {
             Ok(ledger) => ledger.entries().unwrap_or_default(),
             Err(_) => return shell_word(&reference.to_string()),
         };
-        shell_word(prefix(id, others.iter().map(|entry| name_of(&entry.reference))))
+        let is_known = reference.task.is_none() || others.iter().any(|entry| name_of(&entry.reference) == id);
+        match self.book.find(&reference.server) {
+            Ok(server) if !is_known => shell_word(&self.name_at(&server, id)),
+            _ => shell_word(prefix(id, others.iter().map(|entry| name_of(&entry.reference)))),
+        }
+    }
+
+    /// What to call a task that was not started from here: its id alone leads to the default server only.
+    pub(crate) fn name_at(&self, server: &Server, id: &str) -> String {
+        let is_default = self.book.default_server().is_some_and(|default| default.target.to_string() == server.target.to_string());
+        if is_default { id.to_owned() } else { format!("{}#{id}", server.name()) }
     }
 }
 
@@ -118,7 +156,8 @@ fn there(ledger: &Ledger, server: &str, id: &str) -> Result<Option<Entry>, Probl
     let begins_so = |entry: &Entry| entry.reference.server == server && name_of(&entry.reference).starts_with(id);
     let mut found: Vec<Entry> = ledger.entries()?.into_iter().filter(begins_so).collect();
     if found.len() > 1 {
-        let candidates = found.iter().take(CANDIDATES_MAX).map(|entry| name_of(&entry.reference).to_owned()).collect();
+        let told = |entry: &Entry| format!("{} ({})", name_of(&entry.reference), entry.reference.tool);
+        let candidates = found.iter().take(CANDIDATES_MAX).map(told).collect();
         return Err(client::Error::Ambiguous { prefix: id.to_owned(), candidates }.into());
     }
     match found.pop() {

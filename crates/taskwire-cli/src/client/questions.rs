@@ -9,7 +9,7 @@ use std::{
 
 use taskwire::client::{
     Input, InputKind,
-    form::{Field, Form},
+    form::{Choice, Field, FieldKind, Form},
 };
 
 use crate::term::{
@@ -18,6 +18,9 @@ use crate::term::{
     paint::{Paint, shell_word},
     screen::Screen,
 };
+
+/// Choices that are named where one may choose from many.
+const CHOICES_SHOWN: usize = 12;
 
 /// Questions that wait, and the one that is being asked.
 #[derive(Debug, Default)]
@@ -104,13 +107,37 @@ impl Questions {
     }
 }
 
-/// What is asked, in a few words.
+/// What is asked, in a few words, and what there is to choose from.
 pub(crate) fn gist(input: &Input) -> String {
     match &input.kind {
-        InputKind::Form { .. } | InputKind::Url { .. } => input.message.clone(),
+        InputKind::Form { .. } => match choices(input) {
+            Some(choices) => format!("{} ({choices})", input.message).trim_start().to_owned(),
+            None => input.message.clone(),
+        },
+        InputKind::Url { .. } => input.message.clone(),
         InputKind::Sampling { .. } => "sampling/createMessage".to_owned(),
         InputKind::Other { method } => method.clone(),
     }
+}
+
+/// What can be chosen: of the only field its values, of several each with its name.
+fn choices(input: &Input) -> Option<String> {
+    let Form { fields, .. } = Form::of(&input.request).ok()?;
+    let values = |options: &[Choice]| {
+        let mut values: Vec<&str> = options.iter().take(CHOICES_SHOWN).map(|choice| choice.value.as_str()).collect();
+        values.extend((options.len() > CHOICES_SHOWN).then_some("…"));
+        values.join(", ")
+    };
+    let of_field = |field: &Field| {
+        let values = match &field.kind {
+            FieldKind::Choice { options } | FieldKind::Choices { options, .. } => values(options),
+            FieldKind::Flag => "yes, no".to_owned(),
+            FieldKind::Text { .. } | FieldKind::Number { .. } => return None,
+        };
+        Some(if fields.len() == 1 { values } else { format!("{}: {values}", field.name) })
+    };
+    let told: Vec<String> = fields.iter().filter_map(of_field).collect();
+    (!told.is_empty()).then(|| told.join("; "))
 }
 
 /// The command that answers a question of the task that is called `name` here.
@@ -166,6 +193,20 @@ mod tests {
         assert_eq!(command("01k", &form(nothing)), "taskwire answer 01k name --accept");
         let page = Input { key: "it's".to_owned(), kind: InputKind::Url { url: "https://h".to_owned() }, ..form(json!({})) };
         assert_eq!(command("01k", &page), r"taskwire answer 01k 'it'\''s' --accept");
+    }
+
+    #[test]
+    fn what_there_is_to_choose_from_is_told_with_the_question() {
+        let asked =
+            |properties: Value| gist(&Input { message: "Which?".to_owned(), ..form(json!({"type": "object", "properties": properties})) });
+        assert_eq!(asked(json!({"region": {"type": "string", "enum": ["eu", "us"]}})), "Which? (eu, us)");
+        assert_eq!(asked(json!({"sure": {"type": "boolean"}})), "Which? (yes, no)");
+        assert_eq!(asked(json!({"name": {"type": "string"}})), "Which?");
+        let titled = json!({"type": "string", "oneOf": [{"const": "r", "title": "Red"}, {"const": "g", "title": "Green"}]});
+        assert_eq!(asked(json!({"colour": titled, "name": {"type": "string"}})), "Which? (colour: r, g)", "as one types them");
+        let many: Vec<String> = (0..20).map(|n| n.to_string()).collect();
+        assert!(asked(json!({"n": {"type": "string", "enum": many}})).ends_with(", 10, 11, …)"));
+        assert_eq!(gist(&form(json!({"type": "object", "properties": {"sure": {"type": "boolean"}}}))), "(yes, no)");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::exit::Problem;
 /// What a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Ctrl-C: call it off; the second one: let it be.
+    /// Ctrl-C: let it be; the second one, or the first of who said so: call it off.
     Interrupt,
     /// The terminal or the system goes away: let it be.
     Leave,

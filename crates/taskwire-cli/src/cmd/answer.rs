@@ -8,6 +8,7 @@ use taskwire::client::{
     Answer as Given, Client, Era, Event, Input, InputKind, Run, Status, TaskView,
     form::{FieldError, Form},
 };
+use tokio::time::{Instant, timeout_at};
 
 use super::{call::close, cancel::id_of};
 use crate::{
@@ -30,8 +31,11 @@ use crate::{
 
 /// In the legacy era a question is told only to who listens. So long we do.
 const QUESTION_PATIENCE: Duration = Duration::from_secs(10);
+/// And so long for another one: those that are open are told right after each other.
+const MORE_PATIENCE: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "Examples:
+  taskwire answer 01k3v9x2m4qa us            the only question needs no key
   taskwire answer 01k3v9x2m4qa name name=Ada
   taskwire answer 01k3v9x2m4qa name Ada      a form's only field needs no name
   taskwire answer 01k3v9x2m4qa size '{\"width\": 3, \"height\": 4}'
@@ -42,9 +46,10 @@ const EXAMPLES: &str = "Examples:
 
 TASK is an id, a beginning of it that no other task has (`taskwire tasks`),
 or SERVER#ID.
-`taskwire get TASK` shows the open questions and their keys. Values are given
-as in `taskwire call`, and are checked against the question before they are
-sent. A question can be answered once.
+`taskwire get TASK` shows the open questions, their keys and what there is to
+choose from. KEY may be left out if one question is open; a word that is an open
+key is the key. Values are given as in `taskwire call`, and are checked against
+the question before they are sent. A question can be answered once.
 
 Exit codes:
   0  the server has the answer
@@ -58,7 +63,7 @@ Exit codes:
 pub(crate) struct Answer {
     /// Id or a unique beginning of it, or SERVER#ID
     task: String,
-    /// The question's key; without one it is said which questions are open
+    /// The question's key; it may be left out if one question is open, and alone it says which are
     key: Option<String>,
     /// key=value, key:=json, a JSON object, or the value of a form's only field
     #[arg(value_name = "VALUE", conflicts_with_all = ["accept", "decline", "cancel"])]
@@ -76,22 +81,50 @@ pub(crate) struct Answer {
     connection: Connection,
 }
 
+/// A question, and what is to be said to it.
+#[derive(Debug)]
+struct Meant {
+    key: String,
+    words: Vec<String>,
+    /// The key was left out: it is that of the only open question.
+    is_only: bool,
+}
+
+impl Meant {
+    /// What is wrong with the answer. If it is one word, that may have been meant as a key.
+    fn unfit(&self, problem: Problem) -> Problem {
+        let [word, rest @ ..] = self.words.as_slice() else { return problem };
+        if !self.is_only || arguments::key(word).is_some() || word.starts_with('{') {
+            return problem;
+        }
+        let unknown = Problem::usage(format!("there is no open question `{word}`; open: `{}`", self.key));
+        if rest.is_empty() { unknown.and(&format!("; and as its answer: {}", problem.message())) } else { unknown }
+    }
+}
+
 impl Answer {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
         let home = Home::open()?;
         let mut found = home.find(&self.task)?;
         let id = id_of(&found, &home)?;
         let client = home.reach(&mut found, &self.connection, false).await?;
-        let view = client.task(&id).await?;
-        let Some(key) = self.key.as_deref() else { return Err(which(&view, &shell_word(&self.task))) };
-        let (input, run) = self.question(&client, &found, view, key).await?;
-        let answer = match self.given(&input)? {
+        let mut view = client.task(&id).await?;
+        let told = self.told(&client, &found, &view).await?;
+        for input in told.iter().flat_map(|(_, told)| told) {
+            if !view.inputs.iter().any(|known| known.key == input.key) {
+                view.inputs.push(input.clone());
+            }
+        }
+        let meant = self.meant(&view)?;
+        let key = meant.key.as_str();
+        let input = question(view, key)?;
+        let answer = match self.given(&input, &meant.words).map_err(|problem| meant.unfit(problem))? {
             Some(answer) => answer,
             None => ask(&input).await?,
         };
         input.check(&answer)?;
-        match run {
-            Some(run) => run.answer(key, answer).await?,
+        match told.filter(|(_, told)| told.iter().any(|input| input.key == key)) {
+            Some((run, _)) => run.answer(key, answer).await?,
             None => client.answer(&id, key, answer).await?,
         }
         screen::write(&format!("taskwire: answered {} of {}\n", escape::line(key), escape::line(&id)));
@@ -99,43 +132,58 @@ impl Answer {
         Ok(Exit::Done)
     }
 
-    /// The question, and the run that it came with.
-    async fn question(&self, client: &Client, found: &Found, view: TaskView, key: &str) -> Result<(Input, Option<Run>), Problem> {
-        if view.status.is_terminal() {
-            return Err(ended(view.status));
-        }
-        let mut open = view.inputs;
-        if let Some(at) = open.iter().position(|input| input.key == key) {
-            return Ok((open.swap_remove(at), None));
-        }
-        if client.peer().era == Era::Legacy && view.status == Status::InputRequired {
-            let mut run = client.attach(&found.reference).await?;
-            let deadline = tokio::time::sleep(QUESTION_PATIENCE);
-            tokio::pin!(deadline);
-            loop {
-                let event = tokio::select! {
-                    event = run.next() => event.transpose()?,
-                    () = &mut deadline => None,
-                };
-                match event {
-                    Some(Event::Input(input)) if input.key == key => return Ok((input, Some(run))),
-                    Some(Event::Input(input)) => open.push(input),
-                    Some(Event::Done(_)) | None => break,
-                    Some(_) => {}
+    /// Which question is meant, and the words that answer it.
+    fn meant(&self, view: &TaskView) -> Result<Meant, Problem> {
+        let is_said = self.accept || self.decline || self.cancel;
+        let named = |key: &String| Meant { key: key.clone(), words: self.values.clone(), is_only: false };
+        match (&self.key, view.inputs.as_slice()) {
+            (Some(word), [input]) if *word != input.key && !is_said => {
+                if self.values.is_empty() && is_slip(word, input) {
+                    let (task, key) = (shell_word(&self.task), shell_word(&input.key));
+                    return Err(Problem::usage(format!(
+                        "there is no open question `{word}`; did you mean `{}`? If it is the answer: taskwire answer {task} {key} {}",
+                        input.key,
+                        shell_word(word)
+                    )));
                 }
+                let words = [word].into_iter().chain(&self.values).cloned().collect();
+                Ok(Meant { key: input.key.clone(), words, is_only: true })
+            }
+            (Some(key), _) => Ok(named(key)),
+            (None, [input]) if is_said || Surroundings::look().prompts => Ok(named(&input.key)),
+            (None, _) => Err(which(view, &shell_word(&self.task))),
+        }
+    }
+
+    /// In the legacy era questions are told only to who follows the task: who does that now, and what they were told.
+    async fn told(&self, client: &Client, found: &Found, view: &TaskView) -> Result<Option<(Run, Vec<Input>)>, Problem> {
+        let is_wanted = self.key.is_some() || self.accept || self.decline || self.cancel;
+        let is_it = |input: &Input| Some(&input.key) == self.key.as_ref();
+        if client.peer().era != Era::Legacy || view.status != Status::InputRequired || !is_wanted || view.inputs.iter().any(is_it) {
+            return Ok(None);
+        }
+        let mut run = client.attach(&found.reference).await?;
+        let mut told = Vec::new();
+        let mut until = Instant::now() + if view.inputs.is_empty() { QUESTION_PATIENCE } else { MORE_PATIENCE };
+        while let Ok(Some(event)) = timeout_at(until, run.next()).await {
+            match event? {
+                Event::Input(input) => {
+                    let is_found = is_it(&input);
+                    told.push(input);
+                    if is_found {
+                        break;
+                    }
+                    until = until.min(Instant::now() + MORE_PATIENCE);
+                }
+                Event::Done(_) => break,
+                _ => {}
             }
         }
-        let keys: Vec<String> = open.iter().map(|input| format!("`{}`", input.key)).collect();
-        let others = if keys.is_empty() { ": none is open".to_owned() } else { format!("; open: {}", keys.join(", ")) };
-        let meant = match (open.as_slice(), arguments::key(key)) {
-            ([input], Some(_)) => format!("; did you mean: taskwire answer {} {} …", shell_word(&self.task), shell_word(&input.key)),
-            _ => String::new(),
-        };
-        Err(Problem::usage(format!("there is no open question `{key}`{others}{meant}")))
+        Ok(Some((run, told)))
     }
 
     /// The answer on the command line; none if a person is to be asked.
-    fn given(&self, input: &Input) -> Result<Option<Given>, Problem> {
+    fn given(&self, input: &Input, words: &[String]) -> Result<Option<Given>, Problem> {
         if self.decline {
             return Ok(Some(Given::decline()));
         }
@@ -144,13 +192,13 @@ impl Answer {
         }
         let answer = match &input.kind {
             InputKind::Form { schema } if self.accept => Given::accept(Form::defaults(schema)),
-            InputKind::Form { schema } if !self.values.is_empty() => Given::accept(values(&input.key, &self.values, schema)?),
+            InputKind::Form { schema } if !words.is_empty() => Given::accept(values(&input.key, words, schema)?),
             InputKind::Url { .. } if self.accept => Given::accept_url(),
-            InputKind::Url { .. } if !self.values.is_empty() => {
+            InputKind::Url { .. } if !words.is_empty() => {
                 return Err(Problem::usage(format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", input.key)));
             }
-            InputKind::Sampling { .. } | InputKind::Other { .. } if !self.values.is_empty() => {
-                let value = arguments::read(&input.key, &self.values, &Value::Null, &mut Disk::default()).map_err(Problem::usage)?;
+            InputKind::Sampling { .. } | InputKind::Other { .. } if !words.is_empty() => {
+                let value = arguments::read(&input.key, words, &Value::Null, &mut Disk::default()).map_err(Problem::usage)?;
                 Given::result(value)
             }
             InputKind::Sampling { .. } | InputKind::Other { .. } => {
@@ -160,6 +208,20 @@ impl Answer {
         };
         Ok(Some(answer))
     }
+}
+
+/// The open question of this key.
+fn question(view: TaskView, key: &str) -> Result<Input, Problem> {
+    if view.status.is_terminal() {
+        return Err(ended(view.status));
+    }
+    let mut open = view.inputs;
+    if let Some(at) = open.iter().position(|input| input.key == key) {
+        return Ok(open.swap_remove(at));
+    }
+    let keys: Vec<String> = open.iter().map(|input| format!("`{}`", input.key)).collect();
+    let others = if keys.is_empty() { ": none is open".to_owned() } else { format!("; open: {}", keys.join(", ")) };
+    Err(Problem::usage(format!("there is no open question `{key}`{others}")))
 }
 
 fn ended(status: Status) -> Problem {
@@ -209,6 +271,13 @@ fn is_meant_as_it_is(value: &str, field: &str) -> bool {
         Some(key) => key != field && nearest(key, [field].into_iter()).is_none(),
         None => !value.starts_with('{'),
     }
+}
+
+/// Whether a word is the key of the question but for one letter, where any text would do as the answer.
+fn is_slip(word: &str, input: &Input) -> bool {
+    let InputKind::Form { schema } = &input.kind else { return false };
+    let is_free = Parameters::new(schema).all().iter().all(|field| field.choices().is_none());
+    is_free && strsim::damerau_levenshtein(word, &input.key) == 1
 }
 
 /// Asks the person. Ctrl-C leaves the question as it is.
@@ -267,6 +336,21 @@ mod tests {
             assert_eq!(filled(&[text], &name), Ok(json!({"name": text})));
         }
         assert!(filled(&["nmae=Ada"], &name).expect_err("a slip").contains("did you mean `name`?"));
+    }
+
+    #[test]
+    fn a_word_that_is_nearly_the_key_is_not_taken_for_the_answer() {
+        let input = |schema: Value| Input {
+            key: "name".to_owned(),
+            kind: InputKind::Form { schema },
+            message: String::new(),
+            request: json!({}).into(),
+        };
+        let text = input(json!({"type": "object", "properties": {"name": {"type": "string"}}}));
+        assert!(is_slip("nmae", &text) && is_slip("names", &text));
+        assert!(!is_slip("Jane", &text) && !is_slip("Ada", &text));
+        let choice = input(json!({"type": "object", "properties": {"name": {"type": "string", "enum": ["names", "none"]}}}));
+        assert!(!is_slip("names", &choice), "that can be chosen");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use taskwire::client::Client;
+use serde_json::Value;
+use taskwire::client::{Client, ToolInfo};
 
 use super::tools;
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
         home::Home,
         signals::unless_stopped,
     },
-    term::screen,
+    term::{paint::shell_word, screen},
 };
 
 /// How long a server gets to end in good order.
@@ -30,8 +31,12 @@ const EXAMPLES: &str = "ARGUMENT is one of:
   {…}            a JSON object with several arguments; also @FILE or -
 
 Server:
-  a URL, stdio:<command line>, or a name from the client's configuration
-  ($TASKWIRE_CLIENT_CONFIG, else ~/.config/taskwire/client.toml):
+  a URL (host:port/path is http), stdio:<command line>, or a name from the
+  client's configuration ($TASKWIRE_CLIENT_CONFIG, else
+  ~/.config/taskwire/client.toml). If that has a default, SERVER may be left
+  out: a first word that names no server is then the TOOL.
+
+    default = \"demo\"
 
     [server.demo]
     url = \"http://127.0.0.1:8787/mcp\"  # or: command = [\"server\", \"--stdio\"]
@@ -49,8 +54,10 @@ Examples:
 Output is written as it comes, and nothing but output goes to standard output.
 Questions of the tool are asked here if there is a terminal; otherwise
 `taskwire answer` answers them from anywhere.
-Ctrl-C cancels the call; Ctrl-C again within a second leaves the task running
-and says how to come back, as SIGTERM does at once.
+Ctrl-C leaves the task running and says how to come back, as SIGTERM does;
+Ctrl-C again within two seconds cancels it, and with --cancel-on-interrupt the
+first one does. A call that is no task yet, and could not be found again, is
+given up.
 If this program is killed, `taskwire watch` goes on at the very byte.
 
 Exit codes:
@@ -65,10 +72,10 @@ Exit codes:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Call {
-    /// URL, stdio:<command line>, or a name from the client's configuration
+    /// URL, stdio:<command line>, or a name from the client's configuration, which may have a default
     server: String,
     /// The tool to call; `taskwire tools SERVER` lists them
-    tool: String,
+    tool: Option<String>,
     /// key=value, key:=json or a JSON object
     #[arg(value_name = "ARGUMENT")]
     arguments: Vec<String>,
@@ -81,6 +88,9 @@ pub(crate) struct Call {
     /// Wait for the result without its output on the way
     #[arg(long)]
     no_stream: bool,
+    /// Let the first Ctrl-C cancel the call, and not only the second
+    #[arg(long)]
+    cancel_on_interrupt: bool,
     #[command(flatten)]
     connection: Connection,
 }
@@ -88,7 +98,11 @@ pub(crate) struct Call {
 impl Call {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
         let home = Home::open()?;
-        let server = home.book.find(&self.server)?;
+        let words: Vec<String> = [&self.server].into_iter().chain(&self.tool).chain(&self.arguments).cloned().collect();
+        let (server, name, words) = home.book.choose(&words)?;
+        let [tool_name, words @ ..] = words else {
+            return Err(Problem::usage(format!("which tool? `taskwire tools {}` lists them", shell_word(&name))));
+        };
         let ledger = match home.ledger_if_any() {
             Ok(ledger) => Some(ledger.clone()),
             Err(error) => {
@@ -100,21 +114,40 @@ impl Call {
         let connecting = async {
             let client = self.connection.open(&server, wish).await?;
             let tools = client.tools().await?;
-            let schema = tools::pick(&self.server, &tools, &self.tool)?.input_schema.clone();
-            let (tool, words) = (self.tool.clone(), self.arguments.clone());
+            let tool = tools::pick(&name, &tools, tool_name)?.clone();
+            let words = words.to_vec();
             // On a thread: standard input may keep it waiting.
-            let reading = tokio::task::spawn_blocking(move || arguments::read(&tool, &words, &schema, &mut Disk::default()));
+            let reading = tokio::task::spawn_blocking(move || read(&tool, &words));
             let args = reading.await.map_err(|error| Problem::protocol(error.to_string()))?.map_err(Problem::usage)?;
             Ok::<_, Problem>((client, args))
         };
         let (client, args) = unless_stopped(connecting).await?;
-        let manner = Manner { json: self.json, detach: self.detach, result_only: self.no_stream, keeps_place: true, ..Manner::default() };
-        let call = client.prepare(&self.tool, args)?;
+        let manner = Manner {
+            json: self.json,
+            detach: self.detach,
+            result_only: self.no_stream,
+            cancels: self.cancel_on_interrupt,
+            keeps_place: true,
+            ..Manner::default()
+        };
+        let call = client.prepare(tool_name, args)?;
         Follow::new(&home, &client, &call, manner)?.show(client.send(call)).await
     }
 }
 
+/// The arguments, if they fit: what does not is told before anything is sent.
+fn read(tool: &ToolInfo, words: &[String]) -> Result<Value, String> {
+    let args = arguments::read(&tool.name, words, &tool.input_schema, &mut Disk::default())?;
+    match tool.misfits(&args).as_slice() {
+        [] => Ok(args),
+        misfits => {
+            let told: Vec<String> = misfits.iter().map(ToString::to_string).collect();
+            Err(format!("the arguments of `{}` do not fit: {}", tool.name, told.join("; ")))
+        }
+    }
+}
+
 /// Says goodbye, if the server lets us.
-pub(super) async fn close(client: Client) {
+pub(crate) async fn close(client: Client) {
     let _ = tokio::time::timeout(CLOSE_PATIENCE, client.close()).await;
 }

@@ -20,7 +20,7 @@ use crate::{
         escape,
         events::Asked,
         out,
-        paint::{Surroundings, span},
+        paint::{Surroundings, moment, span},
         render, screen,
     },
 };
@@ -102,7 +102,7 @@ impl<'a> Object<'a> {
 
 /// The lines for people. `name` is how the task is called on the command line.
 fn lines(reference: &Reference, view: &TaskView, name: &str, now: Timestamp) -> Vec<String> {
-    let moment = |time: &str| match age(time, now) {
+    let when = |time: &str| match age(time, now) {
         Some(age) => format!("{} ({age} ago)", escape::line(time)),
         None => escape::line(time),
     };
@@ -112,9 +112,9 @@ fn lines(reference: &Reference, view: &TaskView, name: &str, now: Timestamp) -> 
     }
     rows.push(("status", view.status.to_string()));
     rows.extend(view.message.as_deref().map(|message| ("message", escape::line(message))));
-    rows.extend([("created", moment(&view.created_at)), ("updated", moment(&view.updated_at))]);
+    rows.extend([("created", when(&view.created_at)), ("updated", when(&view.updated_at))]);
     for input in &view.inputs {
-        rows.push(("question", format!("{}: {}", escape::line(&input.key), escape::line(&input.message))));
+        rows.push(("question", format!("{}: {}", escape::line(&input.key), escape::line(&questions::gist(input)))));
         rows.push(("", questions::command(name, input)));
     }
     if view.status == Status::InputRequired && view.inputs.is_empty() {
@@ -129,8 +129,7 @@ fn lines(reference: &Reference, view: &TaskView, name: &str, now: Timestamp) -> 
 
 /// How long ago a time of the wire was.
 fn age(time: &str, now: Timestamp) -> Option<String> {
-    let since = humantime::parse_rfc3339_weak(time).ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
-    Some(span(now.since(Timestamp::from_millis(i64::try_from(since.as_millis()).ok()?))))
+    moment(time).map(|moment| span(now.since(moment)))
 }
 
 impl Get {

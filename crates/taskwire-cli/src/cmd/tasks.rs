@@ -1,5 +1,7 @@
 //! `taskwire tasks`: the tasks that were started from here, as they are now, and the way back to them.
 
+mod listing;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use clap::Args;
@@ -38,6 +40,7 @@ const REFRESHED_MAX: usize = 200;
 const EXAMPLES: &str = "Examples:
   taskwire tasks               what is running, and what ended within a day
   taskwire tasks --all         everything that is remembered
+  taskwire tasks demo          what is yours on a server, whoever started it
   taskwire tasks --prune       forgets what has ended
   taskwire tasks --forget 01k3v9x2m4qa
   taskwire tasks --json | jq -r 'select(.status == \"working\") | .taskId'
@@ -49,6 +52,9 @@ TASK is a beginning of the id that no other task has: enough for `watch`,
 `get`, `cancel` and `answer`. STATUS is what the server says now: `gone` if it
 does not know the task any more, with a `?` if it could not be asked. `sent` is
 a call whose answer was never seen. Servers on stdio are not started for this.
+With SERVER the server itself is asked for the caller's tasks, also those that
+were started elsewhere: a page of them, with --all all of them. TASK is then
+SERVER#ID, and the id alone at the default server (`taskwire call --help`).
 Each server gets what the client's configuration has for it, or an earlier
 sign-in. --token, --oauth, --header, --era and $TASKWIRE_TOKEN are for one
 server, and used only if all tasks that can be asked about are there.
@@ -56,13 +62,16 @@ server, and used only if all tasks that can be asked about are there.
 Exit codes:
   0  there they are
   2  an option for one server was given, and there are several
-  3  the list cannot be read";
+  3  the list cannot be read, or the server has none";
 
-/// List the tasks that were started from here.
+/// List the tasks that were started from here, or all of the caller's on a server.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Tasks {
-    /// Also those that ended long ago
+    /// List the caller's tasks on this server, whoever started them
+    #[arg(conflicts_with_all = ["offline", "prune", "forget"])]
+    server: Option<String>,
+    /// Also those that ended long ago; of a server all pages
     #[arg(long)]
     all: bool,
     /// Do not ask the servers: show what was seen last
@@ -205,6 +214,9 @@ impl Row {
 impl Tasks {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
         let home = Home::open()?;
+        if let Some(server) = &self.server {
+            return listing::show(&self, &home, server).await;
+        }
         let ledger = home.ledger()?;
         if !self.forget.is_empty() {
             return self.strike_out(&home);

@@ -23,11 +23,13 @@ use crate::{
 const EXAMPLES: &str = "Examples:
   taskwire tools http://127.0.0.1:8787/mcp
   taskwire tools demo countdown                one tool, with an example
+  taskwire tools                               those of the default server
   taskwire tools 'stdio:taskwire serve --stdio'
   taskwire tools demo --json | jq -r .name
 
 SERVER is a URL, stdio:<command line>, or a name from the client's
-configuration (`taskwire call --help`).
+configuration, and may be left out if that has a default (`taskwire call
+--help`): a first word that names no server is then the tool.
 
 Exit codes:
   0  there they are
@@ -38,8 +40,8 @@ Exit codes:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Tools {
-    /// URL, stdio:<command line>, or a name from the client's configuration
-    server: String,
+    /// URL, stdio:<command line>, or a name from the client's configuration, which may have a default
+    server: Option<String>,
     /// Only this one, in detail
     name: Option<String>,
     /// Print the tools as the server describes them, one JSON object a line
@@ -61,20 +63,26 @@ pub(super) fn pick<'a>(server: &str, tools: &'a [ToolInfo], name: &str) -> Resul
 impl Tools {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
         let home = Home::open()?;
-        let server = home.book.find(&self.server)?;
+        let words: Vec<String> = self.server.iter().chain(&self.name).cloned().collect();
+        let (server, server_name, rest) = home.book.choose(&words)?;
+        let name = match rest {
+            [] => None,
+            [name] => Some(name),
+            [first, ..] => return Err(home.book.unknown(first)),
+        };
         let client = self.connection.open(&server, home.wish()).await?;
         let tools = client.tools().await?;
-        let chosen = match &self.name {
-            Some(name) => vec![pick(&self.server, &tools, name)?],
+        let chosen = match name {
+            Some(name) => vec![pick(&server_name, &tools, name)?],
             None => tools.iter().collect(),
         };
         let surroundings = Surroundings::look();
-        let text: String = match (self.json, self.name.is_some()) {
+        let text: String = match (self.json, name.is_some()) {
             (true, _) => chosen.iter().map(|tool| escape::json(format!("{}\n", tool.raw))).collect(),
-            (false, true) => chosen.iter().map(|tool| detail(&self.server, tool, surroundings.stdout_paint())).collect(),
+            (false, true) => chosen.iter().map(|tool| detail(&server_name, tool, surroundings.stdout_paint())).collect(),
             (false, false) => {
                 if chosen.is_empty() {
-                    screen::write(&format!("taskwire: {} has no tools\n", self.server));
+                    screen::write(&format!("taskwire: {server_name} has no tools\n"));
                     String::new()
                 } else {
                     overview(&chosen, surroundings)

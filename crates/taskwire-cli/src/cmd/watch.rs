@@ -10,22 +10,29 @@ use crate::{
         connection::Connection,
         exit::{Exit, Problem},
         follow::{Follow, Manner},
-        home::{Found, Home},
+        home::{Found, Home, name_of},
         signals::unless_stopped,
     },
-    term::paint::{shell_word, span},
+    term::{
+        escape,
+        paint::{shell_word, span},
+        screen,
+    },
 };
 
 /// So long every server knows a call by its key that knows any.
 const SURELY_KNOWN: Duration = Duration::from_secs(3600);
 
 const EXAMPLES: &str = "Examples:
+  taskwire watch                        the latest task that was not seen to end
   taskwire watch 01k3v9x2m4qa           goes on where the output was left
   taskwire watch 01k3v9x2m4qa --from 0  shows all of it
   taskwire watch https://host/mcp#ID    a task that was started elsewhere
 
 TASK is an id, a beginning of it that no other task has (`taskwire tasks`),
-or SERVER#ID.
+or SERVER#ID (`taskwire tasks SERVER`). An id that is not known here is looked
+for at the default server, if there is one. Without TASK it is the latest that
+was started from here and was not seen to end, else the latest.
 How far the output was shown is counted to the byte: what `call` printed before
 it was killed and what `watch` prints then, joined, are the output. (Behind
 `>>`, and on other systems than Linux, up to 4096 bytes may come twice.)
@@ -38,8 +45,8 @@ Questions, output and exit codes are those of `taskwire call`.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Watch {
-    /// Id or a unique beginning of it, or SERVER#ID
-    task: String,
+    /// Id or a unique beginning of it, or SERVER#ID [default: the latest that has not ended]
+    task: Option<String>,
     /// Begin with this piece of output, counted from 0
     #[arg(long, value_name = "SEQ", conflicts_with = "no_stream")]
     from: Option<u64>,
@@ -68,19 +75,30 @@ impl Watch {
             "this call was sent {} ago, and its answer was never seen; its server may have forgotten it, and would do the work once more: \
              `taskwire watch {} --again` sends it all the same, `taskwire tasks --forget` strikes it out",
             span(age),
-            shell_word(&self.task)
+            shell_word(self.task.as_deref().unwrap_or_else(|| name_of(&found.reference)))
         )))
     }
 
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
         let home = Home::open()?;
-        let mut found = home.find(&self.task)?;
+        let mut found = match &self.task {
+            Some(task) => home.find(task)?,
+            None => {
+                let found = home.latest()?;
+                let (id, tool) = (escape::line(name_of(&found.reference)), escape::line(&found.reference.tool));
+                if !self.json {
+                    screen::write(&format!("taskwire: task {id} ({tool})\n"));
+                }
+                found
+            }
+        };
         self.check(&found)?;
         let client = unless_stopped(home.reach(&mut found, &self.connection, !self.no_stream)).await?;
         let manner = Manner {
             json: self.json,
             detach: false,
             result_only: self.no_stream,
+            cancels: false,
             is_attached: true,
             is_new_here: found.entry.is_none(),
             keeps_place: self.from.is_none(),

@@ -254,7 +254,8 @@ impl Config {
         let current = std::env::current_dir()?;
         let secrets: BTreeSet<String> = secrets.iter().cloned().chain(self.auth.variables()).collect();
         let secrets: Vec<String> = secrets.into_iter().collect();
-        let dir = std::path::absolute(current.join(base(&self.source.path)))?;
+        // Without a slash at its end, however the file was named: a tool that is read again must be found to be the same.
+        let dir: PathBuf = std::path::absolute(current.join(base(&self.source.path)))?.components().collect();
         let common = Common { dir: &dir, inline_bytes: self.inline_bytes, remove_env: &secrets };
         let mut definitions = Vec::with_capacity(self.tool.len());
         for (n, tool) in self.tool.iter().enumerate() {
@@ -509,6 +510,9 @@ mod tests {
         let current = std::env::current_dir().expect("there is one");
         assert_eq!(cwd("/etc/taskwire.toml"), Path::new("/etc"));
         assert_eq!((cwd("taskwire.toml"), cwd("a/taskwire.toml")), (current.clone(), current.join("a")));
+        for file in ["taskwire.toml", "./taskwire.toml"] {
+            assert_eq!(cwd(file).as_os_str(), current.as_os_str(), "letter by letter, as when it is read again by its whole path: {file}");
+        }
         assert_eq!((cwd("/dev/stdin"), cwd("/proc/self/fd/0")), (current.clone(), current), "a pipe is nowhere");
     }
 

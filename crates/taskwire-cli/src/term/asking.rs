@@ -39,7 +39,7 @@ struct Sheet {
     schema: Value,
     fields: Vec<Field>,
     content: Map<String, Value>,
-    /// The field that is asked for; behind the last: whether to send it.
+    /// The field that is asked for; behind the last of several: whether to send it.
     at: usize,
 }
 
@@ -175,11 +175,7 @@ impl Sheet {
         text
     }
 
-    /// With one field there is nothing to sum up.
     fn summary(&self) -> String {
-        if self.fields.len() < 2 {
-            return String::new();
-        }
         let line = |field: &Field| Some(format!("  {}: {}\n", escape::line(&field.title), shown(self.content.get(&field.name)?)));
         self.fields.iter().filter_map(line).collect()
     }
@@ -206,9 +202,15 @@ impl Sheet {
                     None => self.content.remove(&field.name),
                 };
                 self.at += 1;
-                Step::Ask(self.introduction(paint))
+                // Who was asked one thing and has answered it is not asked whether that is meant.
+                if self.fields.len() == 1 { self.send("", paint) } else { Step::Ask(self.introduction(paint)) }
             }
-            Err(reason) => Step::Ask(complaint(&reason, paint)),
+            // What can be no value of the only field may say what is to become of the question.
+            Err(reason) => match line.trim().to_ascii_lowercase().as_str() {
+                "d" | "decline" if self.fields.len() == 1 => Step::Answer(Answer::decline()),
+                "c" | "cancel" if self.fields.len() == 1 => Step::Answer(Answer::cancel()),
+                _ => Step::Ask(complaint(&reason, paint)),
+            },
         }
     }
 
@@ -216,6 +218,8 @@ impl Sheet {
         match word {
             "d" | "decline" => Step::Answer(Answer::decline()),
             "c" | "cancel" => Step::Answer(Answer::cancel()),
+            // Without a field there is nothing to change: no is the answer.
+            "n" | "no" if self.fields.is_empty() => Step::Answer(Answer::decline()),
             "n" | "no" => {
                 self.restart();
                 Step::Ask(self.introduction(paint))

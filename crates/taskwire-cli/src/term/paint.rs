@@ -3,8 +3,10 @@
 use std::{
     ffi::OsStr,
     io::{IsTerminal, stderr, stdin, stdout},
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
+
+use taskwire_core::Timestamp;
 
 /// What this process is attached to.
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +106,12 @@ pub(crate) fn span(span: Duration) -> String {
         (0, _, _) => format!("{hours}h {:02}m", minutes % 60),
         _ => format!("{days}d {:02}h", hours % 24),
     }
+}
+
+/// A moment as servers write it.
+pub(crate) fn moment(text: &str) -> Option<Timestamp> {
+    let since = humantime::parse_rfc3339_weak(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+    Some(Timestamp::from_millis(i64::try_from(since.as_millis()).ok()?))
 }
 
 /// A word as a shell reads it back.

@@ -8,7 +8,7 @@ use taskwire_core::Timestamp;
 
 use super::{
     escape,
-    paint::{Paint, Surroundings, span},
+    paint::{Paint, Surroundings, moment, span},
 };
 
 /// How often the line is drawn.
@@ -153,6 +153,11 @@ impl Screen {
         self.work.progress = None;
     }
 
+    /// The task was begun then, by its server's clock, and not when we came to watch it.
+    pub(crate) fn began(&mut self, at: &str) {
+        self.work.began(at, SystemClock.now());
+    }
+
     /// Whether there is a connection.
     pub(crate) fn link(&mut self, is_there: bool) {
         self.work.is_cut_off = !is_there;
@@ -253,6 +258,13 @@ impl Work {
         self.message = Some(before.to_owned()).filter(|before| !before.is_empty());
     }
 
+    fn began(&mut self, at: &str, now: Timestamp) {
+        // A clock that is ahead of ours says nothing.
+        if let Some(at) = moment(at).filter(|at| *at <= now) {
+            self.since = at;
+        }
+    }
+
     fn text(&self, elapsed: Duration, unicode: bool) -> String {
         let mut head = if self.tool.is_empty() { "task".to_owned() } else { self.tool.clone() };
         match self.progress {
@@ -330,6 +342,18 @@ mod tests {
         }
         work.is_cut_off = true;
         assert_eq!(work.text(Duration::from_secs(12), true), "bake · reconnecting · 12s");
+    }
+
+    #[test]
+    fn time_is_counted_from_the_beginning_of_the_task() {
+        let (since, now) = (Timestamp::from_millis(1_785_196_900_000), Timestamp::from_millis(1_785_196_985_000));
+        let mut work = Work { tool: "bake".to_owned(), progress: None, is_counted: false, message: None, is_cut_off: false, since };
+        for useless in ["", "soon", "2026-07-28T00:03:06Z"] {
+            work.began(useless, now);
+            assert_eq!(work.since, since, "{useless}");
+        }
+        work.began("2026-07-28T00:00:00.000Z", now);
+        assert_eq!(now.since(work.since), Duration::from_secs(185));
     }
 
     #[test]

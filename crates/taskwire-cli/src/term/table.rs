@@ -4,8 +4,9 @@ use super::screen::fit;
 
 /// Between two columns.
 const GAP: &str = "  ";
-/// What is left of a last column that is cut.
+/// What is left at least of a last column that is cut, and which part of the window.
 const LAST_COLUMNS_MIN: usize = 8;
+const LAST_PART: usize = 3;
 
 /// What may become of the last column where the window is too narrow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +60,7 @@ fn widths(rows: &[Vec<Cell>], last: Last, columns: Option<usize>) -> Vec<usize> 
     }
     let Some(columns) = columns else { return widths };
     let Some((own, inner)) = widths.split_last_mut() else { return widths };
-    let kept = if last == Last::Whole { *own } else { (*own).min(LAST_COLUMNS_MIN) };
+    let kept = if last == Last::Whole { *own } else { (*own).min(LAST_COLUMNS_MIN.max(columns / LAST_PART)) };
     let wanted = |inner: &[usize]| inner.iter().map(|width| width + GAP.len()).sum::<usize>() + kept;
     while wanted(inner) > columns {
         match inner.iter_mut().max() {
@@ -124,6 +125,15 @@ mod tests {
         for columns in 1..20 {
             lines(&rows(ROWS), Last::Cut, Some(columns), true);
         }
+    }
+
+    #[test]
+    fn long_columns_leave_a_third_of_the_window_to_the_last() {
+        let long =
+            ["render_scene_with_options", "scene [height] [layers] [preview] [quality] [width]", "Renders a scene with all its layers"];
+        let lines = lines(&rows(&[&long, &["b", "", "Short"]]), Last::Cut, Some(80), true);
+        assert_eq!(lines[0], "render_scene_with_options  scene [height] [layers] …  Renders a scene with all …");
+        assert_eq!(lines[1], format!("b{}Short", " ".repeat(53)));
     }
 
     #[test]

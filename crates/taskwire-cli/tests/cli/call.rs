@@ -124,9 +124,22 @@ fn each_way_to_fail_has_a_code_of_its_own() {
     let ended = bug.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
     assert!(ended.err.contains("taskwire: the task failed: "), "{}", ended.err);
-    let ended = user.run(&["call", &url, "countdown", "from=0"]);
-    assert_eq!(ended.code, Some(1), "the server checks arguments, too: {ended:?}");
-    assert!(ended.out.contains("The arguments of `countdown` are not valid"), "{ended:?}");
+}
+
+#[test]
+fn what_does_not_fit_the_schema_has_one_code_whoever_finds_it() {
+    let body = |_: Ctx| async { Err::<String, _>(ToolError::protocol(-32602, "no such city")) };
+    let schema = json!({"type": "object", "properties": {"days": {"type": "integer", "minimum": 1}, "city": {"type": "string"}}});
+    let tool = Tool::raw("weather", "Tells the weather", schema, body).task(TaskMode::Never);
+    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let url = fixture.url();
+    user.run(&["call", &url, "weather", "days=few"]).is_refusal("`days` must be an integer, not `few`");
+    user.run(&["call", &url, "weather", "days=0"]).is_refusal("the arguments of `weather` do not fit: `days`: 0 is less than 1");
+    user.run(&["call", &url, "weather", "{\"city\": 7}"])
+        .is_refusal("the arguments of `weather` do not fit: `city`: 7 is not of type \"string\"");
+    user.run(&["call", &url, "weather", "city=Nowhere"]).is_refusal("no such city (code -32602)");
+    let last = user.run(&["call", &url, "weather", "city=Nowhere", "--json"]).json().pop().expect("a last line");
+    assert_eq!((&last["kind"], &last["code"]), (&json!("usage"), &json!(-32602)), "{last}");
 }
 
 #[test]
@@ -224,7 +237,8 @@ fn what_cannot_be_meant_is_refused_with_what_may_have_been() {
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
         assert!(ended.err.starts_with(beginning), "{}", ended.err);
     }
-    let ended = user.run(&["call", &url]);
+    user.run(&["call", &url]).is_refusal(&format!("which tool? `taskwire tools {url}` lists them"));
+    let ended = user.run(&["call"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.err.contains("Usage: taskwire call"), "{}", ended.err);
 }
@@ -303,33 +317,55 @@ fn a_detached_call_prints_its_task_and_returns() {
 }
 
 #[test]
-fn an_interrupt_cancels_the_task_and_a_termination_leaves_it() {
+fn an_interrupt_and_a_termination_leave_the_task_running() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
+    for signal in ["INT", "TERM"] {
+        let mut running = user.start(&["call", &fixture.url(), "steps"]);
+        let task = running.task();
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), ""), "{signal}: {ended:?}");
+        let lines: Vec<&str> = ended.err.lines().skip(1).collect();
+        let way_back = lines.first().and_then(|line| line.strip_prefix("taskwire: left running; come back with: taskwire watch "));
+        let prefix = way_back.filter(|prefix| prefix.len() >= 12 && task.starts_with(prefix)).unwrap_or_else(|| panic!("{ended:?}"));
+        let cancel = format!("taskwire: Ctrl-C again cancels it, and so does: taskwire cancel {prefix}");
+        assert_eq!(lines[1..], [cancel][..usize::from(signal == "INT")], "{signal}");
+        assert_eq!(user.task(&task)["status"], "working", "{signal}");
+    }
+}
+
+#[test]
+fn a_second_interrupt_cancels_the_task_and_so_does_the_first_of_who_said_so() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
     let mut running = user.start(&["call", &fixture.url(), "steps"]);
     let task = running.task();
     running.signal("INT");
+    running.err.until("taskwire: Ctrl-C again cancels it");
+    running.signal("INT");
     let ended = running.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(4), ""), "{ended:?}");
-    assert!(ended.err.contains("taskwire: cancelling… (Ctrl-C again leaves it running)\ntaskwire: cancelled"), "{}", ended.err);
+    assert!(ended.err.contains("taskwire: cancelling…\ntaskwire: cancelled"), "{}", ended.err);
     assert_eq!(user.task(&task)["status"], "cancelled");
 
-    let mut running = user.start(&["call", &fixture.url(), "steps"]);
+    let mut running = user.start(&["call", &fixture.url(), "steps", "--cancel-on-interrupt"]);
     let task = running.task();
-    running.signal("TERM");
+    running.signal("INT");
     let ended = running.end();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let way_back = ended.err.lines().last().and_then(|line| line.strip_prefix("taskwire: left running; come back with: taskwire watch "));
-    assert!(way_back.is_some_and(|prefix| prefix.len() >= 12 && task.starts_with(prefix)), "{}", ended.err);
-    assert_eq!(user.task(&task)["status"], "working");
+    assert_eq!(ended.code, Some(4), "{ended:?}");
+    assert!(!ended.err.contains("left running") && ended.err.contains("taskwire: cancelling…\ntaskwire: cancelled"), "{}", ended.err);
+    assert_eq!(user.task(&task)["status"], "cancelled");
 }
 
 #[test]
 fn programs_are_told_that_a_task_is_left_or_cancelled() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
-    for (signal, code) in [("TERM", 0), ("INT", 4)] {
-        let mut running = user.start(&["call", &fixture.url(), "steps", "--json"]);
+    let url = fixture.url();
+    let args = ["call", url.as_str(), "steps", "--json", "--cancel-on-interrupt"];
+    for (signal, args, code) in [("TERM", &args[..4], 0), ("INT", &args[..4], 0), ("INT", &args[..], 4)] {
+        let mut running = user.start(args);
         running.out.until("\"event\":\"task\"");
         running.signal(signal);
         let ended = running.end();
@@ -338,7 +374,7 @@ fn programs_are_told_that_a_task_is_left_or_cancelled() {
         check_events(&lines);
         let task = lines[0]["taskId"].clone();
         let last = lines.last().expect("a last line");
-        if signal == "TERM" {
+        if code == 0 {
             assert_eq!(*last, json!({"event": "status", "taskId": task, "detached": true}));
         } else {
             assert!(lines.contains(&json!({"event": "status", "taskId": task, "cancelling": true})), "{lines:?}");
@@ -377,14 +413,49 @@ fn a_call_that_is_no_task_is_given_up_and_its_server_told() {
     let (user, gate) = (User::new(), Gate::closed());
     let (tool, news) = hold(&gate);
     let fixture = Fixture::serve([tool]);
-    let running = user.start(&["call", &fixture.url(), "hold"]);
+    let running = user.start(&["call", &fixture.url(), "hold", "--cancel-on-interrupt"]);
     assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
     running.signal("INT");
     let ended = running.end();
-    let words = "taskwire: cancelling… (Ctrl-C again leaves it running)\ntaskwire: given up\n";
+    let words = "taskwire: cancelling…\ntaskwire: given up\n";
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", words));
     assert_eq!(news.recv_timeout(PATIENCE), Ok("over"), "nobody opened the gate");
     assert!(user.ledger().entries().expect("a list").is_empty(), "there is nothing to come back to");
+
+    let mut running = user.start(&["call", &fixture.url(), "hold"]);
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    running.signal("INT");
+    let way_back = running.err.until("taskwire: Ctrl-C again gives it up\n");
+    assert!(way_back.starts_with("taskwire: left running; come back with: taskwire watch "), "{way_back}");
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!((ended.code, ended.err), (Some(4), format!("{way_back}{words}")));
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("over"), "nobody opened the gate");
+}
+
+#[test]
+fn a_result_that_comes_before_the_call_was_left_is_shown() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let (tool, news) = hold(&gate);
+    let fixture = Fixture::serve([tool]);
+    let mut running = user.start(&["call", &fixture.url(), "hold"]);
+    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    running.signal("INT");
+    running.err.until("taskwire: Ctrl-C again gives it up\n");
+    gate.open(1);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "held\n"), "nobody else would get it: {ended:?}");
+}
+
+#[test]
+fn an_interrupt_gives_up_what_could_not_be_found_again() {
+    let user = User::new();
+    let (puppet, called) = Puppet::silent();
+    let running = user.start(&["call", &puppet.url(), "hold"]);
+    called.recv_timeout(PATIENCE).expect("it is called");
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", "taskwire: given up\n"), "it knows no keys");
 }
 
 #[test]
@@ -393,11 +464,11 @@ fn a_call_that_is_no_task_yet_can_be_left_and_come_back_to() {
     let (tool, news) = hold(&gate);
     let fixture = Fixture::serve([tool]);
     let url = fixture.url();
-    for json in [false, true] {
+    for (json, signal) in [(false, "TERM"), (true, "TERM"), (true, "INT")] {
         let args = ["call", url.as_str(), "hold", "--json"];
         let running = user.start(if json { &args } else { &args[..3] });
         assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
-        running.signal("TERM");
+        running.signal(signal);
         let ended = running.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let sent = user.run(&["tasks", "--json"]).json().pop().expect("it is listed");
@@ -508,6 +579,17 @@ fn a_server_can_be_a_program_that_is_started() {
 }
 
 #[test]
+fn a_server_that_ends_is_told_with_its_exit_code_and_its_last_lines() {
+    let user = User::new();
+    user.configure("[server.broken]\ncommand = [\"sh\", \"-c\", \"echo Traceback >&2; echo 'no module named mcp' >&2; exit 7\"]\n");
+    let ended = user.run(&["tools", "broken"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
+    let words = ": the server ended with exit code 7; its last lines:\n  Traceback\n  no module named mcp\n";
+    assert!(ended.err.starts_with("taskwire: cannot reach stdio:sh -c ") && ended.err.ends_with(words), "{ended:?}");
+    assert!(!ended.err.contains("has not answered yet"), "{ended:?}");
+}
+
+#[test]
 fn a_server_has_a_name_in_the_configuration() {
     let (user, fixture) = (User::new(), Fixture::serve([echo()]));
     let file = user.configure(&format!("[server.demo]\nurl = \"{}\"\n", fixture.url()));
@@ -515,13 +597,53 @@ fn a_server_has_a_name_in_the_configuration() {
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\"text\":\"x\"}\n"), "{ended:?}");
     let neither = |name: &str| format!("`{name}` is neither a URL, nor stdio:<command line>, nor a server in {file}");
     user.run(&["call", "demp", "echo"]).is_refusal(&format!("{}; did you mean `demo`?", neither("demp")));
-    user.run(&["call", "h:1", "echo"]).is_refusal(&format!("{}; did you mean http://h:1/mcp?", neither("h:1")));
+    user.run(&["call", "h:x", "echo"]).is_refusal(&neither("h:x"));
     user.configure("[server.demo]\nurll = \"http://h/mcp\"\n");
     let ended = user.run(&["call", "demo", "echo"]);
     assert_eq!(ended.code, Some(2));
     for expected in [format!("taskwire: {file} cannot be used: ").as_str(), "line 2", "did you mean `url`?"] {
         assert!(ended.err.contains(expected), "`{expected}` in: {}", ended.err);
     }
+}
+
+#[test]
+fn a_default_server_need_not_be_named() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let url = fixture.url();
+    let file = user.configure(&format!("default = \"demo\"\n\n[server.demo]\nurl = \"{url}\"\n\n[server.echo]\nurl = \"{url}\"\n"));
+    for args in [&["call", "demo", "echo", "text=x"] as &[&str], &["call", &url, "echo", "text=x"], &["call", "echo", "echo", "text=x"]] {
+        assert_eq!(user.run(args).out, "{\"text\":\"x\"}\n", "a word that names a server is the server: {args:?}");
+    }
+    user.run(&["call", "echo"]).is_refusal("which tool? `taskwire tools echo` lists them");
+    user.configure(&format!("default = \"demo\"\n\n[server.demo]\nurl = \"{url}\"\n"));
+    assert_eq!(user.run(&["call", "echo", "text=x"]).out, "{\"text\":\"x\"}\n");
+    assert!(user.run(&["tools"]).out.contains("Gives its arguments back"));
+    assert!(user.run(&["tools", "echo"]).out.ends_with("taskwire call demo echo 'text=…'\n"));
+    user.run(&["call", "ecko", "text=x"]).is_refusal("demo has no tool `ecko`; did you mean `echo`? `taskwire tools demo` lists them");
+    user.configure(&format!("[server.demo]\nurl = \"{url}\"\n"));
+    user.run(&["tools"]).is_refusal(&format!("which server? Name one, or set `default = \"NAME\"` in {file}"));
+    user.run(&["tools", "echo"]).is_refusal(&format!("`echo` is neither a URL, nor stdio:<command line>, nor a server in {file}"));
+}
+
+#[test]
+fn an_address_without_a_scheme_means_what_it_says() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let port = fixture.port;
+    for server in [format!("localhost:{port}/mcp"), format!("127.0.0.1:{port}/mcp"), format!("127.0.0.1:{port}")] {
+        let ended = user.run(&["call", &server, "echo", "text=x"]);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\"text\":\"x\"}\n"), "{server}: {ended:?}");
+    }
+    user.configure(&format!("[server.demo]\nurl = \"127.0.0.1:{port}/mcp\"\n"));
+    assert_eq!(user.run(&["call", "demo", "echo", "text=x"]).code, Some(0), "in the file as well");
+}
+
+#[test]
+fn https_to_a_port_of_plain_http_says_so() {
+    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let url = format!("https://127.0.0.1:{}/mcp", fixture.port);
+    let ended = user.run(&["tools", &url]);
+    let words = format!("taskwire: cannot reach {url}: it does not speak https there, but probably plain http: use http:// instead\n");
+    assert_eq!((ended.code, ended.out.as_str(), ended.err), (Some(3), "", words));
 }
 
 #[test]

@@ -159,6 +159,9 @@ pub(crate) fn echo() -> Tool {
 /// What a puppet says to a request: its method and parameters, and the result. Nothing if nobody is let in.
 type Script = dyn Fn(&str, &Value) -> Option<String> + Send + Sync;
 
+/// What a puppet says about itself.
+const DISCOVERED: &str = r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}"#;
+
 /// A server of which each word is the test's, and which remembers what it was told.
 #[derive(Debug)]
 pub(crate) struct Puppet {
@@ -186,13 +189,49 @@ impl Puppet {
         Self::play(Arc::new(|_: &str, _: &Value| None::<String>))
     }
 
+    /// One whose only tool, `hold`, never comes to anything; and that it was called.
+    pub(crate) fn silent() -> (Self, mpsc::Receiver<()>) {
+        let (sender, called) = mpsc::channel();
+        let script = move |method: &str, _: &Value| {
+            Some(match method {
+                "server/discover" => DISCOVERED.to_owned(),
+                "tools/list" => r#"{"resultType":"complete","tools":[{"name":"hold","inputSchema":{"type":"object"}}]}"#.to_owned(),
+                _ => {
+                    let _ = sender.send(());
+                    loop {
+                        thread::park();
+                    }
+                }
+            })
+        };
+        (Self::play(Arc::new(script)), called)
+    }
+
+    /// One with a task that works and was begun then.
+    pub(crate) fn working(task: &'static str, since: String) -> Self {
+        Self::play(Arc::new(move |method: &str, _: &Value| {
+            Some(match method {
+                "server/discover" => {
+                    let tasks = r#""extensions":{"io.modelcontextprotocol/tasks":{}}"#;
+                    DISCOVERED.replace(r#""tools":{}"#, tasks)
+                }
+                "tasks/get" => json!({
+                    "resultType": "complete", "taskId": task, "status": "working", "createdAt": since, "lastUpdatedAt": since,
+                    "ttlMs": null, "pollIntervalMs": 1000,
+                })
+                .to_string(),
+                _ => loop {
+                    thread::park();
+                },
+            })
+        }))
+    }
+
     /// One whose only tool, `ask`, asks this (`inputRequests`, word for word) and comes to the answers.
     pub(crate) fn asking(questions: &'static str) -> Self {
         Self::play(Arc::new(move |method: &str, params: &Value| {
             Some(match (method, params.get("inputResponses")) {
-                ("server/discover", _) => {
-                    r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}"#.to_owned()
-                }
+                ("server/discover", _) => DISCOVERED.to_owned(),
                 ("tools/list", _) => r#"{"resultType":"complete","tools":[{"name":"ask","inputSchema":{"type":"object"}}]}"#.to_owned(),
                 (_, Some(answers)) => {
                     json!({"resultType": "complete", "content": [{"type": "text", "text": answers.to_string()}]}).to_string()

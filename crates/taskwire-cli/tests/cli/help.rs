@@ -38,9 +38,17 @@ fn the_help_of_each_command_shows_how_and_what_its_exit_code_means() {
 #[test]
 fn the_help_of_call_names_every_option_and_every_kind_of_argument() {
     let (_, text, _) = run(&["call", "--help"]);
-    for option in
-        ["--detach", "--json", "--no-stream", "--token <TOKEN>", "--oauth", "--header <'NAME: VALUE'>", "--era <ERA>", "[default: auto]"]
-    {
+    for option in [
+        "--detach",
+        "--json",
+        "--no-stream",
+        "--cancel-on-interrupt",
+        "--token <TOKEN>",
+        "--oauth",
+        "--header <'NAME: VALUE'>",
+        "--era <ERA>",
+        "[default: auto]",
+    ] {
         assert!(text.contains(option), "`{option}` in: {text}");
     }
     for kind in ["key=value", "key:=json", "key@=FILE", "standard input", "stdio:<command line>", "[server.demo]", "env:DEMO_TOKEN"] {

@@ -12,12 +12,13 @@ use crate::{
 
 /// One tool that says a word.
 fn says(name: &str, word: &str) -> String {
-    format!("[[tool]]\nname = \"{name}\"\ncommand = [\"echo\", \"{word}\"]\n\n")
+    format!("[[tool]]\nname = \"{name}\"\ndescription = \"Says a word\"\ncommand = [\"echo\", \"{word}\"]\n\n")
 }
 
 /// A tool that says that it runs, waits until somebody writes to the pipe, and says what that was.
 fn waits(name: &str, pipe: &str) -> String {
-    format!("[[tool]]\nname = \"{name}\"\ncommand = [\"sh\", \"-c\", 'echo waiting; cat \"$1\"', \"sh\", \"{pipe}\"]\n\n")
+    let command = format!("[\"sh\", \"-c\", 'echo waiting; cat \"$1\"', \"sh\", \"{pipe}\"]");
+    format!("[[tool]]\nname = \"{name}\"\ndescription = \"Waits for a word\"\ncommand = {command}\n\n")
 }
 
 /// A pipe with a name.
@@ -272,7 +273,7 @@ fn what_the_server_does_not_understand_is_refused_and_harms_nothing() {
 #[test]
 fn what_is_probably_not_meant_so_is_said_beside_the_changes() {
     let mut served = Served::with(&says("a", "one"));
-    served.write("[[tool]]\nname = \"a\"\ncommand = [\"no-such-program-here\"]\n");
+    served.write("[[tool]]\nname = \"a\"\ndescription = \"Says a word\"\ncommand = [\"no-such-program-here\"]\n");
     let ended = served.reload();
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "changed: a; unchanged: 0\n"), "{ended:?}");
     let words = format!("{}: tool `a`: the program `no-such-program-here` is not found in PATH: is it installed?", served.file);
@@ -282,6 +283,34 @@ fn what_is_probably_not_meant_so_is_said_beside_the_changes() {
     let words = format!("{}: tool `a`: `/properties/z` is an array without `items`: OpenAI, Gemini and VS Code", served.file);
     let ended = served.reload();
     assert!(ended.err.starts_with(&format!("warning: {words}")), "what some clients refuse is said, too: {ended:?}");
+}
+
+#[test]
+fn a_file_that_was_named_from_where_one_was_is_found_unchanged() {
+    let user = User::new();
+    std::fs::create_dir(user.path("sub")).expect("a directory");
+    let config = format!("data = \"tasks\"\n{}", says("a", "one"));
+    for file in ["taskwire.toml", "./taskwire.toml", "sub/taskwire.toml"] {
+        user.write(file, &config);
+        let here = |args: &[&str]| Running::start(user.command(args).current_dir(user.path(".")));
+        let mut server = here(&["serve", file, "--listen", "127.0.0.1:0"]);
+        server.out.line_with("  endpoint  ");
+        let ended = here(&["reload", file]).end();
+        assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "unchanged: 1\n", ""), "{file}");
+        server.signal("TERM");
+        assert_eq!(server.end().code, Some(0), "{file}");
+    }
+}
+
+#[test]
+fn a_description_that_says_only_what_is_run_earns_a_warning() {
+    let mut served = Served::with("[[tool]]\nname = \"a\"\ncommand = [\"sh\", \"-c\", \"echo one\"]\n");
+    let words =
+        "tool `a`: its description says only which program it runs: models choose tools by it, so say in `description` what it does";
+    served.running.err.until(&format!("warning: {}: {words}\n", served.file));
+    assert_eq!(served.reload().err, format!("warning: {}: {words}\n", served.file));
+    served.write("[[tool]]\nname = \"a\"\ndescription = \"Says one\"\ncommand = [\"sh\", \"-c\", \"echo one\"]\n");
+    assert_eq!(served.reloaded(), "changed: a; unchanged: 0\n");
 }
 
 #[test]

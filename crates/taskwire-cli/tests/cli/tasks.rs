@@ -7,10 +7,11 @@ use taskwire::{
     client::{Era, Reference, Status},
     clock::{Clock, SystemClock},
     core::{Payload, Timestamp},
+    server::Config,
 };
 
 use crate::{
-    fixture::{Fixture, Gate, steps},
+    fixture::{Fixture, Gate, Puppet, steps},
     kit::{Server, TempDir},
     user::{Ended, User},
 };
@@ -208,6 +209,102 @@ fn what_is_for_one_server_is_not_told_to_several() {
     user.run(&["tasks", "--token", "s3cret"]).is_refusal(
         "--token, --oauth, --header and --era are for one server, and these tasks are at 2: say it in the client's configuration",
     );
+}
+
+// On a server.
+
+/// A server with a tool that never ends.
+fn endless(config: Config) -> Fixture {
+    Fixture::serve_with([steps("steps", &Gate::closed(), ["x"], "done")], config)
+}
+
+/// The ids of the tasks that are listed, an object a line.
+fn ids(ended: &Ended) -> Vec<String> {
+    ended.json().iter().map(|line| line["taskId"].as_str().expect("an id").to_owned()).collect()
+}
+
+/// Lists the tasks of the caller and follows them, from elsewhere than where they were started.
+fn lists_from_elsewhere(era: &str, tool: &Value) {
+    let (owner, other, fixture) = (User::new(), User::new(), endless(Config::default()));
+    let url = fixture.url();
+    let none = other.run(&["tasks", &url, "--era", era]);
+    assert_eq!((none.code, none.out.as_str(), none.err), (Some(0), "", format!("taskwire: {url} has no tasks of yours\n")));
+    let (older, newer) = (owner.detach(&url, "steps"), owner.detach(&url, "steps"));
+    let ended = other.run(&["tasks", &url, "--json", "--era", era]);
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{ended:?}");
+    assert_eq!(ids(&ended), [newer.as_str(), older.as_str()]);
+    let first = &ended.json()[0];
+    for (key, value) in [("server", &json!(url)), ("era", &json!(era)), ("tool", tool), ("status", &json!("working"))] {
+        assert_eq!(first[key], *value, "{first}");
+    }
+    assert!(first["createdAt"].is_string() && first["updatedAt"].is_string(), "{first}");
+    assert!(other.run(&["tasks"]).out.is_empty(), "to list is not to adopt");
+
+    let ended = other.run(&["tasks", &url, "--era", era]);
+    let (rows, named) = (cells(&ended), format!("{url}#{newer}"));
+    assert_eq!(rows[0], ["AGE", "STATUS", "TOOL", "TASK"]);
+    assert_eq!(rows[1][1..], ["working", tool.as_str().unwrap_or("-"), named.as_str()], "{ended:?}");
+    assert_eq!(ended.err, format!("taskwire: go on with: taskwire watch {named}\n"));
+    let ended = owner.run(&["tasks", &url, "--era", era]);
+    let own = cells(&ended);
+    assert!(newer.starts_with(own[1][3].as_str()) && own[1][2] == "steps", "what is known here has a short name: {ended:?}");
+    assert_eq!(other.task(&rows[2][3])["taskId"], older.as_str());
+    assert_eq!(other.run(&["cancel", &rows[2][3], "--wait"]).code, Some(0));
+    assert_eq!(owner.task(&older)["status"], "cancelled");
+}
+
+#[test]
+fn a_server_lists_the_tasks_of_the_caller_whoever_started_them() {
+    lists_from_elsewhere("modern", &json!("steps"));
+}
+
+#[test]
+fn in_a_session_a_server_lists_them_as_well() {
+    lists_from_elsewhere("legacy", &Value::Null);
+}
+
+#[test]
+fn a_long_list_is_shown_by_its_first_page_or_wholly() {
+    let (user, fixture) = (User::new(), endless(Config { page_len: 2, ..Config::default() }));
+    let url = fixture.url();
+    let mut all: Vec<String> = (0..3).map(|_| user.detach(&url, "steps")).collect();
+    all.reverse();
+    for json in [false, true] {
+        let args = ["tasks", url.as_str(), "--era", "legacy", "--json"];
+        let ended = user.run(if json { &args } else { &args[..4] });
+        assert_eq!(ended.out.lines().count(), if json { 2 } else { 3 }, "{ended:?}");
+        assert_eq!(ended.err, format!("taskwire: there are more: taskwire tasks {url} --all\n"));
+    }
+    let ended = user.run(&["tasks", &url, "--all", "--json", "--era", "legacy"]);
+    assert_eq!((ids(&ended), ended.err.as_str()), (all, ""));
+}
+
+#[test]
+fn a_server_that_lists_no_tasks_is_told_in_words() {
+    let (user, puppet) = (User::new(), Puppet::asking("{}"));
+    let ended = user.run(&["tasks", &puppet.url()]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
+    assert!(ended.err.starts_with(&format!("taskwire: {} does not list tasks: ", puppet.url())), "{ended:?}");
+    let ended = user.run(&["tasks", &puppet.url(), "--prune"]);
+    assert_eq!(ended.code, Some(2), "what is remembered here is another list: {ended:?}");
+}
+
+#[test]
+fn an_id_that_is_not_known_here_is_looked_for_at_the_default_server() {
+    let (owner, other, fixture) = (User::new(), User::new(), endless(Config::default()));
+    let task = owner.detach(&fixture.url(), "steps");
+    let ended = other.run(&["get", &task]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.err.contains("one that was started elsewhere is SERVER#ID"), "{ended:?}");
+    other.configure(&format!("default = \"demo\"\n\n[server.demo]\nurl = \"{}\"\n", fixture.url()));
+    assert_eq!(other.task(&task)["status"], "working");
+    let listed = other.run(&["tasks", "demo", "--era", "legacy"]);
+    assert_eq!(cells(&listed)[1][3], task, "by its id alone: {listed:?}");
+    assert_eq!(other.run(&["tasks"]).out, "", "without a server it is what was started from here");
+    assert_eq!(other.run(&["cancel", &task, "--wait"]).code, Some(0));
+    assert_eq!(owner.task(&task)["status"], "cancelled");
+    let unknown = other.run(&["get", "zzz"]);
+    assert_eq!(unknown.code, Some(3), "the server was asked: {unknown:?}");
 }
 
 #[test]

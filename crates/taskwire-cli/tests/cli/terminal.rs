@@ -3,7 +3,11 @@
 use std::{fs, os::unix::fs::PermissionsExt, process::Command, sync::mpsc, thread};
 
 use serde_json::{Value, json};
-use taskwire::tool::{Content, Ctx, Progress, Question, TaskMode, Tool, ToolError};
+use taskwire::{
+    clock::{Clock, SystemClock},
+    core::Timestamp,
+    tool::{Content, Ctx, Progress, Question, TaskMode, Tool, ToolError},
+};
 
 use crate::{
     fixture::{Fixture, Gate, Puppet, asks, deaf_to, says, steps},
@@ -80,6 +84,17 @@ fn a_line_shows_that_something_is_going_on_and_leaves_no_trace() {
 }
 
 #[test]
+fn who_watches_a_task_sees_how_long_it_has_been_at_work() {
+    let since = Timestamp::from_millis(SystemClock.now().as_millis() - 2 * 24 * 3_600_000);
+    let (user, puppet) = (User::new(), Puppet::working("t1", since.to_string()));
+    let mut window = Window::open(&user, &["watch", &format!("{}#t1", puppet.url())]);
+    let bar = window.is_busy_with("2d 00h");
+    assert!(bar.contains("working"), "{bar}");
+    window.press(CTRL_C);
+    assert_eq!(window.end(), Some(0), "{}", window.text());
+}
+
+#[test]
 fn progress_is_a_bar() {
     for (locale, expected) in [("C.UTF-8", "knead ━━━━━━╌╌╌╌╌╌ 5/10 · kneading · "), ("C", "knead ======------ 5/10 - kneading - ")]
     {
@@ -106,7 +121,7 @@ fn progress_goes_on_when_the_call_becomes_a_task() {
     let bar = window.is_busy_with("2/10");
     assert!(!bar.contains("0/10") && !bar.contains("1/10"), "how far it was is not how far it is: {bar}");
     window.press(CTRL_C);
-    assert_eq!(window.end(), Some(4), "{}", window.text());
+    assert_eq!(window.end(), Some(0), "{}", window.text());
 }
 
 #[test]
@@ -178,11 +193,25 @@ fn a_question_is_asked_and_answered_at_the_prompt() {
         window.asks("  name:");
         assert!(window.text().contains("? What is your name?\n  What should I call you?\n"), "{era}: {}", window.text());
         window.enter("Ada");
-        window.asks(SEND);
-        window.enter("");
         assert_eq!(window.end(), Some(0), "{era}: {}", window.text());
         assert_eq!(window.lines().last().map(String::as_str), Some("Hello, Ada!"), "{era}");
+        assert!(!window.text().contains("Send?"), "one field is asked once: {}", window.text());
         assert!(!window.lines().iter().any(|line| is_bar(line)), "{era}: {}", window.text());
+    }
+}
+
+#[test]
+fn a_question_for_yes_or_no_is_asked_once() {
+    let schema = json!({"type": "object", "properties": {"confirm": {"type": "boolean"}}, "required": ["confirm"]});
+    let tool = asks("delete", "sure", Question::form("Delete 17 files?", schema), TaskMode::Always);
+    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    for (word, confirm) in [("y", true), ("n", false)] {
+        let mut window = Window::open(&user, &["call", &fixture.url(), "delete"]);
+        window.asks("  confirm [y/n]:");
+        window.enter(word);
+        assert_eq!(window.end(), Some(0), "{}", window.text());
+        assert_eq!(given(&window), json!({"action": "accept", "content": {"confirm": confirm}}));
+        assert!(!window.text().contains("Send?"), "{}", window.text());
     }
 }
 
@@ -389,48 +418,75 @@ fn what_was_typed_before_a_page_was_named_does_not_agree_to_it() {
 
 // Leaving.
 
+/// What the first Ctrl-C says of a task: how to come back, and how to cancel.
+fn ways(task: &str) -> [String; 2] {
+    let prefix = &task[..12];
+    [
+        format!("taskwire: left running; come back with: taskwire watch {prefix}"),
+        format!("taskwire: Ctrl-C again cancels it, and so does: taskwire cancel {prefix}"),
+    ]
+}
+
 #[test]
-fn ctrl_c_cancels_the_task() {
+fn ctrl_c_leaves_the_task_running_and_says_how_to_come_back_and_how_to_cancel() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "steps"]);
     let task = window.task();
     window.is_busy_with("steps");
     window.press(CTRL_C);
-    assert_eq!(window.end(), Some(4), "{}", window.text());
+    let [back, cancel] = ways(&task);
+    window.shows(&cancel);
+    // What comes from now on is not shown: it would push away what was just said.
+    gate.open(1);
+    assert_eq!(window.end(), Some(0), "{}", window.text());
     let lines: Vec<String> = window.lines().into_iter().filter(|line| line != "^C").collect();
-    assert_eq!(lines.len(), 3, "nothing is left of what was drawn: {lines:?}");
-    assert_eq!(lines[1], "taskwire: cancelling… (Ctrl-C again leaves it running)");
-    assert!(lines[2].starts_with("taskwire: cancelled"), "{lines:?}");
-    assert_eq!(user.task(&task)["status"], "cancelled");
+    assert_eq!(lines, [format!("taskwire: task {task}"), back, cancel], "nothing is left of what was drawn");
+    assert_eq!(user.task(&task)["status"], "working", "the server was asked for nothing");
+    gate.open(1);
+    assert_eq!(user.run(&["watch", &task[..12]]).out, "one\ndone\n");
 }
 
 #[test]
-fn ctrl_c_twice_leaves_the_task_running_and_says_how_to_come_back() {
+fn ctrl_c_twice_cancels_the_task() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "steps"]);
     let task = window.task();
     window.press(CTRL_C);
-    window.shows("taskwire: cancelling… (Ctrl-C again leaves it running)");
+    window.shows(&ways(&task)[1]);
     window.press(CTRL_C);
-    let way_back = format!("taskwire: left running; come back with: taskwire watch {}", &task[..12]);
-    window.shows(&way_back);
-    assert_eq!(window.end(), Some(0), "{}", window.text());
-    assert_eq!(user.task(&task)["status"], "working", "the server was asked for nothing");
-    gate.open(2);
-    assert_eq!(user.run(&["watch", &task[..12]]).out, "one\ndone\n");
+    assert_eq!(window.end(), Some(4), "{}", window.text());
+    let lines: Vec<String> = window.lines().into_iter().filter(|line| line != "^C").collect();
+    assert_eq!((lines.len(), lines[3].as_str()), (5, "taskwire: cancelling…"), "{lines:?}");
+    assert!(lines[4].starts_with("taskwire: cancelled"), "{lines:?}");
+    assert_eq!(user.task(&task)["status"], "cancelled");
 }
 
 #[test]
-fn ctrl_c_once_the_server_was_asked_to_cancel_does_not_say_that_the_task_is_left_running() {
+fn the_first_ctrl_c_of_who_said_so_cancels_the_task() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let mut window = Window::open(&user, &["call", &fixture.url(), "steps", "--cancel-on-interrupt"]);
+    let task = window.task();
+    window.is_busy_with("steps");
+    window.press(CTRL_C);
+    assert_eq!(window.end(), Some(4), "{}", window.text());
+    assert!(!window.text().contains("left running"), "{}", window.text());
+    assert_eq!(user.task(&task)["status"], "cancelled");
+}
+
+#[test]
+fn ctrl_c_once_the_server_was_asked_to_cancel_only_stops_waiting() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
     let (port, asked) = deaf_to("tasks/cancel", fixture.port);
     let mut window = Window::open(&user, &["call", &format!("http://127.0.0.1:{port}/mcp"), "steps"]);
     let task = window.task();
     window.press(CTRL_C);
-    window.shows("taskwire: cancelling… (Ctrl-C again leaves it running)");
+    window.shows(&ways(&task)[1]);
+    window.press(CTRL_C);
+    window.shows("taskwire: cancelling…");
     asked.recv_timeout(PATIENCE).expect("the server is asked");
     window.press(CTRL_C);
     assert_eq!(window.end(), Some(4), "{}", window.text());
@@ -453,7 +509,7 @@ fn ctrl_c_stops_watching_and_leaves_the_task_as_it_is() {
 }
 
 #[test]
-fn ctrl_c_at_a_prompt_cancels_as_well() {
+fn ctrl_c_at_a_prompt_leaves_the_question_open() {
     let (dir, user) = (TempDir::new(), User::new());
     let server = Server::start(&dir.join("data"));
     let mut window = Window::open(&user, &["call", &server.url(), "greet_me"]);
@@ -461,16 +517,19 @@ fn ctrl_c_at_a_prompt_cancels_as_well() {
     window.asks("  name:");
     window.press("half a na");
     window.press(CTRL_C);
-    assert_eq!(window.end(), Some(4), "{}", window.text());
-    assert_eq!(user.task(&task)["status"], "cancelled");
+    assert_eq!(window.end(), Some(0), "{}", window.text());
+    assert_eq!(user.task(&task)["status"], "input_required");
 }
 
 #[test]
-fn ctrl_c_gives_up_a_call_that_is_no_task() {
+fn ctrl_c_leaves_a_call_that_is_no_task_where_it_is_known_by_its_key_and_twice_gives_it_up() {
     let (user, gate) = (User::new(), Gate::closed());
     let fixture = Fixture::serve([knead(&gate)]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "knead"]);
     window.is_busy_with("5/10");
+    window.press(CTRL_C);
+    window.shows("taskwire: left running; come back with: taskwire watch ");
+    window.shows("taskwire: Ctrl-C again gives it up");
     window.press(CTRL_C);
     assert_eq!(window.end(), Some(4), "{}", window.text());
     assert!(window.lines().last().is_some_and(|line| line.starts_with("taskwire: cancelled")), "{}", window.text());
@@ -534,8 +593,6 @@ fn what_a_server_says_cannot_touch_the_terminal() {
     assert!(window.text().contains(&format!("\nout{shown}RED\n")), "{}", window.text());
     assert_eq!(window.colour_of("RED"), Some(vt100::Color::Idx(1)), "colours are let through");
     assert!(window.text().contains(&format!("? Who?{shown}\n")), "{}", window.text());
-    window.enter("");
-    window.asks(SEND);
     window.enter("");
     assert_eq!(window.end(), Some(0), "{}", window.text());
     assert_eq!(window.lines().last(), Some(&format!("result{shown}")));

@@ -168,11 +168,33 @@ fn a_task_is_named_by_a_beginning_of_its_id_that_no_other_has() {
     let ended = user.run(&["watch", &first[..common]]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");
     for name in [&first, &second] {
-        assert!(ended.err.contains(&format!("{}#{name}", fixture.url())), "{}", ended.err);
+        assert!(ended.err.contains(&format!("{name} (four)")), "{}", ended.err);
     }
+    assert!(!ended.err.contains("http"), "where they are helps nobody: {}", ended.err);
     let ended = user.run(&["watch", "zzz"]);
     assert_eq!(ended.code, Some(2));
     assert!(ended.err.starts_with("taskwire: no task that was started from here begins with `zzz`"), "{}", ended.err);
+}
+
+#[test]
+fn who_names_no_task_watches_the_latest_that_was_not_seen_to_end() {
+    let (user, gate) = (User::new(), Gate::closed());
+    let none = user.run(&["watch"]);
+    none.is_refusal("no task was started from here: `taskwire call SERVER TOOL` starts one");
+    let fixture = Fixture::serve([steps("four", &gate, TEXTS, &TEXTS.concat()), steps("none", &gate, [] as [&str; 0], "done")]);
+    let task = user.detach(&fixture.url(), "four");
+    gate.open(5);
+    assert_eq!(user.run(&["watch", &task]).code, Some(0));
+    let second = user.detach(&fixture.url(), "four");
+    let third = user.detach(&fixture.url(), "none");
+    assert_eq!(user.run(&["cancel", &third, "--wait"]).code, Some(0));
+    gate.open(5);
+    let ended = user.run(&["watch"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "one two\nthree four\n"), "{ended:?}");
+    assert!(ended.err.starts_with(&format!("taskwire: task {second} (four)\n")), "{ended:?}");
+    let ended = user.run(&["watch"]);
+    assert!(ended.err.starts_with(&format!("taskwire: task {third} (none)\n")), "all have ended: the latest: {ended:?}");
+    assert_eq!(ended.code, Some(4), "{ended:?}");
 }
 
 #[test]

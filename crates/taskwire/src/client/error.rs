@@ -81,6 +81,14 @@ pub enum Error {
         /// Its name.
         task: String,
     },
+    /// The server does not list the tasks of a caller.
+    #[error(
+        "{server} does not list tasks: it has neither `dev.taskwire/tasks/list` (2026-07-28) nor `tasks/list` (2025-11-25); a task whose id is known can be named"
+    )]
+    NoList {
+        /// Who was asked.
+        server: String,
+    },
     /// An answer does not fit its question. Nothing was sent.
     #[error("the answer to `{key}` does not fit: {reason}")]
     Answer {
@@ -115,7 +123,9 @@ pub enum Error {
     #[error("{0}")]
     Ledger(String),
     /// No task of this list has such a name.
-    #[error("no task that was started from here begins with `{prefix}`: `taskwire tasks --all` lists them, and SERVER#ID names any other")]
+    #[error(
+        "no task that was started from here begins with `{prefix}`: `taskwire tasks --all` lists them; one that was started elsewhere is SERVER#ID, and `taskwire tasks SERVER` lists those"
+    )]
     NotKnown {
         /// What was looked for.
         prefix: String,
@@ -125,7 +135,7 @@ pub enum Error {
     Ambiguous {
         /// What was looked for.
         prefix: String,
-        /// What it could mean.
+        /// What it could mean: ids with their tools, and with their servers if the ids are the same.
         candidates: Vec<String>,
     },
     /// The client was closed.

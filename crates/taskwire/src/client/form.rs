@@ -180,10 +180,7 @@ impl Form {
             return Err(whole(format!("the answer to a form is an object, not {}", quoted(content))));
         }
         let validator = compile(schema).map_err(|why| whole(format!("the form's schema is not valid: {why}")))?;
-        let mut errors = Vec::new();
-        for error in validator.iter_errors(content).take(ERRORS_MAX) {
-            tell(schema, &error, &mut errors);
-        }
+        let errors = wrong(&validator, schema, content);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
@@ -193,6 +190,20 @@ impl Form {
         let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
         properties.filter_map(|(name, property)| Some((name.clone(), default_of(property)?))).collect::<Map<_, _>>().into()
     }
+}
+
+/// What does not fit the schema of a tool. Formats are its server's business, and a schema that cannot be used forbids nothing.
+pub(super) fn misfits(schema: &Value, arguments: &Value) -> Vec<FieldError> {
+    let Ok(validator) = jsonschema::options().offline().build(schema) else { return Vec::new() };
+    wrong(&validator, schema, arguments)
+}
+
+fn wrong(validator: &Validator, schema: &Value, content: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    for error in validator.iter_errors(content).take(ERRORS_MAX) {
+        tell(schema, &error, &mut errors);
+    }
+    errors
 }
 
 /// The names of an object's members, in the order in which they are written.
@@ -444,7 +455,7 @@ fn tell(schema: &Value, error: &ValidationError<'_>, errors: &mut Vec<FieldError
             errors.push(FieldError { field, reason: "this must be filled in".to_owned() });
         }
         (None, ValidationErrorKind::AdditionalProperties { unexpected }) => {
-            let stray = |field: &String| FieldError { field: field.clone(), reason: "the form has no such field".to_owned() };
+            let stray = |field: &String| FieldError { field: field.clone(), reason: "there is no such field".to_owned() };
             errors.extend(unexpected.iter().map(stray));
         }
         (None, _) => errors.push(FieldError { field: String::new(), reason: error.to_string() }),

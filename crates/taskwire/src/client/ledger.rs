@@ -43,6 +43,21 @@ const PLACES: &str = "places";
 /// What is read of an entry, before its arguments.
 const COLUMNS: &str = "id, task, status, message, created_at, updated_at, ended, reference";
 
+/// An entry that a name could mean.
+struct Candidate {
+    server: String,
+    name: String,
+    tool: String,
+}
+
+impl Candidate {
+    /// By its id, and by its server if that alone tells it from the others.
+    fn told(&self, with_server: bool) -> String {
+        let name = if with_server { format!("{}#{}", self.server, self.name) } else { self.name.clone() };
+        if self.tool.is_empty() { name } else { format!("{name} ({})", self.tool) }
+    }
+}
+
 /// The tasks that this user started. Cheap to clone; its calls block for as long as a small write to the disk takes.
 #[derive(Clone, Debug)]
 pub struct Ledger {
@@ -374,20 +389,23 @@ impl Ledger {
     pub fn find(&self, prefix: &str) -> Result<Entry, Error> {
         self.read(|db| {
             let mut statement = db.prepare_cached(
-                "SELECT id, server || '#' || ifnull(task, key), ifnull(task, key) = ?1 FROM entry
+                "SELECT id, server, ifnull(task, key), reference, ifnull(task, key) = ?1 FROM entry
                  WHERE same IS NULL AND ?2 > 0 AND substr(ifnull(task, key), 1, ?2) = ?1
                  ORDER BY ifnull(task, key) = ?1 DESC, created_at DESC, id DESC LIMIT ?3",
             )?;
             let mut rows = statement.query(params![prefix, prefix.chars().count(), CANDIDATES_MAX])?;
-            let mut found: Vec<(i64, String, bool)> = Vec::new();
+            let mut found: Vec<(i64, Candidate, bool)> = Vec::new();
             while let Some(row) = rows.next()? {
-                found.push((row.get(0)?, row.get(1)?, row.get(2)?));
+                let tool = serde_json::from_str(&row.get::<_, String>(3)?).map(|reference: Reference| reference.tool);
+                let candidate = Candidate { server: row.get(1)?, name: row.get(2)?, tool: tool.unwrap_or_default() };
+                found.push((row.get(0)?, candidate, row.get(4)?));
             }
             if found.iter().any(|(.., whole)| *whole) {
                 found.retain(|(.., whole)| *whole);
             }
             if found.len() > 1 {
-                let candidates = found.into_iter().map(|(_, name, _)| name).collect();
+                let is_one_name = found.iter().all(|(.., whole)| *whole);
+                let candidates = found.iter().map(|(_, candidate, _)| candidate.told(is_one_name)).collect();
                 return Err(Error::Ambiguous { prefix: prefix.to_owned(), candidates }.into());
             }
             let id = found.first().map(|(id, ..)| *id);

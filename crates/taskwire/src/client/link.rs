@@ -25,6 +25,9 @@ use super::{
 /// Under which a call is sent, so that it runs once.
 pub(crate) const KEY: &str = "dev.taskwire/idempotencyKey";
 
+/// How often in a row a program may end instead of answering.
+const ENDS_MAX: usize = 3;
+
 /// How long the last words may take.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -198,11 +201,17 @@ impl Link {
         mut lost: impl FnMut(String, Duration),
     ) -> Result<T, Failed> {
         let mut backoff = Backoff::new(self.options.timing);
+        let mut ends = 0;
         loop {
             let failed = match attempt().await {
                 Err(failed) if failed.passes() => failed,
                 result => return result,
             };
+            // A program that ends whenever it is asked this will not do better the next time.
+            ends = if matches!(failed, Failed::Lost(Lost::Ended(_))) { ends + 1 } else { 0 };
+            if ends == ENDS_MAX {
+                return Err(failed);
+            }
             let Some(wait) = backoff.next(self.options.clock.now(), failed.retry_after(), random()) else { return Err(failed) };
             lost(failed.reason(), wait);
             self.options.clock.sleep(wait).await;

@@ -31,6 +31,7 @@ mod input;
 mod ledger;
 mod legacy;
 mod link;
+mod listing;
 mod modern;
 mod oauth;
 mod options;
@@ -60,6 +61,7 @@ pub use self::{
     event::{Era, Event, Finished, Link, Outcome, Partial, Reference, TaskView},
     input::{Answer, Input, InputKind},
     ledger::{Entry, EntryId, LEDGER_ENTRIES, Ledger, Place, Recorded, Shown},
+    listing::{ListedTask, TaskPage},
     oauth::{Consent, Grant, LoopbackConsent, OAuth, OAuthSettings},
     options::{Answers, Asks, Bearer, Challenge, Credentials, Limits, Options, Timing, answer_with},
     run::Run,
@@ -88,6 +90,8 @@ pub struct Peer {
     pub partials: bool,
     /// Whether a call that is sent twice runs once.
     pub idempotency: bool,
+    /// Whether the tasks of a caller can be listed.
+    pub lists: bool,
     /// In which ways it answers a call that may be a task (legacy era).
     pub modes: Vec<String>,
     /// All its capabilities.
@@ -238,6 +242,22 @@ impl Client {
         }
     }
 
+    /// A page of the caller's tasks on this server, whoever started them: the latest, or those behind the page that gave
+    /// `cursor`. In the modern era servers of ours list them (`dev.taskwire/tasks/list`), in the legacy era whoever says so
+    /// (`tasks/list`).
+    ///
+    /// # Errors
+    /// [`Error::NoList`] when the server lists no tasks; when it does not know the cursor or cannot be reached.
+    pub async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
+        if !self.peer().lists {
+            return Err(Error::NoList { server: self.0.link().server.clone() });
+        }
+        match &self.0 {
+            Dialect::Modern(modern) => modern.list_tasks(cursor).await,
+            Dialect::Legacy(legacy) => legacy.list_tasks(cursor).await,
+        }
+    }
+
     /// Asks the server to call a task off. One that has ended stays as it is.
     ///
     /// # Errors
@@ -312,8 +332,12 @@ async fn connect(link: Arc<link::Link>) -> Result<Dialect, Failed> {
     }
     let probing = async {
         let asked = async { modern::probe(&link).await };
-        if http || era.is_some() {
+        if http {
             return link.persist(|| link.within(link.options.timing.request, modern::probe(&link)), |_, _| {}).await;
+        }
+        // A program that cannot be started, or ends at once, is not started again and again.
+        if era.is_some() {
+            return link.within(link.options.timing.request, modern::probe(&link)).await;
         }
         // A server of the legacy era may well say nothing before it was greeted.
         tokio::select! {

@@ -6,7 +6,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use taskwire_core::Timestamp;
 
-use super::Era;
+use super::{
+    Era,
+    form::{self, FieldError},
+};
 
 /// A tool.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,6 +70,19 @@ impl ToolInfo {
         })
     }
 
+    /// What of these arguments does not fit the input schema, as far as that can be used: better known before the call than
+    /// after it. One that is null and not required counts as left out.
+    #[must_use]
+    pub fn misfits(&self, arguments: &Value) -> Vec<FieldError> {
+        let required = self.input_schema["required"].as_array();
+        let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|required| required == name));
+        let mut arguments = arguments.clone();
+        if let Some(members) = arguments.as_object_mut() {
+            members.retain(|name, value| !value.is_null() || is_required(name));
+        }
+        form::misfits(&self.input_schema, &arguments)
+    }
+
     /// Whether it says that a second call does no harm.
     pub(crate) fn repeatable(&self) -> bool {
         self.annotations["readOnlyHint"] == true || self.annotations["idempotentHint"] == true
@@ -113,5 +129,33 @@ impl Tools {
     /// The list has changed.
     pub(crate) fn forget(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_checked_as_far_as_the_schema_can_be_used() {
+        let told = |schema: Value, arguments: Value| -> Vec<String> {
+            let tool = ToolInfo::read(json!({"name": "t", "inputSchema": schema}), Era::Modern).expect("a tool");
+            tool.misfits(&arguments).iter().map(ToString::to_string).collect()
+        };
+        let schema = json!({
+            "type": "object",
+            "properties": {"n": {"type": "integer", "minimum": 1}, "s": {"type": "string", "format": "uri"}},
+            "required": ["s"],
+            "additionalProperties": false,
+        });
+        assert_eq!(told(schema.clone(), json!({"s": "no address", "n": 1})), [""; 0], "formats are the server's business");
+        assert_eq!(told(schema.clone(), json!({"s": "x", "n": null})), [""; 0], "null is nothing");
+        assert_eq!(told(schema.clone(), json!({"s": "x", "n": 0})), ["`n`: 0 is less than 1"]);
+        assert_eq!(told(schema.clone(), json!({"s": "x", "m": 0})), ["`m`: there is no such field"]);
+        assert_eq!(told(schema, json!({"s": null})).len(), 1, "what is required is not left out");
+        assert_eq!(told(json!({"type": "object", "$ref": "https://example.com/s.json"}), json!({"n": 0})), [""; 0], "nobody asks there");
+        assert_eq!(told(json!({"type": 3}), json!({"n": 0})), [""; 0]);
     }
 }

@@ -21,8 +21,8 @@ use crate::{
     },
 };
 
-/// After the first Ctrl-C, so long a second one can still leave the task as it is.
-const GRACE: Duration = Duration::from_secs(1);
+/// After the first Ctrl-C, so long a second one can still cancel.
+const SECOND_PRESS: Duration = Duration::from_secs(2);
 /// So long what is left to write may take when nobody waits for it any more.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a server gets to end in good order.
@@ -69,12 +69,12 @@ impl Parting {
     }
 }
 
-/// How far calling off has come.
+/// How far going away, or calling off, has come.
 pub(super) enum Stopping {
     No,
-    /// The user wants it, and may change their mind until then.
-    Grace(Sleep),
-    /// The server is to be asked.
+    /// The user goes away and was told how to come back. Until then they can still cancel.
+    Leaving(Sleep),
+    /// The server is to be asked to cancel.
     Due,
     /// It is being asked, and has not answered.
     Asking,
@@ -89,18 +89,20 @@ impl Stopping {
         !matches!(self, Self::No | Self::Refused)
     }
 
-    /// Waits until the user cannot change their mind any more.
-    pub(super) async fn thought_over(&mut self) {
-        match self {
-            Self::Grace(grace) => grace.as_mut().await,
-            _ => std::future::pending().await,
-        }
+    /// Whether the user was told how to come back.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self, Self::Leaving(_))
     }
 
-    /// Waits until the server is to be asked.
-    pub(super) async fn due(&mut self) {
-        if !matches!(self, Self::Due) {
-            self.thought_over().await;
+    /// Waits until something is to be done: true if the run is to be left, false if the server is to be asked to cancel.
+    pub(super) async fn due(&mut self) -> bool {
+        match self {
+            Self::Leaving(patience) => {
+                patience.as_mut().await;
+                true
+            }
+            Self::Due => false,
+            _ => std::future::pending().await,
         }
     }
 }
@@ -111,18 +113,55 @@ impl Follow<'_> {
         if stop == Stop::Interrupt {
             self.screen.was_interrupted();
         }
-        // Who watches a task stops watching; who called it calls it off.
-        let is_leaving = stop == Stop::Leave || self.manner.is_attached || !matches!(self.stopping, Stopping::No);
-        if is_leaving || self.ending.is_some() {
+        // Who watches a task stops watching, and nothing else.
+        if stop == Stop::Leave || self.manner.is_attached || self.ending.is_some() {
             return true;
         }
-        self.stopping = Stopping::Grace(SystemClock.sleep(GRACE));
+        match self.stopping {
+            Stopping::No if !self.manner.cancels => self.go_away(),
+            Stopping::No | Stopping::Leaving(_) => {
+                self.begin_to_cancel();
+                false
+            }
+            // The server was asked, or will be: all that can be ended is the waiting.
+            Stopping::Due | Stopping::Asking | Stopping::Asked | Stopping::Refused => true,
+        }
+    }
+
+    /// The first Ctrl-C: says how to come back, and how to cancel. True if there is nothing to come back to.
+    fn go_away(&mut self) -> bool {
+        let Some(reference) = self.task.clone().or_else(|| self.found_again()) else { return true };
         self.questions.drop_all();
-        self.screen.note("cancelling… (Ctrl-C again leaves it running)");
+        self.say_where(&reference);
+        let cancel = match reference.task {
+            Some(_) => format!("Ctrl-C again cancels it, and so does: taskwire cancel {}", self.home.short_name(&reference)),
+            None => "Ctrl-C again gives it up".to_owned(),
+        };
+        self.screen.note(&cancel);
+        self.stopping = Stopping::Leaving(SystemClock.sleep(SECOND_PRESS));
+        false
+    }
+
+    /// Whether nothing more is shown: who goes away was told last how to come back to the rest. The result of a call that is no
+    /// task may come meanwhile, and would come to nobody else.
+    pub(super) fn looks_away(&self) -> bool {
+        self.stopping.is_leaving() && self.task.is_some()
+    }
+
+    fn begin_to_cancel(&mut self) {
+        self.stopping = Stopping::Due;
+        self.questions.drop_all();
+        self.screen.note("cancelling…");
         if self.manner.json {
             self.tell(Standing { cancelling: Some(true), ..Standing::default() });
         }
-        false
+    }
+
+    /// Says where what goes on is found again.
+    fn say_where(&mut self, reference: &Reference) {
+        let how = if self.is_stdio() { ENDS_WITH_US } else { "left running; come back with" };
+        let name = self.home.short_name(reference);
+        self.screen.note(&format!("{how}: taskwire watch {name}"));
     }
 
     /// Asks the server to cancel. True if the user does not even wait for that.
@@ -147,6 +186,7 @@ impl Follow<'_> {
     /// Goes away. What can be found again goes on without us, unless its server was asked to end it.
     pub(super) async fn leave(&mut self, run: Option<Run>) -> Ended {
         self.questions.drop_all();
+        let was_told = self.stopping.is_leaving();
         let asked = match self.stopping {
             Stopping::Asking => Some("asked to cancel, and not answered"),
             Stopping::Asked => Some("asked to cancel, not waited for"),
@@ -166,8 +206,8 @@ impl Follow<'_> {
         // Before the run is dropped, which would end a call that has no task yet.
         self.client.leave();
         drop(run);
-        let name = self.home.short_name(&reference);
         if let Some(words) = asked {
+            let name = self.home.short_name(&reference);
             return self.end_with(words, &format!("; see: taskwire watch {name}"), Parting::Leaving).await;
         }
         if self.manner.json {
@@ -176,8 +216,9 @@ impl Follow<'_> {
             self.tell(Standing { detached: Some(true), key, ..Standing::default() });
         }
         self.flush().await;
-        let how = if self.is_stdio() { ENDS_WITH_US } else { "left running; come back with" };
-        self.screen.note(&format!("{how}: taskwire watch {name}"));
+        if !was_told {
+            self.say_where(&reference);
+        }
         Ended { exit: Exit::Done, parting: Parting::Leaving }
     }
 

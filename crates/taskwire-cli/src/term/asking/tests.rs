@@ -72,13 +72,41 @@ fn what_was_typed_can_be_typed_again_and_enter_keeps_it() {
 
 #[test]
 fn a_form_can_be_declined_and_left() {
-    let one = json!({"type": "object", "properties": {"name": {"type": "string"}}});
+    let two = json!({"type": "object", "properties": {"age": {"type": "integer"}, "name": {"type": "string"}}});
     for (word, answer) in [("d", Answer::decline()), ("cancel", Answer::cancel())] {
-        let (screen, step) = talk(&mut form(one.clone()), &["Ada", "what?", word]);
+        let (screen, step) = talk(&mut form(two.clone()), &["", "Ada", "what?", word]);
         assert_eq!(step, Some(Step::Answer(answer)), "{screen}");
         assert!(screen.contains("  ! y, n, d or c\nSend?"), "{screen}");
-        assert!(!screen.contains("name: Ada\n  name"), "one field needs no summary: {screen}");
     }
+}
+
+#[test]
+fn a_question_with_one_field_is_asked_once() {
+    let one = |field: Value| json!({"type": "object", "properties": {"it": field}, "required": ["it"]});
+    let flag = json!({"type": "boolean", "title": "Sure"});
+    for (field, line, answer) in [
+        (flag.clone(), "y", Answer::accept(json!({"it": true}))),
+        (flag.clone(), "n", Answer::accept(json!({"it": false}))),
+        (flag.clone(), "decline", Answer::decline()),
+        (flag.clone(), "c", Answer::cancel()),
+        (json!({"type": "string"}), "d", Answer::accept(json!({"it": "d"}))),
+        (json!({"type": "string", "enum": ["eu", "us"]}), "2", Answer::accept(json!({"it": "us"}))),
+    ] {
+        let (screen, step) = talk(&mut form(one(field)), &[line]);
+        assert_eq!(step, Some(Step::Answer(answer)), "{screen}");
+        assert!(!screen.contains("Send?"), "{screen}");
+    }
+    let (screen, step) = talk(&mut form(one(flag)), &["perhaps", "", "yes"]);
+    assert_eq!(step, Some(Step::Answer(Answer::accept(json!({"it": true})))), "{screen}");
+    assert_eq!(screen.matches("  ! ").count(), 2, "what does not fit is asked again: {screen}");
+}
+
+#[test]
+fn what_the_server_refuses_of_one_field_is_asked_again() {
+    let mut asking = form(json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}));
+    assert!(matches!(talk(&mut asking, &["Ada"]).1, Some(Step::Answer(_))));
+    assert_eq!(asking.refused("name: taken"), "  ! name: taken\n");
+    assert_eq!(asking.prompt(), "  name [Ada]: ");
 }
 
 #[test]
@@ -92,8 +120,10 @@ fn what_the_server_refuses_is_asked_again() {
 
 #[test]
 fn a_form_without_fields_is_only_sent() {
-    let (_, step) = talk(&mut form(json!({"type": "object", "properties": {}})), &[""]);
-    assert_eq!(step, Some(Step::Answer(Answer::accept(json!({})))));
+    for (word, answer) in [("", Answer::accept(json!({}))), ("y", Answer::accept(json!({}))), ("n", Answer::decline())] {
+        let (_, step) = talk(&mut form(json!({"type": "object", "properties": {}})), &[word]);
+        assert_eq!(step, Some(Step::Answer(answer)), "{word}");
+    }
 }
 
 #[test]

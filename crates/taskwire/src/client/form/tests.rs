@@ -328,7 +328,7 @@ fn a_check_names_each_field_that_is_wrong() {
     assert!(has("name", "this must be filled in"), "{errors:?}");
     assert!(has("a/b~c", "is not of type \"integer\""), "{errors:?}");
     assert!(has("007", "is not of type \"boolean\""), "{errors:?}");
-    assert!(has("nmae", "the form has no such field") && has("more", "the form has no such field"), "{errors:?}");
+    assert!(has("nmae", "there is no such field") && has("more", "there is no such field"), "{errors:?}");
     assert_eq!(errors.len(), 5, "{errors:?}");
     for content in [json!(null), json!([]), json!("x")] {
         let errors = Form::check(&schema, &content).expect_err("no object");

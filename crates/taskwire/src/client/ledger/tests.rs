@@ -146,7 +146,7 @@ fn a_task_is_found_by_as_much_of_its_name_as_is_unique() {
     }
     let Err(Error::Ambiguous { prefix, candidates }) = found("ab") else { panic!("it could be three") };
     assert_eq!(prefix, "ab");
-    assert_eq!(candidates, ["abc", "abc2", "abc1"].map(|name| format!("{SERVER}#{name}")));
+    assert_eq!(candidates, ["abc", "abc2", "abc1"].map(|name| format!("{name} (build)")), "by what one types, and what it does");
 }
 
 #[test]
@@ -157,7 +157,11 @@ fn a_name_that_two_servers_gave_is_ambiguous() {
     ledger.adopt(&Reference { server: "http://elsewhere".to_owned(), ..task("t1") }, at(2)).expect("entered");
     ledger.adopt(&task("t10"), at(3)).expect("entered");
     let Err(Error::Ambiguous { candidates, .. }) = ledger.find("t1") else { panic!("it could be two") };
-    assert_eq!(candidates, ["http://elsewhere#t1".to_owned(), format!("{SERVER}#t1")]);
+    assert_eq!(
+        candidates,
+        ["http://elsewhere#t1 (build)".to_owned(), format!("{SERVER}#t1 (build)")],
+        "else there is nothing to choose by"
+    );
 }
 
 #[test]

@@ -27,7 +27,7 @@ use taskwire_core::{
 pub(crate) use self::{call::drive, watch::attach};
 use self::{members::Members, session::Session, stream::Stream};
 use super::{
-    Answer, Error, Event, Peer, Reference, Run, Status, TaskView, ToolInfo,
+    Answer, Error, Event, Peer, Reference, Run, Status, TaskPage, TaskView, ToolInfo,
     book::Book,
     event::Outcome,
     inbox::{Fact, Inbox},
@@ -93,7 +93,12 @@ impl Legacy {
                 }
             });
         }
-        legacy.link.persist(|| async { legacy.session().await.map(drop) }, |_, _| {}).await?;
+        if legacy.link.wire.http().is_some() {
+            legacy.link.persist(|| async { legacy.session().await.map(drop) }, |_, _| {}).await?;
+        } else {
+            // A program that cannot be started, or ends at once, is not started again and again.
+            legacy.session().await?;
+        }
         Ok(legacy)
     }
 
@@ -307,6 +312,13 @@ impl Legacy {
             Err(Failed::Rpc(error)) => Ok(Outcome::Failed(failure(error, view.message.clone()))),
             Err(failed) => Err(self.link.error(failed)),
         }
+    }
+
+    /// A page of the caller's tasks.
+    pub(crate) async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
+        let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
+        let page = self.ask("tasks/list", params).await.map_err(|failed| self.link.error(failed))?;
+        TaskPage::read(&page, "ttl", "pollInterval").map_err(|reason| self.link.error(Failed::Broken(reason)))
     }
 
     pub(crate) async fn cancel(&self, id: &str) -> Result<(), Error> {

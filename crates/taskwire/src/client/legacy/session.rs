@@ -177,6 +177,7 @@ impl Legacy {
             tasks: tasks["requests"]["tools"]["call"].is_object(),
             partials: tasks["streaming"]["partial"].is_object(),
             idempotency: capabilities["experimental"][IDEMPOTENCY].is_object(),
+            lists: tasks["list"].is_object(),
             modes,
             capabilities: capabilities.clone(),
         })
@@ -194,6 +195,7 @@ pub(super) fn nobody() -> Peer {
         tasks: false,
         partials: false,
         idempotency: false,
+        lists: false,
         modes: Vec::new(),
         capabilities: Value::Null,
     }

@@ -21,7 +21,7 @@ pub(crate) use self::{
     watch::attach,
 };
 use super::{
-    Era, Error, Input, Outcome, Peer, Status, TaskView, ToolInfo,
+    Era, Error, Input, Outcome, Peer, Status, TaskPage, TaskView, ToolInfo,
     event::Finished,
     link::{self, Failed, Link},
     tools::{self, Tools},
@@ -33,6 +33,8 @@ pub(crate) const VERSION: &str = "2026-07-28";
 pub(crate) const TASKS: &str = "io.modelcontextprotocol/tasks";
 pub(crate) const PARTIALS: &str = "dev.taskwire/partials";
 pub(crate) const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
+const LIST: &str = "dev.taskwire/list";
+const LIST_TASKS: &str = "dev.taskwire/tasks/list";
 const READ: &str = "dev.taskwire/partials/read";
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 /// How often a server may refuse the very version that it says it speaks.
@@ -116,6 +118,7 @@ fn discovered(link: &Link, result: &Payload) -> Result<Probe, Failed> {
         tasks: extensions[TASKS].is_object(),
         partials: extensions[PARTIALS].is_object(),
         idempotency: extensions[IDEMPOTENCY].is_object(),
+        lists: extensions[LIST].is_object(),
         modes: Vec::new(),
         capabilities: value["capabilities"].clone(),
     })))
@@ -132,7 +135,7 @@ fn outgoing(
 ) -> Outgoing {
     let options = &link.options;
     let mut capabilities = options.asks.capabilities();
-    capabilities["extensions"] = json!({TASKS: {}, IDEMPOTENCY: {}});
+    capabilities["extensions"] = json!({TASKS: {}, IDEMPOTENCY: {}, LIST: {}});
     if options.stream {
         capabilities["extensions"][PARTIALS] = json!({});
     }
@@ -260,6 +263,13 @@ impl Modern {
     pub(crate) async fn task(&self, id: &str) -> Result<TaskView, Error> {
         let result = self.ask("tasks/get", json!({"taskId": id}), Some(id)).await.map_err(|failed| self.link.error_of(id, failed))?;
         view(&result).map_err(|reason| self.link.error(Failed::Broken(reason)))
+    }
+
+    /// A page of the caller's tasks.
+    pub(crate) async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
+        let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
+        let page = self.ask(LIST_TASKS, params, None).await.map_err(|failed| self.link.error(failed))?;
+        TaskPage::read(&page, "ttlMs", "pollIntervalMs").map_err(|reason| self.link.error(Failed::Broken(reason)))
     }
 
     pub(crate) async fn cancel(&self, id: &str) -> Result<(), Error> {

@@ -1,7 +1,10 @@
 //! A server that is a program of its own.
 
 use std::{
-    process::Stdio,
+    collections::VecDeque,
+    io,
+    os::unix::process::ExitStatusExt,
+    process::{ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -10,40 +13,107 @@ use tokio::{
     io::AsyncReadExt,
     process::{ChildStdin, ChildStdout, Command},
     sync::watch,
+    time::timeout,
 };
 
 use crate::clock::Clock;
 
 /// How long a program has to end by itself after its input has, and again after it was told to.
 const GRACE: Duration = Duration::from_secs(2);
-/// Characters of its last words that are kept.
-const TAIL_CHARS: usize = 400;
+/// Lines of its last words that are kept, and characters of each.
+const LAST_LINES: usize = 5;
+const LINE_CHARS: usize = 300;
+/// How long a program that has closed its streams may take to end, before it is told without how.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// A program that was started.
 #[derive(Clone)]
 pub(super) struct Child {
-    said: Said,
+    farewell: Farewell,
     /// Set when it is to end.
     end: watch::Sender<bool>,
-    /// Set when it has.
-    ended: watch::Receiver<bool>,
 }
 
-/// What it last wrote to its standard error.
+/// How a program ended, and what it last wrote to its standard error.
+#[derive(Clone)]
+pub(super) struct Farewell {
+    said: Said,
+    /// How it ended, once it has.
+    ended: watch::Receiver<Option<String>>,
+    /// Set when all that it wrote was read.
+    is_heard: watch::Receiver<bool>,
+}
+
+impl Farewell {
+    /// Why it cannot be talked to any more: that it has ended, and how, or else this; and its last lines.
+    pub(super) async fn told(mut self, otherwise: String) -> String {
+        let settled = async {
+            let _ = self.ended.wait_for(Option::is_some).await;
+            let _ = self.is_heard.wait_for(|is_heard| *is_heard).await;
+        };
+        // What it started may hold its streams open, and it may go on itself.
+        let _ = timeout(FAREWELL, settled).await;
+        let how = self.ended.borrow().clone();
+        let reason = how.map_or(otherwise, |how| format!("the server ended {how}"));
+        match self.said.tail().as_slice() {
+            [] => reason,
+            [line] => format!("{reason}; it last said: {line}"),
+            lines => format!("{reason}; its last lines:\n  {}", lines.join("\n  ")),
+        }
+    }
+}
+
+/// What it wrote to its standard error.
 #[derive(Clone, Default)]
-pub(super) struct Said(Arc<Mutex<String>>);
+struct Said(Arc<Mutex<Tail>>);
+
+#[derive(Default)]
+struct Tail {
+    lines: VecDeque<String>,
+    /// The line that has not ended yet.
+    open: String,
+}
+
+impl Tail {
+    fn end_line(&mut self) {
+        let line = std::mem::take(&mut self.open);
+        if line.trim().is_empty() {
+            return;
+        }
+        tracing::debug!(target: "taskwire::server_stderr", "{line}");
+        if self.lines.len() == LAST_LINES {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line.trim_end().to_owned());
+    }
+}
 
 impl Said {
-    fn add(&self, line: &str) {
-        tracing::debug!(target: "taskwire::server_stderr", "{line}");
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !line.trim().is_empty() {
-            *said = line.trim().chars().take(TAIL_CHARS).collect();
+    /// A piece of it, wherever that begins and ends: a line may have no end.
+    fn add(&self, piece: &str) {
+        let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (nth, part) in piece.split(['\n', '\r']).enumerate() {
+            if nth > 0 {
+                tail.end_line();
+            }
+            let room = LINE_CHARS.saturating_sub(tail.open.chars().count());
+            tail.open.extend(part.chars().take(room));
         }
     }
 
-    pub(super) fn tail(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn tail(&self) -> Vec<String> {
+        let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.end_line();
+        tail.lines.iter().cloned().collect()
+    }
+}
+
+/// How a process ended.
+fn how(status: io::Result<ExitStatus>) -> String {
+    match status.map(|status| (status.code(), status.signal())) {
+        Ok((Some(code), _)) => format!("with exit code {code}"),
+        Ok((None, Some(signal))) => format!("by signal {signal}"),
+        Ok((None, None)) | Err(_) => "in an unknown way".to_owned(),
     }
 }
 
@@ -61,46 +131,48 @@ impl Child {
         };
         let said = Said::default();
         let listening = said.clone();
+        let (heard, is_heard) = watch::channel(false);
         tokio::spawn(async move {
-            // By pieces: a line may have no end.
             let (mut errors, mut piece) = (errors, vec![0; 4096]);
             while let Ok(count @ 1..) = errors.read(&mut piece).await {
-                for line in piece[..count].split(|byte| matches!(byte, b'\n' | b'\r')) {
-                    listening.add(&String::from_utf8_lossy(line));
-                }
+                listening.add(&String::from_utf8_lossy(&piece[..count]));
             }
+            heard.send_replace(true);
         });
         let (end, mut ending) = watch::channel(false);
-        let (over, ended) = watch::channel(false);
+        let (over, ended) = watch::channel(None);
         tokio::spawn(async move {
             let patience = async {
                 // Dropped without a word is an end, too.
                 let _ = ending.wait_for(|end| *end).await;
                 clock.sleep(GRACE).await;
             };
-            tokio::select! {
-                _ = child.wait() => {}
+            let status = tokio::select! {
+                status = child.wait() => status,
                 () = patience => {
                     terminate(&child);
                     tokio::select! {
-                        _ = child.wait() => {}
-                        () = clock.sleep(GRACE) => drop(child.kill().await),
+                        status = child.wait() => status,
+                        () = clock.sleep(GRACE) => {
+                            drop(child.kill().await);
+                            child.wait().await
+                        }
                     }
                 }
-            }
-            over.send_replace(true);
+            };
+            over.send_replace(Some(how(status)));
         });
-        Ok((Self { said, end, ended }, input, output))
+        Ok((Self { farewell: Farewell { said, ended, is_heard }, end }, input, output))
     }
 
-    pub(super) fn said(&self) -> Said {
-        self.said.clone()
+    pub(super) fn farewell(&self) -> Farewell {
+        self.farewell.clone()
     }
 
     /// Waits until it has ended; its input must have by now.
     pub(super) async fn end(mut self) {
         self.end.send_replace(true);
-        let _ = self.ended.wait_for(|ended| *ended).await;
+        let _ = self.farewell.ended.wait_for(Option::is_some).await;
     }
 }
 
@@ -109,5 +181,26 @@ fn terminate(child: &tokio::process::Child) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
         // All that it started, too: what is started with a launcher would stay.
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::TERM);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_kept_wherever_pieces_begin() {
+        let said = Said::default();
+        for piece in ["one\ntw", "o\r\n\n  three\nfour\nfive", "\nsix\n", &"x".repeat(LINE_CHARS * 2), "y"] {
+            said.add(piece);
+        }
+        assert_eq!(said.tail(), ["  three", "four", "five", "six", "x".repeat(LINE_CHARS).as_str()]);
+    }
+
+    #[test]
+    fn an_end_is_told_by_its_code_or_its_signal() {
+        for (raw, words) in [(3 << 8, "with exit code 3"), (0, "with exit code 0"), (9, "by signal 9")] {
+            assert_eq!(how(Ok(ExitStatus::from_raw(raw))), words);
+        }
     }
 }

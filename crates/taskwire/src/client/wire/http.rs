@@ -27,6 +27,8 @@ const EVENTS: &str = "text/event-stream";
 const CHALLENGES_MAX: usize = 3;
 /// How often a server may send a request elsewhere within itself.
 const REDIRECTS_MAX: usize = 5;
+/// Said of a server that does not speak TLS where it was asked to.
+const NO_TLS: &str = "it does not speak https there, but probably plain http: use http:// instead";
 /// Bytes of an error's body that are read.
 const REASON_BYTES: usize = 64 * 1024;
 
@@ -252,8 +254,18 @@ fn lost(error: reqwest::Error) -> Lost {
     if error.is_builder() {
         return Lost::Impossible(Error::Target(chain(&error)));
     }
-    let reason = chain(&error);
+    let reason = if is_without_tls(&error) { NO_TLS.to_owned() } else { chain(&error) };
     if error.is_connect() { Lost::Unsent(reason) } else { Lost::Cut(reason) }
+}
+
+/// Whether the other side answered with something that is no TLS.
+fn is_without_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    if let Some(rustls::Error::InvalidMessage(_)) = error.downcast_ref::<rustls::Error>() {
+        return true;
+    }
+    // An error of input and output does not name what it wraps as its cause.
+    let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    wrapped.is_some_and(|inner| is_without_tls(inner)) || error.source().is_some_and(is_without_tls)
 }
 
 /// The innermost cause says most.

@@ -16,7 +16,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{Lost, Message, Outgoing, child::Child};
+use super::{
+    Lost, Message, Outgoing,
+    child::{Child, Farewell},
+};
 use crate::{
     client::{Error, Options},
     server::Server,
@@ -81,6 +84,8 @@ struct Routes {
     open: Mutex<Option<HashMap<i64, mpsc::Sender<Message>>>>,
     /// Why it ended.
     reason: Mutex<String>,
+    /// Whether it is a program, which can end by itself.
+    is_program: bool,
 }
 
 impl Routes {
@@ -93,8 +98,10 @@ impl Routes {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    fn reason(&self) -> String {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// What that means for who waits for an answer.
+    fn lost(&self) -> Lost {
+        let reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if self.is_program { Lost::Ended(reason) } else { Lost::Cut(reason) }
     }
 
     fn ended(&self) -> bool {
@@ -140,15 +147,15 @@ impl Lines {
     }
 
     fn start(&self) -> Result<Pipe, String> {
-        let routes = Arc::new(Routes { open: Mutex::new(Some(HashMap::new())), reason: Mutex::default() });
+        let is_program = matches!(self.spawn, Spawn::Command(_));
+        let routes = Arc::new(Routes { open: Mutex::new(Some(HashMap::new())), reason: Mutex::default(), is_program });
         let (writer, queue) = mpsc::channel(QUEUE);
         let max = self.options.limits.message_bytes;
         match &self.spawn {
             Spawn::Command(words) => {
                 let (child, input, output) = Child::start(words, self.options.clock.clone())?;
-                tokio::spawn(write(input, queue, routes.clone()));
-                let last = child.said();
-                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), move || last.tail()));
+                tokio::spawn(write(input, queue, routes.clone(), Some(child.farewell())));
+                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), Some(child.farewell())));
                 Ok(Pipe { writer, routes, child: Some(child), reader, serving: None })
             }
             Spawn::Server(server) => {
@@ -161,8 +168,8 @@ impl Lines {
                     }
                 });
                 let (output, input) = tokio::io::split(ours);
-                tokio::spawn(write(input, queue, routes.clone()));
-                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), String::new));
+                tokio::spawn(write(input, queue, routes.clone(), None));
+                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), None));
                 Ok(Pipe { writer, routes, child: None, reader, serving: Some(serving) })
             }
         }
@@ -173,18 +180,18 @@ impl Lines {
         let (sender, messages) = mpsc::channel(QUEUE);
         match pipe.routes.open.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             Some(open) => drop(open.insert(outgoing.id, sender)),
-            None => return Err(Lost::Cut(pipe.routes.reason())),
+            None => return Err(pipe.routes.lost()),
         }
         let answer = Answer { id: outgoing.id, messages, cancel: outgoing.cancel, pipe };
         if answer.pipe.writer.send(outgoing.body).await.is_err() {
-            return Err(Lost::Cut(answer.pipe.routes.reason()));
+            return Err(answer.pipe.routes.lost());
         }
         Ok(answer)
     }
 
     pub(crate) async fn say(&self, body: String) -> Result<(), Lost> {
         let pipe = self.pipe().await?;
-        pipe.writer.send(body).await.map_err(|_| Lost::Cut(pipe.routes.reason()))
+        pipe.writer.send(body).await.map_err(|_| pipe.routes.lost())
     }
 
     /// Ends the other side: politely, then less so.
@@ -217,7 +224,7 @@ impl Answer {
                 }
                 Ok(Some(message))
             }
-            None => Err(Lost::Cut(self.pipe.routes.reason())),
+            None => Err(self.pipe.routes.lost()),
         }
     }
 }
@@ -234,7 +241,7 @@ impl Drop for Answer {
     }
 }
 
-async fn write(mut input: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<String>, routes: Arc<Routes>) {
+async fn write(mut input: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<String>, routes: Arc<Routes>, farewell: Option<Farewell>) {
     while let Some(mut line) = queue.recv().await {
         line.push('\n');
         let written = async {
@@ -242,24 +249,28 @@ async fn write(mut input: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Str
             input.flush().await
         };
         if let Err(error) = written.await {
-            routes.end(format!("the server cannot be written to: {error}"));
+            let reason = format!("the server cannot be written to: {error}");
+            routes.end(match farewell {
+                Some(farewell) => farewell.told(reason).await,
+                None => reason,
+            });
             break;
         }
     }
     let _ = input.shutdown().await;
 }
 
-async fn read(output: impl AsyncRead + Unpin, max: usize, routes: Arc<Routes>, standing: Standing, last_words: impl Fn() -> String) {
+async fn read(output: impl AsyncRead + Unpin, max: usize, routes: Arc<Routes>, standing: Standing, farewell: Option<Farewell>) {
     let mut output = BufReader::with_capacity(64 * 1024, output);
     let mut line = Vec::new();
     let reason = loop {
         line.clear();
         let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
         match (&mut output).take(limit).read_until(b'\n', &mut line).await {
-            Ok(0) => break "the server ended".to_owned(),
-            Ok(_) if line.len() > max => break format!("the server sent a line of more than {max} bytes"),
+            Ok(0) => break None,
+            Ok(_) if line.len() > max => break Some(format!("the server sent a line of more than {max} bytes")),
             Ok(_) => {}
-            Err(error) => break format!("the server cannot be read: {error}"),
+            Err(error) => break Some(format!("the server cannot be read: {error}")),
         }
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
@@ -269,8 +280,11 @@ async fn read(output: impl AsyncRead + Unpin, max: usize, routes: Arc<Routes>, s
             Err(reason) => tracing::debug!(%reason, "a line of the server is passed over"),
         }
     };
-    let words = last_words();
-    routes.end(if words.is_empty() { reason } else { format!("{reason}; it last said: {words}") });
+    routes.end(match (reason, farewell) {
+        (Some(reason), _) => reason,
+        (None, Some(farewell)) => farewell.told("the server closed its standard output".to_owned()).await,
+        (None, None) => "the server ended".to_owned(),
+    });
 }
 
 #[derive(Deserialize)]

@@ -36,6 +36,8 @@ pub(crate) enum Lost {
     Unsent(String),
     /// It may have arrived.
     Cut(String),
+    /// The same, and the program that it was for has ended.
+    Ended(String),
     /// An HTTP status that says no more.
     Status { status: u16, reason: String, retry_after: Option<Duration> },
     /// 401 or 403.
@@ -50,7 +52,7 @@ impl Lost {
     /// Whether the server may answer when it is asked again.
     pub(crate) fn passes(&self) -> bool {
         match self {
-            Self::Unsent(_) | Self::Cut(_) => true,
+            Self::Unsent(_) | Self::Cut(_) | Self::Ended(_) => true,
             Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 502 | 503 | 504),
             Self::Denied { .. } | Self::TooLarge { .. } | Self::Impossible(_) => false,
         }
@@ -74,7 +76,7 @@ impl Lost {
 
     pub(crate) fn reason(&self) -> String {
         match self {
-            Self::Unsent(reason) | Self::Cut(reason) => reason.clone(),
+            Self::Unsent(reason) | Self::Cut(reason) | Self::Ended(reason) => reason.clone(),
             Self::Status { status, reason, .. } | Self::Denied { status, reason } if reason.is_empty() => format!("HTTP status {status}"),
             Self::Status { status, reason, .. } | Self::Denied { status, reason } => format!("HTTP status {status}: {reason}"),
             Self::TooLarge { max } => format!("a message has more than {max} bytes"),
@@ -86,7 +88,7 @@ impl Lost {
     pub(crate) fn at(self, server: &str) -> Error {
         let server = server.to_owned();
         match self {
-            Self::Unsent(reason) | Self::Cut(reason) => Error::Unreachable { server, reason },
+            Self::Unsent(reason) | Self::Cut(reason) | Self::Ended(reason) => Error::Unreachable { server, reason },
             Self::Status { status, reason, .. } if matches!(status, 408 | 425 | 429 | 502 | 503 | 504) => {
                 Error::Unreachable { server, reason: format!("HTTP status {status} {}", shortened(&reason)).trim().to_owned() }
             }

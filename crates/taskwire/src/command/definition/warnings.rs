@@ -18,13 +18,20 @@ const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 impl Definition {
     /// What is probably not meant so, for whoever wrote it: parameters that nothing uses, values where a script does not look
-    /// for them, a program that is not there, a name or a schema that some clients refuse. Nothing if it cannot be used at all: see [`check`](Self::check).
+    /// for them, a program that is not there, a description that tells nothing, a name or a schema that some clients refuse. Nothing if it
+    /// cannot be used at all: see [`check`](Self::check).
     pub fn warnings(&self) -> Vec<String> {
         let Ok(compiled) = self.compile() else { return Vec::new() };
         let mut warnings = compiled.argv.warnings();
         warnings.extend(self.unused(&compiled));
         if let Some(path) = self.path(&compiled) {
             warnings.extend(missing(compiled.argv.program(), &self.cwd, &path));
+        }
+        if says_nothing(&self.description, compiled.argv.program()) {
+            warnings.push(
+                "its description says only which program it runs: models choose tools by it, so say in `description` what it does"
+                    .to_owned(),
+            );
         }
         warnings.extend(portability(&self.name, &self.description, &self.input_schema));
         warnings
@@ -55,6 +62,24 @@ impl Definition {
             path.push(own);
         }
         Some(path)
+    }
+}
+
+/// Whether a description tells no more than the name of the program.
+fn says_nothing(description: &str, program: &str) -> bool {
+    let plain = description.replace(['`', '"', '\''], "").to_lowercase();
+    let words: Vec<&str> = plain.split_whitespace().map(|word| word.trim_end_matches(['.', '!'])).collect();
+    let rest = match words.as_slice() {
+        ["runs" | "run" | "executes" | "execute" | "calls" | "call", rest @ ..] => rest,
+        rest => rest,
+    };
+    let rest = if let ["the", rest @ ..] = rest { rest } else { rest };
+    let rest = if let [rest @ .., "command" | "program" | "script"] = rest { rest } else { rest };
+    let program = program.to_lowercase();
+    match rest {
+        [] => true,
+        [word] => *word == program || Some(*word) == program.rsplit('/').next(),
+        _ => false,
     }
 }
 
@@ -117,6 +142,21 @@ mod tests {
         assert_eq!(warnings("no-such-program-here"), ["the program `no-such-program-here` is not found in PATH: is it installed?"]);
         assert_eq!(warnings("/"), ["the program / is no file"]);
         assert_eq!(warnings("/etc/passwd"), ["the program /etc/passwd is not executable (`chmod +x` makes it so)"]);
+    }
+
+    #[test]
+    fn a_description_that_names_only_the_program_is_told() {
+        let is_told = |description: &str| {
+            let warnings = Definition::new("tool", description, vec!["/bin/sh".into()]).warnings();
+            assert!(warnings.iter().all(|warning| warning.starts_with("its description says only which program it runs")));
+            !warnings.is_empty()
+        };
+        for description in ["", " ", "Runs `/bin/sh`", "Runs sh.", "sh", "Run the \"sh\" command", "Executes the script"] {
+            assert!(is_told(description), "{description}");
+        }
+        for description in ["Shows the weather", "Runs the tests", "Runs sh on a host", "Calls home"] {
+            assert!(!is_told(description), "{description}");
+        }
     }
 
     #[test]

@@ -404,14 +404,46 @@ async fn a_program_that_needs_more_of_its_client_is_not_asked_for_a_session() {
     }
 }
 
+/// Connects to a program that does not serve, while time stands still; what is said of it.
+async fn told_of(words: &[&str], era: Option<Era>) -> String {
+    let options = Options { clock: Arc::new(manual_clock()), era, ..Options::default() };
+    let target = Target::Command(words.iter().map(|word| (*word).to_owned()).collect());
+    let error = soon("the error", Client::connect(target, options)).await.map(drop).expect_err("an error");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    error.to_string()
+}
+
 #[tokio::test]
-async fn a_program_that_cannot_be_started_is_told_at_once_or_after_patience() {
-    let clock = manual_clock();
-    let options = Options { clock: Arc::new(clock.clone()), ..Options::default() };
-    let target = Target::Command(vec!["/nowhere/no-such-program".to_owned()]);
-    let connecting = Client::connect(target, options);
-    let error = as_time_passes(&clock, "the error", SECOND, connecting).await.map(drop).expect_err("an error");
-    assert!(error.to_string().contains("no-such-program"), "{error}");
+async fn a_program_that_cannot_be_started_is_told_at_once() {
+    for era in [None, Some(Era::Modern), Some(Era::Legacy)] {
+        let told = told_of(&["/nowhere/no-such-program"], era).await;
+        assert!(told.contains("`/nowhere/no-such-program` cannot be started"), "{era:?}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_ends_is_told_at_once_with_how_and_with_its_last_lines() {
+    let script = "echo early >&2; for n in 1 2 3 4 5; do echo \"line $n\" >&2; done; exit 3";
+    for era in [None, Some(Era::Modern), Some(Era::Legacy)] {
+        let told = told_of(&["sh", "-c", script], era).await;
+        let expected = ": the server ended with exit code 3; its last lines:\n  line 1\n  line 2\n  line 3\n  line 4\n  line 5";
+        assert!(told.starts_with("cannot reach stdio:sh -c ") && told.ends_with(expected), "{era:?}: {told}");
+    }
+    let told = told_of(&["sh", "-c", "echo no module named mcp >&2; kill -9 $$"], None).await;
+    assert!(told.ends_with(": the server ended by signal 9; it last said: no module named mcp"), "{told}");
+    let told = told_of(&["sh", "-c", "exit 0"], None).await;
+    assert!(told.ends_with(": the server ended with exit code 0"), "{told}");
+}
+
+#[tokio::test]
+async fn a_program_that_ends_whenever_it_is_asked_is_given_up() {
+    let modern = discover(json!({"result": discovered(everything())}));
+    let ends = json!({"on": "tasks/get", "exit": true});
+    let program = Program::new(json!([modern, modern, modern, modern, ends, ends, ends]));
+    let client = program.connects().await.expect("a connection");
+    let error = program.as_time_passes("the error", 5 * MS, client.task("t1")).await.map(drop).expect_err("an error");
+    assert!(error.to_string().contains("the server ended with exit code 0"), "{error}");
+    assert_eq!(program.heard().iter().filter(|method| *method == "tasks/get").count(), 3);
 }
 
 #[tokio::test]

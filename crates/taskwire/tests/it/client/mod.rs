@@ -4,6 +4,7 @@ mod behind;
 mod detect;
 mod hubs;
 mod legacy;
+mod lists;
 mod modern;
 mod oauth;
 mod questions;

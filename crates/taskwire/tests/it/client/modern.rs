@@ -8,7 +8,7 @@ use taskwire::client::{
 };
 
 use super::script::{
-    CAPABILITIES, CLIENT_INFO, IDEMPOTENCY, KEY, LISTEN, MS, SERVER_INFO, Script, VERSION, all, asking, brief, but, called, complete,
+    CAPABILITIES, CLIENT_INFO, IDEMPOTENCY, KEY, LIST, LISTEN, MS, SERVER_INFO, Script, VERSION, all, asking, brief, but, called, complete,
     completed, created, decoded, discovered, end, everything, form, job, last, next, rest, round, said, started, task, text, told,
     tool_list, wanting,
 };
@@ -53,7 +53,7 @@ async fn every_request_says_who_sends_it_and_what_it_can_do() {
         let meta = &message["params"]["_meta"];
         assert_eq!(meta[VERSION], "2026-07-28");
         assert_eq!(meta[CLIENT_INFO], json!({"name": "tester", "version": "9.8"}));
-        let extensions = json!({TASKS: {}, PARTIALS: {}, IDEMPOTENCY: {}});
+        let extensions = json!({TASKS: {}, PARTIALS: {}, IDEMPOTENCY: {}, LIST: {}});
         assert_eq!(meta[CAPABILITIES], json!({"elicitation": {"form": {}, "url": {}}, "extensions": extensions}));
     }
     assert!(call["params"]["_meta"][KEY].as_str().is_some_and(|key| key.len() >= 16), "{call}");
@@ -81,7 +81,7 @@ async fn who_wants_no_partials_neither_declares_them_nor_asks_for_them() {
     let client = script.client_with(Options { stream: false, ..script.options() }, everything()).await;
     let call = async {
         let asked = script.expect("tools/call").await;
-        assert_eq!(asked.meta()[CAPABILITIES]["extensions"], json!({TASKS: {}, IDEMPOTENCY: {}}));
+        assert_eq!(asked.meta()[CAPABILITIES]["extensions"], json!({TASKS: {}, IDEMPOTENCY: {}, LIST: {}}));
         asked.result(created("t1")).await;
     };
     let (mut run, ()) = started(&client, call).await;

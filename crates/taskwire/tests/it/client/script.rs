@@ -36,6 +36,7 @@ use crate::{
 
 pub(crate) const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
 pub(crate) const KEY: &str = "dev.taskwire/idempotencyKey";
+pub(crate) const LIST: &str = "dev.taskwire/list";
 pub(crate) const READ: &str = "dev.taskwire/partials/read";
 pub(crate) const LISTEN: &str = "subscriptions/listen";
 pub(crate) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
@@ -968,6 +969,7 @@ fn faults_of(asked: &Asked, is_legacy: bool) -> Vec<String> {
     must(meta[CLIENT_INFO]["name"].is_string() && meta[CLIENT_INFO]["version"].is_string(), "clientInfo".to_owned());
     must(meta[CAPABILITIES]["extensions"][TASKS] == json!({}), "the Tasks extension is declared".to_owned());
     must(meta[CAPABILITIES]["extensions"][IDEMPOTENCY] == json!({}), "idempotency is declared".to_owned());
+    must(meta[CAPABILITIES]["extensions"][LIST] == json!({}), "that tasks may be listed is declared".to_owned());
     must(asked.header("mcp-protocol-version") == meta[VERSION].as_str(), "MCP-Protocol-Version".to_owned());
     must(asked.header("mcp-method") == Some(method), "Mcp-Method".to_owned());
     let name = match method {

@@ -1,0 +1,160 @@
+//! `taskwire tasks SERVER`: the caller's tasks there, whoever started them.
+
+use serde::Serialize;
+use taskwire::{
+    client::{Client, Entry, ListedTask},
+    clock::{Clock, SystemClock},
+};
+use taskwire_core::Timestamp;
+
+use super::{State, Tasks};
+use crate::{
+    client::{
+        book::Server,
+        exit::{Exit, Problem},
+        home::{Home, name_of, prefix},
+    },
+    cmd::call::close,
+    term::{
+        escape, out,
+        paint::{Surroundings, moment, shell_word, span},
+        screen,
+        table::{self, Cell, Last},
+    },
+};
+
+/// Pages that are followed at most.
+const PAGES_MAX: usize = 1000;
+
+/// A task for programs.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Object<'a> {
+    task_id: &'a str,
+    server: &'a str,
+    era: String,
+    tool: Option<&'a str>,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'a str>,
+    created_at: &'a str,
+    updated_at: &'a str,
+    ttl_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    poll_ms: Option<u64>,
+}
+
+/// A task of the list, with what is known of it here.
+struct Row {
+    listed: ListedTask,
+    /// The tool, as the server says or as it was called from here.
+    tool: Option<String>,
+    /// What to call it at the command line.
+    name: String,
+}
+
+impl Row {
+    fn new(home: &Home, server: &Server, entries: &[Entry], listed: ListedTask) -> Self {
+        let (address, id) = (server.target.to_string(), listed.view.id.as_str());
+        let known = entries.iter().find(|entry| entry.reference.server == address && entry.reference.task.as_deref() == Some(id));
+        let name = match known {
+            Some(_) => prefix(id, entries.iter().map(|entry| name_of(&entry.reference))).to_owned(),
+            None => home.name_at(server, id),
+        };
+        let of_entry = || known.map(|entry| entry.reference.tool.clone()).filter(|tool| !tool.is_empty());
+        let tool = listed.tool.clone().or_else(of_entry);
+        Self { listed, tool, name }
+    }
+
+    fn object<'a>(&'a self, server: &'a str, era: &str) -> Object<'a> {
+        let view = &self.listed.view;
+        Object {
+            task_id: &view.id,
+            server,
+            era: era.to_owned(),
+            tool: self.tool.as_deref(),
+            status: view.status.as_str(),
+            message: view.message.as_deref(),
+            created_at: &view.created_at,
+            updated_at: &view.updated_at,
+            ttl_ms: view.ttl_ms,
+            poll_ms: view.poll_ms,
+        }
+    }
+
+    fn cells(&self, now: Timestamp, surroundings: Surroundings) -> Vec<Cell> {
+        let view = &self.listed.view;
+        let state = State::Is { status: view.status, message: None, is_fresh: true };
+        vec![
+            moment(&view.created_at).map_or_else(|| "?".to_owned(), |at| span(now.since(at))).into(),
+            state.cell(surroundings.stdout_paint()),
+            escape::line(self.tool.as_deref().unwrap_or("-")).into(),
+            shell_word(&escape::line(&self.name)).into(),
+        ]
+    }
+}
+
+/// All tasks of the list, or those of its first page, and whether there are more.
+async fn pages(client: &Client, all: bool) -> Result<(Vec<ListedTask>, bool), Problem> {
+    let (mut tasks, mut cursor) = (Vec::new(), None::<String>);
+    for _ in 0..PAGES_MAX {
+        let page = client.list_tasks(cursor.as_deref()).await?;
+        tasks.extend(page.tasks);
+        cursor = page.next_cursor;
+        if cursor.is_none() || !all {
+            return Ok((tasks, cursor.is_some()));
+        }
+    }
+    Err(Problem::protocol(format!("the server's list of tasks has more than {PAGES_MAX} pages")))
+}
+
+/// Shows the tasks of the server that is called `name` here.
+pub(super) async fn show(tasks: &Tasks, home: &Home, name: &str) -> Result<Exit, Problem> {
+    let server = home.book.find(name)?;
+    let client = tasks.connection.open(&server, home.wish()).await?;
+    let (listed, is_more) = pages(&client, tasks.all).await?;
+    // Who has no list here can still see that of the server.
+    let entries = home.ledger_if_any().ok().and_then(|ledger| ledger.entries().ok()).unwrap_or_default();
+    let rows: Vec<Row> = listed.into_iter().map(|listed| Row::new(home, &server, &entries, listed)).collect();
+    let text = if tasks.json {
+        let (address, era) = (server.target.to_string(), client.peer().era.to_string());
+        let line = |row: &Row| serde_json::to_string(&row.object(&address, &era)).map(|line| escape::json(line) + "\n");
+        rows.iter().map(line).collect::<Result<String, _>>().map_err(|error| Problem::protocol(error.to_string()))?
+    } else {
+        as_table(&rows)
+    };
+    out::print(&text)?;
+    if let Some(hint) = hint(&rows, name, is_more, tasks.json) {
+        screen::write(&format!("taskwire: {hint}\n"));
+    }
+    close(client).await;
+    Ok(Exit::Done)
+}
+
+fn as_table(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let surroundings = Surroundings::look();
+    let paint = surroundings.stdout_paint();
+    let title = |text: &str| Cell::painted(text, paint.bold(text));
+    let mut cells = vec![["AGE", "STATUS", "TOOL", "TASK"].map(title).to_vec()];
+    let now = SystemClock.now();
+    cells.extend(rows.iter().map(|row| row.cells(now, surroundings)));
+    table::lines(&cells, Last::Whole, surroundings.stdout_columns(), surroundings.unicode).into_iter().map(|line| line + "\n").collect()
+}
+
+/// What one may want to do next; that a list is not whole is told to programs, too.
+fn hint(rows: &[Row], name: &str, is_more: bool, json: bool) -> Option<String> {
+    if is_more {
+        return Some(format!("there are more: taskwire tasks {} --all", shell_word(name)));
+    }
+    if json {
+        return None;
+    }
+    if rows.is_empty() {
+        return Some(format!("{} has no tasks of yours", escape::line(name)));
+    }
+    let open = rows.iter().find(|row| !row.listed.view.status.is_terminal())?;
+    Some(format!("go on with: taskwire watch {}", shell_word(&escape::line(&open.name))))
+}
