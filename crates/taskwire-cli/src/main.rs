@@ -25,9 +25,11 @@ struct Args {
 }
 
 const EXAMPLES: &str = "Examples:
+  taskwire init                     write a taskwire.toml, and try it
   taskwire serve                    serve demo tools on http://127.0.0.1:8787/mcp
   taskwire serve taskwire.toml      serve what the file says
   taskwire serve --stdio            speak MCP on standard input and output
+  taskwire connect claude-code      have a client use it: what to add, and where
   taskwire reload taskwire.toml     have it read the file again
   taskwire call http://127.0.0.1:8787/mcp countdown from=5
                                     call a tool and see its output as it comes
@@ -57,7 +59,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Init(cmd::init::Init),
     Serve(cmd::serve::Serve),
+    Connect(cmd::connect::Connect),
     Reload(cmd::reload::Reload),
     Call(cmd::call::Call),
     Watch(cmd::watch::Watch),
@@ -97,6 +101,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).with_target(false).init();
     match args.command {
         Command::Serve(serve) => serve.run(),
+        Command::Init(init) => init.run(),
+        Command::Connect(connect) => connect.run(),
         Command::Reload(reload) => reload.run(),
         Command::Call(call) => client::exit::run(call.json, call.run()),
         Command::Watch(watch) => client::exit::run(watch.json, watch.run()),

@@ -441,6 +441,11 @@ impl AuthTable {
         Ok(auth)
     }
 
+    /// Who may call, each with the variable that its token comes from, if it does.
+    pub(crate) fn callers(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.tokens.iter().map(|token| (token.caller.as_str(), token.variable()))
+    }
+
     /// The environment variables that tokens come from.
     pub(crate) fn variables(&self) -> impl Iterator<Item = String> {
         self.tokens.iter().filter_map(Token::variable).map(ToOwned::to_owned)

@@ -3,8 +3,24 @@
 use crate::kit::run;
 
 /// All that can be done.
-const COMMANDS: [&str; 14] =
-    ["serve", "reload", "call", "watch", "get", "cancel", "answer", "tasks", "tools", "ask", "progress", "status", "emit", "completions"];
+const COMMANDS: [&str; 16] = [
+    "init",
+    "serve",
+    "connect",
+    "reload",
+    "call",
+    "watch",
+    "get",
+    "cancel",
+    "answer",
+    "tasks",
+    "tools",
+    "ask",
+    "progress",
+    "status",
+    "emit",
+    "completions",
+];
 
 #[test]
 fn the_help_names_what_can_be_done_and_shows_how() {

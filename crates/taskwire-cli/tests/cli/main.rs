@@ -3,8 +3,10 @@
 mod answer;
 mod call;
 mod commands;
+mod connect;
 mod fixture;
 mod help;
+mod init;
 mod inside;
 mod kill;
 mod kit;

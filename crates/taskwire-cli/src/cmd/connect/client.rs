@@ -1,0 +1,344 @@
+//! The clients that are known: where each has its configuration, in which form, and what a server looks like there.
+//!
+//! What was found where, and what is not certain, is in `docs/decisions/0054-connecting-clients.md`.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+use super::entry::Item;
+use crate::term::paint::shell_word;
+
+/// Stands where a token must be typed in by hand.
+pub(super) const PLACEHOLDER: &str = "PUT-THE-TOKEN-HERE";
+/// Seconds that goose waits for a call.
+const GOOSE_TIMEOUT: u32 = 300;
+
+/// A program that uses tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Client {
+    /// Claude Code
+    #[value(alias = "claude")]
+    ClaudeCode,
+    /// Claude Desktop (starts its servers: stdio)
+    ClaudeDesktop,
+    /// Cursor
+    Cursor,
+    /// Visual Studio Code with Copilot
+    #[value(name = "vscode", aliases = ["vs-code", "code", "copilot"])]
+    VsCode,
+    /// Codex
+    Codex,
+    /// Gemini CLI
+    #[value(alias = "gemini-cli")]
+    Gemini,
+    /// Windsurf
+    Windsurf,
+    /// Zed
+    Zed,
+    /// Cline
+    Cline,
+    /// Continue
+    Continue,
+    /// goose (is shown what to add, not written)
+    Goose,
+    /// opencode
+    #[value(name = "opencode", alias = "open-code")]
+    OpenCode,
+    /// LM Studio
+    #[value(alias = "lmstudio")]
+    LmStudio,
+}
+
+/// How a client reaches the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// At an address, with a token from this variable if one is needed.
+    Http { url: String, token: Option<String> },
+    /// As a program that it starts.
+    Stdio { program: String, args: Vec<String> },
+}
+
+/// Whose configuration is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// That of the user, for all that they do.
+    User,
+    /// That of the current directory.
+    Project,
+}
+
+/// How a file is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// JSON, with the servers in the object at this path.
+    Json(&'static [&'static str]),
+    /// Tables of TOML.
+    Toml,
+    /// YAML, shown but not changed.
+    Yaml,
+    /// A file of YAML for this server alone.
+    YamlFile,
+}
+
+/// How a client comes by a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Secret {
+    /// It takes it from its environment.
+    Variable,
+    /// It asks for it.
+    Prompt,
+    /// It must be in its file.
+    Literal,
+}
+
+/// Where things are on this machine.
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    pub(super) home: PathBuf,
+    /// `$XDG_CONFIG_HOME`, or what it stands for.
+    pub(super) config: PathBuf,
+    pub(super) current: PathBuf,
+    /// Directories that are named by a variable of a client's own.
+    pub(super) claude: Option<PathBuf>,
+    pub(super) codex: Option<PathBuf>,
+    pub(super) is_macos: bool,
+}
+
+impl Places {
+    /// Where programs with windows have their settings.
+    fn application(&self, name: &str) -> PathBuf {
+        let base = if self.is_macos { self.home.join("Library/Application Support") } else { self.config.clone() };
+        base.join(name)
+    }
+}
+
+impl Client {
+    /// What it is called.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::ClaudeCode => "Claude Code",
+            Self::ClaudeDesktop => "Claude Desktop",
+            Self::Cursor => "Cursor",
+            Self::VsCode => "VS Code",
+            Self::Codex => "Codex",
+            Self::Gemini => "Gemini CLI",
+            Self::Windsurf => "Windsurf",
+            Self::Zed => "Zed",
+            Self::Cline => "Cline",
+            Self::Continue => "Continue",
+            Self::Goose => "goose",
+            Self::OpenCode => "opencode",
+            Self::LmStudio => "LM Studio",
+        }
+    }
+
+    /// What it is called here.
+    pub(super) fn word(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Whether it takes only servers that it starts.
+    pub(super) fn is_stdio_only(self) -> bool {
+        self == Self::ClaudeDesktop
+    }
+
+    pub(super) fn form(self, scope: Scope) -> Form {
+        match (self, scope) {
+            (Self::VsCode, _) => Form::Json(&["servers"]),
+            (Self::Zed, _) => Form::Json(&["context_servers"]),
+            (Self::OpenCode, _) => Form::Json(&["mcp"]),
+            (Self::Codex, _) => Form::Toml,
+            (Self::Continue, Scope::Project) => Form::YamlFile,
+            (Self::Continue | Self::Goose, _) => Form::Yaml,
+            _ => Form::Json(&["mcpServers"]),
+        }
+    }
+
+    /// The files that it reads, of which one is enough: one that is there, or the first. None if it has none of this scope.
+    pub(super) fn files(self, scope: Scope, name: &str, places: &Places) -> Vec<PathBuf> {
+        let Places { home, config, current, claude, codex, is_macos } = places;
+        let cline = "cline_mcp_settings.json";
+        match (self, scope) {
+            (Self::ClaudeCode, Scope::User) => vec![claude.as_ref().unwrap_or(home).join(".claude.json")],
+            (Self::ClaudeCode, Scope::Project) => vec![current.join(".mcp.json")],
+            (Self::ClaudeDesktop, Scope::User) => vec![places.application("Claude/claude_desktop_config.json")],
+            (Self::Cursor, Scope::User) => vec![home.join(".cursor/mcp.json")],
+            (Self::Cursor, Scope::Project) => vec![current.join(".cursor/mcp.json")],
+            (Self::VsCode, Scope::User) => vec![places.application("Code/User/mcp.json")],
+            (Self::VsCode, Scope::Project) => vec![current.join(".vscode/mcp.json")],
+            (Self::Codex, Scope::User) => vec![codex.clone().unwrap_or_else(|| home.join(".codex")).join("config.toml")],
+            (Self::Codex, Scope::Project) => vec![current.join(".codex/config.toml")],
+            (Self::Gemini, Scope::User) => vec![home.join(".gemini/settings.json")],
+            (Self::Gemini, Scope::Project) => vec![current.join(".gemini/settings.json")],
+            (Self::Windsurf, Scope::User) => vec![home.join(".codeium/windsurf/mcp_config.json")],
+            (Self::Zed, Scope::User) => {
+                let base = if *is_macos { home.join(".config") } else { config.clone() };
+                vec![base.join("zed/settings.json")]
+            }
+            (Self::Cline, Scope::User) => vec![
+                home.join(".cline/data/settings").join(cline),
+                places.application("Code/User/globalStorage/saoudrizwan.claude-dev/settings").join(cline),
+            ],
+            (Self::Continue, Scope::User) => vec![home.join(".continue/config.yaml")],
+            (Self::Continue, Scope::Project) => vec![current.join(format!(".continue/mcpServers/{name}.yaml"))],
+            (Self::Goose, Scope::User) => vec![config.join("goose/config.yaml")],
+            (Self::OpenCode, Scope::User) => both(&config.join("opencode")),
+            (Self::OpenCode, Scope::Project) => both(current),
+            (Self::LmStudio, Scope::User) => vec![home.join(".lmstudio/mcp.json")],
+            (Self::ClaudeDesktop | Self::Windsurf | Self::Zed | Self::Cline | Self::Goose | Self::LmStudio, Scope::Project) => Vec::new(),
+        }
+    }
+
+    /// How it comes by a token.
+    pub(super) fn secret(self) -> Secret {
+        match self {
+            Self::VsCode => Secret::Prompt,
+            Self::Zed | Self::Cline | Self::LmStudio | Self::ClaudeDesktop => Secret::Literal,
+            _ => Secret::Variable,
+        }
+    }
+
+    /// The header with a token, without the token.
+    fn authorization(self, variable: &str, name: &str) -> String {
+        let token = match self {
+            Self::ClaudeCode | Self::Gemini | Self::Goose => format!("${{{variable}}}"),
+            Self::Cursor | Self::Windsurf => format!("${{env:{variable}}}"),
+            Self::VsCode => format!("${{input:{name}-token}}"),
+            Self::Continue => format!("${{{{ secrets.{variable} }}}}"),
+            Self::OpenCode => format!("{{env:{variable}}}"),
+            // Codex has a key of its own for it.
+            Self::Codex | Self::ClaudeDesktop | Self::Zed | Self::Cline | Self::LmStudio => PLACEHOLDER.to_owned(),
+        };
+        format!("Bearer {token}")
+    }
+
+    /// What the server is called with, and how it is reached.
+    pub(super) fn entry(self, name: &str, reach: &Reach) -> Item {
+        let mut members: Vec<(&str, Item)> = Vec::new();
+        if self == Self::Goose {
+            members.extend([("enabled", Item::Flag(true)), ("name", Item::text(name)), ("description", Item::text("Tools of Taskwire"))]);
+        } else if self == Self::Continue {
+            members.push(("name", Item::text(name)));
+        }
+        match reach {
+            Reach::Http { url, token } => {
+                let kind = match self {
+                    Self::ClaudeCode | Self::VsCode => Some("http"),
+                    Self::Cline => Some("streamableHttp"),
+                    Self::Continue => Some("streamable-http"),
+                    Self::Goose => Some("streamable_http"),
+                    Self::OpenCode => Some("remote"),
+                    _ => None,
+                };
+                members.extend(kind.map(|kind| ("type", Item::text(kind))));
+                let address = match self {
+                    Self::Gemini => "httpUrl",
+                    Self::Windsurf => "serverUrl",
+                    Self::Goose => "uri",
+                    _ => "url",
+                };
+                members.push((address, Item::text(url)));
+                if let Some(variable) = token {
+                    let headers = Item::members([("Authorization", Item::text(self.authorization(variable, name)))]);
+                    match self {
+                        Self::Codex => members.push(("bearer_token_env_var", Item::text(variable))),
+                        Self::Continue => members.push(("requestOptions", Item::members([("headers", headers)]))),
+                        Self::Goose => members.extend([("headers", headers), ("env_keys", Item::texts([variable.as_str()]))]),
+                        _ => members.push(("headers", headers)),
+                    }
+                }
+            }
+            Reach::Stdio { program, args } => {
+                let kind = match self {
+                    Self::ClaudeCode | Self::VsCode | Self::Continue | Self::Goose => Some("stdio"),
+                    Self::OpenCode => Some("local"),
+                    _ => None,
+                };
+                members.extend(kind.map(|kind| ("type", Item::text(kind))));
+                if self == Self::OpenCode {
+                    let words = [program].into_iter().chain(args).map(String::as_str);
+                    members.push(("command", Item::texts(words)));
+                } else {
+                    let command = if self == Self::Goose { "cmd" } else { "command" };
+                    members.extend([(command, Item::text(program)), ("args", Item::texts(args.iter().map(String::as_str)))]);
+                }
+            }
+        }
+        if self == Self::Goose {
+            members.push(("timeout", Item::Number(GOOSE_TIMEOUT)));
+        }
+        Item::members(members)
+    }
+
+    /// The command of the client's own that adds the server, if it has one.
+    pub(super) fn command(self, name: &str, reach: &Reach, scope: Scope) -> Option<String> {
+        let scope_word = if scope == Scope::User { "user" } else { "project" };
+        let header = |variable: &String| format!("Authorization: {}", self.authorization(variable, name));
+        let mut words: Vec<String> = Vec::new();
+        let mut say = |more: &[&str]| words.extend(more.iter().map(|word| (*word).to_owned()));
+        match (self, reach) {
+            (Self::ClaudeCode, Reach::Http { url, token }) => {
+                say(&["claude", "mcp", "add", "--transport", "http", "--scope", scope_word, name, url]);
+                if let Some(header) = token.as_ref().map(header) {
+                    // Last: it takes all words that follow.
+                    say(&["--header", &header]);
+                }
+            }
+            (Self::ClaudeCode, Reach::Stdio { program, args }) => {
+                say(&["claude", "mcp", "add", "--scope", scope_word, name, "--", program]);
+                words.extend(args.iter().cloned());
+            }
+            (Self::Codex, _) if scope == Scope::Project => return None,
+            (Self::Codex, Reach::Http { url, token }) => {
+                say(&["codex", "mcp", "add", name, "--url", url]);
+                if let Some(variable) = token {
+                    say(&["--bearer-token-env-var", variable]);
+                }
+            }
+            (Self::Codex, Reach::Stdio { program, args }) => {
+                say(&["codex", "mcp", "add", name, "--", program]);
+                words.extend(args.iter().cloned());
+            }
+            (Self::Gemini, Reach::Http { url, token }) => {
+                say(&["gemini", "mcp", "add", "--scope", scope_word, "--transport", "http"]);
+                if let Some(header) = token.as_ref().map(header) {
+                    say(&["--header", &header]);
+                }
+                say(&[name, url]);
+            }
+            (Self::Gemini, Reach::Stdio { program, args }) => {
+                // What looks like an option of its own comes behind two dashes.
+                let (options, plain): (Vec<&str>, Vec<&str>) = args.iter().map(String::as_str).partition(|word| word.starts_with('-'));
+                say(&["gemini", "mcp", "add", "--scope", scope_word, name, program]);
+                say(&plain);
+                say(&["--"]);
+                say(&options);
+            }
+            (Self::VsCode, Reach::Http { token: Some(_), .. }) => return None,
+            (Self::VsCode, _) if scope == Scope::Project => return None,
+            (Self::VsCode, _) => {
+                let Item::Members(mut members) = self.entry(name, reach) else { return None };
+                members.insert(0, ("name".to_owned(), Item::text(name)));
+                let json = Item::Members(members).value().to_string();
+                say(&["code", "--add-mcp", &json]);
+            }
+            _ => return None,
+        }
+        Some(words.iter().map(|word| shell_or_plain(word)).collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// A word for a shell; an option needs no quotes.
+fn shell_or_plain(word: &str) -> String {
+    let is_option = word.starts_with('-') && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    if is_option { word.to_owned() } else { shell_word(word) }
+}
+
+/// opencode reads either.
+fn both(dir: &Path) -> Vec<PathBuf> {
+    vec![dir.join("opencode.json"), dir.join("opencode.jsonc")]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! A file of JSON, with or without comments, that gets one member more: all else in it stays as it is, byte for byte.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value};
+
+use super::entry::Item;
+
+/// Objects and lists in each other. A client's settings are much flatter.
+const DEPTH_MAX: usize = 100;
+
+/// A value, and where it stands.
+struct Node {
+    span: Range<usize>,
+    kind: Kind,
+}
+
+enum Kind {
+    Object(Vec<Member>),
+    List(Vec<Node>),
+    Plain(Value),
+}
+
+struct Member {
+    key: String,
+    /// Where its key begins.
+    start: usize,
+    value: Node,
+    /// Whether a comma follows.
+    has_comma: bool,
+}
+
+impl Node {
+    fn value(&self) -> Value {
+        match &self.kind {
+            Kind::Object(members) => members.iter().map(|member| (member.key.clone(), member.value.value())).collect::<Map<_, _>>().into(),
+            Kind::List(items) => items.iter().map(Node::value).collect::<Vec<_>>().into(),
+            Kind::Plain(value) => value.clone(),
+        }
+    }
+}
+
+/// Reads JSON as editors' settings have it: with comments, and commas behind the last of a list.
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn read(text: &'a str) -> Result<Node, String> {
+        let mut reader = Self { text, at: 0 };
+        // Some editors begin their files with a mark.
+        if text.starts_with('\u{feff}') {
+            reader.at = '\u{feff}'.len_utf8();
+        }
+        let node = reader.value(0)?;
+        reader.skip()?;
+        if reader.at < text.len() { Err(reader.wrong("there is more behind its end")) } else { Ok(node) }
+    }
+
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn wrong(&self, what: &str) -> String {
+        let before = &self.text[..self.at];
+        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+        format!("line {}, column {column}: {what}", before.matches('\n').count() + 1)
+    }
+
+    /// Passes over blanks and comments.
+    fn skip(&mut self) -> Result<(), String> {
+        loop {
+            let rest = self.rest();
+            let blanks = rest.len() - rest.trim_start_matches([' ', '\t', '\r', '\n']).len();
+            let rest = &rest[blanks..];
+            self.at += blanks;
+            if rest.starts_with("//") {
+                self.at += rest.find('\n').unwrap_or(rest.len());
+            } else if let Some(comment) = rest.strip_prefix("/*") {
+                let len = comment.find("*/").ok_or_else(|| self.wrong("a comment has no end"))?;
+                self.at += len + 4;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Passes over one character, if it is the next.
+    fn takes(&mut self, c: char) -> bool {
+        let found = self.rest().starts_with(c);
+        if found {
+            self.at += c.len_utf8();
+        }
+        found
+    }
+
+    fn value(&mut self, depth: usize) -> Result<Node, String> {
+        self.skip()?;
+        if depth > DEPTH_MAX {
+            return Err(self.wrong("too many objects and lists in each other"));
+        }
+        let start = self.at;
+        let kind = if self.takes('{') {
+            Kind::Object(self.members(depth)?)
+        } else if self.takes('[') {
+            Kind::List(self.items(depth)?)
+        } else if self.rest().starts_with('"') {
+            Kind::Plain(Value::from(self.string()?))
+        } else {
+            let rest = self.rest();
+            let len = rest.find([',', ']', '}', ' ', '\t', '\r', '\n', '/', ':', '"', '{', '[']).unwrap_or(rest.len());
+            let value = serde_json::from_str(&rest[..len]).map_err(|_| self.wrong("a value is expected here"))?;
+            self.at += len;
+            Kind::Plain(value)
+        };
+        Ok(Node { span: start..self.at, kind })
+    }
+
+    fn members(&mut self, depth: usize) -> Result<Vec<Member>, String> {
+        let mut members: Vec<Member> = Vec::new();
+        loop {
+            self.skip()?;
+            if self.takes('}') {
+                return Ok(members);
+            }
+            if members.last().is_some_and(|last| !last.has_comma) {
+                return Err(self.wrong("a comma or a `}` is expected here"));
+            }
+            let start = self.at;
+            if !self.rest().starts_with('"') {
+                return Err(self.wrong("a name in quotes or a `}` is expected here"));
+            }
+            let key = self.string()?;
+            self.skip()?;
+            if !self.takes(':') {
+                return Err(self.wrong("a `:` is expected here"));
+            }
+            let value = self.value(depth + 1)?;
+            self.skip()?;
+            let has_comma = self.takes(',');
+            members.push(Member { key, start, value, has_comma });
+        }
+    }
+
+    fn items(&mut self, depth: usize) -> Result<Vec<Node>, String> {
+        let (mut items, mut is_open) = (Vec::new(), true);
+        loop {
+            self.skip()?;
+            if self.takes(']') {
+                return Ok(items);
+            }
+            if !is_open {
+                return Err(self.wrong("a comma or a `]` is expected here"));
+            }
+            items.push(self.value(depth + 1)?);
+            self.skip()?;
+            is_open = self.takes(',');
+        }
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let rest = self.rest();
+        let mut is_escaped = false;
+        let end = rest.char_indices().skip(1).find(|(_, c)| {
+            let is_end = *c == '"' && !is_escaped;
+            is_escaped = *c == '\\' && !is_escaped;
+            is_end
+        });
+        let (end, _) = end.ok_or_else(|| self.wrong("a text has no end"))?;
+        let text = serde_json::from_str(&rest[..=end]).map_err(|error| self.wrong(&format!("this text cannot be read ({error})")))?;
+        self.at += end + 1;
+        Ok(text)
+    }
+}
+
+/// What a file of JSON says.
+///
+/// # Errors
+/// Where it is wrong, and what is.
+pub(super) fn value(text: &str) -> Result<Value, String> {
+    Reader::read(text).map(|node| node.value())
+}
+
+/// The blanks that the line of this place begins with.
+fn indent_at(text: &str, at: usize) -> &str {
+    let line = &text[text[..at].rfind('\n').map_or(0, |newline| newline + 1)..at];
+    &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
+}
+
+/// Whether nothing stands before this place on its line.
+fn is_first_on_line(text: &str, at: usize) -> bool {
+    text[..at].contains('\n') && text[..at].trim_end_matches([' ', '\t']).ends_with('\n')
+}
+
+/// Why a member could not be added.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// There is another of this name.
+    Taken,
+    /// The file is not as it should be.
+    Unfit(String),
+}
+
+/// The text with `item` as the member `name` of the object at `path`, which is made if it is not there. Nothing if that
+/// is so already. `replace`: in the place of another of that name.
+///
+/// # Errors
+/// When the text cannot be read, or has something else there.
+pub(super) fn add(text: &str, path: &[&str], name: &str, item: &Item, replace: bool) -> Result<Option<String>, Refusal> {
+    let empty = format!("{text}{{}}\n");
+    let text = if text.trim_matches(['\u{feff}', ' ', '\t', '\r', '\n']).is_empty() { empty.as_str() } else { text };
+    let root = Reader::read(text).map_err(Refusal::Unfit)?;
+    let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
+    let unit = match &root.kind {
+        Kind::Object(members) => members.first().filter(|member| is_first_on_line(text, member.start)),
+        _ => None,
+    };
+    let unit = unit.map(|member| indent_at(text, member.start)).filter(|unit| !unit.is_empty()).unwrap_or("  ");
+    let mut node = &root;
+    let steps: Vec<&str> = path.iter().copied().chain([name]).collect();
+    for (depth, step) in steps.iter().enumerate() {
+        let Kind::Object(members) = &node.kind else {
+            let what = if depth == 0 { "what it has".to_owned() } else { format!("`{}`", steps[..depth].join(".")) };
+            return Err(Refusal::Unfit(format!("{what} is no object")));
+        };
+        let mut found = members.iter().filter(|member| member.key == *step);
+        let (first, second) = (found.next(), found.next());
+        if second.is_some() {
+            return Err(Refusal::Unfit(format!("it has `{}` twice", steps[..=depth].join("."))));
+        }
+        let Some(member) = first else {
+            let added = item.clone().within(steps[depth + 1..].iter().copied());
+            let new = inserted(text, node, members, step, &added, unit, newline);
+            return checked(new, &root, &steps, item).map(Some);
+        };
+        node = &member.value;
+    }
+    if node.value() == item.value() {
+        return Ok(None);
+    }
+    if !replace {
+        return Err(Refusal::Taken);
+    }
+    let written = item.json(indent_at(text, node.span.start), unit, newline);
+    let new = format!("{}{written}{}", &text[..node.span.start], &text[node.span.end..]);
+    checked(new, &root, &steps, item).map(Some)
+}
+
+/// The text with one more member at the end of an object.
+fn inserted(text: &str, object: &Node, members: &[Member], key: &str, item: &Item, unit: &str, newline: &str) -> String {
+    let (open, close) = (object.span.start + 1, object.span.end - 1);
+    let outer = indent_at(text, object.span.start);
+    let last = members.last();
+    let indent = match last.filter(|last| is_first_on_line(text, last.start)) {
+        Some(last) => indent_at(text, last.start).to_owned(),
+        None => format!("{outer}{unit}"),
+    };
+    // Behind the last member come its comma and comments, which stay with it.
+    let from = last.map_or(open, |last| last.value.span.end);
+    let content = from + text[from..close].trim_end_matches([' ', '\t', '\r', '\n']).len();
+    let comma = if last.is_some_and(|last| !last.has_comma) { "," } else { "" };
+    let comma_after = if last.is_some_and(|last| last.has_comma) { "," } else { "" };
+    let blanks = &text[content..close];
+    let end = if blanks.contains('\n') && last.is_some() { blanks.to_owned() } else { format!("{newline}{outer}") };
+    let member = format!("{}: {}", Value::from(key), item.json(&indent, unit, newline));
+    format!("{}{comma}{}{newline}{indent}{member}{comma_after}{end}{}", &text[..from], &text[from..content], &text[close..])
+}
+
+/// The new text, if it says what the old one said and the new member, and nothing else.
+fn checked(new: String, root: &Node, steps: &[&str], item: &Item) -> Result<String, Refusal> {
+    let mut expected = root.value();
+    let mut place = &mut expected;
+    for step in steps {
+        let Value::Object(members) = place else { break };
+        place = members.entry(*step).or_insert_with(|| Value::Object(Map::new()));
+    }
+    *place = item.value();
+    match value(&new) {
+        Ok(value) if value == expected => Ok(new),
+        _ => Err(Refusal::Unfit("it cannot be changed without changing more than that".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

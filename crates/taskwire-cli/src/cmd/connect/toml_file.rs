@@ -1,0 +1,144 @@
+//! A file of TOML that gets one table more: all else in it stays as it is, byte for byte.
+
+use toml::{Table, Value};
+
+use super::{entry::Item, json_file::Refusal};
+
+/// Where the servers are.
+const SERVERS: &str = "mcp_servers";
+
+/// The text with `item` as the table `name` of the servers. Nothing if that is so already. `replace`: in the place of
+/// another of that name.
+///
+/// # Errors
+/// When the text cannot be read, or has something else there.
+pub(super) fn add(text: &str, name: &str, item: &Item, replace: bool) -> Result<Option<String>, Refusal> {
+    let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
+    let section = item.toml(&heading(name), newline);
+    let entry = parsed(&section).map_err(Refusal::Unfit)?.remove(SERVERS);
+    let entry = entry.and_then(|mut servers| servers.as_table_mut()?.remove(name));
+    let Some(entry) = entry else { return Err(Refusal::Unfit(format!("`{name}` cannot be written there"))) };
+    let old = parsed(text).map_err(Refusal::Unfit)?;
+    let no_table = || Refusal::Unfit(format!("`{SERVERS}` is no table"));
+    let there = match old.get(SERVERS) {
+        None => None,
+        Some(servers) => servers.as_table().ok_or_else(no_table)?.get(name),
+    };
+    let new = match there {
+        Some(other) if *other == entry => return Ok(None),
+        Some(_) if !replace => return Err(Refusal::Taken),
+        Some(_) => replaced(text, name, &section),
+        None => appended(text, &section, newline),
+    };
+    // It must say what the old one said and the new table, and nothing else.
+    let mut expected = old;
+    let servers = expected.entry(SERVERS).or_insert_with(|| Value::Table(Table::new()));
+    servers.as_table_mut().ok_or_else(no_table)?.insert(name.to_owned(), entry);
+    match parsed(&new) {
+        Ok(table) if table == expected => Ok(Some(new)),
+        _ => Err(Refusal::Unfit("it cannot be changed without changing more than that".to_owned())),
+    }
+}
+
+/// How the table of a server begins.
+pub(super) fn heading(name: &str) -> String {
+    format!("{SERVERS}.{name}")
+}
+
+fn parsed(text: &str) -> Result<Table, String> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map(|span| text.get(..span.start).unwrap_or_default().matches('\n').count() + 1);
+        line.map_or_else(String::new, |line| format!("line {line}: ")) + error.message()
+    })
+}
+
+/// The text with a section at its end.
+fn appended(text: &str, section: &str, newline: &str) -> String {
+    let newlines = match text {
+        "" => 0,
+        text if text.ends_with('\n') => 1,
+        _ => 2,
+    };
+    format!("{text}{}{section}", newline.repeat(newlines))
+}
+
+/// The text with a section in the place of the tables of this server.
+fn replaced(text: &str, name: &str, section: &str) -> String {
+    let (mut new, mut section) = (String::with_capacity(text.len() + section.len()), Some(section));
+    let mut is_inside = false;
+    // Comments and blank lines at the end of a table may belong to the next one.
+    let mut pending = String::new();
+    for line in text.split_inclusive('\n') {
+        let words = line.trim();
+        if words.starts_with('[') {
+            is_inside = is_of(words, name);
+            new.push_str(&std::mem::take(&mut pending));
+            if is_inside {
+                new.push_str(section.take().unwrap_or_default());
+                continue;
+            }
+        }
+        if !is_inside {
+            new.push_str(line);
+        } else if words.is_empty() || words.starts_with('#') {
+            pending.push_str(line);
+        } else {
+            pending.clear();
+        }
+    }
+    new + &pending
+}
+
+/// Whether this line begins a table of the server.
+fn is_of(line: &str, name: &str) -> bool {
+    let table: Option<Table> = toml::from_str(line).ok();
+    table.and_then(|table| table.get(SERVERS)?.as_table()?.get(name).map(|_| ())).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item() -> Item {
+        Item::members([("url", Item::text("http://h/mcp"))])
+    }
+
+    fn added(text: &str) -> String {
+        add(text, "taskwire", &item(), false).expect("it can be added").expect("it was not there")
+    }
+
+    const SECTION: &str = "[mcp_servers.taskwire]\nurl = \"http://h/mcp\"\n";
+
+    #[test]
+    fn a_table_is_added_behind_the_rest() {
+        assert_eq!(added(""), SECTION);
+        let text = "model = \"x\" # mine\n\n[mcp_servers.other]\ncommand = \"y\"\n";
+        assert_eq!(added(text), format!("{text}\n{SECTION}"));
+        assert_eq!(added("model = \"x\""), format!("model = \"x\"\n\n{SECTION}"));
+        assert_eq!(added("a = 1\r\n"), format!("a = 1\r\n\r\n{}", SECTION.replace('\n', "\r\n")));
+        assert_eq!(add(&added(text), "taskwire", &item(), false), Ok(None), "what is there is not added again");
+    }
+
+    #[test]
+    fn another_of_that_name_is_replaced_only_if_that_is_wanted() {
+        let (before, after) = ("a = 1 # mine\n\n[mcp_servers.b]\ncommand = \"y\"\n\n", "\n# the next one\n[mcp_servers.c]\nurl = \"z\"\n");
+        let theirs = "[mcp_servers.\"taskwire\"] # x\n# old\ncommand = \"t\"\n\n[mcp_servers.taskwire.env]\nA = \"1\"\n";
+        let text = format!("{before}{theirs}{after}");
+        assert_eq!(add(&text, "taskwire", &item(), false), Err(Refusal::Taken));
+        let new = add(&text, "taskwire", &item(), true).expect("it can be replaced").expect("it was another");
+        assert!(new.starts_with(&format!("{before}{SECTION}")) && new.ends_with(after), "{new}");
+        assert!(!new.contains("command = \"t\"") && !new.contains("A = "), "{new}");
+    }
+
+    #[test]
+    fn what_cannot_be_changed_safely_is_left_alone() {
+        let refused = |text: &str| match add(text, "taskwire", &item(), true) {
+            Err(Refusal::Unfit(reason)) => reason,
+            other => panic!("{text}: {other:?}"),
+        };
+        assert!(refused("a = 1\nb = \n").starts_with("line 2: "));
+        assert_eq!(refused("mcp_servers = 1\n"), "`mcp_servers` is no table");
+        assert!(refused("mcp_servers = { b = { url = \"x\" } }\n").contains("without changing more"));
+        assert!(refused("[mcp_servers]\ntaskwire = { url = \"x\" }\n").contains("without changing more"));
+    }
+}

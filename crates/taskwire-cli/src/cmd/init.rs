@@ -1,0 +1,218 @@
+//! `taskwire init`: writes a configuration to begin with, and tries it.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::json;
+use taskwire::{
+    client::{Client, Event, Options, Outcome},
+    command::{Commands, Supervisor},
+    server::Server,
+    store::SqliteStore,
+    tool::Registry,
+};
+
+use super::{call::close, file};
+use crate::{
+    client::exit::{Exit, Problem, fail},
+    config::Config,
+    control::Live,
+    term::{escape, out, paint::shell_word, screen},
+};
+
+/// What is written.
+const TEMPLATE: &str = include_str!("init/taskwire.toml");
+/// The tool that is tried, and how far it counts then.
+const TOOL: &str = "count";
+const COUNT: u32 = 2;
+/// How long the try may take. It needs a second or two.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long what is left of the try may take to end.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Places for the try that are looked at until one is free.
+const PLACES: u32 = 100;
+
+const EXAMPLES: &str = "Examples:
+  taskwire init                 writes taskwire.toml
+  taskwire init tools.toml      another name
+  taskwire init --force         in the place of one that is there, which is kept
+                                beside it (.bak)
+
+The file has two tools that work on any machine. One of them is run, by a
+server within this process that keeps nothing; its output is shown, and then
+what to type next.
+
+Exit codes:
+  0  it is written, and works
+  1  it is written, and does not work: why is said
+  2  there is such a file already, or it cannot be written";
+
+/// Write a configuration to begin with, and try it.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Init {
+    /// The file to write
+    #[arg(default_value = "taskwire.toml")]
+    file: PathBuf,
+    /// Write it even if there is one
+    #[arg(long)]
+    force: bool,
+}
+
+impl Init {
+    pub(crate) fn run(self) -> ExitCode {
+        let shown = self.file.display().to_string();
+        match self.write() {
+            Err(problem) => return fail(false, &problem),
+            Ok(backup) => {
+                let backup = backup.map(|backup| format!(" (what was there: {})", backup.display())).unwrap_or_default();
+                say(&format!("wrote {shown}{backup}\ntrying it: {TOOL} to={COUNT}\n"));
+            }
+        }
+        match tried(&self.file) {
+            Ok(url) => {
+                let file = shell_word(&shown);
+                say(&format!(
+                    "it works. Next, each in a terminal of its own:\n  taskwire serve {file}\n  taskwire call {url} {TOOL} to=5\nand to have a \
+                     client use it (or cursor, vscode, codex, …):\n  taskwire connect claude-code {file}\n"
+                ));
+                Exit::Done.into()
+            }
+            Err(error) => {
+                let reason = escape::lines(&format!("{error:#}"));
+                screen::write(&format!("taskwire: {} is written, but its tool `{TOOL}` does not work: {reason}\n", escape::line(&shown)));
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    /// Writes the file; where the one is now that was there.
+    fn write(&self) -> Result<Option<PathBuf>, Problem> {
+        let path = &self.file;
+        let shown = path.display();
+        let unwritten = |error: io::Error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Problem::usage(format!(
+                "{shown} is there already: `taskwire serve {}` serves it; name another file, or overwrite it with --force",
+                shell_word(&shown.to_string())
+            )),
+            _ => Problem::usage(format!("cannot write {shown}: {error}")),
+        };
+        if self.force
+            && let Some(old) = file::read(path).map_err(unwritten)?
+        {
+            return if old == TEMPLATE { Ok(None) } else { file::replace(path, &old, TEMPLATE).map(Some).map_err(unwritten) };
+        }
+        file::create(path, TEMPLATE).map_err(unwritten)?;
+        Ok(None)
+    }
+}
+
+fn say(text: &str) {
+    // Who does not read it does not need to know.
+    let _ = out::print(&(escape::lines(text) + "\n"));
+}
+
+/// Calls the tool of the file as a client would: where a server with that file can be reached.
+fn tried(path: &Path) -> anyhow::Result<String> {
+    let config = Config::read(path)?;
+    let url = format!("http://{}/mcp", config.listen);
+    let place = Place::new()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let called = runtime.block_on(async {
+        let in_time = tokio::time::timeout(PATIENCE, call(config, path, &place.0)).await;
+        in_time.unwrap_or_else(|_| bail!("it has not ended after {}", humantime::format_duration(PATIENCE)))
+    });
+    // Nobody may write to the directory any more when it goes.
+    runtime.shutdown_timeout(FAREWELL);
+    called.map(|()| url)
+}
+
+async fn call(config: Config, path: &Path, data: &Path) -> anyhow::Result<()> {
+    let settings = config.server()?;
+    let definitions = config.definitions(&[])?;
+    let store = SqliteStore::open(data)?;
+    let commands = Commands::open(data, Supervisor::this_program(["supervise"])?)?;
+    let registry = Registry::new();
+    let _live = Live::start(config, definitions, Some(path), Vec::new(), registry.clone(), commands.clone())?;
+    let server = Server::start(commands.provider(registry), store, settings)?;
+    commands.begin(server.engine());
+    let client = Client::connect(&server, Options::default()).await?;
+    let mut run = client.start(TOOL, json!({"to": COUNT})).await?;
+    let (mut shown, mut outcome) = (String::new(), None);
+    while let Some(event) = run.next().await {
+        match event? {
+            Event::Partial(partial) => {
+                shown.push_str(&partial.text());
+                out::print(&escape::Filter::new(false).pass(&partial.text()))?;
+            }
+            Event::Done(end) => outcome = Some(end),
+            _ => {}
+        }
+    }
+    drop(run);
+    close(client).await;
+    match outcome {
+        Some(Outcome::Result(result)) if result.is_error => bail!("{}", result.text()),
+        Some(Outcome::Result(result)) => {
+            // A quick one may have come as a whole.
+            if shown.is_empty() {
+                out::print(&escape::Filter::new(false).pass(&result.text()))?;
+            }
+            let text = if shown.is_empty() { result.text() } else { shown };
+            let last = format!("{COUNT} of {COUNT}");
+            if !text.lines().any(|line| line.trim() == last) {
+                bail!("it should have written `{last}`");
+            }
+            Ok(())
+        }
+        Some(Outcome::Failed(error)) => bail!("{}", error.message),
+        Some(Outcome::Cancelled { .. }) => bail!("it was cancelled"),
+        None => bail!("its end is not known"),
+    }
+}
+
+/// A directory for this user alone, gone with all that is in it.
+#[derive(Debug)]
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> anyhow::Result<Self> {
+        let base = std::env::temp_dir();
+        for n in 0..PLACES {
+            let path = base.join(format!("taskwire-init-{}-{n}", std::process::id()));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(|| format!("no directory can be made in {}", base.display())),
+            }
+        }
+        bail!("no directory can be made in {}: there are too many of ours already", base.display())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What is about to end may still write into it.
+        let _ = fs::remove_dir_all(&self.0).or_else(|_| fs::remove_dir_all(&self.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_fits_a_terminal() {
+        for line in EXAMPLES.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+}
