@@ -166,6 +166,11 @@ impl Book {
         Ok(Self { path, servers })
     }
 
+    /// All that have names.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = Server> {
+        self.servers.values().filter_map(|known| Some(Server { target: known.target().ok()?, known: Some(known.clone()) }))
+    }
+
     /// The server that somebody means by a URL, a command line or a name.
     pub(crate) fn find(&self, text: &str) -> Result<Server, Problem> {
         if text.starts_with("http://") || text.starts_with("https://") || text.starts_with("stdio:") {

@@ -41,6 +41,7 @@ pub(crate) struct Tools {
     /// URL, stdio:<command line>, or a name from the client's configuration
     server: String,
     /// Only this one, in detail
+    #[arg(value_name = "TOOL")]
     name: Option<String>,
     /// Print the tools as the server describes them, one JSON object a line
     #[arg(long)]
