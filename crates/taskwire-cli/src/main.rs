@@ -2,6 +2,7 @@
 
 mod client;
 mod cmd;
+mod completion;
 mod config;
 mod control;
 mod demo;
@@ -75,6 +76,8 @@ enum Command {
     Status(cmd::status::Status),
     Emit(cmd::emit::Emit),
     Completions(cmd::completions::Completions),
+    #[command(hide = true)]
+    Complete(cmd::complete::Complete),
     /// Run the command of one task (the server starts this)
     #[command(hide = true)]
     Supervise {
@@ -88,6 +91,10 @@ fn main() -> ExitCode {
     // Before anything else: it lives as long as the command does, and has nothing to say but to its server.
     if let Command::Supervise { dir } = &args.command {
         return taskwire::command::supervise(dir);
+    }
+    // Nor has this, to who is typing.
+    if let Command::Complete(complete) = &args.command {
+        return complete.run(Args::command());
     }
     // Nobody else in its container waits for orphans.
     #[cfg(target_os = "linux")]
@@ -117,5 +124,6 @@ fn main() -> ExitCode {
         Command::Emit(emit) => emit.run(),
         Command::Supervise { dir } => taskwire::command::supervise(&dir),
         Command::Completions(completions) => completions.run(Args::command()),
+        Command::Complete(complete) => complete.run(Args::command()),
     }
 }

@@ -225,6 +225,11 @@ impl Book {
         Problem::usage(format!("`{word}` is neither a URL, nor stdio:<command line>, nor a server in {path}{hint}"))
     }
 
+    /// All that have names.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = Server> {
+        self.servers.values().filter_map(|known| Some(Server { target: known.target().ok()?, known: Some(known.clone()) }))
+    }
+
     /// The server that somebody means by a URL, a command line or a name.
     pub(crate) fn find(&self, text: &str) -> Result<Server, Problem> {
         if is_address(text) {

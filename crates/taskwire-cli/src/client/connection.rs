@@ -76,6 +76,8 @@ pub(crate) struct Wish {
     pub(crate) is_aside: bool,
     /// Other servers are asked at the same time: what is for one of them must not be told to all.
     pub(crate) is_one_of_many: bool,
+    /// A server that is not there now is not waited for.
+    pub(crate) is_hasty: bool,
 }
 
 /// With what we come to a server.
@@ -128,6 +130,8 @@ impl Connection {
             headers.retain(|(name, _)| !name.eq_ignore_ascii_case(&header.0));
             headers.push(header);
         }
+        let usual = Timing::default();
+        let timing = if wish.is_hasty { Timing { patience: Duration::ZERO, ..usual } } else { usual };
         let era = self.era.era().or(wish.era).or_else(|| known.and_then(|known| known.era.era()));
         Ok(Options {
             name: "taskwire".to_owned(),
@@ -140,6 +144,7 @@ impl Connection {
             asks: Asks { form: true, url: true, sampling: false, roots: None },
             stream: wish.stream,
             ledger: wish.ledger,
+            timing,
             ..Options::default()
         })
     }

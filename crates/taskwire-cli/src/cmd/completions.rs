@@ -5,12 +5,19 @@ use std::process::ExitCode;
 use clap::Args;
 use clap_complete::{Shell, generate};
 
-use crate::term::out;
+use crate::{completion, term::out};
 
 const EXAMPLES: &str = "Examples:
   taskwire completions bash > ~/.local/share/bash-completion/completions/taskwire
   taskwire completions zsh > ~/.zfunc/_taskwire       with ~/.zfunc in $fpath
-  taskwire completions fish > ~/.config/fish/completions/taskwire.fish";
+  taskwire completions fish > ~/.config/fish/completions/taskwire.fish
+
+In bash, zsh and fish not only commands and options are completed, but also
+servers (of the client's configuration, and those that were used before), the
+tools of a server and their arguments, tasks and their questions, and files.
+A server at a URL is asked for its tools, and waited for less than a second;
+one on stdio is not started, and nobody is asked to sign in. `taskwire` must be
+in the path.";
 
 /// Print a completion script for a shell.
 #[derive(Debug, Args)]
@@ -23,9 +30,17 @@ pub(crate) struct Completions {
 
 impl Completions {
     pub(crate) fn run(&self, mut command: clap::Command) -> ExitCode {
-        let mut script = Vec::new();
-        generate(self.shell, &mut command, "taskwire", &mut script);
-        match out::print(&String::from_utf8_lossy(&script)) {
+        let script = match self.shell {
+            Shell::Bash => completion::BASH.to_owned(),
+            Shell::Fish => completion::FISH.to_owned(),
+            Shell::Zsh => completion::ZSH.to_owned(),
+            other => {
+                let mut script = Vec::new();
+                generate(other, &mut command, "taskwire", &mut script);
+                String::from_utf8_lossy(&script).into_owned()
+            }
+        };
+        match out::print(&script) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         }

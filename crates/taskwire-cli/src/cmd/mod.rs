@@ -4,6 +4,7 @@ pub(crate) mod answer;
 pub(crate) mod ask;
 pub(crate) mod call;
 pub(crate) mod cancel;
+pub(crate) mod complete;
 pub(crate) mod completions;
 pub(crate) mod connect;
 pub(crate) mod emit;

@@ -43,6 +43,7 @@ pub(crate) struct Tools {
     /// URL, stdio:<command line>, or a name from the client's configuration, which may have a default
     server: Option<String>,
     /// Only this one, in detail
+    #[arg(value_name = "TOOL")]
     name: Option<String>,
     /// Print the tools as the server describes them, one JSON object a line
     #[arg(long)]

@@ -3,6 +3,7 @@
 mod answer;
 mod call;
 mod commands;
+mod completions;
 mod connect;
 mod fixture;
 mod help;

@@ -22,7 +22,7 @@ use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use serde_json::Value;
 use taskwire_core::{Payload, Timestamp};
 
-use self::db::{FILE, Fault, connect, known, make_private, make_room, present, remove, resolve, strike_out};
+use self::db::{FILE, Fault, connect, connect_read_only, known, make_private, make_room, present, remove, resolve, strike_out};
 pub use self::place::{Place, Shown};
 use super::{Error, Reference, Status};
 
@@ -148,6 +148,31 @@ impl Ledger {
             Error::Ledger("this user has no home directory to keep a ledger of tasks in: set TASKWIRE_STATE_DIR".to_owned())
         })?;
         Self::open(&dir)
+    }
+
+    /// Opens the ledger in `dir` for who only looks: nothing is made or changed, and nobody is waited for. Nothing if there is
+    /// none. What would change it is refused.
+    ///
+    /// # Errors
+    /// When it is of another release, when it is damaged, or when the disk fails.
+    pub fn open_read_only(dir: &Path) -> Result<Option<Self>, Error> {
+        let cannot = |error: io::Error| Error::Ledger(format!("cannot read a ledger of tasks in {}: {error}", dir.display()));
+        let dir = std::path::absolute(dir).map_err(cannot)?;
+        let path = dir.join(FILE);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let connection = connect_read_only(&path, &dir).map_err(|fault| fault.told(&dir))?;
+        Ok(Some(Self { dir: dir.into(), db: Arc::new(Mutex::new(connection)), entries_max: LEDGER_ENTRIES }))
+    }
+
+    /// This user's ledger, where [`Ledger::of_user`] finds it, as [`Ledger::open_read_only`] opens it.
+    ///
+    /// # Errors
+    /// As [`Ledger::open_read_only`].
+    pub fn of_user_read_only() -> Result<Option<Self>, Error> {
+        let dir = state_dir(|name| std::env::var_os(name), std::env::home_dir());
+        dir.map_or(Ok(None), |dir| Self::open_read_only(&dir))
     }
 
     /// Where it is.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use taskwire_core::Timestamp;
 
 use super::{EntryId, LEDGER_ENTRIES};
@@ -19,6 +19,8 @@ pub(super) const FILE: &str = "ledger.db";
 const ENDED_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long one process waits for another.
 const BUSY: Duration = Duration::from_secs(5);
+/// The same for one that only looks.
+const BUSY_READING: Duration = Duration::from_millis(100);
 
 /// The stored format. Each later one is a step in [`migrate`].
 const FORMAT: i64 = 1;
@@ -109,6 +111,31 @@ pub(super) fn connect(path: &Path, dir: &Path) -> Result<Connection, Fault> {
     connection.set_prepared_statement_cache_capacity(32);
     if found < FORMAT {
         migrate(&mut connection, found)?;
+    }
+    Ok(connection)
+}
+
+/// Opens a database that is there, to read it. No file is made beside it.
+pub(super) fn connect_read_only(path: &Path, dir: &Path) -> Result<Connection, Fault> {
+    let mut journal = path.as_os_str().to_owned();
+    journal.push("-wal");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // Without a journal nobody has it open, and SQLite would make one to read it, unless it is told that nothing changes.
+    let at_rest = path.to_str().filter(|_| !Path::new(&journal).exists());
+    let connection = match at_rest {
+        Some(name) => {
+            let name = name.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+            Connection::open_with_flags(format!("file://{name}?immutable=1"), flags | OpenFlags::SQLITE_OPEN_URI)?
+        }
+        None => Connection::open_with_flags(path, flags)?,
+    };
+    connection.busy_timeout(BUSY_READING)?;
+    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found != FORMAT {
+        let dir = dir.display();
+        return Err(
+            Error::Ledger(format!("the ledger of tasks in {dir} has format {found}, and only {FORMAT} can be read as it is")).into()
+        );
     }
     Ok(connection)
 }

@@ -824,3 +824,48 @@ fn the_ledger_of_a_user_is_where_such_things_are() {
     assert_eq!(dir(&[], Some("")), None);
     assert_eq!(dir(&[], None), None);
 }
+
+/// All that is in a directory, and how long each is.
+fn listing(dir: &Path) -> Vec<(String, u64)> {
+    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry"));
+    let mut found: Vec<(String, u64)> =
+        entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.metadata().expect("its size").len())).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn who_only_looks_sees_all_and_changes_nothing() {
+    let dir = TempDir::new();
+    assert!(Ledger::open_read_only(&dir.0).expect("there is none").is_none());
+    assert!(!dir.0.exists(), "and none was made");
+    let writer = dir.open();
+    writer.adopt(&task("t1"), at(1)).expect("entered");
+
+    let before = listing(&dir.0);
+    let reader = Ledger::open_read_only(&dir.0).expect("it can be read").expect("it is there");
+    writer.adopt(&task("t2"), at(2)).expect("nobody is in the way");
+    assert_eq!(names(&reader), ["t2", "t1"], "what others write is seen");
+    assert!(reader.adopt(&task("t3"), at(3)).is_err());
+    drop(reader);
+    let names_of = |listing: &[(String, u64)]| listing.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names_of(&listing(&dir.0)), names_of(&before));
+
+    drop(writer);
+    let before = listing(&dir.0);
+    let reader = Ledger::open_read_only(&dir.0).expect("it can be read").expect("it is there");
+    assert_eq!(names(&reader), ["t2", "t1"]);
+    assert!(reader.forget(reader.find("t1").expect("it is there").id).is_err());
+    drop(reader);
+    assert_eq!(listing(&dir.0), before, "no file was made, none has grown");
+}
+
+#[test]
+fn a_ledger_is_read_wherever_it_is() {
+    let dir = TempDir::new();
+    let odd = dir.0.join("100% #1? of it");
+    Ledger::open(&odd).expect("the ledger opens").adopt(&task("t1"), at(1)).expect("entered");
+    assert_eq!(names(&Ledger::open_read_only(&odd).expect("it can be read").expect("it is there")), ["t1"]);
+    fs::write(odd.join(FILE), "no database").expect("written");
+    assert!(Ledger::open_read_only(&odd).is_err_and(|error| error.to_string().contains("is damaged")));
+}
