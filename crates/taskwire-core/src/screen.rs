@@ -247,13 +247,13 @@ impl Screen {
     fn act(&mut self, last: char, number: usize, out: &mut String) {
         let count = number.max(1);
         match last {
-            'A' => self.to_row(self.row.saturating_sub(count)),
-            'B' => self.to_row(self.row.saturating_add(count)),
+            'A' => self.move_to_row(self.row.saturating_sub(count)),
+            'B' => self.move_to_row(self.row.saturating_add(count)),
             'C' => self.go_to(self.column().saturating_add(count)),
             'D' => self.left(count),
             'E' | 'F' => {
                 let to = if last == 'E' { self.row.saturating_add(count) } else { self.row.saturating_sub(count) };
-                self.to_row(to);
+                self.move_to_row(to);
                 self.go_to(0);
             }
             'G' | '`' => self.go_to(count - 1),
@@ -294,7 +294,7 @@ impl Screen {
     }
 
     /// Goes to the same column of another line, as far as there is one.
-    fn to_row(&mut self, row: usize) {
+    fn move_to_row(&mut self, row: usize) {
         let column = self.column();
         self.row = row.min(self.rows.len() - 1);
         self.at = self.rows[self.row].byte(column);
