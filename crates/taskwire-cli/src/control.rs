@@ -1,7 +1,9 @@
 //! A running server that is told to read its configuration again: by a signal, or through a socket beside its tasks.
 
 use std::{
+    collections::BTreeMap,
     fmt,
+    hash::{DefaultHasher, Hash, Hasher},
     io::{self, BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -35,6 +37,8 @@ const TALKS_MAX: usize = 16;
 pub(crate) enum Request {
     /// To read its configuration again; this one, if it is named.
     Reload { config: Option<PathBuf> },
+    /// To say what it serves, to a process that joins it.
+    Describe,
 }
 
 /// What it says to that.
@@ -44,6 +48,37 @@ pub(crate) enum Reply {
     Done(Changes),
     /// Nothing has changed, for this reason.
     Refused(String),
+    /// What it serves.
+    Described(Description),
+}
+
+/// What a server serves: enough to tell whether another one would serve the same.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    pub(crate) file: Option<PathBuf>,
+    /// Its tools, each with a hash of all that is known about it.
+    pub(crate) tools: BTreeMap<String, u64>,
+    /// The keys of its file that say something else than the default, each with a hash of its value.
+    pub(crate) keys: BTreeMap<String, u64>,
+}
+
+impl Description {
+    /// What a server with this configuration and these tools serves.
+    pub(crate) fn of(config: &Config, definitions: &[Definition], file: Option<&Path>) -> Self {
+        Self::new(config, &known(config.demo, definitions), file)
+    }
+
+    fn new(config: &Config, known: &Known, file: Option<&Path>) -> Self {
+        let tools = known.iter().map(|(name, all)| (name.clone(), hash(all))).collect();
+        let keys = config.effects().into_iter().map(|(key, effect)| (key, hash(&effect))).collect();
+        Self { file: file.map(Path::to_owned), tools, keys }
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What is different since the configuration was read again.
@@ -259,6 +294,7 @@ async fn answer(mut stream: UnixStream, live: Arc<Live>) -> io::Result<()> {
     tokio::io::BufReader::new(input.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
     let reply = match serde_json::from_str(&line) {
         Ok(Request::Reload { config }) => live.reload_and_tell(config).await,
+        Ok(Request::Describe) => Reply::Described(Description::new(&live.config, &live.lock(), live.file.as_deref())),
         Err(error) => Reply::Refused(format!("the server does not understand that, is it of another version? ({error})")),
     };
     let mut text = serde_json::to_string(&reply)?;

@@ -8,6 +8,7 @@ mod control;
 mod demo;
 #[cfg(target_os = "linux")]
 mod init;
+mod join;
 mod term;
 
 use std::{io::IsTerminal, path::PathBuf, process::ExitCode};

@@ -70,6 +70,7 @@ impl Reload {
         match control::ask(&data, &Request::Reload { config }) {
             Ok(Reply::Done(changes)) => Ok(changes),
             Ok(Reply::Refused(reason)) => Err(Problem::usage(reason)),
+            Ok(Reply::Described(_)) => Err(Problem::protocol("the server answered something else".to_owned())),
             Err(error) => Err(Problem::protocol(nobody(&std::path::absolute(&data)?, &source.unwrap_or_default(), &error))),
         }
     }

@@ -20,12 +20,14 @@ use taskwire::{
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::Mutex,
 };
 
 use crate::{
     client::exit::Exit,
     config::Config,
-    control::{self, Control, Live},
+    control::{self, Control, Description, Live},
+    join::{self, Joinable},
     term::{escape, screen},
 };
 
@@ -48,7 +50,10 @@ Paths in the configuration are relative to it, `data` too; --data is relative
 to the current directory.
 SIGHUP and `taskwire reload` read the configuration again: its tools, while
 running tasks go on as they were.
-Logging goes to standard error; RUST_LOG=debug shows more.
+With --stdio it joins a server that has the directory already, and takes its
+place when that ends.
+Logging goes to standard error, a line for each call that ends; RUST_LOG=debug
+shows more.
 
 Exit codes: 0 it was told to end, 1 it cannot serve, 2 the command line or the
 configuration is wrong";
@@ -71,7 +76,7 @@ pub(crate) struct Serve {
 }
 
 /// All that is needed to serve: nothing is wrong with the command line or the file any more.
-struct Prepared {
+pub(crate) struct Prepared {
     config: Config,
     settings: server::Config,
     definitions: Vec<Definition>,
@@ -128,8 +133,50 @@ impl Prepared {
         result
     }
 
+    /// The directory for tasks.
+    pub(crate) fn data(&self) -> &Path {
+        &self.config.data
+    }
+
+    /// Bytes of one message.
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.settings.body_bytes
+    }
+
+    /// What a server with it serves.
+    pub(crate) fn describe(&self) -> Description {
+        Description::of(&self.config, &self.definitions, self.file.as_deref())
+    }
+
+    /// Starts the server that has this store.
+    pub(crate) async fn lead(self, store: SqliteStore) -> anyhow::Result<Leader> {
+        let Self { config, settings, definitions, file, overruled, .. } = self;
+        let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
+            .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
+        let registry = Registry::new();
+        let live = Live::start(config, definitions, file.as_deref(), overruled, registry.clone(), commands.clone())?;
+        let live = Arc::new(live);
+        let count = registry.tools().len();
+        let server = Server::start(commands.provider(registry), store, settings)?;
+        commands.begin(server.engine());
+        if file.is_some() {
+            // Without a file there is nothing to read again, and the signal means what it means to any program.
+            tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
+        }
+        let data = live.config().data.clone();
+        let control = Control::listen(&data, live.clone()).await;
+        if let Err(error) = &control {
+            tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
+        }
+        let joinable = Joinable::listen(data, &server).await;
+        if let Err(error) = &joinable {
+            tracing::warn!(%error, "other processes cannot join this server");
+        }
+        Ok(Leader { server, live, count, joinable: joinable.ok(), _control: control.ok() })
+    }
+
     async fn serve(self) -> anyhow::Result<()> {
-        let Self { config, settings, definitions, address, file, overruled } = self;
+        let address = self.address;
         // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
         let listener = match address {
             Some(address) => {
@@ -138,34 +185,55 @@ impl Prepared {
             }
             None => None,
         };
-        let store = SqliteStore::open(&config.data).map_err(|error| unopened(error, &config.data))?;
-        let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
-            .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
-        let registry = Registry::new();
-        let live = Live::start(config, definitions.clone(), file.as_deref(), overruled, registry.clone(), commands.clone())?;
-        let live = Arc::new(live);
-        let config = live.config();
-        let count = registry.tools().len();
-        let server = Server::start(commands.provider(registry), store, settings)?;
-        commands.begin(server.engine());
+        let store = match SqliteStore::open(self.data()) {
+            Ok(store) => store,
+            // Two windows of an editor are two clients that start their servers.
+            Err(store::Error::Locked { holder, .. }) if listener.is_none() => return join::run(self, &holder).await,
+            Err(error) => return Err(unopened(error, self.data())),
+        };
         // Before anybody learns that we are here.
         let stop = stop_signal()?;
-        if file.is_some() {
-            // Without a file there is nothing to read again, and the signal means what it means to any program.
-            tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
-        }
-        let control = Control::listen(&config.data, live.clone()).await;
-        if let Err(error) = &control {
-            tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
-        }
-        match listener {
-            None => server.serve_stdio(stop).await?,
-            Some(listener) => {
-                println!("{}", banner(listener.local_addr()?, config, &definitions, count));
-                server.serve(listener, stop).await?;
+        let definitions = self.definitions.clone();
+        let mut leader = self.lead(store).await?;
+        let joinable = Mutex::new(leader.joinable.take());
+        // Those that joined first: what they called for goes on with whoever serves next.
+        let cut_off = async || {
+            if let Some(joinable) = joinable.lock().await.take() {
+                joinable.stop().await;
             }
+        };
+        let stop = async {
+            stop.await;
+            cut_off().await;
+        };
+        let served = match listener {
+            None => leader.server.serve_stdio(stop).await,
+            Some(listener) => {
+                println!("{}", banner(listener.local_addr()?, leader.live.config(), &definitions, leader.count));
+                leader.server.serve(listener, stop).await
+            }
+        };
+        cut_off().await;
+        Ok(served?)
+    }
+}
+
+/// A server that has its store, and lets others join.
+pub(crate) struct Leader {
+    server: Server,
+    live: Arc<Live>,
+    /// How many tools it has.
+    count: usize,
+    joinable: Option<Joinable>,
+    _control: Option<Control>,
+}
+
+impl Leader {
+    /// Lets go of the store for another process to take it.
+    pub(crate) async fn stop(self) {
+        if let Some(joinable) = self.joinable {
+            joinable.stop().await;
         }
-        Ok(())
     }
 }
 
@@ -250,7 +318,7 @@ fn example(command: &Definition) -> String {
 }
 
 /// Catches signals from now on, and waits for the first; a second one ends the process.
-fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {

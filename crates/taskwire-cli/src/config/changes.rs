@@ -26,6 +26,20 @@ impl Config {
     }
 }
 
+impl Config {
+    /// The keys that make a difference, but for tools and for where it listens and keeps its tasks, each with what it does.
+    pub(crate) fn effects(&self) -> BTreeMap<String, String> {
+        let usual = |key: &str| effect(key, None);
+        let keys = flat(&self.source.text).into_iter().filter(|(key, _)| !["demo", "tool", "listen", "data"].contains(&key.as_str()));
+        keys.filter_map(|(key, value)| {
+            let does = effect(&key, Some(&value));
+            let differs = does.is_none() || does != usual(&key);
+            differs.then(|| (key, does.unwrap_or_else(|| value.to_string())))
+        })
+        .collect()
+    }
+}
+
 /// All keys of a file but those of tools, with their values.
 fn flat(text: &str) -> BTreeMap<String, toml::Value> {
     fn add(prefix: &str, table: toml::Table, keys: &mut BTreeMap<String, toml::Value>) {

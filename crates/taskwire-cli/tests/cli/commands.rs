@@ -11,7 +11,7 @@ mod inside;
 mod many;
 mod node;
 mod output;
-mod place;
+pub(crate) mod place;
 mod pty;
 mod quick_start;
 mod results;

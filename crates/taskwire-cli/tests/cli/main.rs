@@ -9,6 +9,7 @@ mod fixture;
 mod help;
 mod init;
 mod inside;
+mod join;
 mod kill;
 mod kit;
 mod refusals;

@@ -279,7 +279,9 @@ fn what_is_probably_not_meant_so_is_said_beside_the_changes() {
     let words = format!("{}: tool `a`: the program `no-such-program-here` is not found in PATH: is it installed?", served.file);
     assert_eq!(ended.err, format!("warning: {words}\n"));
     served.running.err.until(&words);
-    served.write("[[tool]]\nname = \"a\"\ncommand = [\"echo\", \"{z}\"]\ninput = { z = { type = \"array\" } }\n");
+    served.write(
+        "[[tool]]\nname = \"a\"\ndescription = \"Says a word\"\ncommand = [\"echo\", \"{z}\"]\ninput = { z = { type = \"array\" } }\n",
+    );
     let words = format!("{}: tool `a`: `/properties/z` is an array without `items`: OpenAI, Gemini and VS Code", served.file);
     let ended = served.reload();
     assert!(ended.err.starts_with(&format!("warning: {words}")), "what some clients refuse is said, too: {ended:?}");

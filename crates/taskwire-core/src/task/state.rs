@@ -282,6 +282,14 @@ pub struct Task {
 }
 
 impl Task {
+    /// When its work began. A call becomes a task only after a while, but its id is made at its beginning.
+    #[must_use]
+    pub fn began(&self) -> Timestamp {
+        let id = self.id.as_bytes();
+        let millis = i64::from_be_bytes([0, 0, id[0], id[1], id[2], id[3], id[4], id[5]]);
+        Timestamp::from_millis(millis).min(self.created_at)
+    }
+
     /// The status, derived: from the outcome, else from the open questions.
     #[must_use]
     pub fn status(&self) -> Status {

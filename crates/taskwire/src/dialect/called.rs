@@ -10,7 +10,7 @@ use taskwire_core::{
     wire::RequestId,
 };
 
-use super::{Fault, catalog, params::present, waiter::is_timeout};
+use super::{Fault, StreamId, catalog, params::present, waiter::is_timeout};
 use crate::{
     server::Shared,
     tool::{CallResult, ReadyTool},
@@ -73,7 +73,7 @@ pub(super) const CALLED_OFF: &str = "the call was cancelled by its caller";
 
 /// A notification that calls something off may say under which key that was sent. Losing its connection does not stop such
 /// a call, so this is the only word that does. The same goes for a call that shares a task with others that are the same.
-pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, params: &str) {
+pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, stream: Option<&StreamId>, params: &str) {
     #[derive(Deserialize)]
     struct Keyed<'a> {
         #[serde(borrow, rename = "_meta")]
@@ -87,8 +87,8 @@ pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, params: &str) {
     if let Ok(Keyed { meta: Meta { key } }) = serde_json::from_str(params) {
         shared.engine.call_off_keyed(caller, &key, CALLED_OFF);
     }
-    if let Some(Cancelled { request_id, timed_out: false }) = Cancelled::read(params) {
-        shared.calls.cancel(caller, &request_id);
+    if let (Some(stream), Some(Cancelled { request_id, timed_out: false })) = (stream, Cancelled::read(params)) {
+        shared.calls.cancel(caller, stream, &request_id);
     }
 }
 

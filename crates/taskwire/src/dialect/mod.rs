@@ -26,7 +26,7 @@ const PARTIALS: &str = "dev.taskwire/partials";
 
 pub(crate) use called::cancelled;
 pub(crate) use era::{Era, is_modern};
-pub(crate) use outbox::{Framing, Gone, Outbox};
+pub(crate) use outbox::{Framing, Gone, Outbox, StreamId};
 pub(crate) use peer::{Peer, Told};
 pub(crate) use reply::{Fault, Reply, Sent};
 pub(crate) use waiter::Calls;

@@ -43,7 +43,12 @@ pub(crate) struct Outbox {
     framing: Framing,
     /// Set when the stream that leads to the client is about to end.
     ending: Option<watch::Receiver<bool>>,
+    /// The byte stream that the client has for all its requests, by whose names it cancels them.
+    stream: Option<StreamId>,
 }
+
+/// What tells one byte stream from another, within one caller.
+pub(crate) type StreamId = std::sync::Arc<str>;
 
 /// The client is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +57,7 @@ pub(crate) struct Gone;
 impl Outbox {
     /// To a transport that takes messages in these frames.
     pub(crate) fn new(sender: mpsc::Sender<Bytes>, framing: Framing) -> Self {
-        Self { sender: Some(sender), framing, ending: None }
+        Self { sender: Some(sender), framing, ending: None, stream: None }
     }
 
     /// On a stream that says when it is about to end.
@@ -61,9 +66,20 @@ impl Outbox {
         self
     }
 
+    /// For a client that has a byte stream for all its requests.
+    pub(crate) fn on(mut self, stream: Option<StreamId>) -> Self {
+        self.stream = stream;
+        self
+    }
+
+    /// The byte stream that the client has for all its requests, if it has one.
+    pub(crate) fn stream(&self) -> Option<&StreamId> {
+        self.stream.as_ref()
+    }
+
     /// For messages to which nothing but the response is sent.
     pub(crate) fn closed() -> Self {
-        Self { sender: None, framing: Framing::LINES, ending: None }
+        Self { sender: None, framing: Framing::LINES, ending: None, stream: None }
     }
 
     /// What stands around a message here.

@@ -13,7 +13,11 @@ const TASKS_MAX: usize = 256;
 
 /// The other end of a connection.
 #[derive(Debug, Default)]
-pub(crate) struct Peer(Mutex<HashMap<TaskId, Told>>);
+pub(crate) struct Peer {
+    told: Mutex<HashMap<TaskId, Told>>,
+    /// Whether it is a process of the same user, on a socket that only that user can open.
+    local: bool,
+}
 
 /// What was said of a task, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,13 +28,22 @@ pub(crate) struct Told {
 }
 
 impl Peer {
+    /// A process of the same user.
+    pub(crate) fn local() -> Self {
+        Self { local: true, ..Self::default() }
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
+    }
+
     pub(crate) fn told(&self, id: TaskId) -> Option<Told> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
     }
 
     /// Remembers what was said of a task; nothing, if it will not change any more.
     pub(crate) fn tell(&self, id: TaskId, told: Option<Told>) {
-        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(told) = told else {
             tasks.remove(&id);
             return;

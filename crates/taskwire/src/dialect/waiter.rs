@@ -27,7 +27,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 pub(crate) use self::calls::Calls;
 use self::calls::Key;
 use super::{
-    Sent,
+    Sent, StreamId,
     called::{CALLED_OFF, find_tool},
     held,
 };
@@ -90,7 +90,7 @@ pub(super) struct Waiting {
     /// When the work that it joined began.
     joined: OnceLock<Timestamp>,
     /// Its name on a byte stream, where calls are cancelled by their names.
-    named: Option<RequestId>,
+    named: Option<(StreamId, RequestId)>,
 }
 
 /// A call that waits for its work, for as long as this lives. Dropped before its answer is on its way, it leaves the work
@@ -106,7 +106,7 @@ impl Waiter {
         tool: &Arc<ReadyTool>,
         request: &Payload,
         hidden: bool,
-        named: Option<&RequestId>,
+        named: Option<(&StreamId, &RequestId)>,
     ) -> Self {
         let waiting = Waiting {
             shared: shared.clone(),
@@ -118,7 +118,7 @@ impl Waiter {
             state: Mutex::default(),
             cancelled: AtomicBool::new(false),
             joined: OnceLock::new(),
-            named: named.cloned(),
+            named: named.map(|(stream, id)| (stream.clone(), id.clone())),
         };
         let waiter = Self(Arc::new(waiting));
         if named.is_some() {
@@ -192,7 +192,7 @@ impl Waiter {
         if !self.lingers() {
             return Ok(None);
         }
-        calls.read_once(&self.0.shared).await?;
+        calls.ready().await;
         if calls.is_empty() {
             return Ok(None);
         }
@@ -212,7 +212,7 @@ impl Waiter {
         // On its own, so that a caller that goes away cannot leave a task behind that the next one does not find.
         let joined: JoinHandle<Result<_, engine::Error>> = tokio::spawn(async move {
             let shared = &waiting.shared;
-            shared.calls.read_once(shared).await?;
+            shared.calls.ready().await;
             let fingerprint = spec.dedupe.clone().unwrap_or_default();
             let key = Key { caller: waiting.caller.clone(), hidden: waiting.hidden, fingerprint };
             // Held while it looks for the task and makes it: of two at once, one makes it.

@@ -7,6 +7,7 @@ mod call;
 mod emit;
 mod held;
 pub(crate) mod large;
+mod log;
 mod recent;
 mod recovery;
 mod run;
@@ -199,13 +200,19 @@ impl Engine {
 
     /// Takes over what an earlier life left, then starts the timers. Once; call it when all work can be done.
     pub fn begin(&self) {
+        self.begin_with(|_| {});
+    }
+
+    /// The same, and shows each task that was open, once it is taken over; nothing when all are.
+    pub(crate) fn begin_with(&self, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync + 'static) {
         if self.0.begun.swap(true, Ordering::AcqRel) {
             return;
         }
         let engine = self.clone();
         tokio::spawn(async move {
             // Timers later: a task that was interrupted must not be failed for the time that nobody worked on it.
-            recovery::recover(&engine).await;
+            recovery::recover(&engine, &seen).await;
+            seen(None);
             let inner = Arc::downgrade(&engine.0);
             drop(engine);
             timers::run(inner).await;

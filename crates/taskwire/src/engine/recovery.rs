@@ -1,20 +1,25 @@
 //! Takes over what an earlier life of this node left open: run again, or failed with a clear error.
 
+use std::sync::Arc;
+
 use taskwire_core::{
     TaskId,
-    task::{Authority, Command},
+    task::{Authority, Command, Task},
 };
 
-use super::{Engine, Error, timers::PAUSE};
+use super::{Engine, Error, log, timers::PAUSE};
 
 /// Tasks that are taken over together.
 const PAGE: usize = 256;
 
+/// Whom each task is shown to.
+type Seen = dyn Fn(Option<&Arc<Task>>) + Send + Sync;
+
 /// Takes over everything. What cannot be read is tried again until it can.
-pub(super) async fn recover(engine: &Engine) {
+pub(super) async fn recover(engine: &Engine, seen: &Seen) {
     let (mut after, mut count) = (None, 0);
     loop {
-        match page(engine, &mut after).await {
+        match page(engine, &mut after, seen).await {
             Ok(Some(changed)) => count += changed,
             Ok(None) => break,
             Err(error) if engine.has_failed() => return tracing::error!(%error, "cannot take over interrupted tasks"),
@@ -30,7 +35,7 @@ pub(super) async fn recover(engine: &Engine) {
 }
 
 /// Takes over one page, and says how many tasks that changed; none at the end.
-async fn page(engine: &Engine, after: &mut Option<TaskId>) -> Result<Option<usize>, Error> {
+async fn page(engine: &Engine, after: &mut Option<TaskId>, seen: &Seen) -> Result<Option<usize>, Error> {
     let page = engine.0.reader.open(*after, PAGE)?;
     let Some(last) = page.last().copied() else { return Ok(None) };
     let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::Recover(engine.0.epoch))));
@@ -38,7 +43,13 @@ async fn page(engine: &Engine, after: &mut Option<TaskId>) -> Result<Option<usiz
     let mut changed = 0;
     for (id, receipt) in ids.into_iter().zip(futures_util::future::join_all(commands).await) {
         match receipt {
-            Ok(receipt) => changed += usize::from(receipt.changed),
+            Ok(receipt) => {
+                seen(Some(&receipt.task));
+                if receipt.changed {
+                    changed += 1;
+                    log::taken_over(&receipt.task);
+                }
+            }
             // One task that cannot be read must not keep the others waiting.
             Err(error) => tracing::error!(task = %id, %error, "an open task could not be taken over"),
         }

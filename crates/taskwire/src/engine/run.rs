@@ -28,6 +28,7 @@ use super::{
     Engine, Envelope, Error, Order, Receipt,
     call::{End, Note, Phase, Resumed},
     emit::Emit,
+    log,
     switch::Switch,
 };
 
@@ -355,7 +356,11 @@ impl Run {
             Place::Loose | Place::Done => {
                 *place = Place::Done;
                 let end = match end {
-                    End::Outcome(outcome) => End::Outcome(bounded(outcome, self.engine.limits())),
+                    End::Outcome(outcome) => {
+                        let outcome = bounded(outcome, self.engine.limits());
+                        log::ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
+                        End::Outcome(outcome)
+                    }
                     suspended @ End::Suspended(_) => suspended,
                 };
                 self.settle(Phase::Done(end));

@@ -15,7 +15,7 @@ use taskwire_core::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Engine, Envelope, Error, Inner, Order, Receipt,
+    Engine, Envelope, Error, Inner, Order, Receipt, log,
     recent::{ENTRY_BYTES_MAX, task_weight},
 };
 use crate::{
@@ -125,6 +125,13 @@ impl<S: Store> Writer<S> {
         // Durable now; not a line of this may move up.
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
         let told: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.told()?.0.clone())).collect();
+        for write in &batch.writes {
+            if let (Some(outcome), Some((at, version))) = (&write.task.outcome, write.task.ended)
+                && version >= write.first
+            {
+                log::ended(&write.task.spec, Some(write.task.id), at.since(write.task.began()), outcome);
+            }
+        }
         let news: Vec<(TaskId, Changed)> = batch.writes.iter().map(|write| (write.task.id, news(&write.events))).collect();
         for write in merged(batch.writes) {
             engine.0.recent.put(write);

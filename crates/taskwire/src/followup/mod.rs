@@ -116,9 +116,7 @@ fn running(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine:
 
 /// When the work of a task began. A call becomes a task only after a while, but its id is made at its beginning.
 pub(crate) fn began(task: &Task) -> Timestamp {
-    let id = task.id.as_bytes();
-    let millis = i64::from_be_bytes([0, 0, id[0], id[1], id[2], id[3], id[4], id[5]]);
-    Timestamp::from_millis(millis).min(task.created_at)
+    task.began()
 }
 
 /// A span of time for people, not more exact than they need it.

@@ -10,8 +10,12 @@ use std::{
 };
 
 use taskwire_core::CallerId;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::watch,
+};
 
+pub use crate::transport::bridge::{Bridge, Dial};
 pub use auth::{Auth, Denied};
 pub use config::{Config, HttpConfig, Initial, LegacyConfig, Mode};
 
@@ -115,7 +119,7 @@ impl Server {
     /// # Errors
     /// When the store has failed: nothing can be promised any more, and only a restart helps.
     pub async fn serve(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
-        self.0.engine.begin();
+        self.begin();
         let accept = transport::http::accept(self.clone(), listener);
         tokio::pin!(accept);
         tokio::select! {
@@ -152,11 +156,28 @@ impl Server {
         output: impl tokio::io::AsyncWrite + Send + Unpin + 'static,
         shutdown: impl Future<Output = ()>,
     ) -> std::io::Result<()> {
-        self.0.engine.begin();
+        self.begin();
         tokio::select! {
             result = transport::stdio::run(self.clone(), input, output, shutdown) => result,
             reason = self.0.engine.failed() => Err(std::io::Error::other(format!("the store failed: {reason}"))),
         }
+    }
+
+    /// Serves processes of the same user that join this server, on a socket that nobody else can open, until `shutdown` is ready. They are
+    /// cut off then and come back to whoever serves next; what they called for goes on, and is durable when this returns.
+    pub async fn serve_local(&self, listener: UnixListener, shutdown: impl Future<Output = ()>) {
+        self.begin();
+        transport::http::accept_local(self, listener, shutdown).await;
+    }
+
+    /// Takes over what an earlier life of the server left. Calls that are the same find it again.
+    fn begin(&self) {
+        let shared = Arc::downgrade(&self.0);
+        self.0.engine.begin_with(move |task| {
+            if let Some(shared) = shared.upgrade() {
+                shared.calls.taken_over(&shared, task);
+            }
+        });
     }
 
     /// Begins to shut down and waits for running work and open connections, at most as long as configured.

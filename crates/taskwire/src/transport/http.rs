@@ -21,8 +21,10 @@ use taskwire_core::{
     wire::{Incoming, code},
 };
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener},
     sync::{Semaphore, mpsc},
+    task::JoinSet,
 };
 
 use super::{
@@ -32,7 +34,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, is_modern, legacy, modern},
+    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, StreamId, cancelled, is_modern, legacy, modern},
     server::{Denied, Server, Shared},
 };
 
@@ -45,6 +47,9 @@ const VERSION: &str = "mcp-protocol-version";
 /// How long to wait after a failed accept (usually: too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Which byte stream of the client a request came on, where a process that joined passes it on.
+pub(super) const STREAM: &str = "taskwire-stream";
+
 /// Accepts connections for ever.
 pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible {
     let slots = Arc::new(Semaphore::new(server.0.config.http.connections));
@@ -54,9 +59,10 @@ pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible 
             Ok((stream, _)) => {
                 let shared = server.0.clone();
                 shared.connections.send_modify(|open| *open += 1);
+                let _ = stream.set_nodelay(true);
                 tokio::spawn(async move {
                     let _closed = Closed(shared.clone());
-                    connection(shared, stream).await;
+                    connection(shared, stream, Peer::default()).await;
                     drop(slot);
                 });
             }
@@ -68,6 +74,29 @@ pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible 
     }
 }
 
+/// Serves processes of the same user until `shutdown` is ready. They are cut off then, and come back to whoever serves next: what they
+/// called for is left, and durable when this returns.
+pub(crate) async fn accept_local(server: &Server, listener: UnixListener, shutdown: impl Future<Output = ()>) {
+    let max = server.0.config.http.connections;
+    let mut connections = JoinSet::new();
+    tokio::pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if connections.len() < max => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(connection(server.0.clone(), stream, Peer::local()))),
+                Err(error) => {
+                    tracing::warn!(%error, "a process could not join");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    connections.shutdown().await;
+    server.0.calls.settled().await;
+}
+
 /// Counts a connection out when it ends, however it ends.
 struct Closed(Arc<Shared>);
 
@@ -77,12 +106,11 @@ impl Drop for Closed {
     }
 }
 
-async fn connection(shared: Arc<Shared>, stream: TcpStream) {
-    let _ = stream.set_nodelay(true);
+async fn connection(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer) {
     let read_timeout = shared.config.http.read_timeout;
     // Who comes while the server shuts down is answered once: tasks can still be read, and `/readyz` says how it is.
     let late = *shared.draining.borrow();
-    let peer = Arc::new(Peer::default());
+    let peer = Arc::new(peer);
     let service = {
         let shared = shared.clone();
         service_fn(move |request| {
@@ -165,7 +193,7 @@ async fn route(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>)
 }
 
 async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
-    if let Err(forbidden) = guard::check(request.headers(), &shared.config.http) {
+    if let Some(forbidden) = guard::check(request.headers(), &shared.config.http).err().filter(|_| !peer.is_local()) {
         return refuse(403, code::INVALID_REQUEST, forbidden.0);
     }
     match (request.uri().path(), request.method()) {
@@ -176,7 +204,7 @@ async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>
             response
         }
         ("/mcp", &Method::GET | &Method::DELETE) if !text(request.headers(), VERSION).is_some_and(is_modern) => {
-            session(shared, &request).await
+            session(shared, &peer, &request).await
         }
         ("/mcp", method) => {
             // What belongs to sessions alone is not for who speaks of none.
@@ -201,7 +229,11 @@ fn takes_events(headers: &HeaderMap) -> bool {
     names.into_iter().any(|kind| matches!(kind, "text/event-stream" | "text/*" | "*/*"))
 }
 
-fn caller(shared: &Shared, headers: &HeaderMap) -> Result<CallerId, Denied> {
+/// Who calls. A process that can open our socket is ours.
+fn caller(shared: &Shared, peer: &Peer, headers: &HeaderMap) -> Result<CallerId, Denied> {
+    if peer.is_local() {
+        return Ok(shared.config.auth.owner());
+    }
     shared.config.auth.caller(headers.get(AUTHORIZATION).map(HeaderValue::as_bytes))
 }
 
@@ -212,9 +244,9 @@ fn deny(denied: Denied) -> Response<ReplyBody> {
 }
 
 /// GET and DELETE, which only sessions have.
-async fn session(shared: Arc<Shared>, request: &Request<HttpBody>) -> Response<ReplyBody> {
+async fn session(shared: Arc<Shared>, peer: &Peer, request: &Request<HttpBody>) -> Response<ReplyBody> {
     let headers = request.headers();
-    let caller = match caller(&shared, headers) {
+    let caller = match caller(&shared, peer, headers) {
         Ok(caller) => caller,
         Err(denied) => return deny(denied),
     };
@@ -248,7 +280,7 @@ async fn session(shared: Arc<Shared>, request: &Request<HttpBody>) -> Response<R
 }
 
 async fn post(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
-    let caller = match caller(&shared, request.headers()) {
+    let caller = match caller(&shared, &peer, request.headers()) {
         Ok(caller) => caller,
         Err(denied) => return deny(denied),
     };
@@ -313,7 +345,9 @@ impl Posted {
     async fn answer(self, era: Era) -> Reply {
         let Self { shared, peer, caller, headers, bytes, message, outbox: out } = self;
         if era == Era::Modern {
-            let origin = modern::Origin { caller: &caller, peer: &peer, headers: Some(headers), out: &out };
+            // What a process that joined passes on came without any.
+            let headers = Some(headers).filter(|_| !peer.is_local());
+            let origin = modern::Origin { caller: &caller, peer: &peer, headers, out: &out };
             return modern::answer(&shared, &message, &bytes, origin).await;
         }
         let way =
@@ -337,9 +371,16 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers
         Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
     };
     let era = match Era::of_http(&message, &bytes, text(&headers, VERSION)) {
+        _ if peer.is_local() => Era::of_line(&message, &bytes),
         Ok(era) => era,
         Err(fault) => return whole(Reply::fault(message.id.as_ref(), &fault)),
     };
+    let stream_id = text(&headers, STREAM).filter(|_| peer.is_local()).map(StreamId::from);
+    if stream_id.is_some() && text(&headers, SESSION_ID).is_none() && message.method.as_deref() == Some("notifications/cancelled") {
+        // By the name of a request on a byte stream, whatever its era.
+        cancelled(&shared, &caller, stream_id.as_ref(), message.params(&bytes).unwrap_or("{}"));
+        return whole(Reply::accepted());
+    }
     let room = match era {
         Era::Legacy => (legacy::streams(&message) && takes_events(&headers)).then_some(STREAM_LEN),
         Era::Modern => match modern::besides(&message, &bytes) {
@@ -355,6 +396,7 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers
     } else {
         (bytes, Outbox::closed(), None)
     };
+    let outbox = outbox.on(stream_id);
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
     let id = message.id.clone();

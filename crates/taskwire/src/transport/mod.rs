@@ -1,6 +1,7 @@
 //! Bytes to messages and back: Streamable HTTP and byte streams. Knows no method and no task.
 
 pub(crate) mod body;
+pub(crate) mod bridge;
 pub(crate) mod guard;
 pub(crate) mod http;
 mod patience;

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, Sent, cancelled, legacy, modern},
+    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, Sent, StreamId, cancelled, legacy, modern},
     server::Server,
 };
 
@@ -79,11 +79,12 @@ pub(crate) async fn run(
         streams,
         in_flight: Arc::default(),
         peer: Arc::default(),
+        stream: crate::clock::new_session_id().as_str().into(),
         session: None,
         requests: JoinSet::new(),
         ending: ending.subscribe(),
     };
-    let mut input = Lines { input: BufReader::new(input), line: Vec::new(), too_long: false, max: server.0.config.body_bytes };
+    let mut input = Lines::new(input, server.0.config.body_bytes);
     let stopped = tokio::select! {
         read = client.read(&mut input) => {
             read?;
@@ -137,14 +138,14 @@ async fn finish(
     }
 }
 
-enum Read {
+pub(super) enum Read {
     Line(Vec<u8>),
     TooLong,
     End,
 }
 
 /// Reads line by line. What was read of a line stays here when a read is given up halfway.
-struct Lines<R> {
+pub(super) struct Lines<R> {
     input: BufReader<R>,
     line: Vec<u8>,
     too_long: bool,
@@ -152,8 +153,17 @@ struct Lines<R> {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
+    pub(super) fn new(input: R, max: usize) -> Self {
+        Self { input: BufReader::new(input), line: Vec::new(), too_long: false, max }
+    }
+
+    /// Bytes that a line may have.
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
+
     /// The next line that is not blank. One that is too long is skipped to its end without being kept.
-    async fn next(&mut self) -> std::io::Result<Read> {
+    pub(super) async fn next(&mut self) -> std::io::Result<Read> {
         loop {
             let available = self.input.fill_buf().await?;
             let at_end = available.is_empty();
@@ -230,6 +240,8 @@ struct Client {
     streams: mpsc::Sender<Line>,
     in_flight: Arc<InFlight>,
     peer: Arc<Peer>,
+    /// What tells it from others.
+    stream: StreamId,
     /// The session that the client opened, if it is one of the legacy era.
     session: Option<Arc<legacy::Session>>,
     requests: JoinSet<()>,
@@ -284,7 +296,7 @@ impl Client {
                 (Some(id), Some(_)) => (id.clone(), message),
                 (None, Some("notifications/cancelled")) => {
                     if let Some(params) = message.params(&line) {
-                        cancelled(&self.server.0, &self.server.0.config.auth.owner(), params);
+                        cancelled(&self.server.0, &self.server.0.config.auth.owner(), Some(&self.stream), params);
                     }
                     let off = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
                     if let Some(request) = off.and_then(|off| self.in_flight.with(|map| map.remove(&off.request_id))) {
@@ -367,7 +379,7 @@ impl Client {
         };
         let session = self.session.clone();
         let (lines, room) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), OUTBOX_LEN) };
-        let ending = self.ending.clone();
+        let (ending, stream) = (self.ending.clone(), self.stream.clone());
         let (go, mut ready) = watch::channel(false);
         let (key, off) = (id.clone(), Arc::<AtomicBool>::default());
         let request_off = off.clone();
@@ -377,7 +389,7 @@ impl Client {
             let (sender, messages) = mpsc::channel(room);
             let respond = async move {
                 let caller = server.0.config.auth.owner();
-                let out = Outbox::new(sender, Framing::LINES).until(ending);
+                let out = Outbox::new(sender, Framing::LINES).until(ending).on(Some(stream));
                 let answer = async {
                     match era {
                         Era::Modern => {

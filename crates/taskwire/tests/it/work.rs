@@ -291,7 +291,7 @@ async fn progress_shows_in_the_status_message() {
     let server = TestServer::start(registry([copies.task(TaskMode::Always)])).await;
     let client = server.client();
     let id = client.start("copies", json!({})).await;
-    for expected in ["10", "20/100", "copying (30/100)"] {
+    for expected in ["10 done", "20/100", "copying (30/100)"] {
         gate.go.send();
         soon("the progress", gate.started.wait()).await;
         assert_eq!(client.get(&id).await["statusMessage"], expected);

@@ -110,6 +110,7 @@ fn every_key_arrives() {
         overflow = "fail"
         on_interrupt = "retry"
         dedupe = true
+        linger = "forever"
         immediate_response = "Working on it"
     "#;
     let definition = dir.read(text).unwrap_or_else(|error| panic!("{error:#}")).remove(0);
@@ -150,6 +151,7 @@ fn every_key_arrives() {
     expected.policy.retention = Some(Duration::from_secs(7200));
     (expected.pty, expected.policy.overflow) = (true, Overflow::Fail);
     expected.policy.dedupe = true;
+    expected.policy.linger = Some(Duration::MAX);
     expected.policy.immediate_response = Some("Working on it".into());
     expected.on_interrupt = OnInterrupt::Retry;
     assert_eq!(format!("{definition:#?}"), format!("{expected:#?}"));
@@ -401,7 +403,7 @@ fn a_parameter_that_cannot_stand_in_braces_is_refused_where_it_does() {
 #[test]
 fn what_is_probably_not_meant_so_is_said_with_the_file_and_the_tool() {
     let dir = Dir::new("warnings");
-    let text = "[[tool]]\nname = \"t\"\ncommand = [\"./nope\"]\ninput = { a = { type = \"string\" } }\n\n[[tool]]\nname = \"u\"\ncommand = [\"sh\"]\n";
+    let text = "[[tool]]\nname = \"t\"\ncommand = [\"./nope\"]\ninput = { a = { type = \"string\" } }\n\n[[tool]]\nname = \"u\"\ndescription = \"Does it all\"\ncommand = [\"sh\"]\n";
     dir.write("taskwire.toml", text);
     let file = dir.0.join("taskwire.toml");
     let config = Config::read(&file).expect("valid");

@@ -197,8 +197,8 @@ fn a_cancel_that_the_server_did_not_outlive_is_carried_out_by_the_next() {
 }
 
 #[test]
-fn a_call_that_is_no_task_ends_with_its_connection() {
-    let place = nasty("task = \"never\"");
+fn a_call_that_is_no_task_ends_with_its_connection_where_nothing_lingers() {
+    let place = nasty("task = \"never\"\nlinger = \"0s\"");
     let node = place.start();
     let body = message("tools/call", json!({"name": "nasty", "arguments": {"mode": "stubborn"}})).to_string();
     let call = node.open("tools/call", Some("nasty"), &body).expect("the server is there");

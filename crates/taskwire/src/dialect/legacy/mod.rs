@@ -278,7 +278,7 @@ fn notified(shared: &Shared, session: &Arc<Session>, method: &str, text: &str) {
         && let Some(Cancelled { request_id, timed_out }) = Cancelled::read(text)
     {
         session.call_off(shared, &request_id, timed_out);
-        super::cancelled(shared, &session.caller, text);
+        super::cancelled(shared, &session.caller, None, text);
     }
 }
 

@@ -84,7 +84,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         return Ok(finished(cx, &misfit.into_outcome())?.into());
     }
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
-    let named = cx.headers.is_none().then_some(cx.id);
+    let named = cx.out.stream().map(|stream| (stream, cx.id));
     let waiter = Waiter::new(cx.shared, cx.caller, &tool, &request, mode == TaskMode::Never, named);
     let mut spec = spec(cx, &tool, mode, wait.hold, &arguments)?;
     spec.lingers = waiter.lingers();

@@ -132,7 +132,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8
     };
     let Some(id) = &message.id else {
         if method == "notifications/cancelled" {
-            super::cancelled(shared, origin.caller, message.params(bytes).unwrap_or("{}"));
+            super::cancelled(shared, origin.caller, origin.out.stream(), message.params(bytes).unwrap_or("{}"));
         }
         return Reply::accepted();
     };

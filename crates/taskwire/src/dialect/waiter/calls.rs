@@ -5,7 +5,7 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -19,15 +19,13 @@ use tokio::sync::{MutexGuard, watch};
 
 use super::{Waiting, lock};
 use crate::{
-    dialect::{called::find_tool, fingerprint::fingerprint},
+    dialect::{StreamId, called::find_tool, fingerprint::fingerprint},
     engine, followup,
     server::Shared,
 };
 
 /// Entries after which those that nobody can join any more are looked for.
 const KNOWN_MIN: usize = 1_024;
-/// Tasks that are read from the store together.
-const PAGE: usize = 256;
 /// What calls that are the same have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
@@ -84,7 +82,7 @@ struct Known {
     /// How many there may be before those that nobody can join any more are looked for.
     most: usize,
     /// Calls on byte streams, by name.
-    named: HashMap<(CallerId, RequestId), Weak<Waiting>>,
+    named: HashMap<(StreamId, RequestId), Weak<Waiting>>,
 }
 
 impl Known {
@@ -108,8 +106,8 @@ impl Known {
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     turn: tokio::sync::Mutex<()>,
-    reading: tokio::sync::Mutex<()>,
-    read: AtomicBool,
+    /// Whether all that an earlier life of the server left is known.
+    ready: watch::Sender<bool>,
     known: Mutex<Known>,
     /// Work that is being made durable because its caller left it.
     leaving: watch::Sender<usize>,
@@ -141,13 +139,13 @@ impl Calls {
 
     pub(super) fn name(&self, waiting: &Arc<Waiting>) {
         if let Some(name) = &waiting.named {
-            lock(&self.known).named.insert((waiting.caller.clone(), name.clone()), Arc::downgrade(waiting));
+            lock(&self.known).named.insert(name.clone(), Arc::downgrade(waiting));
         }
     }
 
     pub(super) fn unname(&self, waiting: &Waiting) {
         if let Some(name) = &waiting.named
-            && let Entry::Occupied(named) = lock(&self.known).named.entry((waiting.caller.clone(), name.clone()))
+            && let Entry::Occupied(named) = lock(&self.known).named.entry(name.clone())
             && std::ptr::eq(named.get().as_ptr(), waiting)
         {
             named.remove();
@@ -155,9 +153,9 @@ impl Calls {
     }
 
     /// The caller does not want what it called for on a byte stream; the end of that request follows.
-    pub(in crate::dialect) fn cancel(&self, caller: &CallerId, request: &RequestId) {
-        let named = lock(&self.known).named.get(&(caller.clone(), request.clone())).and_then(Weak::upgrade);
-        if let Some(waiting) = named {
+    pub(in crate::dialect) fn cancel(&self, caller: &CallerId, stream: &StreamId, request: &RequestId) {
+        let named = lock(&self.known).named.get(&(stream.clone(), request.clone())).and_then(Weak::upgrade);
+        if let Some(waiting) = named.filter(|waiting| waiting.caller == *caller) {
             waiting.cancel();
         }
     }
@@ -176,35 +174,31 @@ impl Calls {
         }
     }
 
-    /// Finds again what an earlier life of the server left.
-    pub(super) async fn read_once(&self, shared: &Shared) -> Result<(), engine::Error> {
-        if self.read.load(Ordering::Acquire) {
-            return Ok(());
+    /// Waits until all that an earlier life of the server left is known.
+    pub(super) async fn ready(&self) {
+        if !*self.ready.borrow() {
+            let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
         }
-        let _reading = self.reading.lock().await;
-        if !self.read.load(Ordering::Acquire) {
-            self.read_all(shared)?;
-            self.read.store(true, Ordering::Release);
-        }
-        Ok(())
     }
 
-    fn read_all(&self, shared: &Shared) -> Result<(), engine::Error> {
-        let (reader, mut after) = (shared.engine.reader(), None);
-        loop {
-            let page = reader.open(after, PAGE)?;
-            let Some(last) = page.last().copied() else { return Ok(()) };
-            for id in page {
-                let Some(task) = reader.task(id)? else { continue };
-                let Some(key) = key_of(shared, &task)? else { continue };
-                // Whether somebody was told of it, nobody knows any more.
+    /// A task that an earlier life of the server left was taken over; none when all are. The same call finds it, also when it has
+    /// ended since: whether somebody was told of it, nobody knows any more.
+    pub(crate) fn taken_over(&self, shared: &Shared, task: Option<&Arc<Task>>) {
+        let Some(task) = task else {
+            self.ready.send_replace(true);
+            return;
+        };
+        match key_of(shared, task) {
+            Err(error) => tracing::warn!(task = %task.id, %error, "an open task could not be read: the same call will not find it"),
+            Ok(None) => {}
+            Ok(Some(key)) => {
                 let joinable = Joinable { shared: task.spec.dedupe.is_some(), known: true, ..Joinable::new(key, shared) };
-                self.with(|known| match known.work.contains_key(&id) {
-                    true => {}
-                    false => known.insert(id, joinable),
+                self.with(|known| {
+                    if !known.work.contains_key(&task.id) {
+                        known.insert(task.id, joinable)
+                    }
                 });
             }
-            after = Some(last);
         }
     }
 

@@ -1,0 +1,195 @@
+//! A server on standard input and output whose data directory another process has: it joins that one, and takes its place when it ends.
+
+use std::{io, path::PathBuf, pin::Pin, time::Duration};
+
+use taskwire::{
+    command::socket,
+    server::{Bridge, Dial, Server},
+    store::{self, SqliteStore},
+};
+use tokio::{
+    net::UnixStream,
+    sync::{Mutex, watch},
+    task::JoinHandle,
+    time::Instant,
+};
+
+use crate::{
+    cmd::serve::{Leader, Prepared, stop_signal},
+    control::{self, Description, Reply, Request},
+    term::{escape, screen},
+};
+
+/// The socket's name in the data directory.
+const NAME: &str = "join";
+/// How long a process that has the directory may take until it lets others join.
+const PATIENCE: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Lets other processes join a server, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Joinable {
+    path: PathBuf,
+    stop: watch::Sender<bool>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl Joinable {
+    /// Lets them join from now on. Only whoever may read the tasks can.
+    pub(crate) async fn listen(data: PathBuf, server: &Server) -> io::Result<Self> {
+        let listener = socket::listen(&data, NAME).await?;
+        let (stop, mut stopped) = watch::channel(false);
+        let server = server.clone();
+        let serving = tokio::spawn(async move {
+            let stopped = async move {
+                let _ = stopped.wait_for(|stop| *stop).await;
+            };
+            server.serve_local(listener, stopped).await;
+        });
+        Ok(Self { path: data.join(NAME), stop, serving: Some(serving) })
+    }
+
+    /// Cuts off those that joined: they go on with whoever serves next. What they called for is durable when this returns.
+    pub(crate) async fn stop(mut self) {
+        self.stop.send_replace(true);
+        if let Some(serving) = self.serving.take() {
+            let _ = serving.await;
+        }
+    }
+}
+
+impl Drop for Joinable {
+    fn drop(&mut self) {
+        // A socket that nobody listens to says as much as none.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Serves the client of this process by way of whoever has the data directory.
+pub(crate) async fn run(prepared: Prepared, holder: &str) -> anyhow::Result<()> {
+    let stop = stop_signal()?;
+    let (data, body_bytes) = (prepared.data().to_owned(), prepared.body_bytes());
+    let mine = prepared.describe();
+    let way = Way { data: data.clone(), place: std::sync::Arc::new(Mutex::new(Place { prepared: Some(prepared), leader: None })) };
+    // Before anything is read: who cannot be joined is told so now.
+    drop(way.dial().await?);
+    tracing::info!(data = %data.display(), "joined the server of {holder}");
+    let asked = tokio::task::spawn_blocking(move || control::ask(&data, &Request::Describe)).await?;
+    if let Ok(Reply::Described(theirs)) = asked
+        && let Some(differs) = theirs.differs_from(&mine)
+    {
+        screen::write(&format!("{}\n", escape::lines(&format!("taskwire: {differs}"))));
+    }
+    let place = way.place.clone();
+    let served = Bridge::new(way, body_bytes).run(tokio::io::stdin(), tokio::io::stdout(), stop).await;
+    if let Some(leader) = place.lock().await.leader.take() {
+        leader.stop().await;
+    }
+    Ok(served?)
+}
+
+/// What this process is, beside the bridge for its own client.
+struct Place {
+    /// All that is needed to serve, until it does.
+    prepared: Option<Prepared>,
+    leader: Option<Leader>,
+}
+
+/// The way to the server: another process, or this one once it has taken its place.
+struct Way {
+    data: PathBuf,
+    place: std::sync::Arc<Mutex<Place>>,
+}
+
+impl Way {
+    /// Takes the place of a server that has ended, if nobody else has.
+    async fn take_over(&self) -> io::Result<()> {
+        let mut place = self.place.lock().await;
+        if place.leader.is_some() {
+            return Ok(());
+        }
+        let store = match SqliteStore::open(&self.data) {
+            Ok(store) => store,
+            Err(store::Error::Locked { .. }) => return Ok(()),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        let prepared = place.prepared.take().ok_or_else(|| io::Error::other("this process could not take the place of its server"))?;
+        let leader = prepared.lead(store).await.map_err(io::Error::other)?;
+        place.leader = Some(leader);
+        tracing::info!(data = %self.data.display(), "the server that was joined has ended: this process takes its place");
+        Ok(())
+    }
+}
+
+impl Dial for Way {
+    fn dial(&self) -> Pin<Box<dyn Future<Output = io::Result<UnixStream>> + Send + '_>> {
+        Box::pin(async {
+            let began = Instant::now();
+            loop {
+                let refused = match socket::connect(&self.data, NAME).await {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => error,
+                };
+                self.take_over().await?;
+                if began.elapsed() > PATIENCE {
+                    let data = self.data.display();
+                    let message =
+                        format!("another process has {data}, and lets nobody join ({refused}): stop it, or choose another directory");
+                    return Err(io::Error::new(refused.kind(), message));
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        })
+    }
+}
+
+impl Description {
+    /// In what this configuration, which counts, differs from another one; none if it does not.
+    fn differs_from(&self, mine: &Self) -> Option<String> {
+        let names = |tools: Vec<&String>| tools.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let (mut there, mut here, mut other) = (Vec::new(), Vec::new(), Vec::new());
+        for (tool, hash) in &self.tools {
+            match mine.tools.get(tool) {
+                None => there.push(tool),
+                Some(own) if own != hash => other.push(tool),
+                Some(_) => {}
+            }
+        }
+        here.extend(mine.tools.keys().filter(|tool| !self.tools.contains_key(*tool)));
+        let all: std::collections::BTreeSet<&String> = self.keys.keys().chain(mine.keys.keys()).collect();
+        let keys: Vec<String> =
+            all.into_iter().filter(|key| self.keys.get(*key) != mine.keys.get(*key)).map(|key| format!("`{key}`")).collect();
+        let lists = [
+            ("tools only there", names(there)),
+            ("tools only here", names(here)),
+            ("tools that differ", names(other)),
+            ("keys that differ", keys.join(", ")),
+        ];
+        let said: Vec<String> =
+            lists.into_iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what}: {list}")).collect();
+        let file = self.file.as_ref().map(|file| format!(" ({})", file.display())).unwrap_or_default();
+        (!said.is_empty()).then(|| format!("the server that was joined has another configuration{file}, which counts. {}", said.join("; ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn described(tools: &[(&str, u64)], keys: &[(&str, u64)]) -> Description {
+        let owned = |pairs: &[(&str, u64)]| pairs.iter().map(|(name, hash)| ((*name).to_owned(), *hash)).collect();
+        Description { file: Some("/a/taskwire.toml".into()), tools: owned(tools), keys: owned(keys) }
+    }
+
+    #[test]
+    fn what_differs_is_said_and_nothing_else() {
+        let theirs = described(&[("a", 1), ("b", 1), ("c", 1)], &[("hold", 1), ("drain", 2)]);
+        assert_eq!(theirs.differs_from(&theirs), None);
+        let mine = described(&[("a", 1), ("b", 2), ("d", 1)], &[("hold", 3), ("drain", 2), ("linger", 1)]);
+        assert_eq!(
+            theirs.differs_from(&mine).expect("it differs"),
+            "the server that was joined has another configuration (/a/taskwire.toml), which counts. tools only there: c; tools only here: d; \
+             tools that differ: b; keys that differ: `hold`, `linger`"
+        );
+    }
+}

@@ -1,0 +1,436 @@
+//! A process that joined another one's server: it passes the messages of its own client on, and what comes back.
+//!
+//! The way is HTTP on a socket in the data directory, so that sessions and streams go on where they were when the server
+//! at the other end is replaced: a stream is resumed by the last event that came, and a request that was not answered is sent
+//! again. The server finds the work of such a call ([`Waiter`](crate::dialect)).
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::Incoming as HttpBody,
+    client::conn::http1,
+    header::{ACCEPT, CONTENT_TYPE, HOST},
+};
+use hyper_util::rt::TokioIo;
+use taskwire_core::{
+    task::RpcError,
+    wire::{Incoming, RequestId, SseReader, code, write_error},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    net::UnixStream,
+    sync::mpsc,
+    task::{AbortHandle, JoinHandle, JoinSet},
+};
+
+use super::{
+    http::STREAM,
+    stdio::{Lines, Read},
+};
+
+const SESSION_ID: &str = "mcp-session-id";
+const LAST_EVENT_ID: &str = "last-event-id";
+/// Messages that wait to be written; then whoever sends waits.
+const OUTBOX_LEN: usize = 64;
+/// Bytes of one event; the server at the other end has limits of its own.
+const EVENT_BYTES_MAX: usize = 1 << 30;
+/// How long to wait before a request is tried again.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long a stream that was ended is left alone, if its server does not say.
+const RETRY: Duration = Duration::from_millis(200);
+/// How long requests that are under way may take when the input has ended.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Leads to the server, whichever process that is at the moment.
+pub trait Dial: Send + Sync + 'static {
+    /// A connection to the server. Waits until there is one.
+    ///
+    /// # Errors
+    /// When there will be none.
+    fn dial(&self) -> BoxFuture<'_, io::Result<UnixStream>>;
+}
+
+/// Passes the messages of one client on to a server of another process.
+pub struct Bridge {
+    way: Arc<Way>,
+    /// Bytes of one message.
+    body_bytes: usize,
+}
+
+impl std::fmt::Debug for Bridge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bridge").field("stream", &self.way.stream).finish_non_exhaustive()
+    }
+}
+
+impl Bridge {
+    /// A bridge to the server that `dial` leads to, for messages of at most `body_bytes`.
+    #[must_use]
+    pub fn new(dial: impl Dial, body_bytes: usize) -> Self {
+        let stream = crate::clock::new_session_id().as_str().to_owned();
+        Self { way: Arc::new(Way { dial: Box::new(dial), stream, session: Mutex::default() }), body_bytes }
+    }
+
+    /// Serves one client on a pair of byte streams, one message a line, until the input ends or `shutdown` is ready.
+    ///
+    /// # Errors
+    /// When the input cannot be read.
+    pub async fn run(
+        self,
+        input: impl AsyncRead + Send + Unpin,
+        output: impl AsyncWrite + Send + Unpin + 'static,
+        shutdown: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        let (lines, queue) = mpsc::channel(OUTBOX_LEN);
+        let mut writer = tokio::spawn(write(output, queue));
+        let mut client = Client { way: self.way.clone(), lines, requests: JoinSet::new(), in_flight: Arc::default(), standing: None };
+        let mut input = Lines::new(input, self.body_bytes);
+        let read = tokio::select! {
+            read = client.read(&mut input) => read,
+            () = shutdown => Ok(()),
+            // The client does not read any more.
+            _ = &mut writer => Ok(()),
+        };
+        let Client { way, lines, mut requests, standing, .. } = client;
+        drop(standing);
+        let in_time = writer.is_finished() || {
+            let finish = async { while requests.join_next().await.is_some() {} };
+            tokio::time::timeout(DRAIN, finish).await.is_ok()
+        };
+        if !in_time {
+            tracing::warn!("not all calls ended in time: they go on");
+        }
+        requests.shutdown().await;
+        drop(lines);
+        if !writer.is_finished() {
+            let _ = writer.await;
+        }
+        way.end_session().await;
+        read
+    }
+}
+
+/// Writes what comes, a line each.
+async fn write(mut output: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Bytes>) -> io::Result<()> {
+    while let Some(line) = queue.recv().await {
+        output.write_all(&line).await?;
+        output.write_all(b"\n").await?;
+        if queue.is_empty() {
+            output.flush().await?;
+        }
+    }
+    output.flush().await
+}
+
+/// The way to the server.
+struct Way {
+    dial: Box<dyn Dial>,
+    /// What tells this client's byte stream from others.
+    stream: String,
+    /// The session that the client opened, if it is one that has them.
+    session: Mutex<Option<String>>,
+}
+
+/// A response whose connection ends with it.
+struct Answer {
+    response: Response<HttpBody>,
+    _connection: Connection,
+}
+
+struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Way {
+    fn session(&self) -> MutexGuard<'_, Option<String>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends one request. The inner error means that the connection was lost, the outer one that there will be no server.
+    async fn send(&self, method: Method, last: Option<&str>, body: Bytes) -> Result<io::Result<Answer>, io::Error> {
+        let stream = self.dial.dial().await?;
+        Ok(self.send_on(stream, method, last, body).await.map_err(io::Error::other))
+    }
+
+    async fn send_on(&self, stream: UnixStream, method: Method, last: Option<&str>, body: Bytes) -> hyper::Result<Answer> {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let connection = Connection(tokio::spawn(async move {
+            let _ = connection.await;
+        }));
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = hyper::Uri::from_static("/mcp");
+        let session = self.session().clone();
+        let named = [
+            (HOST.as_str(), Some("localhost")),
+            (ACCEPT.as_str(), Some("application/json, text/event-stream")),
+            (CONTENT_TYPE.as_str(), Some("application/json")),
+            (STREAM, Some(self.stream.as_str())),
+            (SESSION_ID, session.as_deref()),
+            (LAST_EVENT_ID, last),
+        ];
+        for (name, value) in named {
+            // Names and ids are made by us, so that they fit.
+            if let Some(value) = value.and_then(|value| hyper::header::HeaderValue::from_str(value).ok()) {
+                request.headers_mut().insert(hyper::header::HeaderName::from_static(name), value);
+            }
+        }
+        Ok(Answer { response: sender.send_request(request).await?, _connection: connection })
+    }
+
+    /// Sends a message that has no answer, or a short one, until it is taken.
+    async fn tell(&self, body: Bytes) -> io::Result<(StatusCode, Option<String>, Bytes)> {
+        loop {
+            if let Ok(answer) = self.send(Method::POST, None, body.clone()).await? {
+                let status = answer.response.status();
+                let session = answer.response.headers().get(SESSION_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
+                if status != StatusCode::SERVICE_UNAVAILABLE
+                    && let Ok(body) = answer.response.into_body().collect().await
+                {
+                    return Ok((status, session, body.to_bytes()));
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Ends the session: its client is gone.
+    async fn end_session(&self) {
+        if self.session().is_some() {
+            let _ = tokio::time::timeout(DRAIN, self.send(Method::DELETE, None, Bytes::new())).await;
+        }
+    }
+}
+
+/// What came of reading one response.
+enum Came {
+    /// All of it.
+    Whole,
+    /// The connection was lost, or the server ended it and is to be asked again.
+    Cut,
+}
+
+/// How far one stream was read.
+#[derive(Default)]
+struct Place {
+    last: Option<String>,
+    retry: Option<Duration>,
+    /// Whether the response that it leads to has come.
+    answered: bool,
+}
+
+struct Client {
+    way: Arc<Way>,
+    lines: mpsc::Sender<Bytes>,
+    requests: JoinSet<()>,
+    in_flight: Arc<Mutex<HashMap<RequestId, AbortHandle>>>,
+    standing: Option<Standing>,
+}
+
+/// The stream that a session has besides its requests; ends with this.
+struct Standing(AbortHandle);
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Client {
+    async fn read(&mut self, input: &mut Lines<impl AsyncRead + Unpin>) -> io::Result<()> {
+        loop {
+            match input.next().await? {
+                Read::End => return Ok(()),
+                Read::TooLong => {
+                    let message = format!("the message has more than {} bytes (configuration key `body_bytes`)", input.max());
+                    self.refuse(None, code::INVALID_REQUEST, message).await;
+                }
+                Read::Line(line) => self.take(line.into()).await,
+            }
+            while self.requests.try_join_next().is_some() {}
+        }
+    }
+
+    async fn refuse(&self, id: Option<&RequestId>, code: i64, message: String) {
+        let _ = self.lines.send(error(id, code, message)).await;
+    }
+
+    async fn take(&mut self, line: Bytes) {
+        let Ok(message) = Incoming::parse(&line) else {
+            // A batch, or nothing that could be read: the server says which.
+            return self.pass(None, line);
+        };
+        match (message.id, message.method.as_deref()) {
+            (Some(id), Some("initialize")) => self.open(&id, line).await,
+            (Some(id), Some(_)) => self.pass(Some(id), line),
+            (None, Some("notifications/cancelled")) => self.cancel(line).await,
+            // A notification, or an answer: in the order in which they came.
+            _ => {
+                if let Err(gone) = self.way.tell(line).await {
+                    tracing::warn!(%gone, "a message could not be passed on");
+                }
+            }
+        }
+    }
+
+    /// Begins a session, before anything else is read: what comes next may belong to it.
+    async fn open(&mut self, id: &RequestId, line: Bytes) {
+        match self.way.tell(line).await {
+            Err(gone) => self.refuse(Some(id), code::INTERNAL_ERROR, gone.to_string()).await,
+            Ok((_, session, body)) => {
+                let _ = self.lines.send(body).await;
+                if let Some(session) = session {
+                    *self.way.session() = Some(session);
+                    let (way, lines) = (self.way.clone(), self.lines.clone());
+                    self.standing = Some(Standing(tokio::spawn(async move { stand(&way, &lines).await }).abort_handle()));
+                }
+            }
+        }
+    }
+
+    /// Passes a request on, and what comes back.
+    fn pass(&mut self, id: Option<RequestId>, line: Bytes) {
+        let (way, lines, in_flight) = (self.way.clone(), self.lines.clone(), self.in_flight.clone());
+        let request = id.clone();
+        let handle = self.requests.spawn(async move {
+            if let Err(gone) = exchange(&way, &lines, request.as_ref(), line).await {
+                let _ = lines.send(error(request.as_ref(), code::INTERNAL_ERROR, gone.to_string())).await;
+            }
+            if let Some(id) = &request {
+                in_flight.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+            }
+        });
+        if let Some(id) = id {
+            let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+            if !handle.is_finished() {
+                in_flight.insert(id, handle);
+            }
+        }
+    }
+
+    /// The client does not want an answer any more: the server first, since the end of a request alone cancels nothing.
+    async fn cancel(&self, line: Bytes) {
+        #[derive(serde::Deserialize)]
+        struct Cancelled {
+            params: Params,
+        }
+        #[derive(serde::Deserialize)]
+        struct Params {
+            #[serde(rename = "requestId")]
+            request_id: RequestId,
+        }
+        let named = serde_json::from_slice::<Cancelled>(&line).map(|cancelled| cancelled.params.request_id);
+        if let Err(gone) = self.way.tell(line).await {
+            tracing::warn!(%gone, "a cancellation could not be passed on");
+        }
+        let handle = named.ok().and_then(|id| self.in_flight.lock().unwrap_or_else(PoisonError::into_inner).remove(&id));
+        if let Some(handle) = handle {
+            handle.abort();
+        }
+    }
+}
+
+fn error(id: Option<&RequestId>, code: i64, message: String) -> Bytes {
+    let mut body = Vec::new();
+    if let Err(error) = write_error(&mut body, id, &RpcError { code, message, data: None }) {
+        tracing::error!(%error, "an error could not be written");
+    }
+    body.into()
+}
+
+/// Sends a request until it is answered: again from the start, or where its stream broke off.
+async fn exchange(way: &Way, lines: &mpsc::Sender<Bytes>, id: Option<&RequestId>, body: Bytes) -> io::Result<()> {
+    let mut place = Place::default();
+    loop {
+        let sent = match &place.last {
+            None => way.send(Method::POST, None, body.clone()).await?,
+            Some(last) => way.send(Method::GET, Some(last), Bytes::new()).await?,
+        };
+        if let Ok(answer) = sent
+            && let Came::Whole = receive(answer, lines, id, &mut place).await
+        {
+            return Ok(());
+        }
+        if place.answered && place.last.is_none() {
+            return Ok(());
+        }
+        tokio::time::sleep(place.retry.unwrap_or(PAUSE)).await;
+    }
+}
+
+/// Tells the client what happens in its session besides its requests.
+async fn stand(way: &Way, lines: &mpsc::Sender<Bytes>) {
+    let mut place = Place::default();
+    while let Ok(sent) = way.send(Method::GET, place.last.as_deref(), Bytes::new()).await {
+        if let Ok(answer) = sent {
+            if answer.response.status().is_client_error() {
+                return;
+            }
+            receive(answer, lines, None, &mut place).await;
+        }
+        tokio::time::sleep(place.retry.unwrap_or(RETRY)).await;
+    }
+}
+
+/// Passes on what a response has.
+async fn receive(answer: Answer, lines: &mpsc::Sender<Bytes>, id: Option<&RequestId>, place: &mut Place) -> Came {
+    let Answer { response, _connection } = answer;
+    let status = response.status();
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        // It is shutting down; another one takes its place.
+        return Came::Cut;
+    }
+    let is_stream = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    let mut body = response.into_body();
+    if !is_stream {
+        let Ok(whole) = body.collect().await else { return Came::Cut };
+        let whole = whole.to_bytes();
+        if !whole.is_empty() {
+            let _ = lines.send(whole).await;
+        }
+        return Came::Whole;
+    }
+    let mut reader = SseReader::new(EVENT_BYTES_MAX);
+    loop {
+        let frame = match body.frame().await {
+            Some(Ok(frame)) => frame,
+            Some(Err(_)) => return Came::Cut,
+            // Ended by the server: with its answer, or to be come back to.
+            None => return if place.answered { Came::Whole } else { Came::Cut },
+        };
+        if let Some(bytes) = frame.data_ref() {
+            reader.feed(bytes);
+        }
+        loop {
+            match reader.next() {
+                Ok(None) => break,
+                Err(_) => return Came::Cut,
+                Ok(Some(event)) => {
+                    place.last = event.id.map(Into::into).or(place.last.take());
+                    place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
+                    if event.data.is_empty() {
+                        continue;
+                    }
+                    place.answered |=
+                        id.is_some() && Incoming::parse(&event.data).is_ok_and(|it| it.method.is_none() && it.id.as_ref() == id);
+                    if lines.send(event.data.into()).await.is_err() {
+                        return Came::Whole;
+                    }
+                }
+            }
+        }
+    }
+}
