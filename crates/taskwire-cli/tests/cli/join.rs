@@ -289,7 +289,7 @@ fn what_a_killed_client_had_called_for_is_joined_by_another() {
         until("the command", || place.started().len() == 1);
         second.kill();
         let call = first.call("slow");
-        until("the join", || first.heard().contains("joined work that an earlier one left"));
+        until("the join", || first.heard().contains("joined the work of an earlier one"));
         place.write("go", "");
         assert_eq!(first.result(call)["content"][0]["text"], "one\ntwo\n", "{era:?}");
         assert_eq!(place.started().len(), 1, "{era:?}");

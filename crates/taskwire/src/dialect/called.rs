@@ -87,8 +87,8 @@ pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, stream: Option<&Stre
     if let Ok(Keyed { meta: Meta { key } }) = serde_json::from_str(params) {
         shared.engine.call_off_keyed(caller, &key, CALLED_OFF);
     }
-    if let (Some(stream), Some(Cancelled { request_id, timed_out: false })) = (stream, Cancelled::read(params)) {
-        shared.calls.cancel(caller, stream, &request_id);
+    if let (Some(stream), Some(Cancelled { request_id, timed_out })) = (stream, Cancelled::read(params)) {
+        shared.calls.cancel(caller, stream, &request_id, timed_out);
     }
 }
 

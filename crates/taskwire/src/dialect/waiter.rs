@@ -32,7 +32,7 @@ use super::{
     held,
 };
 use crate::{
-    engine::{self, Note, Resumed, Run},
+    engine::{self, Note, Phase, Resumed, Run},
     followup,
     server::Shared,
     tool::ReadyTool,
@@ -200,6 +200,43 @@ impl Waiter {
         self.0.join(&Key::of(shared, caller, *hidden, tool, request)).await
     }
 
+    /// Whether another call is the same.
+    pub(super) fn is_same(&self, other: &Arc<Waiting>) -> bool {
+        let key = |waiting: &Waiting| {
+            let request = waiting.request.as_ref()?;
+            Some(Key::of(&waiting.shared, &waiting.caller, waiting.hidden, &waiting.tool, request))
+        };
+        !Arc::ptr_eq(&self.0, other) && self.0.tool == other.tool && key(&self.0).is_some_and(|mine| key(other) == Some(mine))
+    }
+
+    /// Joins the work of another call that is the same and still waits for it, if that goes on.
+    pub(super) async fn join_unanswered(&self, other: &Arc<Waiting>) -> Result<Option<Arc<Task>>, engine::Error> {
+        let work = lock(&other.state).work.clone();
+        let (Some(work), true) = (work, self.lingers()) else { return Ok(None) };
+        if let Work::Run(run) = &work {
+            match run.promote().await {
+                Ok(Phase::Task(_)) => {}
+                Ok(_) | Err(engine::Error::Rejected(Reject::Limit { .. })) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        let (shared, id) = (&self.0.shared, work.id());
+        let Some(task) = shared.engine.task(&self.0.caller, id)?.filter(|task| task.ended.is_none()) else { return Ok(None) };
+        let Some(key) = other.key_of(&work) else { return Ok(None) };
+        {
+            let mut theirs = lock(&other.state);
+            // It may have been answered meanwhile.
+            if theirs.work.as_ref().map(Work::id) != Some(id) {
+                return Ok(None);
+            }
+            shared.calls.attend_both(shared, key, id, theirs.counted);
+            theirs.counted = true;
+        }
+        *lock(&self.0.state) = State { work: Some(Work::Task(id)), counted: true };
+        self.0.has_joined(&task);
+        Ok(Some(task))
+    }
+
     /// Joins work of the same call, whoever waits for it, or makes the task that others join.
     pub(super) async fn join_or_create(
         &self,
@@ -298,11 +335,7 @@ impl Waiting {
             *lock(&self.state) = State { work: Some(Work::Task(id)), counted: true };
             calls::ready(ready).await;
             if let Some(task) = shared.engine.task(&self.caller, id)?.filter(|task| calls::is_joinable(shared, task)) {
-                let _ = self.joined.set(followup::began(&task));
-                tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %id, "a call joined work that an earlier one left");
-                if self.cancelled.load(Ordering::Acquire) {
-                    self.stop();
-                }
+                self.has_joined(&task);
                 return Ok(Some(task));
             }
             calls.forget(id);
@@ -311,11 +344,27 @@ impl Waiting {
         Ok(None)
     }
 
+    fn has_joined(&self, task: &Task) {
+        let _ = self.joined.set(followup::began(task));
+        tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %task.id, "a call joined the work of an earlier one");
+        if self.cancelled.load(Ordering::Acquire) {
+            self.stop();
+        }
+    }
+
     /// The caller does not want the work any more: it stops, unless another call waits for it, too.
     pub(super) fn cancel(&self) {
         // In this order: who is about to find its work sees this then.
         self.cancelled.store(true, Ordering::Release);
         self.stop();
+    }
+
+    /// The caller does not wait any longer: its work is left from now on, whenever the request itself ends.
+    pub(super) fn give_up(&self) {
+        let State { work, counted } = std::mem::take(&mut *lock(&self.state));
+        if let Some(work) = work {
+            left::leave(self, work, counted);
+        }
     }
 
     fn stop(&self) {
@@ -337,10 +386,7 @@ impl Drop for Waiting {
         if self.named.is_some() {
             self.shared.calls.unname(self);
         }
-        let State { work, counted } = std::mem::take(&mut *lock(&self.state));
-        if let Some(work) = work {
-            left::leave(self, work, counted);
-        }
+        self.give_up();
     }
 }
 

@@ -640,7 +640,7 @@ async fn turned_off_a_call_is_held_to_its_end_and_there_are_no_tools_to_follow_u
         house.pass(SECOND).await;
         house.pass(HOLD * 2).await;
         talk.is_quiet().await;
-        let other = caller.call("slow", json!({})).await;
+        let other = Caller::new(way, &house).await.call("slow", json!({})).await;
         soon("another run", gate.started.wait()).await;
         gate.go.send();
         gate.go.send();

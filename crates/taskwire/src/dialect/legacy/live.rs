@@ -48,8 +48,8 @@ pub(super) struct Live {
     asked: HashMap<(TaskId, InputKey), Weak<()>>,
     /// Requests that are not answered yet.
     pub(super) running: HashMap<RequestId, Running>,
-    /// The latest requests that were called off.
-    called_off: VecDeque<RequestId>,
+    /// The latest requests that were called off, and whether their work was to stop.
+    called_off: VecDeque<(RequestId, bool)>,
     /// How many changes were told on the standing stream; nobody knows after a restart.
     told: u64,
     /// Where the standing stream takes what stands in no log.
@@ -369,7 +369,7 @@ impl Session {
         if live.running.get(id).is_some_and(|running| running.awaited || running.works()) {
             return None;
         }
-        live.called_off.retain(|called_off| called_off != id);
+        live.called_off.retain(|(called_off, _)| called_off != id);
         let off = Arc::new(watch::Sender::new(Off::No));
         // What is known of a call stays known when its reader comes back; a new one says anew how it is made.
         let made = live.running.remove(id).and_then(|before| before.made);
@@ -392,30 +392,46 @@ impl Session {
         self.live().running.get(id).is_some_and(Running::works)
     }
 
-    /// Whether a request was called off, of late.
-    pub(super) fn is_called_off(&self, id: &RequestId) -> bool {
-        self.live().called_off.contains(id)
+    /// Whether a request was called off, of late, and if so whether its work was to stop.
+    pub(super) fn called_off(&self, id: &RequestId) -> Option<bool> {
+        self.live().called_off.iter().find(|(called_off, _)| called_off == id).map(|(_, stopped)| *stopped)
+    }
+
+    /// A call like this one that was made a while ago and is not answered yet: who repeats it has most likely given that up without
+    /// a word.
+    pub(super) fn unanswered(&self, waiter: &Waiter, is_old: impl Fn(Timestamp) -> bool) -> Option<Arc<Waiting>> {
+        let live = self.live();
+        let old = live.running.values().filter(|running| running.made.as_ref().is_some_and(|(began, _)| is_old(*began)));
+        let mut waiting: Vec<_> = old.filter_map(|running| Some((running.made.as_ref()?.0, running.waiting.upgrade()?))).collect();
+        drop(live);
+        waiting.sort_by_key(|(began, _)| *began);
+        waiting.into_iter().map(|(_, waiting)| waiting).find(|waiting| waiter.is_same(waiting))
     }
 
     /// Calls a request off; one whose sender only would not wait any longer (`timed_out`) leaves its work.
     pub(super) fn call_off(&self, shared: &Shared, id: &RequestId, timed_out: bool) {
-        let running = {
+        let (running, given_up) = {
             let mut live = self.live();
             let running = live.running.remove(id);
-            if let Some(running) = running.as_ref().filter(|running| timed_out && running.joinable) {
-                running.off.send_replace(Off::Left);
-                return;
-            }
-            if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) && !live.called_off.contains(id) {
-                live.called_off.push_back(id.clone());
+            let given_up = timed_out && running.as_ref().is_some_and(|running| running.joinable);
+            // Who comes back to its stream is told that nothing follows: else it would wait for what it has given up.
+            if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) && !live.called_off.iter().any(|(known, _)| known == id) {
+                live.called_off.push_back((id.clone(), !given_up));
             }
             if live.called_off.len() > RUNNING_MAX {
                 live.called_off.pop_front();
             }
             let Some(running) = running else { return };
             running.off.send_replace(if running.joinable { Off::Left } else { Off::Stopped });
-            running
+            (running, given_up)
         };
+        if given_up {
+            // At once: the same call may follow on its heels.
+            if let Some(waiting) = running.waiting.upgrade() {
+                waiting.give_up();
+            }
+            return;
+        }
         if running.joinable {
             // Others may wait for it.
             match (running.waiting.upgrade(), running.id()) {

@@ -351,8 +351,9 @@ pub(crate) fn listen(
         Some(Place::Standing(from)) => Since::Standing(Some(from)),
         Some(Place::Task(stream, at)) => match shared.engine.task(caller, stream.task)? {
             _ if at == At::END => return Ok(None),
-            task if session.is_called_off(&stream.request) => {
-                if let Some(task) = task.filter(|task| stream.kind == Kind::Call && task.ended.is_none()) {
+            task if session.called_off(&stream.request).is_some() => {
+                let stopped = session.called_off(&stream.request) == Some(true);
+                if let Some(task) = task.filter(|task| stopped && stream.kind == Kind::Call && task.ended.is_none()) {
                     shared.calls.stop(shared, caller, task.id);
                 }
                 return Ok(None);

@@ -152,11 +152,12 @@ impl Calls {
         }
     }
 
-    /// The caller does not want what it called for on a byte stream; the end of that request follows.
-    pub(in crate::dialect) fn cancel(&self, caller: &CallerId, stream: &StreamId, request: &RequestId) {
+    /// The caller does not want what it called for on a byte stream, or only does not wait for it any longer (`timed_out`); the end of
+    /// that request follows.
+    pub(in crate::dialect) fn cancel(&self, caller: &CallerId, stream: &StreamId, request: &RequestId, timed_out: bool) {
         let named = lock(&self.known).named.get(&(stream.clone(), request.clone())).and_then(Weak::upgrade);
         if let Some(waiting) = named.filter(|waiting| waiting.caller == *caller) {
-            waiting.cancel();
+            if timed_out { waiting.give_up() } else { waiting.cancel() }
         }
     }
 
@@ -235,6 +236,14 @@ impl Calls {
             joinable.waiters += 1;
             Some((id, joinable.ready.clone()))
         })
+    }
+
+    /// One more waits for a task that another call waits for, which is `counted` already or is now.
+    pub(super) fn attend_both(&self, shared: &Shared, key: Key, id: TaskId, counted: bool) {
+        self.with(|known| match known.work.get_mut(&id) {
+            Some(joinable) => joinable.waiters += if counted { 1 } else { 2 },
+            None => known.insert(id, Joinable { waiters: 2, ..Joinable::new(key, shared) }),
+        });
     }
 
     /// One more waits for a task; says whether those are counted.

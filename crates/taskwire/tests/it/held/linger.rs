@@ -319,3 +319,57 @@ async fn a_held_call_is_a_task_after_a_moment_so_that_it_outlives_the_server() {
         assert_eq!(text(&talk.result().await), "done", "{way:?}");
     }
 }
+
+#[tokio::test]
+async fn who_joined_and_says_that_its_time_is_over_leaves_the_call_again_and_again() {
+    let gate = Gate::new();
+    let house = House::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::LegacyHttp, &house).await;
+    for nth in 0..5 {
+        let mut talk = caller.call("slow", json!({})).await;
+        if nth == 0 {
+            soon("the tool", gate.started.wait()).await;
+        }
+        house.pass(2 * SECOND).await;
+        talk.has_place().await;
+        caller.cancel(&mut talk, "McpError: MCP error -32001: Request timed out").await;
+        left(&house).await;
+        // Some clients come back to the stream of what they gave up: nothing follows there.
+        let place = talk.last.lock().expect("no panic").clone().expect("a name");
+        let over = caller.legacy.as_ref().expect("a session").http("GET", &[("Last-Event-ID", &place)]).await;
+        assert_eq!(over.status, 204);
+    }
+    let mut again = caller.call("slow", json!({})).await;
+    again.is_quiet().await;
+    gate.go.send();
+    assert_eq!((text(&again.result().await), gate.runs(), gate.stopped.is_sent()), ("done", 1, false));
+}
+
+#[tokio::test]
+async fn who_gives_up_without_a_word_and_calls_again_in_its_session_joins_its_own_call() {
+    let gate = Gate::new();
+    let house = House::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::LegacyHttp, &house).await;
+    let mut first = caller.call("slow", json!({"n": 1})).await;
+    soon("the tool", gate.started.wait()).await;
+    // Two that come together are meant twice.
+    let mut twin = caller.call("slow", json!({"n": 1})).await;
+    soon("a run of its own", gate.started.wait()).await;
+    house.pass(3 * SECOND).await;
+    house.until_open(2).await;
+    let mut again = caller.call("slow", json!({"n": 1})).await;
+    let _other = caller.call("slow", json!({"n": 2})).await;
+    soon("a run for other arguments", gate.started.wait()).await;
+    left(&house).await;
+    assert_eq!(gate.runs(), 3);
+    // Another session has not given anything up.
+    let stranger = Caller::new(Way::LegacyHttp, &house).await;
+    let _strange = stranger.call("slow", json!({"n": 1})).await;
+    soon("a run for another session", gate.started.wait()).await;
+    (0..4).for_each(|_| gate.go.send());
+    let result = again.result().await;
+    assert_eq!((text(&result), is_joined(&result)), ("done", true));
+    for talk in [&mut first, &mut twin] {
+        assert_eq!(text(&talk.result().await), "done");
+    }
+}

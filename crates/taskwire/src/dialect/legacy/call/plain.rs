@@ -32,6 +32,9 @@ use crate::{
 /// How long a call waits for an answer, at most.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// A call that is made once more after so long was given up: calls that are meant twice come together.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
+
 /// What a call hears of its work besides the result.
 struct Hearing {
     notes: mpsc::Receiver<Note>,
@@ -92,7 +95,7 @@ impl Call<'_, '_> {
                 Err(_) if waiter.is_cancelled() => return Ok(Reply::accepted()),
                 Err(error) => return Err(error.into()),
             }
-        } else if let Some(task) = waiter.join().await? {
+        } else if let Some(task) = self.join(&waiter).await? {
             request.makes(&task);
             return self.follow(&task, request, hearing, hold, waiter).await;
         }
@@ -125,6 +128,22 @@ impl Call<'_, '_> {
                 self.follow(&task, request, hearing, hold, waiter).await
             }
             Phase::Loose | Phase::Done(End::Suspended(_)) => Err(Fault::internal("the tool went away")),
+        }
+    }
+
+    /// Joins what the same call left, or what this session called for before and has given up without a word: some clients do, and
+    /// call again.
+    async fn join(&self, waiter: &Waiter) -> Result<Option<Arc<Task>>, engine::Error> {
+        if let Some(task) = waiter.join().await? {
+            return Ok(Some(task));
+        }
+        if !waiter.lingers() {
+            return Ok(None);
+        }
+        let now = self.cx.shared.engine.clock().now();
+        match self.cx.session.unanswered(waiter, |began| now.since(began) >= GIVEN_UP_AFTER) {
+            Some(earlier) => waiter.join_unanswered(&earlier).await,
+            None => Ok(None),
         }
     }
 
