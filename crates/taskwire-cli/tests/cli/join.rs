@@ -370,3 +370,22 @@ fn a_client_joins_a_server_on_http_and_takes_its_place() {
     assert_eq!(client.result(call)["content"][0]["text"], "one\ntwo\n");
     assert_eq!(place.started().len(), 1);
 }
+
+#[test]
+fn each_call_that_ends_is_logged_and_each_task_that_is_taken_over() {
+    let place = Place::new();
+    place.write("go", "");
+    let mut first = Peer::start(&place, Era::Modern);
+    let call = first.call("slow");
+    first.result(call);
+    first.hears("call ended caller=\"local\" tool=\"slow\"");
+    assert!(first.heard().contains("how=\"completed\""), "{}", first.heard());
+    fs::remove_file(place.0.join("go")).expect("removed");
+    first.call("slow");
+    until("the task", || first.text("task_list", json!({"state": "running"})).contains("`slow`"));
+    first.kill();
+    let mut second = Peer::start(&place, Era::Modern);
+    second.hears("task taken over: it goes on caller=\"local\" tool=\"slow\"");
+    place.write("go", "");
+    second.hears("call ended caller=\"local\" tool=\"slow\"");
+}
