@@ -280,7 +280,7 @@ class Trial:
         asked = driver.ask(asked=True)["asked"]
         if not self.traits["elicits"]:
             arguments = told(text, "task_answer")
-            arguments["value"] = dict.fromkeys(arguments["value"], "eu")
+            arguments["value"] = "eu"
             text = driver.call("task_answer", **arguments)
             if NOT_YET not in text:
                 text = driver.call("task_wait", **told(text, "task_wait"))
