@@ -53,7 +53,7 @@ CHECKS = 51
 SLACK_S = 5.0
 # A client without news is told at least every so many seconds that its call goes on.
 BEAT_S = 5.0
-FOLLOWUPS = ["task_wait", "task_output", "task_answer", "task_cancel"]
+FOLLOWUPS = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"]
 ENDING = "happy"
 LINE = re.compile(r"frame \d+ of \d+, ending \w+")
 
