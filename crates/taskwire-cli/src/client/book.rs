@@ -122,7 +122,7 @@ fn did_you_mean(word: &str, servers: &BTreeMap<String, Known>) -> String {
 }
 
 /// The address that `host:port` means, with or without a path: plain http, and at `/mcp` unless it says where.
-fn with_scheme(text: &str) -> Option<String> {
+pub(crate) fn with_scheme(text: &str) -> Option<String> {
     let (authority, path) = text.split_once('/').unwrap_or((text, "mcp"));
     let (host, port) = authority.rsplit_once(':')?;
     let is_host = match host.strip_prefix('[') {

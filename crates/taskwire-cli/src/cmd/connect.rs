@@ -22,7 +22,10 @@ use self::{
 };
 use super::file;
 use crate::{
-    client::exit::{Exit, Problem, fail},
+    client::{
+        book::with_scheme,
+        exit::{Exit, Problem, fail},
+    },
     config::Config,
     term::{escape, out, paint::shell_word, screen},
 };
@@ -157,7 +160,7 @@ impl Connect {
             return Err(Problem::usage(format!("`{name}` is no name of a variable: --token-env wants its name, not the token")));
         }
         let url = match &self.url {
-            Some(url) => match url.parse::<Target>()? {
+            Some(url) => match with_scheme(url).unwrap_or_else(|| url.clone()).parse::<Target>()? {
                 Target::Url(url) => url,
                 _ => return Err(Problem::usage(format!("`{url}` is no address: give --url http://… or https://…"))),
             },
@@ -281,7 +284,10 @@ impl Plan {
                 let reason = format!("{shown} has another `{}` already: replace it with --force, or choose a --name", self.name);
                 return Err(Problem::usage(reason));
             }
-            Err(Refusal::Unfit(reason)) => return Err(Problem::usage(format!("{shown} is left as it is: {reason}; {without}"))),
+            Err(Refusal::Unfit(reason)) => {
+                let kept = if old.is_some() { format!("{shown} is left as it is: ") } else { String::new() };
+                return Err(Problem::usage(format!("{kept}{reason}; {without}")));
+            }
         };
         let unwritten = |error: std::io::Error| Problem::protocol(format!("cannot write {shown}: {error}"));
         let backup = match &old {

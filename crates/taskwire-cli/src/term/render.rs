@@ -56,6 +56,11 @@ pub(crate) fn inline(blocks: &[Value]) -> String {
     output
 }
 
+/// Blocks that were each a chunk of its own.
+fn one_by_one(blocks: &[Value]) -> String {
+    blocks.iter().map(|block| inline(std::slice::from_ref(block))).collect()
+}
+
 /// A whole result: each block begins on a line of its own. Its value only if there is nothing else to show.
 pub(crate) fn whole(result: &Finished) -> String {
     from(result, 0)
@@ -118,7 +123,9 @@ fn said_before(before: Before, result: &Finished) -> usize {
     if let Some(repeats) = repeats(&result.raw) {
         return repeats.min(content.len());
     }
-    let same = (1..=content.len()).rev().find(|len| was_shown(before, &inline(&content[..*len])));
+    // As it is written at once, and as blocks that came one by one.
+    let was = |len: usize| was_shown(before, &inline(&content[..len])) || was_shown(before, &one_by_one(&content[..len]));
+    let same = (1..=content.len()).rev().find(|len| was(*len));
     // Of much output a result has only the two ends, and says where all of it is.
     let is_cut = |block: &Value| {
         let is_output = block["uri"].as_str().is_some_and(|uri| uri.starts_with("taskwire://task/") && uri.ends_with("/output"));

@@ -218,7 +218,8 @@ impl Hand {
             // A line may be a whole result.
             line_bytes: usize::try_from(match definition.output {
                 Format::Text => limits.chunk_bytes / 2,
-                Format::Jsonl => (limits.result_bytes / 2).max(limits.chunk_bytes / 2),
+                // Or a block with what stands around it, which is said to be too large if it is.
+                Format::Jsonl => (limits.result_bytes / 2).max(limits.block_bytes.saturating_mul(2)).max(limits.chunk_bytes / 2),
             })
             .unwrap_or(usize::MAX),
         };

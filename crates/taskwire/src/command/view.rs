@@ -241,6 +241,9 @@ impl Rules {
             None => (number("percent")?, Some(100.0)),
         };
         let message = found.name("message").map(|text| text.as_str().trim()).filter(|text| !text.is_empty());
+        // A number alone does not say what is counted; the words around it do.
+        let counted = found.get(0).map(|text| text.as_str().trim()).filter(|text| total.is_none() && text.contains(char::is_alphabetic));
+        let message = message.or(counted);
         Some(Said::Progress { done, total, message: message.map(|text| self.message(text)) })
     }
 

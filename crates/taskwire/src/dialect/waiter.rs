@@ -38,6 +38,9 @@ use crate::{
     tool::ReadyTool,
 };
 
+/// How long it may take until the server has noticed that a client hung up.
+const HANG_UP_NOTICED: Duration = Duration::from_millis(100);
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each is consistent between statements, so a panic elsewhere does not spoil it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -193,11 +196,40 @@ impl Waiter {
             return Ok(None);
         }
         calls.ready().await;
-        if calls.is_empty() {
+        if let Some(task) = self.join_left().await? {
+            return Ok(Some(task));
+        }
+        if !calls.has_slow(self) {
+            return Ok(None);
+        }
+        // Who hung up and calls again may be heard before its end is: a moment later it is known.
+        let patience = tokio::time::sleep(HANG_UP_NOTICED);
+        tokio::pin!(patience);
+        loop {
+            let left = calls.next_left();
+            if let Some(task) = self.join_left().await? {
+                return Ok(Some(task));
+            }
+            tokio::select! {
+                () = left => {}
+                () = &mut patience => return Ok(None),
+            }
+        }
+    }
+
+    async fn join_left(&self) -> Result<Option<Arc<Task>>, engine::Error> {
+        if self.0.shared.calls.is_empty() {
             return Ok(None);
         }
         let Waiting { shared, caller, hidden, tool, request: Some(request), .. } = &*self.0 else { return Ok(None) };
         self.0.join(&Key::of(shared, caller, *hidden, tool, request)).await
+    }
+
+    /// Says that the call takes its time: its client may give it up, and call again.
+    pub(super) fn is_slow(&self) {
+        if self.lingers() {
+            self.0.shared.calls.add_slow(&self.0);
+        }
     }
 
     /// Whether another call is the same.

@@ -6,6 +6,7 @@ use taskwire::{
     client::{self, Client, Reference, Run},
     clock::{Clock, Sleep, SystemClock},
 };
+use taskwire_core::Timestamp;
 use tokio::time::timeout;
 
 use super::{Follow, written};
@@ -21,6 +22,8 @@ use crate::{
     },
 };
 
+/// What comes within this is one press of Ctrl-C.
+const ONE_PRESS: Duration = Duration::from_millis(200);
 /// After the first Ctrl-C, so long a second one can still cancel.
 const SECOND_PRESS: Duration = Duration::from_secs(2);
 /// So long what is left to write may take when nobody waits for it any more.
@@ -31,7 +34,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 const LAST_WORD_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a server on standard input and output means for its tasks.
-pub(super) const ENDS_WITH_US: &str = "the server ends with this program; what it kept goes on with";
+pub(super) const ENDS_WITH_US: &str = "the server ends with this program, and so does what it cannot take up again; the rest goes on with";
 
 /// How showing a run ended.
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +76,7 @@ impl Parting {
 pub(super) enum Stopping {
     No,
     /// The user goes away and was told how to come back. Until then they can still cancel.
-    Leaving(Sleep),
+    Leaving(Sleep, Timestamp),
     /// The server is to be asked to cancel.
     Due,
     /// It is being asked, and has not answered.
@@ -91,13 +94,13 @@ impl Stopping {
 
     /// Whether the user was told how to come back.
     pub(super) fn is_leaving(&self) -> bool {
-        matches!(self, Self::Leaving(_))
+        matches!(self, Self::Leaving(..))
     }
 
     /// Waits until something is to be done: true if the run is to be left, false if the server is to be asked to cancel.
     pub(super) async fn due(&mut self) -> bool {
         match self {
-            Self::Leaving(patience) => {
+            Self::Leaving(patience, _) => {
                 patience.as_mut().await;
                 true
             }
@@ -119,7 +122,9 @@ impl Follow<'_> {
         }
         match self.stopping {
             Stopping::No if !self.manner.cancels => self.go_away(),
-            Stopping::No | Stopping::Leaving(_) => {
+            // One press that comes twice: some programs that start others pass it on, beside the terminal.
+            Stopping::Leaving(_, since) if SystemClock.now().since(since) < ONE_PRESS => false,
+            Stopping::No | Stopping::Leaving(..) => {
                 self.begin_to_cancel();
                 false
             }
@@ -138,7 +143,7 @@ impl Follow<'_> {
             None => "Ctrl-C again gives it up".to_owned(),
         };
         self.screen.note(&cancel);
-        self.stopping = Stopping::Leaving(SystemClock.sleep(SECOND_PRESS));
+        self.stopping = Stopping::Leaving(SystemClock.sleep(SECOND_PRESS), SystemClock.now());
         false
     }
 

@@ -38,7 +38,7 @@ pub(crate) enum Client {
     Zed,
     /// Cline
     Cline,
-    /// Continue
+    /// Continue (written with --project; else it is shown what to add)
     Continue,
     /// goose (is shown what to add, not written)
     Goose,

@@ -15,9 +15,9 @@ use taskwire_core::{
     task::{Event, Outcome, Task},
     wire::RequestId,
 };
-use tokio::sync::{MutexGuard, watch};
+use tokio::sync::{MutexGuard, Notify, futures::Notified, watch};
 
-use super::{Waiting, lock};
+use super::{Waiter, Waiting, lock};
 use crate::{
     dialect::{StreamId, called::find_tool, fingerprint::fingerprint},
     engine, followup,
@@ -109,6 +109,10 @@ pub(crate) struct Calls {
     /// Whether all that an earlier life of the server left is known.
     ready: watch::Sender<bool>,
     known: Mutex<Known>,
+    /// Calls that take their time, by caller and tool.
+    slow: Mutex<HashMap<(CallerId, Arc<str>), Vec<Weak<Waiting>>>>,
+    /// Rung when work was left.
+    left: Notify,
     /// Work that is being made durable because its caller left it.
     leaving: watch::Sender<usize>,
     /// How much there is to join; most of the time nothing.
@@ -121,6 +125,32 @@ impl Calls {
         let done = act(&mut known);
         self.count.store(known.work.len(), Ordering::Release);
         done
+    }
+
+    /// Notes a call that takes its time.
+    pub(super) fn add_slow(&self, waiting: &Arc<Waiting>) {
+        let mut slow = lock(&self.slow);
+        if slow.len() >= KNOWN_MIN {
+            slow.retain(|_, calls| calls.iter().any(|call| call.strong_count() > 0));
+        }
+        let calls = slow.entry((waiting.caller.clone(), waiting.tool.clone())).or_default();
+        calls.retain(|call| call.strong_count() > 0);
+        calls.push(Arc::downgrade(waiting));
+    }
+
+    /// Whether such a call is the same as this one.
+    pub(super) fn has_slow(&self, waiter: &Waiter) -> bool {
+        let calls: Vec<Arc<Waiting>> = {
+            let slow = lock(&self.slow);
+            let calls = slow.get(&(waiter.0.caller.clone(), waiter.0.tool.clone()));
+            calls.into_iter().flatten().filter_map(Weak::upgrade).collect()
+        };
+        calls.iter().any(|call| waiter.is_same(call))
+    }
+
+    /// Waits until work is left, from now on.
+    pub(super) fn next_left(&self) -> Notified<'_> {
+        self.left.notified()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -279,6 +309,7 @@ impl Calls {
             Some(joinable.turn)
         })?;
         self.leaving.send_modify(|leaving| *leaving += 1);
+        self.left.notify_waiters();
         Some(turn)
     }
 

@@ -373,3 +373,34 @@ async fn who_gives_up_without_a_word_and_calls_again_in_its_session_joins_its_ow
         assert_eq!(text(&talk.result().await), "done");
     }
 }
+
+#[tokio::test]
+async fn who_calls_again_in_the_moment_in_which_it_hangs_up_joins_its_own_call() {
+    for way in WAYS {
+        let gate = Gate::new();
+        let house = House::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &house).await;
+        let mut talk = caller.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        house.pass(SECOND).await;
+        house.until_open(1).await;
+        for _ in 0..20 {
+            match way {
+                // One request at a time on a connection: the end of the one and the beginning of the other race.
+                Way::ModernHttp => {
+                    talk.lose();
+                    talk = caller.call("slow", json!({})).await;
+                }
+                _ => {
+                    caller.cancel(&mut talk, "timed out after 3 s").await;
+                    caller.call_after(&mut talk, "slow", json!({})).await;
+                }
+            }
+        }
+        talk.is_quiet().await;
+        left(&house).await;
+        assert_eq!(gate.runs(), 1, "{way:?}");
+        gate.go.send();
+        assert_eq!(text(&talk.result().await), "done", "{way:?}");
+    }
+}

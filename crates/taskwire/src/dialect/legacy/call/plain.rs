@@ -141,10 +141,13 @@ impl Call<'_, '_> {
             return Ok(None);
         }
         let now = self.cx.shared.engine.clock().now();
-        match self.cx.session.unanswered(waiter, |began| now.since(began) >= GIVEN_UP_AFTER) {
-            Some(earlier) => waiter.join_unanswered(&earlier).await,
-            None => Ok(None),
+        if let Some(earlier) = self.cx.session.unanswered(waiter, |began| now.since(began) >= GIVEN_UP_AFTER)
+            && let Some(task) = waiter.join_unanswered(&earlier).await?
+        {
+            return Ok(Some(task));
         }
+        // It may have been given up with a word just now.
+        waiter.join().await
     }
 
     fn hearing(&self) -> (mpsc::Sender<Note>, Hearing) {
@@ -277,6 +280,7 @@ impl Call<'_, '_> {
         waiter: Waiter,
     ) -> Result<Reply, Fault> {
         let cx = self.cx;
+        waiter.is_slow();
         if !cx.events {
             let answer = self.until_answer(task.id, &request, hold, waiter).await;
             request.answered();
