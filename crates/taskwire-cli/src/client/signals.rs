@@ -1,8 +1,11 @@
 //! Signals, as what they ask for.
 
-use std::io;
+use std::{io, pin::Pin, time::Duration};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::Sleep,
+};
 
 use super::exit::Problem;
 
@@ -21,7 +24,12 @@ pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
+    /// Runs while what comes is part of the same press.
+    press: Option<Pin<Box<Sleep>>>,
 }
+
+/// What comes within this is one press of Ctrl-C: some programs that start others pass it on, beside the terminal.
+const ONE_PRESS: Duration = Duration::from_millis(30);
 
 /// Does something that nothing need be said about if it is given up.
 pub(crate) async fn unless_stopped<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
@@ -39,16 +47,30 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hang_up: signal(SignalKind::hangup())?,
+            press: None,
         })
     }
 
     /// The next one. Nothing is lost if it is not waited for to the end.
     pub(crate) async fn next(&mut self) -> Stop {
-        tokio::select! {
-            biased;
-            _ = self.terminate.recv() => Stop::Leave,
-            _ = self.hang_up.recv() => Stop::Leave,
-            _ = self.interrupt.recv() => Stop::Interrupt,
+        loop {
+            let pressed = async {
+                match &mut self.press {
+                    Some(press) => press.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                _ = self.terminate.recv() => return Stop::Leave,
+                _ = self.hang_up.recv() => return Stop::Leave,
+                () = pressed => {
+                    self.press = None;
+                    return Stop::Interrupt;
+                }
+                _ = self.interrupt.recv() => {}
+            }
+            self.press.get_or_insert_with(|| Box::pin(tokio::time::sleep(ONE_PRESS)));
         }
     }
 }

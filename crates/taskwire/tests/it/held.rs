@@ -696,9 +696,13 @@ async fn a_sign_of_life_has_the_words_that_the_work_said_of_itself() {
             let mut act = run_of(&mut runs).await;
             for said in ["waiting for its turn", "unpacking"] {
                 act.ctx.status(said).await.expect("it may say so");
-                // One from before may still be on its way.
-                let first = house.sign(&mut talk).await.1;
-                let words = if first == said { first } else { house.sign(&mut talk).await.1 };
+                // Some from before may still be on their way, while the call becomes a task.
+                let mut words = house.sign(&mut talk).await.1;
+                for _ in 0..3 {
+                    if words != said {
+                        words = house.sign(&mut talk).await.1;
+                    }
+                }
                 assert_eq!(words, said, "{way:?} {mode:?}");
             }
             act.ends("done");

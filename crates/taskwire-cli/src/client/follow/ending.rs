@@ -6,7 +6,6 @@ use taskwire::{
     client::{self, Client, Reference, Run},
     clock::{Clock, Sleep, SystemClock},
 };
-use taskwire_core::Timestamp;
 use tokio::time::timeout;
 
 use super::{Follow, written};
@@ -22,8 +21,6 @@ use crate::{
     },
 };
 
-/// What comes within this is one press of Ctrl-C.
-const ONE_PRESS: Duration = Duration::from_millis(200);
 /// After the first Ctrl-C, so long a second one can still cancel.
 const SECOND_PRESS: Duration = Duration::from_secs(2);
 /// So long what is left to write may take when nobody waits for it any more.
@@ -76,7 +73,7 @@ impl Parting {
 pub(super) enum Stopping {
     No,
     /// The user goes away and was told how to come back. Until then they can still cancel.
-    Leaving(Sleep, Timestamp),
+    Leaving(Sleep),
     /// The server is to be asked to cancel.
     Due,
     /// It is being asked, and has not answered.
@@ -94,13 +91,13 @@ impl Stopping {
 
     /// Whether the user was told how to come back.
     pub(super) fn is_leaving(&self) -> bool {
-        matches!(self, Self::Leaving(..))
+        matches!(self, Self::Leaving(_))
     }
 
     /// Waits until something is to be done: true if the run is to be left, false if the server is to be asked to cancel.
     pub(super) async fn due(&mut self) -> bool {
         match self {
-            Self::Leaving(patience, _) => {
+            Self::Leaving(patience) => {
                 patience.as_mut().await;
                 true
             }
@@ -122,9 +119,7 @@ impl Follow<'_> {
         }
         match self.stopping {
             Stopping::No if !self.manner.cancels => self.go_away(),
-            // One press that comes twice: some programs that start others pass it on, beside the terminal.
-            Stopping::Leaving(_, since) if SystemClock.now().since(since) < ONE_PRESS => false,
-            Stopping::No | Stopping::Leaving(..) => {
+            Stopping::No | Stopping::Leaving(_) => {
                 self.begin_to_cancel();
                 false
             }
@@ -143,7 +138,7 @@ impl Follow<'_> {
             None => "Ctrl-C again gives it up".to_owned(),
         };
         self.screen.note(&cancel);
-        self.stopping = Stopping::Leaving(SystemClock.sleep(SECOND_PRESS), SystemClock.now());
+        self.stopping = Stopping::Leaving(SystemClock.sleep(SECOND_PRESS));
         false
     }
 

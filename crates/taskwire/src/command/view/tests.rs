@@ -230,7 +230,12 @@ fn what_is_no_number_is_no_progress() {
         assert_eq!(view(&settings).feed(Stream::Out, line.as_bytes()), [text(line)]);
     }
     let said = view(&settings).feed(Stream::Out, b" 2 of many\n");
-    assert_eq!(said[1], progress(2.0, None, None), "a total that is no number is not known");
+    assert_eq!(said[1], progress(2.0, None, Some("2 of many")), "a total that is no number is not known");
+    let settings = Settings { progress: Some(r"(?<done>\d+)( files)?".to_owned()), ..settings };
+    let said = view(&settings).feed(Stream::Out, b"copied 5 files\n");
+    assert_eq!(said[1], progress(5.0, None, Some("5 files")), "the words of the line say what is counted");
+    let said = view(&settings).feed(Stream::Out, b"copied 6\n");
+    assert_eq!(said[1], progress(6.0, None, None), "a number alone says nothing");
 }
 
 #[test]

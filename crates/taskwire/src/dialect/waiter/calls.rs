@@ -102,6 +102,9 @@ impl Known {
     }
 }
 
+/// All calls of one tool by one caller.
+type OfTool = (CallerId, Arc<str>);
+
 /// Calls on byte streams, and work that may be joined.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
@@ -110,7 +113,7 @@ pub(crate) struct Calls {
     ready: watch::Sender<bool>,
     known: Mutex<Known>,
     /// Calls that take their time, by caller and tool.
-    slow: Mutex<HashMap<(CallerId, Arc<str>), Vec<Weak<Waiting>>>>,
+    slow: Mutex<HashMap<OfTool, Vec<Weak<Waiting>>>>,
     /// Rung when work was left.
     left: Notify,
     /// Work that is being made durable because its caller left it.
