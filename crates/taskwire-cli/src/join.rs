@@ -1,6 +1,12 @@
 //! A server on standard input and output whose data directory another process has: it joins that one, and takes its place when it ends.
 
-use std::{io, path::PathBuf, pin::Pin, time::Duration};
+use std::{
+    io,
+    path::PathBuf,
+    pin::Pin,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use taskwire::{
     command::socket,
@@ -70,7 +76,8 @@ pub(crate) async fn run(prepared: Prepared, holder: &str) -> anyhow::Result<()> 
     let stop = stop_signal()?;
     let (data, body_bytes) = (prepared.data().to_owned(), prepared.body_bytes());
     let mine = prepared.describe();
-    let way = Way { data: data.clone(), place: std::sync::Arc::new(Mutex::new(Place { prepared: Some(prepared), leader: None })) };
+    let place = std::sync::Arc::new(Mutex::new(Place { prepared: Some(prepared), leader: None }));
+    let way = Way { data: data.clone(), place, joined: AtomicBool::new(false), failed: watch::Sender::new(None) };
     // Before anything is read: who cannot be joined is told so now.
     drop(way.dial().await?);
     tracing::info!(data = %data.display(), "joined the server of {holder}");
@@ -81,7 +88,14 @@ pub(crate) async fn run(prepared: Prepared, holder: &str) -> anyhow::Result<()> 
         screen::write(&format!("{}\n", escape::lines(&format!("taskwire: {differs}"))));
     }
     let place = way.place.clone();
-    let served = Bridge::new(way, body_bytes).run(tokio::io::stdin(), tokio::io::stdout(), stop).await;
+    let mut failed = way.failed.subscribe();
+    let served = tokio::select! {
+        served = Bridge::new(way, body_bytes).run(tokio::io::stdin(), tokio::io::stdout(), stop) => served,
+        // Nothing can be promised any more, and only a restart helps.
+        Ok(reason) = failed.wait_for(Option::is_some) => {
+            Err(io::Error::other(format!("the store failed: {}", reason.as_deref().unwrap_or_default())))
+        }
+    };
     if let Some(leader) = place.lock().await.leader.take() {
         leader.stop().await;
     }
@@ -99,6 +113,10 @@ struct Place {
 struct Way {
     data: PathBuf,
     place: std::sync::Arc<Mutex<Place>>,
+    /// Whether it ever led to one: then there will be one again.
+    joined: AtomicBool,
+    /// Why the store failed, if this process has it.
+    failed: watch::Sender<Option<String>>,
 }
 
 impl Way {
@@ -115,6 +133,11 @@ impl Way {
         };
         let prepared = place.prepared.take().ok_or_else(|| io::Error::other("this process could not take the place of its server"))?;
         let leader = prepared.lead(store).await.map_err(io::Error::other)?;
+        let (engine, failed) = (leader.engine(), self.failed.clone());
+        tokio::spawn(async move {
+            let reason = engine.failed().await;
+            failed.send_replace(Some(reason.to_string()));
+        });
         place.leader = Some(leader);
         tracing::info!(data = %self.data.display(), "the server that was joined has ended: this process takes its place");
         Ok(())
@@ -127,11 +150,14 @@ impl Dial for Way {
             let began = Instant::now();
             loop {
                 let refused = match socket::connect(&self.data, NAME).await {
-                    Ok(stream) => return Ok(stream),
+                    Ok(stream) => {
+                        self.joined.store(true, Ordering::Relaxed);
+                        return Ok(stream);
+                    }
                     Err(error) => error,
                 };
                 self.take_over().await?;
-                if began.elapsed() > PATIENCE {
+                if began.elapsed() > PATIENCE && !self.joined.load(Ordering::Relaxed) {
                     let data = self.data.display();
                     let message =
                         format!("another process has {data}, and lets nobody join ({refused}): stop it, or choose another directory");

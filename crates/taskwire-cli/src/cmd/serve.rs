@@ -13,6 +13,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use taskwire::{
     command::{Commands, Definition, Supervisor},
+    engine::Engine,
     server::{self, Server},
     store::{self, SqliteStore},
     tool::{Provider, Registry},
@@ -229,6 +230,11 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
+    /// The engine of the server.
+    pub(crate) fn engine(&self) -> Engine {
+        self.server.engine().clone()
+    }
+
     /// Lets go of the store for another process to take it.
     pub(crate) async fn stop(self) {
         if let Some(joinable) = self.joinable {

@@ -389,3 +389,58 @@ fn each_call_that_ends_is_logged_and_each_task_that_is_taken_over() {
     place.write("go", "");
     second.hears("call ended caller=\"local\" tool=\"slow\"");
 }
+
+#[test]
+fn a_cancel_that_comes_while_the_server_is_replaced_stops_the_work() {
+    for era in ERAS {
+        let place = Place::new();
+        let first = Peer::start(&place, era);
+        let mut second = Peer::start(&place, era);
+        let call = second.call("slow");
+        until("the command", || place.started().len() == 1);
+        until("the task", || second.text("task_list", json!({})).contains("running"));
+        let pid = place.started()[0];
+        first.kill();
+        second.tell("notifications/cancelled", json!({"requestId": call, "reason": "not needed any more"}));
+        until("the end of the command", || !fs::exists(format!("/proc/{pid}")).expect("readable"));
+        assert_eq!(place.started().len(), 1, "{era:?}");
+        assert!(second.has_tool("slow"), "{era:?}: its client goes on");
+    }
+}
+
+#[test]
+fn a_name_that_is_in_use_is_refused_and_listeners_do_not_hold_up_the_end() {
+    let place = Place::new();
+    let _first = Peer::start(&place, Era::Modern);
+    let mut second = Peer::start(&place, Era::Modern);
+    assert!(second.has_tool("slow"));
+    let call = second.call("slow");
+    until("the command", || place.started().len() == 1);
+    second.next = call;
+    second.send("tools/list", json!({}));
+    let refused = second.answer(call);
+    assert!(refused["error"]["message"].as_str().is_some_and(|text| text.contains("in use")), "{refused}");
+    place.write("go", "");
+    second.result(call);
+    second.send("subscriptions/listen", json!({"notifications": {"toolsListChanged": true}}));
+    assert_eq!(second.next()["method"], "notifications/subscriptions/acknowledged");
+    assert_eq!(second.close(), Some(0));
+}
+
+#[test]
+fn a_call_of_a_joined_client_runs_once_also_where_nothing_lingers() {
+    for era in ERAS {
+        let place = Place::new();
+        place.write("taskwire.toml", &place.read("taskwire.toml").replace("hold = \"1h\"", "hold = \"1h\"\nlinger = \"0s\""));
+        let first = Peer::start(&place, era);
+        let mut second = Peer::start(&place, era);
+        let call = second.call("slow");
+        until("the command", || place.started().len() == 1);
+        until("the task", || second.text("task_list", json!({})).contains("running"));
+        first.kill();
+        assert!(second.has_tool("slow"), "{era:?}");
+        place.write("go", "");
+        assert_eq!(second.result(call)["content"][0]["text"], "one\ntwo\n", "{era:?}");
+        assert_eq!(place.started().len(), 1, "{era:?}");
+    }
+}

@@ -45,6 +45,8 @@ pub(crate) struct Outbox {
     ending: Option<watch::Receiver<bool>>,
     /// The byte stream that the client has for all its requests, by whose names it cancels them.
     stream: Option<StreamId>,
+    /// Whether a process that joined passes the request on, and sends it again when the server is replaced.
+    local: bool,
 }
 
 /// What tells one byte stream from another, within one caller.
@@ -57,7 +59,7 @@ pub(crate) struct Gone;
 impl Outbox {
     /// To a transport that takes messages in these frames.
     pub(crate) fn new(sender: mpsc::Sender<Bytes>, framing: Framing) -> Self {
-        Self { sender: Some(sender), framing, ending: None, stream: None }
+        Self { sender: Some(sender), framing, ending: None, stream: None, local: false }
     }
 
     /// On a stream that says when it is about to end.
@@ -72,6 +74,17 @@ impl Outbox {
         self
     }
 
+    /// For a process that joined.
+    pub(crate) fn local(mut self, local: bool) -> Self {
+        self.local = local;
+        self
+    }
+
+    /// Whether a process that joined passes the request on.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
+    }
+
     /// The byte stream that the client has for all its requests, if it has one.
     pub(crate) fn stream(&self) -> Option<&StreamId> {
         self.stream.as_ref()
@@ -79,7 +92,7 @@ impl Outbox {
 
     /// For messages to which nothing but the response is sent.
     pub(crate) fn closed() -> Self {
-        Self { sender: None, framing: Framing::LINES, ending: None, stream: None }
+        Self { sender: None, framing: Framing::LINES, ending: None, stream: None, local: false }
     }
 
     /// What stands around a message here.

@@ -27,7 +27,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 pub(crate) use self::calls::Calls;
 use self::calls::Key;
 use super::{
-    Sent, StreamId,
+    Outbox, Sent, StreamId,
     called::{CALLED_OFF, find_tool},
     held,
 };
@@ -38,6 +38,8 @@ use crate::{
     tool::ReadyTool,
 };
 
+/// How long a call of a process that joined goes on without it, at least.
+const REPLACED: Duration = Duration::from_secs(30);
 /// How long it may take until the server has noticed that a client hung up.
 const HANG_UP_NOTICED: Duration = Duration::from_millis(100);
 
@@ -102,24 +104,30 @@ pub(super) struct Waiting {
 pub(super) struct Waiter(Arc<Waiting>);
 
 impl Waiter {
-    /// A call of `tool` that has no work yet; `named` where its client can cancel it by that name alone.
+    /// A call of `tool` that has no work yet, and the way back to its client.
     pub(super) fn new(
         shared: &Arc<Shared>,
         caller: &CallerId,
         tool: &Arc<ReadyTool>,
         request: &Payload,
         hidden: bool,
-        named: Option<(&StreamId, &RequestId)>,
+        (id, out): (&RequestId, &Outbox),
     ) -> Self {
+        let named = out.stream().map(|stream| (stream, id));
+        let mut linger = linger(shared, tool);
+        if out.is_local() && !held::is_followup(shared, tool) {
+            // A process that joined is cut off when the server is replaced, and comes back.
+            linger = linger.max(REPLACED);
+        }
         let waiting = Waiting {
             shared: shared.clone(),
             caller: caller.clone(),
             tool: tool.0.name.clone(),
             request: Some(request.clone()),
             hidden,
-            linger: linger(shared, tool),
+            linger,
             state: Mutex::default(),
-            cancelled: AtomicBool::new(false),
+            cancelled: AtomicBool::new(named.is_some_and(|(stream, id)| shared.calls.was_cancelled(stream, id))),
             joined: OnceLock::new(),
             named: named.map(|(stream, id)| (stream.clone(), id.clone())),
         };

@@ -7,7 +7,10 @@
 use std::{
     collections::HashMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper::{
-    Method, Request, Response, StatusCode,
+    Method, Request as HttpRequest, Response, StatusCode,
     body::Incoming as HttpBody,
     client::conn::http1,
     header::{ACCEPT, CONTENT_TYPE, HOST},
@@ -28,12 +31,12 @@ use taskwire_core::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::UnixStream,
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     task::{AbortHandle, JoinHandle, JoinSet},
 };
 
 use super::{
-    http::STREAM,
+    http::{LEAVING, STREAM},
     stdio::{Lines, Read},
 };
 
@@ -47,6 +50,10 @@ const EVENT_BYTES_MAX: usize = 1 << 30;
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long a stream that was ended is left alone, if its server does not say.
 const RETRY: Duration = Duration::from_millis(200);
+/// How long a server that has too much to do is left alone.
+const BUSY: Duration = Duration::from_secs(1);
+/// How long the work of a request that its client cancelled may take to be found again and stopped.
+const CANCEL: Duration = Duration::from_secs(30);
 /// How long requests that are under way may take when the input has ended.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -100,8 +107,10 @@ impl Bridge {
             // The client does not read any more.
             _ = &mut writer => Ok(()),
         };
-        let Client { way, lines, mut requests, standing, .. } = client;
+        let Client { way, lines, mut requests, standing, in_flight } = client;
         drop(standing);
+        // Listeners have nothing to wait for.
+        lock(&in_flight).values().filter(|request| request.listens).for_each(|request| request.handle.abort());
         let in_time = writer.is_finished() || {
             let finish = async { while requests.join_next().await.is_some() {} };
             tokio::time::timeout(DRAIN, finish).await.is_ok()
@@ -156,7 +165,7 @@ impl Drop for Connection {
 
 impl Way {
     fn session(&self) -> MutexGuard<'_, Option<String>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.session)
     }
 
     /// Sends one request. The inner error means that the connection was lost, the outer one that there will be no server.
@@ -170,7 +179,7 @@ impl Way {
         let connection = Connection(tokio::spawn(async move {
             let _ = connection.await;
         }));
-        let mut request = Request::new(Full::new(body));
+        let mut request = HttpRequest::new(Full::new(body));
         *request.method_mut() = method;
         *request.uri_mut() = hyper::Uri::from_static("/mcp");
         let session = self.session().clone();
@@ -197,7 +206,7 @@ impl Way {
             if let Ok(answer) = self.send(Method::POST, None, body.clone()).await? {
                 let status = answer.response.status();
                 let session = answer.response.headers().get(SESSION_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
-                if status != StatusCode::SERVICE_UNAVAILABLE
+                if !(status == StatusCode::SERVICE_UNAVAILABLE && answer.response.headers().contains_key(LEAVING))
                     && let Ok(body) = answer.response.into_body().collect().await
                 {
                     return Ok((status, session, body.to_bytes()));
@@ -236,8 +245,35 @@ struct Client {
     way: Arc<Way>,
     lines: mpsc::Sender<Bytes>,
     requests: JoinSet<()>,
-    in_flight: Arc<Mutex<HashMap<RequestId, AbortHandle>>>,
+    in_flight: Arc<Mutex<HashMap<RequestId, Request>>>,
     standing: Option<Standing>,
+}
+
+/// A request that is not answered yet.
+struct Request {
+    handle: AbortHandle,
+    /// Set when its client does not want an answer any more.
+    muted: Arc<AtomicBool>,
+    /// Whether it only listens.
+    listens: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The way back to the client, for one request.
+struct Out<'a> {
+    lines: &'a mpsc::Sender<Bytes>,
+    id: Option<&'a RequestId>,
+    muted: &'a AtomicBool,
+}
+
+impl Out<'_> {
+    /// Writes a line, unless nobody wants it; says whether the client is there.
+    async fn send(&self, line: Bytes) -> bool {
+        self.muted.load(Ordering::Acquire) || self.lines.send(line).await.is_ok()
+    }
 }
 
 /// The stream that a session has besides its requests; ends with this.
@@ -271,11 +307,20 @@ impl Client {
     async fn take(&mut self, line: Bytes) {
         let Ok(message) = Incoming::parse(&line) else {
             // A batch, or nothing that could be read: the server says which.
-            return self.pass(None, line);
+            return self.pass(None, line, false);
         };
+        if let (Some(id), Some(_)) = (&message.id, &message.method)
+            && lock(&self.in_flight).contains_key(id)
+        {
+            let message = format!("the id `{id}` is in use by a request that is not answered yet");
+            return self.refuse(Some(id), code::INVALID_REQUEST, message).await;
+        }
         match (message.id, message.method.as_deref()) {
             (Some(id), Some("initialize")) => self.open(&id, line).await,
-            (Some(id), Some(_)) => self.pass(Some(id), line),
+            (Some(id), Some(method)) => {
+                let listens = method == "subscriptions/listen";
+                self.pass(Some(id), line, listens);
+            }
             (None, Some("notifications/cancelled")) => self.cancel(line).await,
             // A notification, or an answer: in the order in which they came.
             _ => {
@@ -302,23 +347,26 @@ impl Client {
     }
 
     /// Passes a request on, and what comes back.
-    fn pass(&mut self, id: Option<RequestId>, line: Bytes) {
+    fn pass(&mut self, id: Option<RequestId>, line: Bytes, listens: bool) {
         let (way, lines, in_flight) = (self.way.clone(), self.lines.clone(), self.in_flight.clone());
-        let request = id.clone();
+        let (request, muted) = (id.clone(), Arc::<AtomicBool>::default());
+        let silent = muted.clone();
+        let (go, ready) = oneshot::channel::<()>();
         let handle = self.requests.spawn(async move {
-            if let Err(gone) = exchange(&way, &lines, request.as_ref(), line).await {
-                let _ = lines.send(error(request.as_ref(), code::INTERNAL_ERROR, gone.to_string())).await;
+            // Not before it is in the table: else a quick answer could leave its entry behind.
+            let _ = ready.await;
+            let out = Out { lines: &lines, id: request.as_ref(), muted: &silent };
+            if let Err(gone) = exchange(&way, &out, line).await {
+                out.send(error(out.id, code::INTERNAL_ERROR, gone.to_string())).await;
             }
             if let Some(id) = &request {
-                in_flight.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+                lock(&in_flight).remove(id);
             }
         });
         if let Some(id) = id {
-            let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-            if !handle.is_finished() {
-                in_flight.insert(id, handle);
-            }
+            lock(&self.in_flight).insert(id, Request { handle, muted, listens });
         }
+        drop(go);
     }
 
     /// The client does not want an answer any more: the server first, since the end of a request alone cancels nothing.
@@ -336,10 +384,27 @@ impl Client {
         if let Err(gone) = self.way.tell(line).await {
             tracing::warn!(%gone, "a cancellation could not be passed on");
         }
-        let handle = named.ok().and_then(|id| self.in_flight.lock().unwrap_or_else(PoisonError::into_inner).remove(&id));
-        if let Some(handle) = handle {
-            handle.abort();
+        // It is not given up here: if its server is just being replaced, the next one has to find its work to stop it.
+        let request = named.ok().and_then(|id| lock(&self.in_flight).remove(&id));
+        if let Some(request) = request {
+            request.muted.store(true, Ordering::Release);
+            tokio::spawn(async move {
+                tokio::time::sleep(if request.listens { Duration::ZERO } else { CANCEL }).await;
+                request.handle.abort();
+            });
         }
+    }
+}
+
+/// An error that names no request is the answer to this one: else its client would wait for ever.
+fn named(body: Bytes, id: Option<&RequestId>) -> Bytes {
+    let Some(id) = id else { return body };
+    match serde_json::from_slice::<serde_json::Value>(&body) {
+        Ok(mut answer) if answer["error"].is_object() && answer["id"].is_null() => {
+            answer["id"] = serde_json::to_value(id).unwrap_or_default();
+            answer.to_string().into()
+        }
+        _ => body,
     }
 }
 
@@ -352,7 +417,7 @@ fn error(id: Option<&RequestId>, code: i64, message: String) -> Bytes {
 }
 
 /// Sends a request until it is answered: again from the start, or where its stream broke off.
-async fn exchange(way: &Way, lines: &mpsc::Sender<Bytes>, id: Option<&RequestId>, body: Bytes) -> io::Result<()> {
+async fn exchange(way: &Way, out: &Out<'_>, body: Bytes) -> io::Result<()> {
     let mut place = Place::default();
     loop {
         let sent = match &place.last {
@@ -360,7 +425,7 @@ async fn exchange(way: &Way, lines: &mpsc::Sender<Bytes>, id: Option<&RequestId>
             Some(last) => way.send(Method::GET, Some(last), Bytes::new()).await?,
         };
         if let Ok(answer) = sent
-            && let Came::Whole = receive(answer, lines, id, &mut place).await
+            && let Came::Whole = receive(answer, out, &mut place).await
         {
             return Ok(());
         }
@@ -373,24 +438,31 @@ async fn exchange(way: &Way, lines: &mpsc::Sender<Bytes>, id: Option<&RequestId>
 
 /// Tells the client what happens in its session besides its requests.
 async fn stand(way: &Way, lines: &mpsc::Sender<Bytes>) {
-    let mut place = Place::default();
-    while let Ok(sent) = way.send(Method::GET, place.last.as_deref(), Bytes::new()).await {
-        if let Ok(answer) = sent {
-            if answer.response.status().is_client_error() {
+    let (mut place, muted) = (Place::default(), AtomicBool::new(false));
+    let out = Out { lines, id: None, muted: &muted };
+    loop {
+        if let Ok(Ok(answer)) = way.send(Method::GET, place.last.as_deref(), Bytes::new()).await {
+            let status = answer.response.status();
+            if status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
                 return;
             }
-            receive(answer, lines, None, &mut place).await;
+            receive(answer, &out, &mut place).await;
         }
         tokio::time::sleep(place.retry.unwrap_or(RETRY)).await;
     }
 }
 
 /// Passes on what a response has.
-async fn receive(answer: Answer, lines: &mpsc::Sender<Bytes>, id: Option<&RequestId>, place: &mut Place) -> Came {
+async fn receive(answer: Answer, out: &Out<'_>, place: &mut Place) -> Came {
     let Answer { response, _connection } = answer;
     let status = response.status();
-    if status == StatusCode::SERVICE_UNAVAILABLE {
-        // It is shutting down; another one takes its place.
+    if status == StatusCode::SERVICE_UNAVAILABLE && response.headers().contains_key(LEAVING) {
+        // Another one takes its place. One that cannot store anything says so to the client instead.
+        return Came::Cut;
+    }
+    if status == StatusCode::TOO_MANY_REQUESTS && (out.id.is_none() || place.last.is_some()) {
+        // It was let in before, by another server.
+        place.retry = Some(BUSY);
         return Came::Cut;
     }
     let is_stream = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
@@ -399,7 +471,7 @@ async fn receive(answer: Answer, lines: &mpsc::Sender<Bytes>, id: Option<&Reques
         let Ok(whole) = body.collect().await else { return Came::Cut };
         let whole = whole.to_bytes();
         if !whole.is_empty() {
-            let _ = lines.send(whole).await;
+            out.send(named(whole, out.id)).await;
         }
         return Came::Whole;
     }
@@ -425,8 +497,8 @@ async fn receive(answer: Answer, lines: &mpsc::Sender<Bytes>, id: Option<&Reques
                         continue;
                     }
                     place.answered |=
-                        id.is_some() && Incoming::parse(&event.data).is_ok_and(|it| it.method.is_none() && it.id.as_ref() == id);
-                    if lines.send(event.data.into()).await.is_err() {
+                        out.id.is_some() && Incoming::parse(&event.data).is_ok_and(|it| it.method.is_none() && it.id.as_ref() == out.id);
+                    if !out.send(event.data.into()).await {
                         return Came::Whole;
                     }
                 }

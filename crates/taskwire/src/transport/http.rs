@@ -50,6 +50,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Which byte stream of the client a request came on, where a process that joined passes it on.
 pub(super) const STREAM: &str = "taskwire-stream";
 
+/// Says to a process that joined that this server is shutting down, so that another one takes its place.
+pub(super) const LEAVING: &str = "taskwire-leaving";
+
 /// Accepts connections for ever.
 pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible {
     let slots = Arc::new(Semaphore::new(server.0.config.http.connections));
@@ -185,7 +188,11 @@ async fn route(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>)
     }
     let origin = request.headers().get(ORIGIN).cloned();
     let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    let (local, draining) = (peer.is_local(), shared.draining.subscribe());
     let mut response = answer(shared, peer, request).await;
+    if local && *draining.borrow() {
+        response.headers_mut().insert(LEAVING, HeaderValue::from_static("1"));
+    }
     if let Some(origin) = origin.filter(|_| response.status() != StatusCode::FORBIDDEN) {
         guard::allow(response.headers_mut(), origin, asked);
     }
@@ -376,10 +383,12 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers
         Err(fault) => return whole(Reply::fault(message.id.as_ref(), &fault)),
     };
     let stream_id = text(&headers, STREAM).filter(|_| peer.is_local()).map(StreamId::from);
-    if stream_id.is_some() && text(&headers, SESSION_ID).is_none() && message.method.as_deref() == Some("notifications/cancelled") {
+    if stream_id.is_some() && message.method.as_deref() == Some("notifications/cancelled") {
         // By the name of a request on a byte stream, whatever its era.
         cancelled(&shared, &caller, stream_id.as_ref(), message.params(&bytes).unwrap_or("{}"));
-        return whole(Reply::accepted());
+        if text(&headers, SESSION_ID).is_none() {
+            return whole(Reply::accepted());
+        }
     }
     let room = match era {
         Era::Legacy => (legacy::streams(&message) && takes_events(&headers)).then_some(STREAM_LEN),
@@ -396,7 +405,7 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers
     } else {
         (bytes, Outbox::closed(), None)
     };
-    let outbox = outbox.on(stream_id);
+    let outbox = outbox.on(stream_id).local(peer.is_local());
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
     let id = message.id.clone();

@@ -66,6 +66,11 @@ impl Live {
         Self { told, ..Self::default() }
     }
 
+    /// Whether somebody listens, or waits for an answer.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.stands.strong_count() > 0 || self.running.values().any(|running| running.awaited)
+    }
+
     /// What the session was given of a task; there is always room for it.
     fn given_of(&mut self, id: TaskId) -> &mut Given {
         if self.given.len() >= GIVEN_MAX && !self.given.contains_key(&id) {

@@ -232,7 +232,8 @@ impl Sessions {
         }
         let now = shared.engine.clock().now();
         let idle = shared.config.legacy.session_idle;
-        if now.since(lock(&session.seen).0) > idle {
+        // One whose client listens, or waits, is not idle, however quiet it is.
+        if now.since(lock(&session.seen).0) > idle && !session.live().is_in_use() {
             self.end(shared, &session.id);
             return Err(gone());
         }
@@ -249,7 +250,11 @@ impl Sessions {
         let idle = || shared.engine.reader().idle_sessions(caller, before, keep).map_err(engine::Error::from);
         if !idle()?.is_empty() {
             // When they were last used is known here better than there.
-            let used: Vec<_> = self.map().values().filter(|session| session.caller == *caller && session.is_newer()).cloned().collect();
+            let mine: Vec<_> = self.map().values().filter(|session| session.caller == *caller).cloned().collect();
+            for session in mine.iter().filter(|session| session.live().is_in_use()) {
+                lock(&session.seen).0 = now;
+            }
+            let used: Vec<_> = mine.into_iter().filter(|session| session.is_newer()).collect();
             // All at once, so that they share a commit.
             futures_util::future::try_join_all(used.iter().map(|session| session.store(shared))).await?;
             for id in idle()? {

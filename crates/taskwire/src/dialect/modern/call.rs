@@ -84,8 +84,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         return Ok(finished(cx, &misfit.into_outcome())?.into());
     }
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
-    let named = cx.out.stream().map(|stream| (stream, cx.id));
-    let waiter = Waiter::new(cx.shared, cx.caller, &tool, &request, mode == TaskMode::Never, named);
+    let waiter = Waiter::new(cx.shared, cx.caller, &tool, &request, mode == TaskMode::Never, (cx.id, cx.out));
     let mut spec = spec(cx, &tool, mode, wait.hold, &arguments)?;
     spec.lingers = waiter.lingers();
     let mut spec = Arc::new(spec);

@@ -2,7 +2,7 @@
 //! with `dedupe` is doing.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -26,6 +26,9 @@ use crate::{
 
 /// Entries after which those that nobody can join any more are looked for.
 const KNOWN_MIN: usize = 1_024;
+/// Cancelled calls that are remembered.
+const CANCELLED_MAX: usize = 256;
+
 /// What calls that are the same have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
@@ -81,6 +84,8 @@ struct Known {
     by_key: HashMap<Key, Vec<TaskId>>,
     /// How many there may be before those that nobody can join any more are looked for.
     most: usize,
+    /// The latest that were cancelled and are not known.
+    cancelled: VecDeque<(StreamId, RequestId)>,
     /// Calls on byte streams, by name.
     named: HashMap<(StreamId, RequestId), Weak<Waiting>>,
 }
@@ -185,10 +190,29 @@ impl Calls {
         }
     }
 
+    /// Whether a call of this name was cancelled before it came.
+    pub(super) fn was_cancelled(&self, stream: &StreamId, request: &RequestId) -> bool {
+        let mut known = lock(&self.known);
+        let found = known.cancelled.iter().position(|(of, id)| of == stream && id == request);
+        found.is_some_and(|at| known.cancelled.remove(at).is_some())
+    }
+
     /// The caller does not want what it called for on a byte stream, or only does not wait for it any longer (`timed_out`); the end of
     /// that request follows.
     pub(in crate::dialect) fn cancel(&self, caller: &CallerId, stream: &StreamId, request: &RequestId, timed_out: bool) {
-        let named = lock(&self.known).named.get(&(stream.clone(), request.clone())).and_then(Weak::upgrade);
+        let name = (stream.clone(), request.clone());
+        let named = {
+            let mut known = lock(&self.known);
+            let named = known.named.get(&name).and_then(Weak::upgrade);
+            if named.is_none() && !timed_out {
+                // It may come yet, or once more: over connections of its own, or to a server that has just taken the place of another.
+                if known.cancelled.len() >= CANCELLED_MAX {
+                    known.cancelled.pop_front();
+                }
+                known.cancelled.push_back(name);
+            }
+            named
+        };
         if let Some(waiting) = named.filter(|waiting| waiting.caller == *caller) {
             if timed_out { waiting.give_up() } else { waiting.cancel() }
         }

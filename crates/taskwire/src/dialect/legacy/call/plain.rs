@@ -61,8 +61,7 @@ impl Call<'_, '_> {
             self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
         }
         let keyed = self.spec.idempotency_key.is_some();
-        let named = cx.out.stream().map(|stream| (stream, cx.id));
-        let waiter = Waiter::new(cx.shared, &cx.session.caller, &self.tool, &self.arguments, true, named);
+        let waiter = Waiter::new(cx.shared, &cx.session.caller, &self.tool, &self.arguments, true, (cx.id, cx.out));
         self.spec.lingers = waiter.lingers();
         if !(keyed || hold.is_some() || self.spec.lingers || (cx.detaches && cx.events)) {
             // Nobody can come back to it.
