@@ -533,6 +533,21 @@ async fn a_session_that_nobody_uses_ends() {
 }
 
 #[tokio::test]
+async fn a_session_whose_client_listens_is_not_idle_however_quiet_it_is() {
+    let config = with_legacy(LegacyConfig { session_idle: 10 * HOUR, ..LegacyConfig::default() });
+    let (server, clock) = start(registry([quick("quick")]), config).await;
+    let (quiet, listening) = (Legacy::open(&server).await, Legacy::open(&server).await);
+    let _standing = listening.stand().await;
+    clock.advance(11 * HOUR);
+    assert_eq!(listening.call("quick", json!({})).await["content"][0]["text"], "done");
+    assert_eq!(quiet.raw("ping", json!({})).await.status, 404);
+    clock.advance(11 * HOUR);
+    // Nor when another one is opened, which ends those that are.
+    let _other = Legacy::open(&server).await;
+    assert_eq!(listening.call("quick", json!({})).await["content"][0]["text"], "done");
+}
+
+#[tokio::test]
 async fn how_long_a_session_may_be_quiet_can_be_set() {
     let config = with_legacy(LegacyConfig { session_idle: 10 * HOUR, ..LegacyConfig::default() });
     let (server, clock) = start(registry([]), config).await;
