@@ -233,8 +233,8 @@ impl Waiter {
         self.0.join(&Key::of(shared, caller, *hidden, tool, request)).await
     }
 
-    /// Says that the call takes its time: its client may give it up, and call again.
-    pub(super) fn is_slow(&self) {
+    /// Notes that the call takes its time: its client may give it up, and call again.
+    pub(super) fn mark_slow(&self) {
         if self.lingers() {
             self.0.shared.calls.add_slow(&self.0);
         }
@@ -316,15 +316,17 @@ impl Waiter {
     /// The answer is about to be sent: how the work `ended`, or how its caller gets on. From now on the same call begins anew. If
     /// the answer never reaches its caller, it leaves the work after all.
     pub(super) fn answering(self, ended: bool) -> Sent {
-        let counted = lock(&self.0.state).counted;
-        let id = lock(&self.0.state).work.as_ref().map(Work::id);
-        if let (true, true, Some(id)) = (ended, counted, id) {
+        let shown = {
+            let state = lock(&self.0.state);
+            state.work.as_ref().map(Work::id).filter(|_| ended && state.counted)
+        };
+        if let Some(id) = shown {
             self.0.shared.calls.answering(id, true);
         }
         Sent::new(move |delivered| {
             if delivered {
                 self.answered(ended);
-            } else if let (true, true, Some(id)) = (ended, counted, id) {
+            } else if let Some(id) = shown {
                 self.0.shared.calls.answering(id, false);
             }
         })

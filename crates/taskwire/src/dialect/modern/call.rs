@@ -263,7 +263,7 @@ async fn settled(cx: &Cx<'_>, run: &Arc<Run>, wait: Wait) -> Result<Phase, Fault
 async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait, waiter: Waiter) -> Result<Done, Fault> {
     let Wait { patience, eager, hold, .. } = wait;
     let engine = &cx.shared.engine;
-    waiter.is_slow();
+    waiter.mark_slow();
     let watch = engine.watch(vec![id], eager);
     let promote = async {
         match patience {

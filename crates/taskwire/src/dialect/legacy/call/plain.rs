@@ -279,7 +279,7 @@ impl Call<'_, '_> {
         waiter: Waiter,
     ) -> Result<Reply, Fault> {
         let cx = self.cx;
-        waiter.is_slow();
+        waiter.mark_slow();
         if !cx.events {
             let answer = self.until_answer(task.id, &request, hold, waiter).await;
             request.answered();
