@@ -193,7 +193,7 @@ async fn hold(
             if answering.is_none() {
                 waiter.answered(true);
             }
-            Ok(Done { result: result?.end(), orphan: answering })
+            Ok(Done { result: result?.end(), sent: answering })
         }
         Phase::Done(End::Suspended(round)) => match again(cx, binding, &round) {
             // What its caller cannot be asked by a second call, it is asked as a task.
@@ -286,11 +286,11 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait, wait
         if task.asked_at.is_some() && !hold.is_some_and(|hold| hold.asks(&task)) {
             let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
             let result = input_required(cx, binding, questions, Some(Carried::Task(id))).end();
-            return Ok(Done { result, orphan: Some(waiter.answering(false)) });
+            return Ok(Done { result, sent: Some(waiter.answering(false)) });
         }
         if let Some(result) = held::instead(cx.shared, hold, &task, over) {
             let result = complete(&waiter.noting(result), cx.shared).end();
-            return Ok(Done { result, orphan: Some(waiter.answering(false)) });
+            return Ok(Done { result, sent: Some(waiter.answering(false)) });
         }
         tokio::select! {
             _ = watch.changed() => {}
@@ -314,7 +314,7 @@ fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome, waiter: Waiter) -> Res
         (None, _) => finished(cx, outcome),
     };
     match ended {
-        Ok(object) => Ok(Done { result: object.end(), orphan: Some(waiter.answering(true)) }),
+        Ok(object) => Ok(Done { result: object.end(), sent: Some(waiter.answering(true)) }),
         Err(fault) => {
             waiter.answered(true);
             Err(fault)
@@ -351,7 +351,7 @@ fn handle(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Done {
     let object = with_info(typed("task"), cx.shared);
     let now = cx.shared.engine.clock().now();
     let result = view::task(object, task, now, cx.shared.config.poll_interval).end();
-    Done { result, orphan: Some(waiter.answering(false)) }
+    Done { result, sent: Some(waiter.answering(false)) }
 }
 
 fn finished(cx: &Cx<'_>, outcome: &Outcome) -> Result<Object, Fault> {

@@ -86,12 +86,13 @@ impl Cx<'_> {
 /// What a method comes to: the text of its result.
 struct Done {
     result: Vec<u8>,
-    orphan: Option<Sent>,
+    /// What is to be done when it was sent, or was not.
+    sent: Option<Sent>,
 }
 
 impl From<Object> for Done {
     fn from(object: Object) -> Self {
-        Self { result: object.end(), orphan: None }
+        Self { result: object.end(), sent: None }
     }
 }
 
@@ -138,7 +139,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8
     };
     match respond(shared, method, id, message.params(bytes).unwrap_or("{}"), origin).await {
         Err(fault) => Reply::fault(Some(id), &fault),
-        Ok(done) => Reply::result(id, &done.result).then(done.orphan),
+        Ok(done) => Reply::result(id, &done.result).then(done.sent),
     }
 }
 
