@@ -16,6 +16,8 @@ const ECHO_US_MAX: f64 = 30.0;
 const GET_US_MAX: f64 = 35.0;
 /// How much more a `tasks/get` may cost with many tasks.
 const GET_GROWTH_MAX: f64 = 1.10;
+/// The same for a create, over that on a fresh server.
+const CREATE_GROWTH_MAX: f64 = 1.20;
 /// Processor time of a durable create, in microseconds.
 const CREATE_US_MAX: f64 = 80.0;
 /// How much longer a push may take than on the bare server.
@@ -93,6 +95,7 @@ fn task_targets(report: &Report) -> Vec<Verdict> {
     let few = cpu(Measure::GetAmongMany, Some(plan.few));
     let many = cpu(Measure::GetAmongMany, Some(plan.tasks));
     let growth = few.zip(many).map(|(few, many)| many / few);
+    let create_growth = cpu(Measure::Create, None).zip(cpu(Measure::CreateAmongMany, None)).map(|(fresh, late)| late / fresh);
     let push = |server: Kind| report.push_series(server, plan.listeners);
     let pushes = push(Kind::Taskwire).zip(push(Kind::Bare));
     let stored = report.held(Kind::Taskwire, Held::Ended);
@@ -108,6 +111,12 @@ fn task_targets(report: &Report) -> Vec<Verdict> {
             cpu(Measure::CreateAmongMany, None),
             CREATE_US_MAX,
             "µs",
+        ),
+        at_most(
+            format!("task create, the last tenth of {} live tasks over a fresh server, CPU", plan.tasks),
+            create_growth,
+            CREATE_GROWTH_MAX,
+            "×",
         ),
         at_most(
             format!("push to {} listeners, last one, over bare hyper", plan.listeners),

@@ -13,6 +13,7 @@ mod notes;
 mod outbox;
 mod params;
 mod peer;
+mod prune;
 mod reply;
 mod view;
 mod waiter;

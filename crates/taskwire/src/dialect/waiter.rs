@@ -25,7 +25,7 @@ use taskwire_core::{
 use tokio::{sync::mpsc, task::JoinHandle};
 
 pub(crate) use self::calls::Calls;
-use self::calls::Key;
+pub(in crate::dialect) use self::calls::Key;
 use super::{
     Outbox, Sent, StreamId,
     called::{CALLED_OFF, find_tool},
@@ -85,6 +85,10 @@ pub(super) struct Waiting {
     tool: Arc<str>,
     /// The arguments, if they are known; else they stand in the store.
     request: Option<Payload>,
+    /// What it has in common with calls that are the same, once somebody asked.
+    key: OnceLock<Key>,
+    /// Whether it is counted among the calls that take their time.
+    slow: AtomicBool,
     /// Whether the caller knows of no task: who does joins only what one that does has left.
     hidden: bool,
     /// How long the work goes on without its caller; `Duration::MAX` to its end.
@@ -124,6 +128,8 @@ impl Waiter {
             caller: caller.clone(),
             tool: tool.0.name.clone(),
             request: Some(request.clone()),
+            key: OnceLock::new(),
+            slow: AtomicBool::new(false),
             hidden,
             linger,
             state: Mutex::default(),
@@ -149,6 +155,8 @@ impl Waiter {
             caller: task.spec.caller.clone(),
             tool: task.spec.tool.clone(),
             request: None,
+            key: OnceLock::new(),
+            slow: AtomicBool::new(false),
             hidden: task.spec.hidden,
             linger,
             state: Mutex::new(State { work: Some(Work::Task(task.id)), counted: shared.calls.attend(task.id) }),
@@ -207,7 +215,7 @@ impl Waiter {
         if let Some(task) = self.join_left().await? {
             return Ok(Some(task));
         }
-        if !calls.has_slow(self) {
+        if !calls.has_slow(&self.0) {
             return Ok(None);
         }
         // Who hung up and calls again may be heard before its end is: a moment later it is known.
@@ -229,24 +237,30 @@ impl Waiter {
         if self.0.shared.calls.is_empty() {
             return Ok(None);
         }
-        let Waiting { shared, caller, hidden, tool, request: Some(request), .. } = &*self.0 else { return Ok(None) };
-        self.0.join(&Key::of(shared, caller, *hidden, tool, request)).await
+        match self.key() {
+            Some(key) => self.0.join(key).await,
+            None => Ok(None),
+        }
     }
 
     /// Notes that the call takes its time: its client may give it up, and call again.
     pub(super) fn mark_slow(&self) {
-        if self.lingers() {
-            self.0.shared.calls.add_slow(&self.0);
+        if self.lingers()
+            && let Some(key) = self.key()
+            && !self.0.slow.swap(true, Ordering::AcqRel)
+        {
+            self.0.shared.calls.add_slow(&self.0.tool, key);
         }
     }
 
-    /// Whether another call is the same.
-    pub(super) fn is_same(&self, other: &Arc<Waiting>) -> bool {
-        let key = |waiting: &Waiting| {
-            let request = waiting.request.as_ref()?;
-            Some(Key::of(&waiting.shared, &waiting.caller, waiting.hidden, &waiting.tool, request))
-        };
-        !Arc::ptr_eq(&self.0, other) && self.0.tool == other.tool && key(&self.0).is_some_and(|mine| key(other) == Some(mine))
+    /// What it has in common with calls that are the same; none if its arguments are not known.
+    pub(super) fn key(&self) -> Option<&Key> {
+        self.0.key()
+    }
+
+    /// Whether this is another call, and one that has work.
+    pub(super) fn is_other(&self, other: &Arc<Waiting>) -> bool {
+        !Arc::ptr_eq(&self.0, other) && lock(&other.state).work.is_some()
     }
 
     /// Joins the work of another call that is the same and still waits for it, if that goes on.
@@ -353,6 +367,12 @@ impl std::fmt::Debug for Waiting {
 }
 
 impl Waiting {
+    /// See [`Waiter::key`].
+    pub(super) fn key(&self) -> Option<&Key> {
+        let request = self.request.as_ref()?;
+        Some(self.key.get_or_init(|| Key::of(&self.shared, &self.caller, self.hidden, &self.tool, request)))
+    }
+
     fn wait_for(&self, work: Work) {
         lock(&self.state).work = Some(work);
         // It may have been cancelled before there was anything to stop.
@@ -363,10 +383,12 @@ impl Waiting {
 
     /// What a call for this work has in common with those that are the same; none if that cannot be read.
     fn key_of(&self, work: &Work) -> Option<Key> {
-        let request = match (&self.request, work) {
-            (Some(request), _) => request.clone(),
-            (None, Work::Run(run)) => run.request().clone(),
-            (None, Work::Task(id)) => calls::request(&self.shared, *id).ok()??,
+        if let Some(key) = self.key() {
+            return Some(key.clone());
+        }
+        let request = match work {
+            Work::Run(run) => run.request().clone(),
+            Work::Task(id) => calls::request(&self.shared, *id).ok()??,
         };
         Some(Key::of(&self.shared, &self.caller, self.hidden, &self.tool, &request))
     }
@@ -427,6 +449,9 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         if self.named.is_some() {
             self.shared.calls.unname(self);
+        }
+        if let Some(key) = self.key.get().filter(|_| self.slow.load(Ordering::Acquire)) {
+            self.shared.calls.remove_slow(&self.tool, key);
         }
         self.give_up();
     }

@@ -26,19 +26,40 @@ fn resumes(spec: &Spec) -> bool {
     spec.on_interrupt == OnInterrupt::Resume
 }
 
+/// What runs, and how much of it ends with this process: counted as it changes, never by a walk over all.
+#[derive(Debug, Default)]
+struct Table {
+    running: HashMap<TaskId, Running>,
+    ending: usize,
+}
+
+impl Table {
+    fn insert(&mut self, id: TaskId, running: Running) {
+        self.remove(id);
+        self.ending += usize::from(!running.resumes);
+        self.running.insert(id, running);
+    }
+
+    fn remove(&mut self, id: TaskId) -> Option<Running> {
+        let removed = self.running.remove(&id)?;
+        self.ending -= usize::from(!removed.resumes);
+        Some(removed)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    map: Mutex<HashMap<TaskId, Running>>,
+    table: Mutex<Table>,
     count: watch::Sender<usize>,
 }
 
 impl Runs {
-    fn lock(&self) -> MutexGuard<'_, HashMap<TaskId, Running>> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, map: &HashMap<TaskId, Running>) {
-        self.count.send_replace(map.values().filter(|running| !running.resumes).count());
+    fn publish(&self, table: &Table) {
+        self.count.send_replace(table.ending);
     }
 
     /// How many run that end with this process.
@@ -53,39 +74,39 @@ impl Runs {
 
     /// Notes a run that began before its task was made, so that it is not started again.
     pub(super) fn adopt(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>, spec: &Spec) {
-        let mut map = self.lock();
-        map.insert(id, Running { attempt, stop, resumes: resumes(spec) });
-        self.count(&map);
+        let mut table = self.lock();
+        table.insert(id, Running { attempt, stop, resumes: resumes(spec) });
+        self.publish(&table);
     }
 
     /// Forgets a run that did not come about.
     pub(super) fn disown(&self, id: TaskId) {
-        let mut map = self.lock();
-        map.remove(&id);
-        self.count(&map);
+        let mut table = self.lock();
+        table.remove(id);
+        self.publish(&table);
     }
 
     /// The switch that stops this attempt, if it is still wanted.
     pub(super) fn switch(&self, id: TaskId, attempt: Attempt) -> Option<Arc<Switch>> {
-        self.lock().get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
+        self.lock().running.get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
     }
 
     /// Starts what `task` wants and is not there, stops what is there and not wanted. An attempt of an earlier life is
     /// not this node's to run: recovery decides what becomes of it.
     pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>) {
         let wanted = wants(task).run.filter(|_| task.epoch == engine.0.epoch);
-        let mut map = self.lock();
-        let running = map.get(&task.id).map(|running| running.attempt);
+        let mut table = self.lock();
+        let running = table.running.get(&task.id).map(|running| running.attempt);
         if running == wanted {
             return;
         }
-        if let Some(old) = map.remove(&task.id) {
+        if let Some(old) = table.remove(task.id) {
             old.stop.turn_on();
         }
         if let Some(attempt) = wanted {
-            map.insert(task.id, Running { attempt, stop: Arc::default(), resumes: resumes(&task.spec) });
+            table.insert(task.id, Running { attempt, stop: Arc::default(), resumes: resumes(&task.spec) });
             engine.spawn_attempt(task.id, attempt);
         }
-        self.count(&map);
+        self.publish(&table);
     }
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod client;
 mod followup;
+mod growth;
 mod held;
 mod hidden;
 mod http;

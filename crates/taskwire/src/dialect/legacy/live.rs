@@ -2,19 +2,27 @@
 //!
 //! All of this is in memory. What is lost with the process costs a client some repetition at most.
 
+mod request;
+mod unanswered;
+
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     ops::Range,
     sync::{Arc, Weak},
 };
 
-use taskwire_core::{InputKey, Seq, TaskId, Timestamp, Version, task::Task, wire::RequestId};
+use taskwire_core::{InputKey, Seq, TaskId, Timestamp, Version, wire::RequestId};
 use tokio::sync::{mpsc, watch};
 
+pub(super) use self::request::Request;
+use self::unanswered::Unanswered;
 use super::session::Session;
 pub(super) use crate::dialect::called::CALLED_OFF;
 use crate::{
-    dialect::waiter::{Waiter, Waiting},
+    dialect::{
+        prune::Prune,
+        waiter::{Waiter, Waiting},
+    },
     engine::Run,
     server::{Open, Shared},
 };
@@ -25,8 +33,10 @@ const GIVEN_MAX: usize = 1_024;
 const RANGES_MAX: usize = 64;
 /// A name of a request that is longer is not remembered.
 const ID_CHARS_MAX: usize = 256;
-/// Requests after which those whose work is over are forgotten.
+/// Requests after which those whose work is over are forgotten; as many that were called off are remembered.
 const RUNNING_MAX: usize = 64;
+/// Questions after which those whose stream is gone are forgotten.
+const ASKED_MIN: usize = 16;
 
 /// A stream that tells of a task, and where it takes what stands in no log.
 type Claimed = (u64, mpsc::Sender<Vec<u8>>);
@@ -38,6 +48,7 @@ pub(super) struct Live {
     hushed: HashSet<TaskId>,
     /// What the session was given of each task's output.
     given: HashMap<TaskId, Given>,
+    prune_given: Prune<GIVEN_MAX>,
     /// Tasks that streams of their own tell of: the latest does.
     claims: HashMap<TaskId, Vec<Claimed>>,
     /// How many such streams there were.
@@ -46,8 +57,11 @@ pub(super) struct Live {
     let_go: BTreeSet<TaskId>,
     /// Questions that were asked on a stream that may still be there.
     asked: HashMap<(TaskId, InputKey), Weak<()>>,
+    prune_asked: Prune<ASKED_MIN>,
     /// Requests that are not answered yet.
     pub(super) running: HashMap<RequestId, Running>,
+    prune_running: Prune<RUNNING_MAX>,
+    unanswered: Unanswered,
     /// The latest requests that were called off, and whether their work was to stop.
     called_off: VecDeque<(RequestId, bool)>,
     /// How many changes were told on the standing stream; nobody knows after a restart.
@@ -71,10 +85,18 @@ impl Live {
         self.stands.strong_count() > 0 || self.running.values().any(|running| running.awaited)
     }
 
+    fn prune_asked(&mut self) {
+        self.prune_asked.retain(&mut self.asked, |_, stream| stream.strong_count() > 0);
+    }
+
+    fn prune_running(&mut self) {
+        self.prune_running.retain(&mut self.running, |_, running| running.awaited || running.works());
+    }
+
     /// What the session was given of a task; there is always room for it.
     fn given_of(&mut self, id: TaskId) -> &mut Given {
-        if self.given.len() >= GIVEN_MAX && !self.given.contains_key(&id) {
-            self.given.retain(|id, _| self.claims.contains_key(id) || self.let_go.contains(id));
+        if !self.given.contains_key(&id) {
+            self.prune_given.retain(&mut self.given, |id, _| self.claims.contains_key(id) || self.let_go.contains(id));
         }
         self.given.entry(id).or_default()
     }
@@ -285,7 +307,7 @@ impl Session {
     /// nor again on this one, unless it comes `again` because its reader was cut off before it.
     pub(super) fn asks(&self, id: TaskId, key: &InputKey, stream: &Arc<()>, again: bool) -> bool {
         let mut live = self.live();
-        live.asked.retain(|_, stream| stream.strong_count() > 0);
+        live.prune_asked();
         let asked = live.asked.get(&(id, key.clone())).and_then(Weak::upgrade);
         let asks = asked.is_none_or(|asked| again && Arc::ptr_eq(&asked, stream));
         if asks {
@@ -297,7 +319,7 @@ impl Session {
     /// Notes that a stream of its own asks a task's question.
     pub(super) fn asked(&self, id: TaskId, key: &InputKey, stream: &Arc<()>) {
         let mut live = self.live();
-        live.asked.retain(|_, stream| stream.strong_count() > 0);
+        live.prune_asked();
         live.asked.insert((id, key.clone()), Arc::downgrade(stream));
     }
 
@@ -368,9 +390,7 @@ impl Session {
     /// Notes a request, so that it can be called off; none if another one of that name is not answered yet.
     pub(super) fn begin(self: &Arc<Self>, id: &RequestId) -> Option<Request> {
         let mut live = self.live();
-        if live.running.len() >= RUNNING_MAX {
-            live.running.retain(|_, running| running.awaited || running.works());
-        }
+        live.prune_running();
         if live.running.get(id).is_some_and(|running| running.awaited || running.works()) {
             return None;
         }
@@ -380,7 +400,7 @@ impl Session {
         let made = live.running.remove(id).and_then(|before| before.made);
         let running = Running { off: off.clone(), run: None, task: None, joinable: false, waiting: Weak::new(), made, awaited: true };
         live.running.insert(id.clone(), running);
-        Some(Request { session: self.clone(), id: id.clone(), off, answered: false, joined: false })
+        Some(Request::new(self, id, off, false))
     }
 
     /// Joins a request whose stream is resumed: what calls it off calls this off, too.
@@ -389,7 +409,7 @@ impl Session {
             return Some(request);
         }
         let off = self.live().running.get(id)?.off.clone();
-        Some(Request { session: self.clone(), id: id.clone(), off, answered: false, joined: true })
+        Some(Request::new(self, id, off, true))
     }
 
     /// Whether the work of a request goes on here.
@@ -405,12 +425,17 @@ impl Session {
     /// A call like this one that was made a while ago and is not answered yet: who repeats it has most likely given that up without
     /// a word.
     pub(super) fn unanswered(&self, waiter: &Waiter, is_old: impl Fn(Timestamp) -> bool) -> Option<Arc<Waiting>> {
-        let live = self.live();
-        let old = live.running.values().filter(|running| running.made.as_ref().is_some_and(|(began, _)| is_old(*began)));
-        let mut waiting: Vec<_> = old.filter_map(|running| Some((running.made.as_ref()?.0, running.waiting.upgrade()?))).collect();
-        drop(live);
-        waiting.sort_by_key(|(began, _)| *began);
-        waiting.into_iter().map(|(_, waiting)| waiting).find(|waiting| waiter.is_same(waiting))
+        let old = self.live().unanswered.take_old(is_old);
+        for waiting in &old {
+            if let Some(key) = waiting.key() {
+                self.live().unanswered.keep(key.clone(), waiting);
+            }
+        }
+        if !self.live().unanswered.has_old() {
+            return None;
+        }
+        let same = self.live().unanswered.same(waiter.key()?);
+        same.into_iter().find(|waiting| waiter.is_other(waiting))
     }
 
     /// Calls a request off; one whose sender only would not wait any longer (`timed_out`) leaves its work.
@@ -451,100 +476,6 @@ impl Session {
         }
         if let Some(task) = running.task {
             shared.engine.call_off(self.caller.clone(), task, CALLED_OFF);
-        }
-    }
-}
-
-/// A request that is not answered yet. Its work goes on without it.
-#[derive(Debug)]
-pub(super) struct Request {
-    session: Arc<Session>,
-    id: RequestId,
-    off: Arc<watch::Sender<Off>>,
-    answered: bool,
-    /// Whether another one of the same name was there first.
-    joined: bool,
-}
-
-impl Request {
-    /// Says how the call is made.
-    pub(super) fn is_made(&self, began: Timestamp, token: Option<RequestId>) {
-        if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.made = Some((began, token));
-        }
-    }
-
-    /// How the call was made, as far as that is remembered.
-    pub(super) fn made(&self) -> Option<Made> {
-        self.session.live().running.get(&self.id)?.made.clone()
-    }
-
-    /// Names the call that waits for its work.
-    pub(super) fn waits(&self, waiter: &Waiter) {
-        if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.joinable = true;
-            running.waiting = waiter.downgrade();
-        }
-        if self.stops()
-            && let Some(waiting) = waiter.downgrade().upgrade()
-        {
-            waiting.cancel();
-        }
-    }
-
-    /// The call that waits for its work, if it still does.
-    pub(super) fn waiting(&self) -> Option<Arc<Waiting>> {
-        self.session.live().running.get(&self.id)?.waiting.upgrade()
-    }
-
-    /// Names the task to be cancelled when the request is called off.
-    pub(super) fn makes(&self, task: &Task) {
-        if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.task = Some(task.id);
-        }
-    }
-
-    /// Names the work to be stopped when the request is called off.
-    pub(super) fn runs(&self, run: &Arc<Run>) {
-        if let Some(running) = self.session.live().running.get_mut(&self.id) {
-            running.run = Some(Arc::downgrade(run));
-        }
-    }
-
-    /// Waits until the request is called off.
-    pub(super) async fn off(&self) {
-        let _ = self.off.subscribe().wait_for(|off| *off != Off::No).await;
-    }
-
-    pub(super) fn is_off(&self) -> bool {
-        *self.off.borrow() != Off::No
-    }
-
-    /// Whether the request was called off in such a way that its work is to stop.
-    pub(super) fn stops(&self) -> bool {
-        *self.off.borrow() == Off::Stopped
-    }
-
-    pub(super) fn answered(mut self) {
-        self.answered = true;
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        if self.joined && !self.answered {
-            return;
-        }
-        let mut live = self.session.live();
-        let Some(running) = live.running.get_mut(&self.id).filter(|running| Arc::ptr_eq(&running.off, &self.off)) else { return };
-        running.awaited = false;
-        if self.answered || (running.run.is_none() && running.task.is_none()) {
-            let run = live.running.remove(&self.id).and_then(|running| running.run?.upgrade());
-            drop(live);
-            // It was answered: what still runs is found again, and counts as a task.
-            if let Some(run) = run {
-                run.keep(Box::new(()));
-            }
         }
     }
 }

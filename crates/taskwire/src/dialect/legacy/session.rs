@@ -17,14 +17,14 @@ use tokio::sync::{Notify, watch};
 
 use super::live::Live;
 use crate::{
-    dialect::Fault,
+    dialect::{Fault, prune::Prune},
     engine,
     server::{Mode, Shared},
     store::{self, SessionChange},
 };
 
-/// Sessions that are kept in memory; any can be loaded again.
-const SESSIONS_MAX: usize = 4_096;
+/// Sessions in memory before those that nobody uses are forgotten; any can be loaded again.
+const SESSIONS_MIN: usize = 4_096;
 
 /// What was agreed on with a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,18 +187,19 @@ impl Session {
 
 /// The sessions that are in use.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Mutex<HashMap<SessionId, Arc<Session>>>);
+pub(crate) struct Sessions {
+    map: Mutex<HashMap<SessionId, Arc<Session>>>,
+    prune: Mutex<Prune<SESSIONS_MIN>>,
+}
 
 impl Sessions {
     fn map(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Session>>> {
-        lock(&self.0)
+        lock(&self.map)
     }
 
     fn keep(&self, session: Session) -> Arc<Session> {
         let mut map = self.map();
-        if map.len() >= SESSIONS_MAX {
-            map.retain(|_, session| Arc::strong_count(session) > 1);
-        }
+        lock(&self.prune).retain(&mut map, |_, session| Arc::strong_count(session) > 1);
         map.entry(session.id.clone()).or_insert_with(|| Arc::new(session)).clone()
     }
 

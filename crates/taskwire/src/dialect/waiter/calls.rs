@@ -17,21 +17,21 @@ use taskwire_core::{
 };
 use tokio::sync::{MutexGuard, Notify, futures::Notified, watch};
 
-use super::{Waiter, Waiting, lock};
+use super::{Waiting, lock};
 use crate::{
-    dialect::{StreamId, called::find_tool, fingerprint::fingerprint},
+    dialect::{StreamId, called::find_tool, fingerprint::fingerprint, prune::Prune},
     engine, followup,
     server::Shared,
 };
 
-/// Entries after which those that nobody can join any more are looked for.
+/// Entries before those that nobody can join any more are looked for.
 const KNOWN_MIN: usize = 1_024;
 /// Cancelled calls that are remembered.
 const CANCELLED_MAX: usize = 256;
 
 /// What calls that are the same have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(in crate::dialect) struct Key {
     pub(super) caller: CallerId,
     /// Whether the caller knows of no task.
     pub(super) hidden: bool,
@@ -82,8 +82,7 @@ struct Known {
     work: HashMap<TaskId, Joinable>,
     /// The same by call, the earliest first.
     by_key: HashMap<Key, Vec<TaskId>>,
-    /// How many there may be before those that nobody can join any more are looked for.
-    most: usize,
+    prune: Prune<KNOWN_MIN>,
     /// The latest that were cancelled and are not known.
     cancelled: VecDeque<(StreamId, RequestId)>,
     /// Calls on byte streams, by name.
@@ -117,8 +116,8 @@ pub(crate) struct Calls {
     /// Whether all that an earlier life of the server left is known.
     ready: watch::Sender<bool>,
     known: Mutex<Known>,
-    /// Calls that take their time, by caller and tool.
-    slow: Mutex<HashMap<OfTool, Vec<Weak<Waiting>>>>,
+    /// How many calls take their time: by caller and tool, then by what they have in common.
+    slow: Mutex<HashMap<OfTool, HashMap<Key, usize>>>,
     /// Rung when work was left.
     left: Notify,
     /// Work that is being made durable because its caller left it.
@@ -135,25 +134,33 @@ impl Calls {
         done
     }
 
-    /// Notes a call that takes its time.
-    pub(super) fn add_slow(&self, waiting: &Arc<Waiting>) {
+    /// Notes a call that takes its time, until it is [over](Self::remove_slow).
+    pub(super) fn add_slow(&self, tool: &Arc<str>, key: &Key) {
         let mut slow = lock(&self.slow);
-        if slow.len() >= KNOWN_MIN {
-            slow.retain(|_, calls| calls.iter().any(|call| call.strong_count() > 0));
+        *slow.entry((key.caller.clone(), tool.clone())).or_default().entry(key.clone()).or_default() += 1;
+    }
+
+    /// Such a call is over.
+    pub(super) fn remove_slow(&self, tool: &Arc<str>, key: &Key) {
+        let mut slow = lock(&self.slow);
+        let Entry::Occupied(mut of_tool) = slow.entry((key.caller.clone(), tool.clone())) else { return };
+        if let Entry::Occupied(mut same) = of_tool.get_mut().entry(key.clone()) {
+            *same.get_mut() -= 1;
+            if *same.get() == 0 {
+                same.remove();
+            }
         }
-        let calls = slow.entry((waiting.caller.clone(), waiting.tool.clone())).or_default();
-        calls.retain(|call| call.strong_count() > 0);
-        calls.push(Arc::downgrade(waiting));
+        if of_tool.get().is_empty() {
+            of_tool.remove();
+        }
     }
 
     /// Whether such a call is the same as this one.
-    pub(super) fn has_slow(&self, waiter: &Waiter) -> bool {
-        let calls: Vec<Arc<Waiting>> = {
-            let slow = lock(&self.slow);
-            let calls = slow.get(&(waiter.0.caller.clone(), waiter.0.tool.clone()));
-            calls.into_iter().flatten().filter_map(Weak::upgrade).collect()
-        };
-        calls.iter().any(|call| waiter.is_same(call))
+    pub(super) fn has_slow(&self, waiting: &Waiting) -> bool {
+        let of_tool = (waiting.caller.clone(), waiting.tool.clone());
+        // Most of the time there is none, and what calls have in common need not be worked out.
+        lock(&self.slow).contains_key(&of_tool)
+            && waiting.key().is_some_and(|key| lock(&self.slow).get(&of_tool).is_some_and(|slow| slow.contains_key(key)))
     }
 
     /// Waits until work is left, from now on.
@@ -270,7 +277,7 @@ impl Calls {
     /// Forgets what nobody can join any more, if there is much of it.
     fn trim(&self, shared: &Shared) {
         self.with(|known| {
-            if known.work.len() < known.most.max(KNOWN_MIN) {
+            if !known.prune.is_due(known.work.len()) {
                 return;
             }
             let gone = |(id, joinable): (&TaskId, &Joinable)| {
@@ -280,7 +287,7 @@ impl Calls {
             };
             let gone: Vec<TaskId> = known.work.iter().filter_map(gone).collect();
             gone.into_iter().for_each(|id| known.remove(id));
-            known.most = known.work.len() * 2;
+            known.prune.left(known.work.len());
         });
     }
 
