@@ -86,6 +86,9 @@ async fn greet_me(_: Nothing, ctx: Ctx) -> Result<String, ToolError> {
     Ok(format!("Hello, {name}!"))
 }
 
+/// What `fail` calls its error. Codes from -32768 to -32000 are not for tools: JSON-RPC and MCP say what they mean.
+const BRIDGE_OUT: i64 = 1001;
+
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Manner {
@@ -112,7 +115,7 @@ async fn fail(args: Fail, ctx: Ctx) -> Result<&'static str, ToolError> {
     ctx.sleep(Duration::from_secs(2)).await?;
     match args.how {
         Manner::Tool => Err(ToolError::new("The bridge is out: choose another way.")),
-        Manner::Request => Err(ToolError::protocol(-32050, "the bridge is out")),
+        Manner::Request => Err(ToolError::protocol(BRIDGE_OUT, "the bridge is out")),
         Manner::Panic => panic!("nobody expected the bridge to be out"),
     }
 }

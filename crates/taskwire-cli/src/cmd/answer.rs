@@ -118,13 +118,17 @@ impl Answer {
         let meant = self.meant(&view)?;
         let key = meant.key.as_str();
         let input = question(view, key)?;
-        let answer = match self.given(&input, &meant.words).map_err(|problem| meant.unfit(problem))? {
+        let given = self.given(&input, &meant.words).map_err(|problem| meant.unfit(problem))?;
+        // While a person thought it over, somebody else may have answered: only then there is reason to look again.
+        let was_just_seen = given.is_some();
+        let answer = match given {
             Some(answer) => answer,
             None => ask(&input).await?,
         };
         input.check(&answer)?;
         match told.filter(|(_, told)| told.iter().any(|input| input.key == key)) {
             Some((run, _)) => run.answer(key, answer).await?,
+            None if was_just_seen => client.answer_to(&id, &input, answer).await?,
             None => client.answer(&id, key, answer).await?,
         }
         screen::write(&format!("taskwire: answered {} of {}\n", escape::line(key), escape::line(&id)));

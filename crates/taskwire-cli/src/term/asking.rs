@@ -9,8 +9,9 @@ use taskwire::client::{
 use super::{escape, paint::Paint};
 
 const SEND: &str = "Send? [Y/n/d(ecline)/c(ancel)] ";
-const OPEN: &str = "Open it in a browser? [y/N] ";
-const ACCEPT: &str = "Accept without opening it here? [y/D(ecline)/c(ancel)] ";
+const OPEN: &str = "Open it in a browser? [y/N/a(ccept without)/c(ancel)] ";
+/// Of what cannot be opened from here.
+const ACCEPT: &str = "Accept without opening it here? [y/N/c(ancel)] ";
 
 /// A question that is being asked.
 #[derive(Debug)]
@@ -29,7 +30,6 @@ enum State {
     },
     Page {
         url: String,
-        is_declined: bool,
     },
 }
 
@@ -62,7 +62,7 @@ impl Asking {
                 Ok(Form { fields, .. }) => State::Form(Sheet { schema: schema.clone(), fields, content: Map::new(), at: 0 }),
                 Err(_) => State::Json { schema: schema.clone() },
             },
-            InputKind::Url { url } => State::Page { url: url.clone(), is_declined: false },
+            InputKind::Url { url } => State::Page { url: url.clone() },
             InputKind::Sampling { .. } | InputKind::Other { .. } => return None,
         };
         Some(Self { key: input.key.clone(), paint, state })
@@ -82,7 +82,7 @@ impl Asking {
             State::Json { schema } => {
                 text.push_str(&format!("  an answer as JSON, for this schema: {}\n", escape::line(&schema.to_string())))
             }
-            State::Page { url, .. } => text.push_str(&page(url, self.paint)),
+            State::Page { url } => text.push_str(&page(url, self.paint)),
         }
         text
     }
@@ -92,7 +92,7 @@ impl Asking {
         match &self.state {
             State::Form(sheet) => sheet.prompt(),
             State::Json { .. } => "  JSON (or d(ecline), c(ancel)): ".to_owned(),
-            State::Page { url, is_declined: false } if can_be_opened(url) => OPEN.to_owned(),
+            State::Page { url } if can_be_opened(url) => OPEN.to_owned(),
             State::Page { .. } => ACCEPT.to_owned(),
         }
     }
@@ -105,19 +105,12 @@ impl Asking {
             State::Form(sheet) if sheet.at < sheet.fields.len() => sheet.fill(line, self.paint),
             State::Form(sheet) => sheet.send(&word, self.paint),
             State::Json { schema } => json(schema, line, &word, self.paint),
-            State::Page { url, is_declined } if !*is_declined && can_be_opened(url) => {
-                if is_yes(&word) {
-                    return Step::Open(url.clone(), Answer::accept_url());
-                }
-                *is_declined = true;
-                Step::Ask(String::new())
-            }
-            State::Page { .. } => match word.as_str() {
-                "" | "d" | "decline" | "n" | "no" => Step::Answer(Answer::decline()),
+            State::Page { url } => match word.as_str() {
+                "" | "n" | "no" | "d" | "decline" => Step::Answer(Answer::decline()),
                 "c" | "cancel" => Step::Answer(Answer::cancel()),
-                "a" | "accept" => Step::Answer(Answer::accept_url()),
-                word if is_yes(word) => Step::Answer(Answer::accept_url()),
-                _ => Step::Ask(complaint("y, d or c", self.paint)),
+                word if is_yes(word) && can_be_opened(url) => Step::Open(url.clone(), Answer::accept_url()),
+                "y" | "yes" | "a" | "accept" => Step::Answer(Answer::accept_url()),
+                _ => Step::Ask(complaint("y, n, a or c", self.paint)),
             },
         }
     }

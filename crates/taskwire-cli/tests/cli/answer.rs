@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taskwire::tool::{Question, TaskMode, Tool};
 
 use crate::{
-    fixture::{Fixture, Gate, asks, steps},
+    fixture::{Fixture, Gate, Puppet, asks, steps},
     kit::{Server, TempDir},
     user::{Running, User},
 };
@@ -106,6 +106,24 @@ fn an_answer_that_does_not_fit_is_not_sent() {
     assert_eq!(given(running), json!({"action": "accept", "content": {"colour": "red", "width": 3}}));
     let late = user.run(&["answer", &task, "size", "width=4"]);
     late.is_refusal("the task has ended (completed): nothing is asked any more");
+}
+
+#[test]
+fn the_server_is_asked_once_which_question_is_open() {
+    // As the page of the Tasks extension shows it.
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+    let question = json!({"method": "elicitation/create", "params": {"mode": "form", "message": "Your name?", "requestedSchema": schema}});
+    let (user, puppet) = (
+        User::new(),
+        Puppet::showing(json!({
+            "resultType": "complete", "taskId": "t1", "status": "input_required", "createdAt": "2025-11-25T10:30:00Z",
+            "lastUpdatedAt": "2025-11-25T10:50:00Z", "ttlMs": 3_600_000, "pollIntervalMs": 5000, "inputRequests": {"name": question},
+        })),
+    );
+    let ended = user.run(&["answer", &format!("{}#t1", puppet.url()), "Ada"]);
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), "taskwire: answered name of t1\n"), "{ended:?}");
+    let asked: Vec<String> = puppet.methods().into_iter().filter(|method| method.starts_with("tasks/")).collect();
+    assert_eq!(asked, ["tasks/get", "tasks/update"], "a second look so soon would be one more than the server wants");
 }
 
 /// Asks for a region, and comes to the answer.

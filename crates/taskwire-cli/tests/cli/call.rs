@@ -120,7 +120,7 @@ fn each_way_to_fail_has_a_code_of_its_own() {
     assert_eq!((ended.code, ended.out), (Some(1), format!("{so_far}The bridge is out: choose another way.\n")), "{}", ended.err);
     let ended = request.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
-    assert!(ended.err.ends_with("taskwire: the task failed: the bridge is out (code -32050)\n"), "{}", ended.err);
+    assert!(ended.err.ends_with("taskwire: the task failed: the bridge is out (code 1001)\n"), "{}", ended.err);
     let ended = bug.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(5), so_far), "{}", ended.err);
     assert!(ended.err.contains("taskwire: the task failed: "), "{}", ended.err);
@@ -169,16 +169,16 @@ fn a_server_that_is_not_there_is_given_up_soon() {
 
 #[test]
 fn an_error_instead_of_an_answer_is_the_protocols() {
-    let body = |_: Ctx| async { Err::<String, _>(ToolError::protocol(-32050, "not today")) };
+    let body = |_: Ctx| async { Err::<String, _>(ToolError::protocol(1002, "not today")) };
     let tool = Tool::raw("moody", "Answers or not", json!({"type": "object"}), body).task(TaskMode::Never);
     let (user, fixture) = (User::new(), Fixture::serve([tool]));
     let ended = user.run(&["call", &fixture.url(), "moody"]);
-    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(3), "", "taskwire: not today (code -32050)\n"));
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(3), "", "taskwire: not today (code 1002)\n"));
     let ended = user.run(&["call", &fixture.url(), "moody", "--json"]);
     assert_eq!(ended.code, Some(3));
     let lines = ended.json();
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert_eq!((&lines[0]["event"], &lines[0]["kind"], &lines[0]["code"]), (&json!("error"), &json!("protocol"), &json!(-32050)));
+    assert_eq!((&lines[0]["event"], &lines[0]["kind"], &lines[0]["code"]), (&json!("error"), &json!("protocol"), &json!(1002)));
 }
 
 // Arguments.
@@ -292,7 +292,7 @@ fn programs_are_told_how_it_failed() {
     check_events(&lines);
     let task = &lines.iter().find(|line| line["event"] == "task").expect("it became a task")["taskId"];
     let last = lines.last().expect("a last line");
-    let expected = json!({"event": "error", "taskId": task, "kind": "failed", "message": "the bridge is out", "code": -32050});
+    let expected = json!({"event": "error", "taskId": task, "kind": "failed", "message": "the bridge is out", "code": 1001});
     assert_eq!((ended.code, last, ended.err.as_str()), (Some(5), &expected, ""));
     let ended = user.run(&["call", &url, "countdwn", "--json"]);
     assert_eq!(ended.code, Some(2));

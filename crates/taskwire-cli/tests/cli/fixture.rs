@@ -209,17 +209,22 @@ impl Puppet {
 
     /// One with a task that works and was begun then.
     pub(crate) fn working(task: &'static str, since: String) -> Self {
+        Self::showing(json!({
+            "resultType": "complete", "taskId": task, "status": "working", "createdAt": since, "lastUpdatedAt": since,
+            "ttlMs": null, "pollIntervalMs": 1000,
+        }))
+    }
+
+    /// One that says this of its only task, and takes every answer.
+    pub(crate) fn showing(state: Value) -> Self {
         Self::play(Arc::new(move |method: &str, _: &Value| {
             Some(match method {
                 "server/discover" => {
                     let tasks = r#""extensions":{"io.modelcontextprotocol/tasks":{}}"#;
                     DISCOVERED.replace(r#""tools":{}"#, tasks)
                 }
-                "tasks/get" => json!({
-                    "resultType": "complete", "taskId": task, "status": "working", "createdAt": since, "lastUpdatedAt": since,
-                    "ttlMs": null, "pollIntervalMs": 1000,
-                })
-                .to_string(),
+                "tasks/get" => state.to_string(),
+                "tasks/update" => r#"{"resultType":"complete"}"#.to_owned(),
                 _ => loop {
                     thread::park();
                 },
@@ -243,6 +248,15 @@ impl Puppet {
 
     pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}/mcp", self.port)
+    }
+
+    /// The methods of all requests since this was asked last.
+    pub(crate) fn methods(&self) -> Vec<String> {
+        let method = |request: &String| {
+            let (_, body) = request.split_once("\r\n\r\n")?;
+            serde_json::from_str::<Value>(body).ok()?["method"].as_str().map(str::to_owned)
+        };
+        self.heard().iter().filter_map(method).collect()
     }
 
     /// All requests since this was asked last, with their headers.

@@ -336,9 +336,24 @@ fn a_failed_task_is_told_with_its_error() {
     let ended = user.run(&["get", &task]);
     assert_eq!(ended.code, Some(0), "it was found, however it is: {ended:?}");
     assert!(ended.out.contains("\nstatus    failed\n"), "{}", ended.out);
-    assert!(ended.out.ends_with("\nerror     the bridge is out (code -32050)\n"), "{}", ended.out);
+    assert!(ended.out.ends_with("\nerror     the bridge is out (code 1001)\n"), "{}", ended.out);
     let error: Value = user.task(&task)["error"].clone();
-    assert_eq!((&error["code"], &error["message"]), (&json!(-32050), &json!("the bridge is out")));
+    assert_eq!((&error["code"], &error["message"]), (&json!(1001), &json!("the bridge is out")));
+}
+
+#[test]
+fn a_task_is_understood_in_the_form_of_the_documents_examples() {
+    // Their text says `complete` of such a result, and their examples say `task`.
+    let state = json!({
+        "resultType": "task", "taskId": "t1", "status": "failed", "createdAt": "2025-11-25T10:30:00Z",
+        "lastUpdatedAt": "2025-11-25T10:40:00Z", "ttlMs": 3_600_000, "statusMessage": "The tool failed: too many requests",
+        "error": {"code": -32603, "message": "too many requests"},
+    });
+    let (user, puppet) = (User::new(), Puppet::showing(state));
+    let ended = user.run(&["get", &format!("{}#t1", puppet.url())]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.out.contains("\nstatus    failed\nmessage   The tool failed: too many requests\n"), "{}", ended.out);
+    assert!(ended.out.ends_with("\nerror     too many requests (code -32603)\n"), "{}", ended.out);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::{
 /// A window that is narrower than most lines.
 const NARROW: (u16, u16) = (50, 40);
 const SEND: &str = "Send? [Y/n/d(ecline)/c(ancel)]";
+const OPEN: &str = "Open it in a browser? [y/N/a(ccept without)/c(ancel)]";
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
 
@@ -364,17 +365,16 @@ fn a_page_is_opened_only_if_the_person_says_so() {
         let mut command = user.command(&["call", &fixture.url(), "sign"]);
         command.env("PATH", format!("{bin}:/usr/bin:/bin"));
         let mut window = Window::run(command, WIDE);
-        window.asks("Open it in a browser? [y/N]");
+        window.asks(OPEN);
         assert!(window.text().contains(&format!("? Sign in, please\n  {page}\n")), "{}", window.text());
         window
     };
-    for (word, action) in [("", "decline"), ("c", "cancel"), ("y", "accept")] {
+    // Each is said in one line: nobody is asked twice.
+    for (word, action) in [("", "decline"), ("n", "decline"), ("c", "cancel"), ("a", "accept")] {
         let mut window = call();
-        window.enter("");
-        window.asks("Accept without opening it here? [y/D(ecline)/c(ancel)]");
         window.enter(word);
-        assert_eq!(window.end(), Some(0));
-        assert_eq!(given(&window)["action"], action);
+        assert_eq!(window.end(), Some(0), "{word}: {}", window.text());
+        assert_eq!(given(&window)["action"], action, "{word}");
     }
     assert!(opened.try_recv().is_err(), "nobody said yes");
     let mut window = call();
@@ -407,9 +407,7 @@ fn what_was_typed_before_a_page_was_named_does_not_agree_to_it() {
     window.enter("y");
     window.until("the terminal had it", |window| window.raw().matches("y\r\n").count() == 2);
     gate.open(1);
-    window.asks("Open it in a browser? [y/N]");
-    window.enter("");
-    window.asks("Accept without opening it here? [y/D(ecline)/c(ancel)]");
+    window.asks(OPEN);
     window.enter("c");
     assert_eq!(window.end(), Some(0), "{}", window.text());
     assert_eq!(given(&window)["action"], "cancel", "{}", window.text());

@@ -209,13 +209,18 @@ impl Finished {
         #[derive(Deserialize)]
         struct Read {
             #[serde(default)]
-            content: Vec<Value>,
+            content: Option<Vec<Value>>,
             #[serde(default, rename = "structuredContent")]
             structured: Option<Value>,
             #[serde(default, rename = "isError")]
-            is_error: bool,
+            is_error: Option<bool>,
         }
         let read: Read = raw.read().map_err(|error| format!("the result of the tool is none: {error}"))?;
-        Ok(Self { content: read.content, structured: read.structured, is_error: read.is_error, raw })
+        Ok(Self {
+            content: read.content.unwrap_or_default(),
+            structured: read.structured,
+            is_error: read.is_error.unwrap_or_default(),
+            raw,
+        })
     }
 }

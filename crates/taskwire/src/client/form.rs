@@ -333,7 +333,7 @@ fn choices(schema: &Value) -> Option<Vec<Choice>> {
 }
 
 /// A count, which JSON may write as 3 or 3.0.
-fn whole_number(value: &Value) -> Option<u64> {
+pub(crate) fn whole_number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_f64().filter(|number| *number >= 0.0).map(|number| number as u64))
 }
 

@@ -275,10 +275,21 @@ impl Client {
             Dialect::Modern(modern) => {
                 let view = modern.task(id).await?;
                 let asked = view.inputs.iter().find(|input| input.key == key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
-                asked.check(&answer)?;
-                self.0.answer_kept(id, key, answer).await
+                self.answer_to(id, asked, answer).await
             }
             Dialect::Legacy(legacy) => legacy.answer(id, key, answer).await,
+        }
+    }
+
+    /// Answers a question that a look at its task ([`task`](Self::task)) has just shown. The server is not asked for it again.
+    ///
+    /// # Errors
+    /// When the answer does not fit, or the server cannot be reached.
+    pub async fn answer_to(&self, id: &str, asked: &Input, answer: Answer) -> Result<(), Error> {
+        asked.check(&answer)?;
+        match &self.0 {
+            Dialect::Modern(_) => self.0.answer_kept(id, &asked.key, answer).await,
+            Dialect::Legacy(legacy) => legacy.answer_asked(id, &asked.key, answer).await,
         }
     }
 

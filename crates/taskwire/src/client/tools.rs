@@ -97,7 +97,7 @@ pub(crate) struct Page {
     #[serde(default, rename = "nextCursor")]
     pub(crate) next_cursor: Option<String>,
     #[serde(default, rename = "ttlMs")]
-    pub(crate) ttl_ms: Option<u64>,
+    pub(crate) ttl_ms: Value,
 }
 
 /// The list as it was last seen.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use taskwire_core::Payload;
 
-use super::{Status, TaskView};
+use super::{Status, TaskView, form::whole_number};
 
 /// Reads what both eras say of a task; they differ in the names of two times.
 pub(crate) fn read(raw: &Payload, ttl: &str, poll: &str) -> Result<TaskView, String> {
@@ -16,8 +16,8 @@ pub(crate) fn read(raw: &Payload, ttl: &str, poll: &str) -> Result<TaskView, Str
         message: text("statusMessage"),
         created_at: text("createdAt").unwrap_or_default(),
         updated_at: text("lastUpdatedAt").unwrap_or_default(),
-        ttl_ms: value[ttl].as_u64(),
-        poll_ms: value[poll].as_u64(),
+        ttl_ms: whole_number(&value[ttl]),
+        poll_ms: whole_number(&value[poll]),
         inputs: Vec::new(),
         outcome: None,
         raw: value,

@@ -68,6 +68,8 @@ impl ToolError {
 
     /// The call failed as a request: the caller gets a JSON-RPC error, a task ends as `failed`. With the code of an internal error
     /// (-32603), a caller that knows of no task gets a result in words instead, marked as an error.
+    ///
+    /// The code is sent as it is. One of your own lies outside -32768 to -32000: those are JSON-RPC's and MCP's.
     #[must_use]
     pub fn protocol(code: i64, message: impl Into<String>) -> Self {
         Self(Kind::Protocol(RpcError { code, message: message.into(), data: None }))

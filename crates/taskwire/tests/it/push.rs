@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use taskwire::{
     server::Config,
-    tool::{Prompt, Resource, TaskMode},
+    tool::{Progress, Prompt, Resource, TaskMode},
 };
 use tokio::{io::AsyncReadExt, net::TcpStream};
 
@@ -136,6 +136,29 @@ async fn every_change_of_a_task_is_told_in_order() {
     let completed = next_task(&mut events).await;
     assert_eq!(completed["status"], "completed");
     assert_eq!(task_of(completed), task_of(client.get(&id).await));
+}
+
+#[tokio::test]
+async fn neither_progress_nor_log_lines_of_a_task_come_on_its_stream() {
+    let gate = Gate::new();
+    let busy = tool("busy", &gate, |gate, ctx| async move {
+        gate.go.wait().await;
+        ctx.progress(Progress::of(1.0, 2.0).message("half way")).await?;
+        ctx.log("error", json!({"at": "half way"}));
+        Ok("done")
+    });
+    let server = TestServer::start_with(registry([busy.task(TaskMode::Always)]), Config::default(), Arc::new(manual_clock())).await;
+    let client = server.client();
+    // Both were asked for with the call, which is over when its handle is there.
+    let meta = json!({"progressToken": "p", "io.modelcontextprotocol/logLevel": "debug"});
+    let created = client.ok("tools/call", json!({"name": "busy", "arguments": {}, "_meta": meta})).await;
+    let id = created["taskId"].as_str().expect("a task").to_owned();
+    let mut events = client.listen(json!({"taskIds": [id]})).await;
+    next_task(&mut events).await;
+    gate.go.send();
+    // Any other message would be taken for the state of a task, and is none.
+    assert_eq!(next_task(&mut events).await["statusMessage"], "half way (1/2)");
+    assert_eq!(next_task(&mut events).await["status"], "completed");
 }
 
 #[tokio::test]

@@ -261,10 +261,14 @@ fn bad_messages_are_named() {
         ["tools/call", task(json!({"resultType": "task", "ttlMs": null})), "\"ttlMs\" is"],
         ["tools/call", {"content": []}, "\"resultType\" is a required"],
         ["tools/call", {"resultType": "input_required"}, "\"inputRequests\" is a required"],
+        ["tools/call", {"resultType": "input_required", "requestState": "s", "ttlMs": 0}, "ttlMs"],
         ["tools/call", {"resultType": "complete", "content": [
             {"type": "image", "data": "%", "mimeType": "image/png"}]}, "/content/0/data"],
         ["tasks/get", task(json!({"status": "completed"})), "\"result\" is a required"],
         ["tasks/get", task(json!({"resultType": "task"})), "may not answer"],
+        ["tools/list", task(json!({"resultType": "task"})), "may not answer"],
+        ["tasks/get", task(json!({"result": {"resultType": "complete", "content": []}})), "completed"],
+        ["tasks/get", task(json!({"error": {"code": 1, "message": "no"}})), "failed"],
         ["tasks/get", task(json!({"createdAt": "today"})), "date-time"],
         ["tasks/cancel", {"resultType": "complete", "status": "working"}, "\"status\""],
         ["tasks/get", task(json!({"_meta": {"dev.taskwire/version": "3"}})), "/_meta/dev.taskwire~1version"],
@@ -302,6 +306,13 @@ fn bad_messages_are_named() {
     }
     let old = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32022, "message": "old"}});
     assert!(!in_error(&old).is_empty(), "the supported versions are required");
+    let error = |code: i64| json!({"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": "no"}});
+    for code in [-32768, -32099, -32050, -32003, -32002, -32000] {
+        assert!(!in_error(&error(code)).is_empty(), "{code} is reserved, and not defined here");
+    }
+    for code in [-32603, -31002, -31001, 0, 1001] {
+        assert!(in_error(&error(code)).is_empty(), "{code} is defined, or nobody's");
+    }
     let neither = json!({"jsonrpc": "2.0", "id": 1});
     assert!(!in_response("tools/call", &neither).is_empty(), "a result or an error");
 }

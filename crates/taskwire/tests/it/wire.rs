@@ -202,6 +202,17 @@ async fn an_array_does_not_pass_for_an_object() {
 }
 
 #[tokio::test]
+async fn what_nobody_knows_is_passed_over() {
+    let server = echo_server().await;
+    let client = server.client();
+    let mut message = client.message(1, "tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "unheard-of": [1]}));
+    message["params"]["_meta"]["com.example/unheard-of"] = json!({"deep": [{}]});
+    message["params"]["_meta"][CAPABILITIES]["extensions"]["com.example/unheard-of"] = json!({"setting": 1});
+    message["unheard-of"] = json!({});
+    assert_eq!(send(&client, &message).await.json()["result"]["content"][0]["text"], "x");
+}
+
+#[tokio::test]
 async fn headers_and_body_must_name_the_same_version_even_an_unknown_one() {
     let server = echo_server().await;
     let client = server.client();
@@ -706,6 +717,24 @@ async fn the_task_of_another_caller_is_left_out_of_an_acknowledgement() {
 }
 
 #[tokio::test]
+async fn an_id_in_a_header_lets_nobody_in_where_callers_are_known() {
+    let (server, open) = (guarded(registry([forever()])).await, TestServer::start(registry([forever()])).await);
+    let id = server.client().with_token("a-token").start("forever", json!({})).await;
+    let theirs = open.client().start("forever", json!({})).await;
+    for method in ["tasks/get", "tasks/update", "tasks/cancel"] {
+        // All that who read a proxy's log has: the header.
+        let message = |id: &str| server.client().message(7, method, json!({"taskId": id, "inputResponses": {}}));
+        let headers = server.client().headers(&message(&id));
+        assert!(headers.contains(&header("Mcp-Name", &id)), "{headers:?}");
+        let refused = server.client().post(&headers, message(&id).to_string().as_bytes()).await;
+        assert_eq!((refused.status, refused.json().get("result")), (401, None), "{method}");
+        // Where there are no tokens everybody is one caller, and an id is all that it takes: such a server is for loopback alone.
+        assert_eq!(send(&open.client(), &message(&theirs)).await.json()["result"]["resultType"], "complete", "{method}");
+    }
+    assert_eq!(server.client().with_token("a-token").get(&id).await["status"], "working");
+}
+
+#[tokio::test]
 async fn task_methods_are_closed_to_requests_that_do_not_declare_the_extension() {
     let server = TestServer::start(registry([forever()])).await;
     let id = server.client().start("forever", json!({})).await;
@@ -771,6 +800,18 @@ async fn pages_show_every_tool_once_and_in_order() {
     }
     assert_eq!(names, ["e", "a", "d", "b", "c"]);
     assert_eq!(sizes, [2, 2, 1]);
+}
+
+#[tokio::test]
+async fn a_tool_has_a_name_that_every_client_takes() {
+    let named =
+        |name: &str| Registry::new().tool(Tool::raw(name, "Named", open("named"), |_ctx: Ctx| async { Ok::<_, ToolError>("") })).is_ok();
+    let (longest, longer) = ("x".repeat(128), "x".repeat(129));
+    for (name, fits) in
+        [("a", true), ("A.b-c_9", true), (&longest, true), ("", false), ("a b", false), ("a/b", false), ("ä", false), (&longer, false)]
+    {
+        assert_eq!(named(name), fits, "{name}");
+    }
 }
 
 #[tokio::test]

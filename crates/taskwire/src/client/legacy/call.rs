@@ -184,7 +184,7 @@ async fn answered(
 ) -> Result<Outcome, Error> {
     let broken = |reason: String| legacy.link.error(Failed::Broken(reason));
     let value: Value = result.read().map_err(|error| broken(format!("a result that is none: {error}")))?;
-    let has = |key: &str| value.get(key).is_some();
+    let has = |key: &str| value.get(key).is_some_and(|member| !member.is_null());
     if has("partial-content") || (streamed && has("task") && !has("content")) {
         return streamed::follow(legacy, driver, seat, stream, value).await;
     }

@@ -337,14 +337,18 @@ impl Legacy {
         }
     }
 
-    /// Answers a question of a task: waits for it to be asked, as the server asks only who listens.
+    /// Answers a question of a task.
     pub(crate) async fn answer(self: &Arc<Self>, id: &str, key: &str, answer: Answer) -> Result<(), Error> {
+        if self.find(id).await?.status != Status::InputRequired {
+            return Err(Error::NoQuestion { key: key.to_owned() });
+        }
+        self.answer_asked(id, key, answer).await
+    }
+
+    /// Answers a question of a task that was seen to ask: waits for it to be asked, as the server asks only who listens.
+    pub(crate) async fn answer_asked(self: &Arc<Self>, id: &str, key: &str, answer: Answer) -> Result<(), Error> {
         let dialect = super::Dialect::Legacy(self.clone());
         let reference = self.reference(id);
-        let none = || Error::NoQuestion { key: key.to_owned() };
-        if self.find(id).await?.status != Status::InputRequired {
-            return Err(none());
-        }
         if self.answer_kept(&reference, key, &answer).await? {
             return Ok(());
         }
@@ -363,7 +367,7 @@ impl Legacy {
             asked = asked => asked?,
             () = self.link.options.clock.sleep(self.link.options.timing.request) => false,
         };
-        if asked { run.answer(key, answer).await } else { Err(none()) }
+        if asked { run.answer(key, answer).await } else { Err(Error::NoQuestion { key: key.to_owned() }) }
     }
 
     /// Answers a question that somebody else was asked and wrote down: to listen for it would take the next one away from who

@@ -50,7 +50,7 @@ pub(crate) async fn drive(modern: Arc<Modern>, mut driver: Driver, tool: String,
         match result_type(&result).map_err(|failed| modern.link.error(failed))?.as_str() {
             "complete" => return Ok(Outcome::Result(Finished::read(result).map_err(broken)?)),
             "task" => {
-                let created = crate::client::view::read(&result, "ttlMs", "pollIntervalMs").map_err(broken)?;
+                let created = crate::client::view::read(&seed(&result), "ttlMs", "pollIntervalMs").map_err(broken)?;
                 // The task has keys of its own.
                 driver.next_round();
                 driver.named(&created.id, None).await?;
@@ -68,6 +68,17 @@ pub(crate) async fn drive(modern: Arc<Modern>, mut driver: Driver, tool: String,
         }
     }
     Err(Error::Limit { what: "rounds of questions", max: modern.link.options.limits.rounds, key: "limits.rounds" })
+}
+
+/// The task that a call has become: the result itself, as the extension defines and shows it, or the `task` that is embedded
+/// in it, as its text says.
+fn seed(result: &Payload) -> Payload {
+    #[derive(Deserialize)]
+    struct Seed {
+        #[serde(default)]
+        task: Option<Payload>,
+    }
+    result.read::<Seed>().ok().and_then(|seed| seed.task).unwrap_or_else(|| result.clone())
 }
 
 /// Asks what a round asks. Nothing if the call was called off meanwhile.

@@ -23,6 +23,7 @@ pub(crate) use self::{
 use super::{
     Era, Error, Input, Outcome, Peer, Status, TaskPage, TaskView, ToolInfo,
     event::Finished,
+    form::whole_number,
     link::{self, Failed, Link},
     tools::{self, Tools},
     wire::{Exchange, Outgoing},
@@ -236,7 +237,7 @@ impl Modern {
             let page = self.ask("tools/list", params, None).await.map_err(|failed| self.link.error(failed))?;
             let page: tools::Page =
                 page.read().map_err(|error| self.link.error(Failed::Broken(format!("its list of tools is none: {error}"))))?;
-            let until = clock.now().after(Duration::from_millis(page.ttl_ms.unwrap_or_default()));
+            let until = clock.now().after(Duration::from_millis(whole_number(&page.ttl_ms).unwrap_or_default()));
             fresh = Some(fresh.map_or(until, |fresh| fresh.min(until)));
             // Only over HTTP do parameters become headers.
             let http = self.link.wire.http().is_some();
@@ -262,7 +263,7 @@ impl Modern {
     /// One look at a task.
     pub(crate) async fn task(&self, id: &str) -> Result<TaskView, Error> {
         let result = self.ask("tasks/get", json!({"taskId": id}), Some(id)).await.map_err(|failed| self.link.error_of(id, failed))?;
-        view(&result).map_err(|reason| self.link.error(Failed::Broken(reason)))
+        view_of(id, &result).map_err(|failed| self.link.error(failed))
     }
 
     /// A page of the caller's tasks.
@@ -293,7 +294,7 @@ async fn ask_once(link: &Link, method: &str, params: Value, name: Option<&str>, 
         let id = link.id();
         let mut exchange = link.wire.request(outgoing(link, id, method, object(params), name, Vec::new())).await?;
         let result = link::response(&mut exchange, id, |_| {}).await?;
-        complete(&result).map(|()| result)
+        complete(method, &result).map(|()| result)
     };
     link.within(link.options.timing.request.saturating_add(held), asking).await
 }
@@ -308,10 +309,12 @@ pub(crate) async fn read(link: &Link, id: &str, from: u64, wait: Duration) -> Re
     page.read().map_err(|error| Failed::Broken(format!("a page of output is none: {error}")))
 }
 
-/// Whether a result is what it seems: only calls have others.
-fn complete(result: &Payload) -> Result<(), Failed> {
+/// Whether a result is what it seems: only calls have others. But where the text of the extension says `complete` of a state,
+/// its examples say `task`.
+fn complete(method: &str, result: &Payload) -> Result<(), Failed> {
     match result_type(result)?.as_str() {
         "complete" => Ok(()),
+        "task" if method == "tasks/get" => Ok(()),
         other => Err(Failed::Broken(format!("a result of type `{other}` where none can be"))),
     }
 }
@@ -325,6 +328,15 @@ fn result_type(result: &Payload) -> Result<String, Failed> {
     }
     let typed: Typed = result.read().map_err(|error| Failed::Broken(format!("a result that is none: {error}")))?;
     Ok(typed.kind.unwrap_or_else(|| "complete".to_owned()))
+}
+
+/// Reads the state of the task that was asked for.
+fn view_of(id: &str, raw: &Payload) -> Result<TaskView, Failed> {
+    let view = view(raw).map_err(Failed::Broken)?;
+    if view.id != id {
+        return Err(Failed::Broken(format!("it was asked for task `{id}` and told of `{}`", view.id)));
+    }
+    Ok(view)
 }
 
 /// Reads a task with all that belongs to its state.

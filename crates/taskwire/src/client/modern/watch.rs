@@ -7,7 +7,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use taskwire_core::{Timestamp, wire::InOrder};
 
-use super::{Modern, OutputPage, call::known_answer, hub::Seat, view};
+use super::{Modern, OutputPage, call::known_answer, hub::Seat, view, view_of};
 use crate::client::{
     Error, Event, Outcome, Partial, Status, TaskView,
     inbox::Fact,
@@ -92,6 +92,12 @@ struct Watch {
 
 type Looking = BoxFuture<'static, Result<TaskView, Failed>>;
 type Reading = BoxFuture<'static, Result<OutputPage, Failed>>;
+
+/// Whether one moment is before another, as servers write them. Who does not say when it was, says nothing old.
+fn is_before(one: &str, other: &str) -> bool {
+    // Without the zone 10:40:00 comes before 10:40:00.5, as it should.
+    !one.is_empty() && one.trim_end_matches('Z') < other.trim_end_matches('Z')
+}
 
 /// A future that may not be there.
 async fn if_any<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
@@ -210,7 +216,7 @@ impl Watch {
         }
         async move {
             let result = modern.ask_once("tasks/get", params, Some(&task), held).await?;
-            view(&result).map_err(Failed::Broken)
+            view_of(&task, &result)
         }
         .boxed()
     }
@@ -266,7 +272,7 @@ impl Watch {
             }
             Fact::View { raw, .. } => match view(&raw) {
                 // Older than what was seen elsewhere.
-                Ok(view) if view.updated_at < self.updated => {}
+                Ok(view) if is_before(&view.updated_at, &self.updated) => {}
                 Ok(view) => {
                     self.pace(&view);
                     self.view_pushed = true;
@@ -298,10 +304,7 @@ impl Watch {
 
     /// Tells what is new about the task.
     async fn show(&mut self, view: TaskView) -> Result<(), Error> {
-        if view.id != self.task {
-            return Err(self.modern.link.error(Failed::Broken(format!("it was asked for task `{}` and told of `{}`", self.task, view.id))));
-        }
-        if view.updated_at > self.updated {
+        if self.updated.is_empty() || is_before(&self.updated, &view.updated_at) {
             self.updated.clone_from(&view.updated_at);
         }
         let inputs = view.inputs.clone();

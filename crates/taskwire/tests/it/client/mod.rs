@@ -2,6 +2,7 @@
 
 mod behind;
 mod detect;
+mod examples;
 mod hubs;
 mod legacy;
 mod lists;

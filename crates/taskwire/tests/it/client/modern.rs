@@ -233,8 +233,8 @@ async fn a_task_is_valid_as_the_answer_to_a_call_alone() {
     let (tools, ()) = tokio::join!(client.tools(), script.answers("tools/list", created("t1")));
     let error = tools.expect_err("no list");
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
-    let (view, ()) = tokio::join!(client.task("t1"), script.answers("tasks/get", created("t1")));
-    let error = view.expect_err("no state");
+    let (cancelled, ()) = tokio::join!(client.cancel("t1"), script.answers("tasks/cancel", created("t1")));
+    let error = cancelled.expect_err("no acknowledgement");
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
 }
 
