@@ -9,6 +9,7 @@ mod init;
 mod injection;
 mod inside;
 mod many;
+mod modes;
 mod node;
 mod output;
 pub(crate) mod place;

@@ -1,7 +1,7 @@
 //! What a command leads to. Pure: the same task, command, moment and limits give the same answer.
 
 use super::{
-    blocks::Blocks,
+    blocks::{Blocks, Draft},
     command::{Authority, Command, NewTask, Reject},
     event::{Event, Outcome, Progress, RpcError},
     state::{OnInterrupt, Output, Overflow, Spec, Task},
@@ -31,7 +31,7 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Authority::Attempt(attempt) if *attempt != task.attempt => return Err(Reject::Stale(*attempt)),
         _ => {}
     }
-    match command {
+    let events = match command {
         Command::Create(_) => Err(Reject::NotFound),
         Command::Append { chunks } if chunks.is_empty() => Err(Reject::EmptyChunk),
         Command::Append { chunks } => append(task.output, &task.spec, chunks, limits),
@@ -57,7 +57,8 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Cancel { reason } => Ok(if task.ended.is_some() { Vec::new() } else { vec![Event::Cancelled { reason: reason.clone() }] }),
         Command::Tick => Ok(tick(task, now)),
         Command::Recover(epoch) => Ok(recover(task, *epoch)),
-    }
+    };
+    events.map(|events| explained(task, events, limits))
 }
 
 fn make(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
@@ -89,8 +90,7 @@ fn append(mut written: Output, spec: &Spec, chunks: &[Blocks], limits: &Limits) 
         }
         bound("the chunk is too large", blocks.bytes(), limits.chunk_bytes, "chunk_bytes")?;
         events.push(Event::Appended { seq: written.next_seq, first_block: written.blocks + 1, blocks: blocks.clone() });
-        written =
-            Output { next_seq: written.next_seq.next(), blocks: written.blocks + blocks.count(), bytes: written.bytes + blocks.bytes() };
+        written = after(written, blocks);
     }
     // Where the oldest go, a single write must fit all the same.
     let kept = match spec.overflow {
@@ -101,6 +101,29 @@ fn append(mut written: Output, spec: &Spec, chunks: &[Blocks], limits: &Limits) 
         bound("the task has written too much", kept, limits.task_output_bytes, "task_output_bytes")?;
     }
     Ok(events)
+}
+
+fn after(written: Output, blocks: &Blocks) -> Output {
+    Output { next_seq: written.next_seq.next(), blocks: written.blocks + blocks.count(), bytes: written.bytes + blocks.bytes() }
+}
+
+/// Where output is the result, what made the task fail is the last of it, so that it reaches whoever reads nothing else. Where nothing
+/// was written, or there is no room, it is in the task's state alone.
+fn explained(task: &Task, mut events: Vec<Event>, limits: &Limits) -> Vec<Event> {
+    let Some(Event::Failed(error)) = events.last().filter(|_| task.spec.output_is_result) else { return events };
+    let mut reason = Draft::default();
+    reason.text(&error.message, usize::MAX, limits);
+    let written = events.iter().fold(task.output, |written, event| match event {
+        Event::Appended { blocks, .. } => after(written, blocks),
+        _ => written,
+    });
+    if written.blocks > 0
+        && let Ok(appended) = append(written, &task.spec, &reason.take(), limits)
+    {
+        let end = events.pop();
+        events.extend(appended.into_iter().chain(end));
+    }
+    events
 }
 
 /// The end, after the last output. Output that is too much fails a task that would have gone well.

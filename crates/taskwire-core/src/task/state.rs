@@ -122,7 +122,8 @@ pub struct Spec {
     /// What whoever made it wants to find here again; nobody else reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Payload>,
-    /// Whether its output is its result: what it returns and has not written is written at its end.
+    /// Whether its output is its result: what it returns and has not written is written at its end, and so is what made it
+    /// fail.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_is_result: bool,
 }

@@ -356,6 +356,41 @@ fn the_last_output_and_the_end_are_one_step() {
     assert_eq!(world.status(), Status::Cancelled);
 }
 
+#[test]
+fn what_made_a_task_fail_is_the_last_of_its_output_where_that_is_its_result() {
+    let streamed = |spec: Spec| World::new(Spec { output_is_result: true, ..spec });
+    let said = |blocks: &Blocks| serde_json::from_str::<serde_json::Value>(blocks.as_str()).expect("JSON");
+    let last = |world: &World| match &world.log[world.log.len() - 2].1 {
+        Event::Appended { seq, first_block, blocks } => (seq.0, *first_block, said(blocks)),
+        event => panic!("{event:?}"),
+    };
+    let end = |texts: &[&str], message: &str| {
+        let error = RpcError { code: -32603, message: message.into(), data: None };
+        Command::Finish { chunks: texts.iter().map(|s| Blocks::of(&[text(s)])).collect(), outcome: Outcome::Failed(error) }
+    };
+    let mut world = streamed(spec());
+    world.work(1, &append("a")).expect("appended");
+    assert_eq!(world.work(1, &end(&["b"], "no")), Ok(3));
+    assert_eq!(last(&world), (2, 3, json!([{"type": "text", "text": "no"}])));
+    assert_eq!((world.status(), world.task().output.blocks), (Status::Failed, 3));
+    // However it failed.
+    let mut world = streamed(Spec { timeout_ms: Some(1), ..spec() });
+    world.work(1, &append("a")).expect("appended");
+    world.now += 1;
+    let limits = Limits { chunk_bytes: 1_000, task_output_bytes: 1_000, ..LIMITS };
+    for command in [Command::Tick, Command::Recover(Epoch(2))] {
+        let events = decide(world.task.as_ref(), &Authority::Engine, &command, Timestamp::from_millis(world.now), &limits);
+        let Ok([Event::Appended { seq: Seq(1), blocks, .. }, Event::Failed(error)]) = events.as_deref() else { panic!("{events:?}") };
+        assert_eq!(said(blocks), json!([{"type": "text", "text": error.message}]));
+    }
+    // An error is all there is where nothing was written, and an error like any other where output is only output.
+    assert_eq!(streamed(spec()).work(1, &end(&[], "no")), Ok(1));
+    assert_eq!(World::new(spec()).work(1, &end(&["a"], "no")), Ok(2));
+    let mut world = streamed(spec());
+    assert_eq!(world.work(1, &end(&["xxxxx"; 3], "no")), Ok(4), "there is no room for it, and the task ends all the same");
+    assert_eq!(world.status(), Status::Failed);
+}
+
 /// Stored bytes are a promise: what was written by an earlier release is read by a later one.
 #[test]
 fn stored_shapes_stay_as_they_are() {

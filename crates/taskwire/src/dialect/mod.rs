@@ -15,6 +15,7 @@ mod params;
 mod peer;
 mod prune;
 mod reply;
+mod room;
 mod view;
 mod waiter;
 
@@ -30,4 +31,5 @@ pub(crate) use era::{Era, is_modern};
 pub(crate) use outbox::{Framing, Gone, Outbox, StreamId};
 pub(crate) use peer::{Peer, Told};
 pub(crate) use reply::{Fault, Reply, Sent};
+pub(crate) use room::Room;
 pub(crate) use waiter::Calls;

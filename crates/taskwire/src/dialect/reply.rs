@@ -44,6 +44,21 @@ impl Reply {
         self
     }
 
+    /// Keeps something for as long as any of the body is in memory.
+    pub(crate) fn keeping<T: Send + 'static>(mut self, kept: T) -> Self {
+        struct Kept<T> {
+            body: Bytes,
+            _kept: T,
+        }
+        impl<T> AsRef<[u8]> for Kept<T> {
+            fn as_ref(&self) -> &[u8] {
+                &self.body
+            }
+        }
+        self.body = Bytes::from_owner(Kept { body: self.body, _kept: kept });
+        self
+    }
+
     pub(crate) fn fault(id: Option<&RequestId>, fault: &Fault) -> Self {
         let mut body = Vec::with_capacity(256);
         if let Err(error) = write_error(&mut body, id, &fault.error) {

@@ -54,6 +54,8 @@ pub struct Run {
     emit: Emit,
     /// Whether it becomes a task with its first output.
     eager: AtomicBool,
+    /// On when there is output.
+    wrote: Switch,
     phase: std::sync::Mutex<Phase>,
     /// On when the run is no longer loose.
     settled: Switch,
@@ -92,6 +94,7 @@ impl Run {
             place: Mutex::new(Place::Loose),
             emit: Emit::default(),
             eager: AtomicBool::new(false),
+            wrote: Switch::default(),
             phase: std::sync::Mutex::new(Phase::Loose),
             settled: Switch::default(),
             stop: Arc::default(),
@@ -357,6 +360,7 @@ impl Run {
                 *place = Place::Done;
                 let end = match end {
                     End::Outcome(outcome) => {
+                        let outcome = if self.spec.output_is_result { self.with_written(outcome) } else { outcome };
                         let outcome = bounded(outcome, self.engine.limits());
                         log::ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
                         End::Outcome(outcome)
@@ -432,7 +436,8 @@ pub(super) async fn execute(run: Arc<Run>) {
             End::Outcome(Outcome::Cancelled { reason: None })
         }
     };
-    if matches!(&end, End::Outcome(Outcome::Failed(error)) if error.code == code::INTERNAL_ERROR) {
+    // Where something went wrong inside, what led up to it is wanted; and whoever asked for the output wants it however the work ended.
+    if matches!(&end, End::Outcome(Outcome::Failed(error)) if error.code == code::INTERNAL_ERROR || run.spec.output_is_result) {
         run.keep_written().await;
     }
     run.finish(end).await;
@@ -472,6 +477,7 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         place: Mutex::new(Place::Task(id)),
         emit: Emit::live(),
         eager: AtomicBool::new(false),
+        wrote: Switch::default(),
         phase: std::sync::Mutex::new(Phase::Task(id)),
         settled: Switch::default(),
         stop,

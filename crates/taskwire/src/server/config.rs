@@ -55,7 +55,7 @@ pub struct Config {
     pub wait_max: Duration,
     /// Whether a client that asks for a task's state more often than it should is answered only when there is news.
     pub hold_polls: bool,
-    /// About how many bytes of output one answer has.
+    /// About how many bytes of output one answer has; what is left of a task that has ended comes at once (SEP-1905).
     pub read_bytes: usize,
     /// Requests in flight on one byte stream.
     pub requests_per_stream: usize,

@@ -21,7 +21,7 @@ pub use config::{Config, HttpConfig, Initial, LegacyConfig, Mode};
 
 use crate::{
     clock::{Clock, SystemClock},
-    dialect::{Calls, legacy, modern},
+    dialect::{Calls, Room, legacy, modern},
     engine::Engine,
     followup,
     store::{self, Store},
@@ -44,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: legacy::Sessions,
     /// Calls that wait for their work, and work that was left.
     pub(crate) calls: Calls,
+    /// Room for answers that have the whole output of a task.
+    pub(crate) room: Room,
     /// Open listen streams of each caller.
     listens: Counts,
     /// Requests of each caller that wait for something to happen.
@@ -91,6 +93,7 @@ impl Server {
         let followups: Arc<[_]> = if config.followups { followup::tools(&settings).into() } else { Arc::default() };
         engine.set_work(Arc::new(work::ToolWork::new(provider.clone(), followups.clone())));
         let modern_meta = modern::server_meta(&config.name, &config.version);
+        let room = Room::new(engine.limits().task_output_bytes);
         Ok(Self(Arc::new(Shared {
             engine,
             provider,
@@ -100,6 +103,7 @@ impl Server {
             shown: modern::Shown::default(),
             sessions: legacy::Sessions::default(),
             calls: Calls::default(),
+            room,
             listens: Counts::default(),
             waits: Counts::default(),
             connections: watch::Sender::new(0),

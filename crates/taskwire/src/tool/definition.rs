@@ -62,6 +62,13 @@ pub struct Policy {
     pub spills: bool,
 }
 
+impl Policy {
+    /// Whether clients are told that it shows its output: only that of a task is shown.
+    fn shows_output(&self) -> bool {
+        self.streams && self.task != TaskMode::Never
+    }
+}
+
 type Body = Arc<dyn Fn(Ctx) -> BoxFuture<'static, Result<CallResult, ToolError>> + Send + Sync>;
 
 /// A tool.
@@ -291,7 +298,7 @@ fn for_sessions(wire: &Value, policy: &Policy) -> [Payload; 3] {
     let mut tasks = plain.clone();
     tasks["execution"] = json!({"taskSupport": support});
     let mut streams = tasks.clone();
-    if policy.streams {
+    if policy.shows_output() {
         streams["execution"]["streamPartial"] = true.into();
     }
     [plain.into(), tasks.into(), streams.into()]
@@ -319,7 +326,7 @@ impl Ready {
         };
         let listed = schema.clone();
         let wire = Value::Object(tool.wire);
-        let hinted = tool.policy.streams.then(|| {
+        let hinted = tool.policy.shows_output().then(|| {
             let mut wire = wire.clone();
             wire["_meta"]["dev.taskwire/partials"] = json!({"streamPartial": true});
             wire.into()

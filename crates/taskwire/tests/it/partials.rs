@@ -362,6 +362,16 @@ async fn the_hint_of_a_tool_is_shown_to_those_who_declare_partials() {
 }
 
 #[tokio::test]
+async fn a_tool_that_cannot_be_a_task_has_no_hint() {
+    let tools = registry([quick("never").streams().task(TaskMode::Never), quick("always").streams().task(TaskMode::Always)]);
+    let server = TestServer::start_without_followups(tools).await;
+    let listed = server.streaming_client().ok("tools/list", json!({})).await;
+    let tools = listed["tools"].as_array().expect("tools").iter();
+    let hints: BTreeMap<_, _> = tools.map(|tool| (tool["name"].as_str(), tool.get("_meta").is_some())).collect();
+    assert_eq!(hints, BTreeMap::from([(Some("never"), false), (Some("always"), true)]));
+}
+
+#[tokio::test]
 async fn a_tool_without_the_hint_may_stream_all_the_same() {
     let mut stage = Stage::new().await;
     assert_eq!(stage.client.ok("tools/list", json!({})).await["tools"][0].get("_meta"), None);

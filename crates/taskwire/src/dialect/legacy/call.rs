@@ -33,7 +33,7 @@ use crate::{
         notes::Notes,
         params::{Members, present, text},
     },
-    engine::{self, End, Note, Phase, Resumed},
+    engine::{self, End, Note, Phase, Resumed, Run},
     server::{Mode, Open},
     tool::{ReadyTool, TaskMode},
 };
@@ -42,6 +42,8 @@ use crate::{
 const TOKEN_BYTES_MAX: usize = 256;
 /// Notes that wait for a client to read; more are dropped, the newest first.
 const NOTES_MAX: usize = 256;
+/// What has output to show is given a part of the time that it would have without, to be done at once: a tenth.
+const AT_ONCE_PART: u32 = 10;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
@@ -139,7 +141,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     match choice.mode {
         Mode::Task => call.with_task(choice).await,
         Mode::Immediate => call.at_once(choice).await,
-        Mode::Streaming => call.bit_by_bit().await,
+        Mode::Streaming => call.bit_by_bit(choice).await,
     }
 }
 
@@ -242,7 +244,7 @@ impl Call<'_, '_> {
         let streams = choice.may_stream && self.tool.0.policy.streams;
         if self.spec.idempotency_key.is_some() {
             // One that may be repeated must be found again: it is a task from the beginning.
-            return if streams { self.bit_by_bit().await } else { self.with_task(choice).await };
+            return if streams { self.bit_by_bit(choice).await } else { self.with_task(choice).await };
         }
         if streams {
             self.streams();
@@ -255,15 +257,12 @@ impl Call<'_, '_> {
         let mut held = engine.launch(id, spec.clone(), self.arguments.clone(), Resumed::default(), Some(self.aside(id)));
         let run = held.run().clone();
         run.keep(Box::new(open));
-        if streams {
-            run.stream_at_once();
-        }
         let mut phase = held.start().await;
         if matches!(phase, Phase::Loose) {
             phase = tokio::select! {
                 biased;
                 settled = run.settled() => settled,
-                () = engine.clock().sleep(self.patience()) => match run.promote().await {
+                () = self.long_enough(&run, streams) => match run.promote().await {
                     // No room for another task: the caller waits on, which costs it nothing but time.
                     Err(engine::Error::Rejected(Reject::Limit { .. })) => run.settled().await,
                     Err(error) => {
@@ -296,9 +295,25 @@ impl Call<'_, '_> {
                 // A task is found again, and counts as one.
                 run.keep(Box::new(()));
                 let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-                if streams { self.stream(&task, place, hush).await } else { Ok(self.created(&task, choice, hush)) }
+                if streams { self.stream(&task, choice, place, hush).await } else { Ok(self.created(&task, choice, hush)) }
             }
             Phase::Done(_) | Phase::Loose => Err(Fault::internal("the tool went away")),
+        }
+    }
+
+    /// Waits for as long as a result may take to count as there at once. Output that could be shown does not wait for it much longer.
+    async fn long_enough(&self, run: &Run, streams: bool) {
+        let (clock, patience) = (self.cx.shared.engine.clock(), self.patience());
+        let has_shown = async {
+            if !streams {
+                std::future::pending::<()>().await;
+            }
+            run.wrote().await;
+            clock.sleep(patience / AT_ONCE_PART).await;
+        };
+        tokio::select! {
+            () = clock.sleep(patience) => {}
+            () = has_shown => {}
         }
     }
 
@@ -317,11 +332,11 @@ impl Call<'_, '_> {
         self.cx.events && self.cx.out.framing().named
     }
 
-    async fn bit_by_bit(mut self) -> Result<Reply, Fault> {
+    async fn bit_by_bit(mut self, choice: Choice) -> Result<Reply, Fault> {
         self.streams();
         let place = self.place()?;
         let (task, hush) = self.make(self.spec.clone()).await?;
-        self.stream(&task, place, hush).await
+        self.stream(&task, choice, place, hush).await
     }
 
     /// A place among the requests that wait, for a call that is answered more than once. Before it is begun: else it would
@@ -330,23 +345,24 @@ impl Call<'_, '_> {
         if self.pushes() { Ok(Some((self.cx.waits()?, self.cx.begin()?))) } else { Ok(None) }
     }
 
-    async fn stream(&self, task: &Arc<Task>, place: Option<(Open, Request)>, hush: Sent) -> Result<Reply, Fault> {
+    async fn stream(&self, task: &Arc<Task>, choice: Choice, place: Option<(Open, Request)>, hush: Sent) -> Result<Reply, Fault> {
         let cx = self.cx;
         if !task.spec.output_is_result {
             // An earlier call under the same key wanted no stream.
-            return Ok(self.created(task, Choice { mode: Mode::Task, may_stream: false, fallback: false }, hush));
+            return Ok(self.created(task, choice, hush));
         }
         if let Some((_open, request)) = place {
             let stream = tail::stream(Kind::Streamed, task, cx.id);
             let tail = Tail::new(cx.shared, cx.session, cx.out, stream, None, task).of(&request).naming(hush);
             return cx.streamed(tail.run().await, request);
         }
-        let (task, part) = self.first_part(task.id).await?;
-        let next = part.next;
-        let (object, all) = streamed::first(cx.shared, &task, part)?;
-        if all {
-            cx.session.give(task.id, Seq(0)..next);
-        }
+        let (task, part) = if cx.session.agreed().partial {
+            // Partials tell the output, all of it: they count from the first on.
+            (task.clone(), streamed::Part::nothing())
+        } else {
+            self.first_part(task.id).await?
+        };
+        let (object, _) = streamed::first(cx.shared, &task, part)?;
         Ok(cx.reply(object).then(Some(hush)))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::{Value, json, value::RawValue};
 
 use super::{VERSIONS, modes::mode_of, session::Agreed};
@@ -50,20 +50,30 @@ struct Experimental {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Tasks {
+    #[serde(deserialize_with = "draft")]
     streaming: Option<Members<Streaming>>,
+    #[serde(deserialize_with = "draft")]
     responses: Option<Members<Responses>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Streaming {
+    #[serde(deserialize_with = "draft")]
     partial: Option<Members<Anything>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Responses {
+    #[serde(deserialize_with = "draft")]
     modes: Option<Vec<String>>,
+}
+
+/// A member that only a draft defines: what is not as the draft has it is something else, and nothing is declared by it.
+fn draft<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let raw = <&RawValue>::deserialize(deserializer)?;
+    Ok(serde_json::from_str(raw.get()).ok())
 }
 
 /// What a client that says this of itself and the server agree on.

@@ -8,7 +8,7 @@ pub(super) struct Choice {
     pub(super) mode: Mode,
     /// Whether a call that is not done at once may be streamed.
     pub(super) may_stream: bool,
-    /// Whether none of the ways that the client named can be gone.
+    /// Whether a task would be none of the ways that the client named, so that it must be told if it gets one.
     pub(super) fallback: bool,
 }
 
@@ -19,7 +19,7 @@ pub(super) fn choose(server: &[Mode], client: &[Mode], call: Option<&[Mode]>) ->
     let Some(call) = call else { return task };
     let common = |mode: &Mode| (server.contains(mode) || *mode == Mode::Task) && client.contains(mode) && call.contains(mode);
     let best = [Mode::Immediate, Mode::Streaming, Mode::Task].into_iter().find(common);
-    Choice { mode: best.unwrap_or(Mode::Task), may_stream: common(&Mode::Streaming), fallback: best.is_none() }
+    Choice { mode: best.unwrap_or(Mode::Task), may_stream: common(&Mode::Streaming), fallback: !common(&Mode::Task) }
 }
 
 /// A mode by its name; others may come to be that we do not know.
@@ -49,11 +49,12 @@ mod tests {
         assert_eq!(chosen(&all, &all, Some(&[Task, Streaming, Immediate])), (Immediate, true, false), "the client's order does not count");
         assert_eq!(chosen(&all, &all, Some(&[Task, Streaming])), (Streaming, true, false));
         assert_eq!(chosen(&all, &all, Some(&[Task, Immediate])), (Immediate, false, false));
+        assert_eq!(chosen(&all, &all, Some(&[Immediate])), (Immediate, false, true), "it may become a task that nobody named");
         assert_eq!(chosen(&all, &all, Some(&[Task])), (Task, false, false));
         assert_eq!(chosen(&all, &all, Some(&[])), (Task, false, true));
         assert_eq!(chosen(&[Task], &all, Some(&[Immediate, Streaming])), (Task, false, true));
         assert_eq!(chosen(&[], &all, Some(&[Immediate, Task])), (Task, false, false), "a task is always possible");
-        assert_eq!(chosen(&all, &[Task, Streaming], Some(&[Immediate, Streaming])), (Streaming, true, false));
+        assert_eq!(chosen(&all, &[Task, Streaming], Some(&[Immediate, Streaming])), (Streaming, true, true));
         assert_eq!(chosen(&all, &[Task], Some(&[Immediate])), (Task, false, true));
     }
 }

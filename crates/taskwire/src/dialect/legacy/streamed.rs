@@ -28,6 +28,13 @@ pub(super) struct Part {
     pub(super) more: bool,
 }
 
+impl Part {
+    /// No output at all.
+    pub(super) fn nothing() -> Self {
+        Self { segments: Segments::default(), next: Seq(0), over: false, more: false }
+    }
+}
+
 /// Reads output from a chunk on, without blocks before `block`; nothing if there is no such task.
 pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: usize) -> Result<Option<Part>, engine::Error> {
     let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes, chunks: usize::MAX };
@@ -38,6 +45,18 @@ pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: us
         part.next = chunk.seq.next();
     }
     part.over = page.ended && part.next >= page.end;
+    Ok(Some(part))
+}
+
+/// Reads all that is left of the output of a task that has ended; `part` is its beginning.
+pub(super) async fn read_on(engine: &Engine, id: TaskId, mut part: Part) -> Result<Option<Part>, engine::Error> {
+    while part.more {
+        let Some(next) = read(engine, id, part.next, 0, MERGE_BYTES)? else { return Ok(None) };
+        part.segments.append(&next.segments);
+        part = Part { segments: part.segments, ..next };
+        // It may be much: others get their turn.
+        tokio::task::yield_now().await;
+    }
     Ok(Some(part))
 }
 

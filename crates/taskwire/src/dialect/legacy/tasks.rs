@@ -22,6 +22,7 @@ use crate::{
         json::Object,
         listing::{self, Listing},
         params::{present, text},
+        room::Taken,
     },
     engine,
 };
@@ -84,7 +85,7 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
     let id = task_id(&params)?;
     let mut task = task(cx, id)?;
     if let Some(raw) = params.last_seq_nr.filter(|_| cx.session.agreed().modes.is_some()) {
-        return pull(cx, &task, raw).map(|object| cx.reply(object));
+        return pull(cx, &task, raw).await;
     }
     if task.ended.is_none() {
         let _open = cx.waits()?;
@@ -99,17 +100,46 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
         }
         request.answered();
     }
-    outcome::result(cx.shared, &task, true, None).map(|object| cx.reply(object))
+    let room = if task.spec.output_is_result { room(cx, &task).await? } else { None };
+    outcome::result(cx.shared, &task, true, None).map(|object| in_room(cx.reply(object), room))
 }
 
-/// What follows a block (SEP-1905).
-fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Object, Fault> {
+/// What follows a block (SEP-1905): of a task that has ended all of it, else about as much as one answer has.
+async fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Reply, Fault> {
     let number: Option<u64> = serde_json::from_str(raw.get()).ok();
     let last = number.filter(|number| *number > 0).ok_or_else(|| Fault::params("`lastSeqNr` must be a whole number from 1 on"))?;
     let engine = &cx.shared.engine;
     let block = last.saturating_add(1);
     let from = streamed::chunk_of(engine, task.id, block)?;
     let mut part = streamed::read(engine, task.id, from, block, cx.shared.config.read_bytes)?.ok_or_else(not_found)?;
+    let mut taken = None;
+    if task.ended.is_some() && part.more {
+        taken = room(cx, task).await?;
+        part = streamed::read_on(engine, task.id, part).await?.ok_or_else(not_found)?;
+    }
     part.over &= task.ended.is_some();
-    Ok(streamed::pulled(cx.shared, task, part))
+    Ok(in_room(cx.reply(streamed::pulled(cx.shared, task, part)), taken))
+}
+
+/// Room for an answer that may have all that a task has written, once there is some; none is needed for little.
+async fn room(cx: &Cx<'_>, task: &Task) -> Result<Option<Taken>, Fault> {
+    let (engine, config) = (&cx.shared.engine, &cx.shared.config);
+    let bytes = task.output.bytes.saturating_sub(task.dropped_bytes(engine.limits()));
+    if bytes <= config.read_bytes as u64 {
+        return Ok(None);
+    }
+    tokio::select! {
+        biased;
+        taken = cx.shared.room.take(bytes) => Ok(Some(taken)),
+        () = engine.clock().sleep(config.wait_max) => {
+            Err(Fault::busy("too many answers as large as this one are on their way already: try again in a second"))
+        }
+    }
+}
+
+fn in_room(reply: Reply, room: Option<Taken>) -> Reply {
+    match room {
+        Some(room) => reply.keeping(room),
+        None => reply,
+    }
 }

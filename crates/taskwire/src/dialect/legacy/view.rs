@@ -74,25 +74,40 @@ pub(super) fn blocks(json: &str) -> Vec<&RawValue> {
     serde_json::from_str(json).unwrap_or_default()
 }
 
-/// Content blocks with the numbers that SEP-1905 gives them, those before `from` left out.
+/// Content blocks with the numbers that SEP-1905 gives them, those before `from` left out: the text of a list, without its end.
 #[derive(Debug, Default)]
-pub(super) struct Segments(Vec<String>);
+pub(super) struct Segments(String);
 
 impl Segments {
     pub(super) fn add(&mut self, chunk: &Chunk, from: u64) {
         for (number, block) in (chunk.first_block..).zip(blocks(chunk.blocks.as_str())) {
             if number >= from {
-                self.0.push(Object::open().put("seqNr", &number).splice(block.get()).into_text());
+                self.push(&Object::open().put("seqNr", &number).splice(block.get()).into_text());
             }
         }
+    }
+
+    /// Adds those that follow.
+    pub(super) fn append(&mut self, more: &Self) {
+        if let Some(segments) = more.0.strip_prefix('[') {
+            self.push(segments);
+        }
+    }
+
+    fn push(&mut self, segments: &str) {
+        let before = if self.is_empty() { '[' } else { ',' };
+        self.0.push(before);
+        self.0.push_str(segments);
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn into_json(self) -> String {
-        format!("[{}]", self.0.join(","))
+    pub(super) fn into_json(mut self) -> String {
+        let end = if self.is_empty() { "[]" } else { "]" };
+        self.0.push_str(end);
+        self.0
     }
 }
 

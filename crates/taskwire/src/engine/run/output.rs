@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use serde_json::{Value, value::RawValue};
+use serde_json::{Map, Value, value::RawValue};
 use taskwire_core::{
     Payload, Seq, TaskId, Version,
     task::{Authority, Blocks, Command, Outcome, Reject},
@@ -134,7 +134,13 @@ impl Run {
                     if send {
                         self.engine.0.runtime.spawn(self.clone().send_output());
                     }
-                    return if pieces.is_empty() { Ok(()) } else { self.show_at_once().await };
+                    if pieces.is_empty() {
+                        return Ok(());
+                    }
+                    if !self.wrote.is_on() {
+                        self.wrote.turn_on();
+                    }
+                    return self.show_at_once().await;
                 }
                 Pushed::Full if matches!(self.promote().await?, Phase::Task(_)) => tokio::select! {
                     () = room => {}
@@ -172,6 +178,11 @@ impl Run {
     /// Makes the work a task as soon as it has written something: its caller wants to see it.
     pub fn stream_at_once(&self) {
         self.eager.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until there is output.
+    pub(crate) async fn wrote(&self) {
+        self.wrote.wait().await;
     }
 
     /// Sees to it that what waits is sent.
@@ -307,6 +318,21 @@ impl Run {
             return Vec::new();
         }
         self.chunks_of_result(&content)
+    }
+
+    /// How work ended that never was a task, where its output is its result: with all that it wrote, and what it returned besides. A
+    /// result that repeats the output has that already.
+    pub(super) fn with_written(&self, outcome: Outcome) -> Outcome {
+        let Outcome::Completed { result, is_error } = &outcome else { return outcome };
+        let mut chunks = self.take_output().unwrap_or_default().chunks;
+        if chunks.is_empty() || self.repeats.load(Ordering::Relaxed) > 0 {
+            return outcome;
+        }
+        chunks.extend(self.unwritten(self.id, &chunks, &outcome));
+        let Ok(mut members) = result.read::<Map<String, Value>>() else { return outcome };
+        let blocks = chunks.iter().flat_map(|blocks| serde_json::from_str::<Vec<Value>>(blocks.as_str()).unwrap_or_default());
+        members.insert("content".to_owned(), blocks.collect());
+        Outcome::Completed { result: Value::Object(members).into(), is_error: *is_error }
     }
 
     fn chunks_of_result(&self, content: &[Payload]) -> Vec<Blocks> {

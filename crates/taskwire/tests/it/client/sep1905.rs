@@ -897,7 +897,7 @@ async fn ours_streams_on_when_it_was_cut_off() {
 async fn ours_streams_to_an_end_that_is_not_good() {
     let cases: [(&str, &[&str]); 3] =
         // What an error of the protocol leaves behind is output, and a word about its end.
-        [("says", &["tool failed: onebad"]), ("fails", &["failed: -31999 broken", "tool failed: one"]), ("stops", &["cancelled"])];
+        [("says", &["tool failed: onebad"]), ("fails", &["failed: -31999 broken", "tool failed: onebroken"]), ("stops", &["cancelled"])];
     for (how, expected) in cases {
         let mut stage = Stage::of(Config::default(), Tool::streams).await;
         let between = Between::new(stage.server.port, UNHEARD).await;

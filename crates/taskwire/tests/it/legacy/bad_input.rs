@@ -145,9 +145,7 @@ async fn a_handshake_that_says_too_little_or_nonsense_begins_no_session() {
             bad.push(Some(params));
         }
     }
-    for value in
-        [json!(5), json!([]), json!({"streaming": 5}), json!({"responses": {"modes": "all"}}), json!({"responses": {"modes": [5]}})]
-    {
+    for value in [json!(5), json!([]), json!("all"), json!(true)] {
         bad.push(Some(initialize(LATEST, &json!({"tasks": value}))));
     }
     let headers = target.legacy.headers().into_iter().filter(|(key, _)| !key.to_ascii_lowercase().starts_with("mcp-"));
@@ -160,6 +158,31 @@ async fn a_handshake_that_says_too_little_or_nonsense_begins_no_session() {
         let response = Client::new(target.stage.server.port).post(&headers, message.to_string().as_bytes()).await;
         assert_eq!(refused(&response).1, -32602, "{message}");
         assert_eq!(response.header("mcp-session-id"), None, "{message}");
+    }
+    target.unharmed().await;
+}
+
+#[tokio::test]
+async fn malformed_members_of_drafts_declare_nothing_and_the_rest_of_a_handshake_holds() {
+    let target = Target::new().await;
+    let (partial, modes) = (json!({"partial": {}}), json!({"modes": ["streaming"]}));
+    let mut cases: Vec<(Value, [bool; 2])> = Vec::new();
+    for bad in [json!("yes"), json!(5), json!([]), json!(true), Value::Null] {
+        cases.push((json!({"streaming": bad, "responses": modes}), [false, true]));
+        cases.push((json!({"streaming": {"partial": bad}, "responses": modes}), [false, true]));
+        cases.push((json!({"streaming": partial, "responses": bad}), [true, false]));
+    }
+    for bad in [json!("all"), json!(7), json!({}), json!([5]), json!(["task", null]), json!(true), Value::Null] {
+        cases.push((json!({"streaming": partial, "responses": {"modes": bad}}), [true, false]));
+        cases.push((json!({"streaming": [bad], "responses": {"modes": bad}}), [false, false]));
+    }
+    for (tasks, expected) in cases {
+        let legacy = Legacy::declaring(&target.stage.server, json!({"elicitation": {}, "tasks": tasks})).await;
+        let told = &legacy.init()["capabilities"]["tasks"];
+        assert_eq!(["streaming", "responses"].map(|draft| told.get(draft).is_some()), expected, "{tasks}: {told}");
+        assert_eq!((&told["cancel"], &told["list"]), (&json!({}), &json!({})), "{tasks}: {told}");
+        let listed = legacy.ok("tools/list", json!({})).await;
+        assert_eq!(listed["tools"][0]["execution"].get("streamPartial").is_some(), expected[0], "{tasks}");
     }
     target.unharmed().await;
 }

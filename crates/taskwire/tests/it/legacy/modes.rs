@@ -13,13 +13,15 @@ use taskwire::{
 use super::{
     kit::{LATEST, Legacy, RELATED, messages_of},
     streamed::{
-        ALL, FALLBACK, FIVE, Streamed, as_time_passes, asking, begun, call, calling, capable_of, five, id_in, merged, mode_of, part,
-        polled, pull, ready, staged, take, told_until, with_legacy, writes_both,
+        ALL, FALLBACK, FIVE, Streamed, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, id_in, merged, mode_of,
+        part, polled, pull, ready, staged, take, told_until, with_legacy, writes_both,
     },
+    tasks::brief,
 };
 use crate::{
     kit::{TestServer, soon},
-    stage::{Stage, not_found, text_of},
+    shutdown::settle,
+    stage::{HOUR, MS, Stage, not_found, text_of},
     tasks::{accept, name_form, two_callers},
 };
 
@@ -130,6 +132,51 @@ async fn an_immediate_result_is_what_the_tool_returns_not_what_it_wrote() {
     };
     let (result, ()) = tokio::join!(legacy.task("writes", json!({}), asking(&["immediate", "task"])), ending);
     assert_eq!((mode_of(&result), text_of(&result["content"])), ("immediate", "done".to_owned()));
+}
+
+#[tokio::test]
+async fn a_call_that_writes_and_ends_at_once_is_answered_at_once() {
+    for modes in [&["immediate", "task", "streaming"][..], &["immediate", "streaming"][..]] {
+        let (mut stage, legacy) = staged(Config::default()).await;
+        let ending = async {
+            let mut act = stage.run().await;
+            act.writes("one").await;
+            act.ends("two");
+        };
+        let (result, ()) = tokio::join!(legacy.task("writes", json!({}), asking(modes)), ending);
+        // The same as would have come bit by bit.
+        assert_eq!((mode_of(&result), text_of(&result["content"])), ("immediate", "one+two".to_owned()), "{modes:?}");
+        assert_eq!(legacy.ok("tasks/list", json!({})).await["tasks"], json!([]), "there is no task");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_writes_and_does_not_end_at_once_is_streamed() {
+    let (mut stage, legacy) = staged(Config { promote_after: HOUR, ..Config::default() }).await;
+    let (opening, mut act) = call_with(&mut stage, &legacy, asking(&ALL)).await;
+    act.writes("one").await;
+    settle().await;
+    // It has a tenth of the time of a call that has nothing to show.
+    stage.clock.advance(HOUR / 10 - MS);
+    settle().await;
+    assert_eq!(legacy.ok("tasks/list", json!({})).await["tasks"], json!([]), "there is no task yet");
+    stage.clock.advance(MS);
+    let mut call = opening.opened().await;
+    assert_eq!(call.part().await, json!([["1 one"], false, false]));
+    act.ends("two");
+    assert_eq!(part(&call.last().await), json!([["2 two"], true, false]));
+}
+
+#[tokio::test]
+async fn a_call_that_writes_and_fails_at_once_keeps_what_it_wrote() {
+    let (mut stage, legacy) = staged(Config::default()).await;
+    let (opening, mut act) = call_with(&mut stage, &legacy, asking(&ALL)).await;
+    act.writes("one").await;
+    act.ends_with(Err(ToolError::protocol(-31_999, "broken")));
+    let mut call = opening.opened().await;
+    let last = call.last().await;
+    assert_eq!((&last["isComplete"], &last["isError"], &last["task"]["status"]), (&json!(true), &json!(true), &json!("failed")));
+    assert_eq!(call.merged(), "one+broken");
 }
 
 // The first answer to a streamed call.
@@ -273,10 +320,10 @@ async fn a_call_that_fails_ends_with_its_task_or_with_the_message() {
     let (mut call, mut act) = begun(&mut stage, &legacy).await;
     act.ends_with(broken());
     let last = call.last().await;
-    assert_eq!(part(&last), json!([[], true, true]));
+    assert_eq!(part(&last), json!([["2 broken"], true, true]), "what was not sent yet, and that is why it failed");
     assert_eq!((&last["task"]["status"], &last["task"]["statusMessage"]), (&json!("failed"), &json!("broken")));
-    assert_eq!((call.merged(), call.segments.is_error()), ("one".to_owned(), true));
-    assert_eq!(part(&pull(&legacy, call.task(), 1).await), json!([[], true, true]));
+    assert_eq!((call.merged(), call.segments.is_error()), ("one+broken".to_owned(), true));
+    assert_eq!(part(&pull(&legacy, call.task(), 1).await), json!([["2 broken"], true, true]));
     let error = legacy.error("tasks/result", json!({"taskId": call.task()})).await;
     assert_eq!((&error["code"], &error["message"]), (&json!(-32603), &json!("broken")), "the error itself");
 
@@ -379,33 +426,35 @@ async fn the_output_of_any_task_can_be_asked_for_by_number() {
 }
 
 #[tokio::test]
-async fn an_answer_has_about_so_many_bytes_and_the_next_one_goes_on() {
-    const COUNT: u64 = 20;
-    let (mut stage, legacy) = staged(Config { read_bytes: 1_000, ..Config::default() }).await;
+async fn of_a_task_that_has_ended_one_answer_has_all_that_is_left() {
+    const COUNT: u64 = 100;
+    let (mut stage, legacy) = staged(Config { read_bytes: 1_000_000, ..Config::default() }).await;
     let (opening, mut act) = call(&mut stage, &legacy).await;
     for _ in 0..COUNT {
-        act.writes(&"x".repeat(300)).await;
+        act.writes(&"x".repeat(30_000)).await;
     }
-    act.ends(());
     let mut call = opening.opened().await;
-    call.last().await;
-    assert_eq!(call.segments.len() as u64, COUNT);
+    call.until(COUNT).await;
+    let numbers = |answer: &Value| -> Vec<u64> {
+        let segments = answer["partial-content"].as_array().expect("segments").iter();
+        segments.map(|segment| segment["seqNr"].as_u64().expect("a number")).collect()
+    };
+    // While it is at work, an answer has about so many bytes, and the next one goes on.
     let (mut last, mut pages) = (1, 0);
-    loop {
+    while last < COUNT {
         let answer = pull(&legacy, call.task(), last).await;
-        let segments = answer["partial-content"].as_array().expect("segments");
-        for segment in segments {
-            last += 1;
-            assert_eq!(segment["seqNr"], last);
-        }
+        let page = numbers(&answer);
+        assert_eq!((page[0], &answer["isComplete"]), (last + 1, &json!(false)));
+        last = *page.last().expect("one at least");
         pages += 1;
-        if answer["isComplete"] == true {
-            break;
-        }
-        assert!(!segments.is_empty(), "page {pages} behind {last} is empty");
     }
-    assert_eq!(last, COUNT);
-    assert!(pages >= 3, "{pages} pages");
+    assert!(pages > 1, "{pages} pages");
+    act.ends(());
+    call.last().await;
+    for last in [1, 50, COUNT - 1, COUNT] {
+        let answer = pull(&legacy, call.task(), last).await;
+        assert_eq!((numbers(&answer), &answer["isComplete"]), (Vec::from_iter(last + 1..=COUNT), &json!(true)), "behind {last}");
+    }
 }
 
 #[tokio::test]
@@ -599,4 +648,36 @@ async fn no_segment_is_told_twice_where_partials_were_negotiated_too() {
     let partials: Vec<&Value> = told.iter().filter(|message| message["method"] == "notifications/tasks/partial").collect();
     assert_eq!(partials.len(), 1, "{told:?}");
     assert_eq!((&partials[0]["params"]["taskId"], &partials[0]["params"]["seq"]), (&json!(id), &json!(0)));
+}
+
+#[tokio::test]
+async fn partials_of_a_call_that_can_have_one_response_only_begin_with_the_first() {
+    let both = || {
+        let mut capabilities = capable_of(&ALL);
+        capabilities["tasks"]["streaming"] = json!({"partial": {}});
+        capabilities
+    };
+    for initial in [Initial::Both, Initial::Task, Initial::Partial] {
+        for modes in [&["streaming"][..], &["immediate", "streaming"][..]] {
+            let mut stage = Stage::of(beginning_with(initial), Tool::streams).await;
+            let legacy = Legacy::declaring(&stage.server, both()).await;
+            let mut stand = legacy.stand().await;
+            let calling = tokio::spawn({
+                let (plain, task) = (legacy.accepting("application/json"), asking(modes));
+                async move { plain.task("writes", json!({}), task).await }
+            });
+            let mut act = stage.run().await;
+            act.writes("one").await;
+            let first = as_time_passes(&stage.clock, calling).await.expect("no panic");
+            let segments = first["partial-content"].as_array().map_or(0, Vec::len);
+            assert_eq!((segments, first["_meta"].get(FALLBACK)), (0, None), "{initial:?} {modes:?}: {first}");
+            let id = first["_meta"][RELATED]["taskId"].as_str().expect("a task").to_owned();
+            act.writes("two").await;
+            act.ends("three");
+            let told = told_until(&mut stand, &id, "completed").await;
+            let partials = told.iter().filter(|message| message["method"] == "notifications/tasks/partial");
+            assert_eq!(partials.map(brief).collect::<Vec<_>>(), ["0 one", "1 two", "2 three"], "{initial:?} {modes:?}");
+            assert_eq!(text_of(&legacy.result(&id).await["content"]), "one+two+three");
+        }
+    }
 }

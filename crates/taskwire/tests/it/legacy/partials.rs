@@ -396,6 +396,20 @@ async fn negotiation_2_who_declares_partials_learns_that_there_are_some() {
 }
 
 #[tokio::test]
+async fn a_tool_that_cannot_be_a_task_has_no_hint() {
+    for (mode, support) in [(TaskMode::Never, "forbidden"), (TaskMode::Auto, "optional"), (TaskMode::Required, "required")] {
+        let server = TestServer::start(registry([quick("streams").streams().task(mode)])).await;
+        let legacy = Legacy::declaring(&server, streaming()).await;
+        let execution = legacy.ok("tools/list", json!({})).await["tools"][0]["execution"].clone();
+        let mut expected = json!({"taskSupport": support});
+        if mode != TaskMode::Never {
+            expected["streamPartial"] = true.into();
+        }
+        assert_eq!(execution, expected, "{mode:?}");
+    }
+}
+
+#[tokio::test]
 async fn negotiation_3_partials_need_a_version_that_has_tasks() {
     let mut stage = Stage::of(Config::default(), Tool::streams).await;
     for older in ["2025-06-18", "2025-03-26"] {

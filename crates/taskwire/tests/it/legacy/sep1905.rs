@@ -132,7 +132,8 @@ async fn scenario_07_streaming_mode_gap_detection() {
 
 #[tokio::test]
 async fn scenario_08_immediate_mode_fallback() {
-    let cases: [(bool, &[&str], &str); 5] = [
+    let cases: [(bool, &[&str], &str); 6] = [
+        (false, &["immediate", "streaming"], "task"),
         (true, &["immediate", "streaming"], "streaming"),
         (true, &ALL, "streaming"),
         (true, &["immediate", "task"], "task"),
@@ -148,6 +149,8 @@ async fn scenario_08_immediate_mode_fallback() {
         act.writes("one").await;
         let result = as_time_passes(&stage.clock, calling).await.expect("no panic");
         assert_eq!(mode_of(&result), expected, "{streams} {modes:?}");
+        let is_told = expected == "task" && !modes.contains(&"task");
+        assert_eq!(result["_meta"].get(FALLBACK), is_told.then_some(&json!("task")), "{streams} {modes:?}");
         if expected == "streaming" {
             assert_eq!(part(&result), json!([["1 one"], false, false]));
         }
@@ -202,7 +205,7 @@ async fn scenario_11_task_failure_during_streaming() {
     let (mut stage, legacy) = staged(Config::default()).await;
     let (mut call, mut act) = begun(&mut stage, &legacy).await;
     act.ends_with(Err(ToolError::protocol(-32603, "broken")));
-    assert_eq!(part(&call.last().await), json!([[], true, true]));
+    assert_eq!(part(&call.last().await), json!([["2 broken"], true, true]));
     let task = legacy.get(call.task()).await;
     assert_eq!((&task["status"], &task["statusMessage"]), (&json!("failed"), &json!("broken")));
 }
@@ -408,7 +411,8 @@ async fn server_09_completion() {
 
 #[tokio::test]
 async fn server_10_error_handling() {
-    for (end, last, status) in [("says", json!(["2 bad"]), "failed"), ("fails", json!([]), "failed"), ("stops", json!([]), "cancelled")] {
+    let ends = [("says", json!(["2 bad"]), "failed"), ("fails", json!(["2 bad"]), "failed"), ("stops", json!([]), "cancelled")];
+    for (end, last, status) in ends {
         let (mut stage, legacy) = staged(Config::default()).await;
         let (mut call, mut act) = begun(&mut stage, &legacy).await;
         match end {
