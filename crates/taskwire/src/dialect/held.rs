@@ -1,20 +1,21 @@
 //! Calls of clients without tasks: how long they are held, what they hear meanwhile, and what they are told instead of a
 //! result that takes longer.
 //!
-//! A call that is held becomes a task when its time is over, and its caller comes back to it by the follow-up tools. With
-//! those turned off (`followups`), nothing here takes place.
+//! A call that is held becomes a task when its time is over, and its caller comes back to it by the follow-up tools. Where that cannot
+//! be, its work stops then. With the follow-up tools turned off (`followups`), nothing here takes place.
 
 use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 use taskwire_core::{
     Payload, Timestamp,
-    task::{Accepts, Outcome, Spec, Task},
+    task::{Accepts, Outcome, Reject, Spec, Task},
 };
 
 use super::fingerprint::fingerprint;
 use crate::{
     clock::{Clock, Sleep},
+    engine::{Phase, Run},
     followup,
     server::Shared,
     tool::{CallResult, Content, ReadyTool, TaskMode, payload_lacks},
@@ -22,6 +23,18 @@ use crate::{
 
 /// How long a caller hears nothing before it is given a sign of life.
 const QUIET: Duration = Duration::from_secs(5);
+
+/// Why work stops that was held for long enough, and can be no task.
+const NO_ROOM: &str = "its call was held for as long as `hold`, and there was no room for another task";
+
+/// What came of waiting for work in memory.
+#[derive(Debug)]
+pub(super) enum Settled {
+    /// It has ended, or is a task.
+    At(Phase),
+    /// It was held for long enough, and can be no task.
+    NoRoom(Reject),
+}
 
 /// Whether a call of this tool by a caller without tasks may be answered with something else than its result.
 pub(super) fn follows(shared: &Shared, tool: &ReadyTool) -> bool {
@@ -122,6 +135,14 @@ pub(super) fn failed(shared: &Shared, task: &Task) -> Option<Payload> {
 pub(super) fn failed_at_once(shared: &Shared, spec: &Spec, outcome: &Outcome) -> Option<Payload> {
     let held = shared.config.followups && spec.hidden;
     held.then(|| followup::failed_at_once(&spec.tool, outcome)).flatten().as_ref().map(payload)
+}
+
+/// Stops work that was held for long enough and can be no task, and says so: nobody could find it again, and it would count for nothing.
+pub(super) fn no_room(shared: &Shared, run: &Run, reject: &Reject) -> Payload {
+    let spec = run.spec();
+    tracing::info!(caller = spec.caller.as_str(), tool = %spec.tool, %reject, "a call was held for as long as it may be, and stops");
+    run.call_off(NO_ROOM);
+    payload(&followup::no_room(&spec.tool, shared.config.hold, reject))
 }
 
 /// A result with one more text for the model; as it is, if it is no result of a call.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     engine,
-    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
+    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError, fitting},
 };
 
 const DESCRIPTION: &str = "Answers a question that a task of this server asked (task_wait and the tool itself show the question, its key and \
@@ -82,6 +82,8 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
     let (key, request) = choose(&task, key.as_deref()).map_err(ToolError::new)?;
     let question = Question::read(&request);
     let answer = give(&task, &key, &question, value, action).map_err(ToolError::new)?;
+    let misfit = |why: String| ToolError::new(format!("The answer does not fit the question, so it was not given: {why}"));
+    let answer = fitting(&request, answer).map_err(misfit)?;
     let (engine, caller) = (ctx.run().engine(), ctx.run().spec().caller.clone());
     let given = engine.submit(task.id, Authority::Caller(caller), Command::Answer(vec![(key.clone(), answer)])).await;
     let receipt = match given {

@@ -24,7 +24,7 @@ use taskwire_core::{
 };
 use tokio::sync::watch;
 
-pub(crate) use say::{asks, failed, failed_at_once, going_away, joined, still_running};
+pub(crate) use say::{asks, failed, failed_at_once, going_away, joined, no_room, still_running};
 
 use crate::{
     engine::{self, Engine},

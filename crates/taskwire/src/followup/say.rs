@@ -1,13 +1,15 @@
 //! What is said of a task: that it runs, that it asks, how it ended.
 
+use std::time::Duration;
+
 use taskwire_core::{
     Seq, TaskId, Timestamp,
     screen::shown,
-    task::{Outcome, Task},
+    task::{Outcome, Reject, Task},
     wire::code,
 };
 
-use super::{ANSWER, CANCEL, OUTPUT, WAIT, arguments, began, output::text_at, question::Question, span};
+use super::{ANSWER, CANCEL, LIST, OUTPUT, WAIT, arguments, began, output::text_at, question::Question, span};
 use crate::{
     engine::{self, Engine},
     tool::{CallResult, Content},
@@ -61,6 +63,22 @@ pub(crate) fn failed(engine: &Engine, task: &Task) -> Option<CallResult> {
 /// The same of a call that was no task, and so has written nothing that is kept.
 pub(crate) fn failed_at_once(tool: &str, outcome: &Outcome) -> Option<CallResult> {
     is_ours(outcome).then(|| CallResult::error(without_result(&format!("`{tool}`"), outcome).unwrap_or_default()))
+}
+
+/// What a call is answered with that was held for so long, and whose work was stopped then, because it can be no task.
+pub(crate) fn no_room(tool: &str, held: Duration, reject: &Reject) -> CallResult {
+    let first = match reject {
+        Reject::Limit { key: "tasks_per_caller", .. } => format!(
+            "`{LIST}` shows what is running: wait for the end of one of these with `{WAIT}`, or, if your user agrees, stop one that is not \
+             needed any more with `{CANCEL}`."
+        ),
+        _ => "Tell your user, who can have that limit raised.".to_owned(),
+    };
+    CallResult::error(format!(
+        "`{tool}` was stopped after {} and gives no result. A call is not held for longer, and it cannot go on as a task: {reject}.\n\
+         {first} Only then call `{tool}` again: that begins its work anew.",
+        span(held)
+    ))
 }
 
 /// Whether it is we who say that there is no result.
@@ -305,6 +323,18 @@ mod tests {
         let cancelled = ended(&task(&[Event::Cancelled { reason: Some("not needed".into()) }])).expect("ended");
         assert!(cancelled.is_error && text(&cancelled).contains("was cancelled (not needed) and gives no result"));
         assert!(ended(&task(&[])).is_none());
+    }
+
+    #[test]
+    fn who_has_no_room_for_a_task_is_told_how_to_make_some() {
+        let limit = |key| Reject::Limit { what: "too many of your tasks are still running", max: 7, key };
+        let told = no_room("deploy", Duration::from_secs(45), &limit("tasks_per_caller"));
+        assert!(told.is_error && text(&told).starts_with("`deploy` was stopped after 45 s and gives no result."), "{}", text(&told));
+        for word in ["the limit is 7", "`limits.tasks_per_caller`", "`task_list`", "`task_wait`", "`task_cancel`", "call `deploy` again"] {
+            assert!(text(&told).contains(word), "{word}: {}", text(&told));
+        }
+        let other = no_room("deploy", Duration::from_secs(45), &limit("another"));
+        assert!(text(&other).contains("Tell your user") && !text(&other).contains("task_list"), "{}", text(&other));
     }
 
     #[test]

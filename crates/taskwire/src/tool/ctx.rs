@@ -10,6 +10,7 @@ use taskwire_core::{
 
 use super::{
     Progress, ToolError,
+    answer::fitting,
     content::Content,
     error::from_engine,
     question::{Answer, Question, Refusal, payload_lacks},
@@ -92,11 +93,11 @@ impl Ctx {
     /// # Errors
     /// When the caller cannot be asked this, the key was used for another question, or the tool must stop.
     pub async fn ask(&self, key: &str, question: Question) -> Result<Answer, ToolError> {
-        let answer = self.ask_raw(key, question.clone().into_payload()).await?;
-        let answer: Answer =
-            answer.read().map_err(|error| ToolError::new(format!("the answer to `{key}` has the wrong shape: {error}")))?;
-        question.check(&answer)?;
-        Ok(answer)
+        let question = question.into_payload();
+        let answer = self.ask_raw(key, question.clone()).await?;
+        let misfit = |why: String| ToolError::new(format!("the answer to `{key}` does not fit the question: {why}"));
+        // Who embeds the engine can give answers past every other check.
+        fitting(&question, answer).map_err(misfit)?.read().map_err(|error| misfit(error.to_string()))
     }
 
     /// As [`ask`](Self::ask), in the shapes of the wire.

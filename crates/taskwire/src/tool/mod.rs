@@ -3,6 +3,7 @@
 //! Knows the shapes of MCP that all eras share (content blocks, tool definitions), but no wire and no era.
 
 mod annotations;
+mod answer;
 mod content;
 mod ctx;
 mod definition;
@@ -19,6 +20,7 @@ mod schema;
 mod typed;
 
 pub use annotations::Annotations;
+pub(crate) use answer::{fits_any, fitting, gist};
 pub use content::{CallResult, Content, IntoResult, Json};
 pub use ctx::Ctx;
 pub use definition::{Policy, TaskMode, Tool};

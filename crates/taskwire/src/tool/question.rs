@@ -15,8 +15,6 @@ use super::{
 pub struct Question {
     method: &'static str,
     params: Value,
-    /// The only answers that there are, if it is a choice.
-    choices: Option<Vec<String>>,
 }
 
 /// The field of a question that wants a yes or a no.
@@ -26,7 +24,7 @@ const CHOICE: &str = "answer";
 
 impl Question {
     fn new(method: &'static str, params: Value) -> Self {
-        Self { method, params, choices: None }
+        Self { method, params }
     }
 
     /// A form for a person: `schema` describes a flat object of texts, numbers, booleans and choices.
@@ -76,8 +74,7 @@ impl Question {
     #[must_use]
     pub fn choice<T: Into<String>>(message: &str, choices: impl IntoIterator<Item = T>) -> Self {
         let choices: Vec<String> = choices.into_iter().map(Into::into).collect();
-        let question = Self::one_field(message, CHOICE, json!({"type": "string", "title": "Answer", "enum": choices}));
-        Self { choices: Some(choices), ..question }
+        Self::one_field(message, CHOICE, json!({"type": "string", "title": "Answer", "enum": choices}))
     }
 
     fn one_field(message: &str, name: &str, field: Value) -> Self {
@@ -108,20 +105,6 @@ impl Question {
         lacks(self.method, &self.params, accepts)
     }
 
-    /// Whether an answer is one of those that there are.
-    pub(super) fn check(&self, answer: &Answer) -> Result<(), ToolError> {
-        match &self.choices {
-            Some(choices) if answer.is_accepted() => {
-                let chosen = answer.choice()?;
-                match choices.contains(&chosen) {
-                    true => Ok(()),
-                    false => Err(ToolError::new(format!("`{chosen}` is none of the choices: {}", choices.join(", ")))),
-                }
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The question in its wire shape.
     #[must_use]
     pub fn into_payload(self) -> Payload {
@@ -130,7 +113,7 @@ impl Question {
 }
 
 /// Formats of text that a form may have, by the protocol.
-const FORMATS: [&str; 4] = ["email", "uri", "date", "date-time"];
+pub(super) const FORMATS: [&str; 4] = ["email", "uri", "date", "date-time"];
 
 /// Says of a field what a form can say: no field may be null (it may be left out), choices are listed, and formats are
 /// those that clients know.
@@ -245,6 +228,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::tool::fitting;
 
     /// How it is sent.
     #[derive(Deserialize, JsonSchema)]
@@ -310,11 +294,10 @@ mod tests {
         assert_eq!(field, &json!({"type": "string", "title": "Answer", "enum": ["eu", "us"]}));
         let eu = answer(json!({"action": "accept", "content": {"answer": "eu"}}));
         assert_eq!(eu.choice().expect("it was chosen"), "eu");
-        assert!(question.check(&eu).is_ok());
-        assert!(question.check(&answer(json!({"action": "accept", "content": {"answer": "moon"}}))).is_err(), "nobody offered that");
-        let no = answer(json!({"action": "decline"}));
-        assert!(question.check(&no).is_ok() && no.choice().is_err(), "who declines need not choose");
-        assert!(Question::choice("Which?", vec!["a".to_owned()]).check(&answer(json!({"action": "accept"}))).is_err());
+        assert!(answer(json!({"action": "decline"})).choice().is_err(), "who declines need not choose");
+        assert!(answer(json!({"action": "accept"})).choice().is_err());
+        let moon = json!({"action": "accept", "content": {"answer": "moon"}});
+        assert!(fitting(&question.into_payload(), moon.into()).is_err(), "nobody offered that");
     }
 
     #[test]

@@ -564,22 +564,43 @@ async fn a_tool_that_must_be_a_task_is_refused() {
 }
 
 #[tokio::test]
-async fn where_no_task_can_be_made_a_call_is_held_on() {
+async fn where_no_task_can_be_made_a_call_is_answered_after_the_hold_and_its_work_stops() {
     for way in WAYS {
         let (gate, other) = (Gate::new(), Gate::new());
         let limits = Limits { tasks_per_caller: 1, ..Limits::DEFAULT };
         let config = Config { followups: true, hold: HOLD, ..with_limits(limits) };
-        let tools = registry([gate.tool("slow").dedupe(), other.tool("other").task(TaskMode::Always)]);
-        let house = House::with(tools, config).await;
+        let slow = if way.is_modern() { gate.tool("slow") } else { gate.tool("slow").dedupe() };
+        let house = House::with(registry([slow, other.tool("other").task(TaskMode::Always)]), config).await;
         house.tasker().start("other", json!({})).await;
-        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        let caller = Caller::new(way, &house).await;
+        // A result within that time is the answer, room or not.
+        let mut talk = caller.call("slow", json!({})).await;
         soon("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
-        house.pass(HOLD * 2).await;
         talk.is_quiet().await;
         gate.go.send();
         assert_eq!(text(&talk.result().await), "done", "{way:?}");
+        let mut talk = caller.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        house.pass(SECOND).await;
+        talk.is_quiet().await;
+        house.pass(HOLD).await;
+        let told = talk.result().await;
+        assert_eq!(told["isError"], true, "{way:?}: {told}");
+        for word in ["`slow` was stopped after 45 s", "the limit is 1", "`limits.tasks_per_caller`", "`task_list`", "`task_cancel`"] {
+            assert!(text(&told).contains(word), "{way:?}: no {word}: {told}");
+        }
+        soon("the word to stop", gate.stopped.wait()).await;
         assert_eq!(house.open().len(), 1, "{way:?}");
+        // With room, it is as ever.
+        other.go.send();
+        house.until_open(0).await;
+        let mut talk = caller.call("slow", json!({})).await;
+        soon("the tool", gate.started.wait()).await;
+        house.pass(HOLD).await;
+        followed(&talk.result().await);
+        gate.go.send();
+        assert_eq!(gate.runs(), 3, "{way:?}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! The library from outside: real sockets, raw messages in and out. One file per promise.
 
+mod answers;
 mod bad_input;
 mod client;
 mod followup;

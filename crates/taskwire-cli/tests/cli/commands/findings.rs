@@ -325,6 +325,29 @@ fn a_call_that_cannot_become_a_task_has_both_ends_of_much_output() {
 }
 
 #[test]
+fn a_call_that_cannot_become_a_task_is_answered_when_it_was_held_long_enough() {
+    let sleeps = "command = [\"python3\", \"-c\", \"import time; time.sleep(3600)\"]";
+    let (hog, slow) = (tool("hog", &format!("{sleeps}\ntask = \"always\"")), tool("slow", sleeps));
+    let place = Place::new(&format!("hold = \"1s\"\n\n[limits]\ntasks_per_caller = 1\n\n{hog}{slow}"));
+    let node = place.start();
+    let id = node.begin("hog", json!({}));
+    let told = plain_call(&node, "slow", &json!({}));
+    assert_eq!(told["isError"], true, "{told}");
+    for word in ["`slow` was stopped after 1 s", "`limits.tasks_per_caller`", "`task_list`", "`task_cancel`"] {
+        assert!(said(&told).contains(word), "no {word}: {told}");
+    }
+    // There is room again.
+    node.cancel(&id);
+    assert_eq!(node.ended(&id)["status"], "cancelled");
+    let told = plain_call(&node, "slow", &json!({}));
+    assert!(told["isError"] != true && said(&told).contains("`slow` is still running"), "{told}");
+    let text = said(&told);
+    let id = text.split("\"task_id\":\"").nth(1).and_then(|rest| rest.split('"').next()).expect("an id");
+    plain_call(&node, "task_cancel", &json!({"task_id": id}));
+    place.is_quiet();
+}
+
+#[test]
 fn a_terminal_shows_all_of_a_long_output_however_quickly_it_came() {
     let place = Place::new(&tool("lines", "command = [\"cat\", \"lines\"]"));
     let lines: String = (0..5000).map(|n| format!("line {n} of a long and quick output\n")).collect();

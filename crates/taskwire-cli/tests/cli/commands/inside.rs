@@ -124,6 +124,39 @@ fn questions_have_numbers_unless_they_have_names() {
 }
 
 #[test]
+fn an_answer_that_does_not_fit_is_refused_and_the_command_waits_for_one_that_does() {
+    let schema = r#"{"type":"object","properties":{"width":{"type":"integer","minimum":1}},"required":["width"]}"#;
+    let place = place(&format!(
+        "region=$(taskwire ask 'Which?' --key region --choice eu --choice us) || exit 9\n\
+         taskwire ask 'Sure?' --key sure --confirm || exit 8\n\
+         size=$(taskwire ask 'Size?' --key size --schema '{schema}') || exit 7\n\
+         echo \"$region $size\"\n"
+    ));
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    let accept = |content: Value| json!({"action": "accept", "content": content});
+    let never = [json!({}), json!({"action": "perhaps"}), json!({"action": 7}), json!({"action": "accept"}), json!({"content": {}})];
+    let steps = [
+        ("region", vec![accept(json!({"answer": "moon"})), accept(json!({"answer": 1}))], accept(json!({"answer": "eu"}))),
+        ("sure", vec![accept(json!({"confirm": "true"})), accept(json!({"answer": true}))], accept(json!({"confirm": true}))),
+        ("size", vec![accept(json!({"width": 0})), accept(json!({"width": "3"}))], accept(json!({"width": 3.0}))),
+    ];
+    for (key, misfits, good) in steps {
+        let asked = node.look(&id, key, |task| task["inputRequests"][key].as_object().cloned());
+        for bad in never.iter().chain(&misfits) {
+            let refused = node.send("tasks/update", json!({"taskId": id, "inputResponses": {key: bad}}));
+            assert_eq!(refused["error"]["code"], -32602, "{key}: {bad}: {refused}");
+            let now = node.ask("tasks/get", json!({"taskId": id}));
+            assert_eq!((&now["status"], now["inputRequests"][key].as_object()), (&json!("input_required"), Some(&asked)), "{key}: {bad}");
+        }
+        node.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: good}}));
+    }
+    assert_eq!(said(&node.result(&id)), "eu {\"width\":3}\n");
+    assert_eq!(place.read("starts"), "start\n");
+    place.is_quiet();
+}
+
+#[test]
 fn a_question_outlives_the_server() {
     let place = place("echo before\nname=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
     let mut node = place.start();

@@ -2,6 +2,7 @@
 //!
 //! All of this is in memory. What is lost with the process costs a client some repetition at most.
 
+mod again;
 mod request;
 mod unanswered;
 
@@ -14,6 +15,7 @@ use std::{
 use taskwire_core::{InputKey, Seq, TaskId, Timestamp, Version, wire::RequestId};
 use tokio::sync::{mpsc, watch};
 
+pub(super) use self::again::Again;
 pub(super) use self::request::Request;
 use self::unanswered::Unanswered;
 use super::session::Session;
@@ -58,6 +60,8 @@ pub(super) struct Live {
     /// Questions that were asked on a stream that may still be there.
     asked: HashMap<(TaskId, InputKey), Weak<()>>,
     prune_asked: Prune<ASKED_MIN>,
+    /// Questions that are asked again, since what came was no answer.
+    again: HashMap<(TaskId, InputKey), Again>,
     /// Requests that are not answered yet.
     pub(super) running: HashMap<RequestId, Running>,
     prune_running: Prune<RUNNING_MAX>,
@@ -325,7 +329,9 @@ impl Session {
 
     /// Forgets who asked a question that is answered.
     pub(super) fn answered(&self, id: TaskId, key: &InputKey) {
-        self.live().asked.remove(&(id, key.clone()));
+        let mut live = self.live();
+        live.asked.remove(&(id, key.clone()));
+        live.again.remove(&(id, key.clone()));
     }
 
     /// Whether the standing stream, which is still there, asked a question.

@@ -43,7 +43,7 @@ use super::{Fault, Gone, Outbox, Reply, called::Cancelled, held::Hold, json::Obj
 use crate::{
     engine,
     server::{Open, Shared},
-    tool::REFUSED,
+    tool::{REFUSED, fitting},
 };
 
 /// The versions that this dialect speaks, the latest first.
@@ -292,17 +292,28 @@ async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&R
         error: Option<RpcError>,
     }
     let never = || Fault::new(400, code::INVALID_REQUEST, "this answers a question that was never asked");
-    let (task, key) = id.and_then(question_of).ok_or_else(never)?;
+    let (task, times, key) = id.and_then(question_of).ok_or_else(never)?;
     let known = shared.engine.task(&session.caller, task)?.ok_or_else(never)?;
     let key = InputKey::new(key);
-    if !known.inputs.contains_key(&key) {
-        return Err(never());
-    }
+    let input = known.inputs.get(&key).ok_or_else(never)?;
+    let is_open = input.answer.is_none() && known.outcome.is_none();
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
     let Answer { result, error } = serde_json::from_slice(bytes).map_err(|error| invalid(format!("not a response: {error}")))?;
     let answer = match (result, error) {
         (None, Some(error)) => json!({REFUSED: error}).into(),
-        (Some(result), None) if result.as_str().starts_with('{') => result,
+        // What comes too late is taken as it is, and changes nothing.
+        (Some(result), None) if !is_open => result,
+        (Some(result), None) => match fitting(&input.request, result) {
+            Ok(answer) => answer,
+            Err(why) => {
+                let then = match ask_again(shared, session, &known, (&key, times), &why).await? {
+                    true => "the question stays open",
+                    false => "it was asked often enough, and the call goes on without an answer",
+                };
+                let message = format!("the answer to `{}` does not fit its question: {why}; {then}", key.as_str());
+                return Err(Fault::new(400, code::INVALID_PARAMS, message));
+            }
+        },
         _ => return Err(invalid("a response has an object as its `result`, or an `error`, and not both".to_owned())),
     };
     let command = Command::Answer(vec![(key.clone(), answer)]);
@@ -314,9 +325,32 @@ async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&R
             session.answered(task, &key);
             Ok(Reply::accepted())
         }
-        Err(error @ engine::Error::Rejected(_)) => Err(invalid(error.to_string())),
+        Err(engine::Error::Rejected(reject)) => {
+            ask_again(shared, session, &known, (&key, times), &reject.to_string()).await?;
+            Err(invalid(reject.to_string()))
+        }
         Err(error) => Err(error.into()),
     }
+}
+
+/// What came is no answer, so its question is asked again: its client will not respond to it once more. A call that nobody else can
+/// answer for does not wait for ever for a client that cannot: in the end its tool is told so, and decides. Says whether the question
+/// stays open.
+async fn ask_again(
+    shared: &Shared,
+    session: &Session,
+    task: &Task,
+    (key, times): (&InputKey, u32),
+    why: &str,
+) -> Result<bool, engine::Error> {
+    if session.ask_again(task, key, times, why) || !task.spec.hidden {
+        return Ok(true);
+    }
+    let error = RpcError { code: code::INVALID_PARAMS, message: format!("none of its answers fits the question: {why}"), data: None };
+    let command = Command::Answer(vec![(key.clone(), json!({REFUSED: error}).into())]);
+    shared.engine.submit(task.id, Authority::Caller(session.caller.clone()), command).await?;
+    session.answered(task.id, key);
+    Ok(false)
 }
 
 /// What a GET asks for: to be told what happens in a session, or the rest of a stream that was cut off.

@@ -122,18 +122,20 @@ fn tag(session: &SessionId) -> &str {
 }
 
 /// The name of a question as a request of ours: unique, and enough to know what an answer to it is for. It is another one
-/// on the stream of each request, and on the stream besides them.
-pub(super) fn question_id(task: TaskId, request: Option<&RequestId>, key: &str) -> String {
+/// on the stream of each request, on the stream besides them, and each time that it is asked there.
+pub(super) fn question_id(task: TaskId, request: Option<&RequestId>, times: u32, key: &str) -> String {
     let nonce = request.map_or_else(|| "-".to_owned(), |request| URL_SAFE_NO_PAD.encode(json::text(request)));
-    format!("{task}.{nonce}.{key}")
+    let again = if times > 1 { format!("~{times}") } else { String::new() };
+    format!("{task}.{nonce}{again}.{key}")
 }
 
-/// The task and the key of a question.
-pub(super) fn question_of(id: &RequestId) -> Option<(TaskId, &str)> {
+/// The task of a question, the how manieth time it was asked, and its key.
+pub(super) fn question_of(id: &RequestId) -> Option<(TaskId, u32, &str)> {
     let RequestId::Text(text) = id else { return None };
     let (task, rest) = text.split_once('.')?;
-    let (_, key) = rest.split_once('.')?;
-    Some((task.parse().ok()?, key))
+    let (nonce, key) = rest.split_once('.')?;
+    let times = nonce.split_once('~').map_or(Ok(1), |(_, times)| times.parse());
+    Some((task.parse().ok()?, times.ok()?, key))
 }
 
 #[cfg(test)]
@@ -159,8 +161,10 @@ mod tests {
                 let id = at.id(&stream.prefix(&session()).expect("a short request id"));
                 assert_eq!(Place::parse(&session(), &id), Some(Place::Task(stream.clone(), at)), "{id}");
                 assert_eq!(Place::parse(&SessionId::new("another"), &id), None, "it belongs to its session");
-                let question = RequestId::Text(question_id(task(), Some(&stream.request), "a.key").into());
-                assert_eq!(question_of(&question), Some((task(), "a.key")));
+                for times in [1, 2] {
+                    let question = RequestId::Text(question_id(task(), Some(&stream.request), times, "a.key~3").into());
+                    assert_eq!(question_of(&question), Some((task(), times, "a.key~3")));
+                }
             }
         }
         let standing = Standing { number: 4, version: Version(2) };
@@ -179,7 +183,8 @@ mod tests {
         for bad in tagged.iter().chain(&changed) {
             assert_eq!(Place::parse(&session(), bad), None, "{bad}");
         }
-        for bad in [RequestId::Number(1), RequestId::Text("1".into()), RequestId::Text("a.b.c".into())] {
+        let odd = RequestId::Text(format!("{}.-~x.key", task()).into());
+        for bad in [RequestId::Number(1), RequestId::Text("1".into()), RequestId::Text("a.b.c".into()), odd] {
             assert_eq!(question_of(&bad), None, "{bad}");
         }
     }

@@ -305,7 +305,8 @@ impl Stream<'_> {
         if payload_lacks(asked, agreed.accepts).is_some() || !self.session.asks(id, key, self.token.get(), replays) {
             return None;
         }
-        view::question(id, None, (key, asked), &agreed, Some(&view::related(id)))
+        let again = self.session.again(id, key);
+        view::question(id, None, (key, asked), again.as_ref(), &agreed, Some(&view::related(id)))
     }
 
     /// Has all questions of the session's tasks asked that are open: who begins anew was asked nothing, for all we know.

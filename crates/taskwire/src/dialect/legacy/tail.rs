@@ -311,7 +311,7 @@ impl<'a> Tail<'a> {
                         self.send(&message, false).await?;
                     }
                 }
-                () = released, if waits => {}
+                () = released, if self.stream.kind != Kind::Streamed => {}
             }
         }
     }

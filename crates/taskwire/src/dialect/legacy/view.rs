@@ -9,7 +9,7 @@ use taskwire_core::{
     wire::RequestId,
 };
 
-use super::{place::question_id, session::Agreed};
+use super::{live::Again, place::question_id, session::Agreed};
 use crate::{
     dialect::{
         json::{Object, text},
@@ -111,11 +111,12 @@ impl Segments {
     }
 }
 
-/// A question as a request to the client.
+/// A question as a request to the client. One that is asked `again` says why.
 pub(super) fn question(
     task: TaskId,
     request: Option<&RequestId>,
     (key, asked): (&InputKey, &Payload),
+    again: Option<&Again>,
     agreed: &Agreed,
     meta: Option<&str>,
 ) -> Option<Vec<u8>> {
@@ -124,6 +125,9 @@ pub(super) fn question(
     let method = asked["method"].as_str()?.to_owned();
     let params = asked.get_mut("params")?.as_object_mut()?;
     if method == "elicitation/create" {
+        if let (Some(again), Some(Value::String(message))) = (again, params.get_mut("message")) {
+            message.push_str(&format!("\n\n(The last answer was not taken: {})", again.why));
+        }
         if params.get("mode").is_some_and(|mode| mode == "url") {
             // Questions are asked anew on a new stream; what is to be opened stays the same.
             params.entry("elicitationId").or_insert_with(|| format!("{task}.{key}").into());
@@ -135,8 +139,8 @@ pub(super) fn question(
         let own = params.remove("_meta");
         params.insert("_meta".to_owned(), joined(own, &meta));
     }
-    let object = Object::open().splice(&text(params));
-    let message = Object::roomy().put("jsonrpc", "2.0").put("id", &question_id(task, request, key)).put("method", &method);
+    let (object, times) = (Object::open().splice(&text(params)), again.map_or(1, |again| again.times));
+    let message = Object::roomy().put("jsonrpc", "2.0").put("id", &question_id(task, request, times, key)).put("method", &method);
     Some(message.raw("params", &object.into_text()).end())
 }
 

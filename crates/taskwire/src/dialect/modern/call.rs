@@ -19,14 +19,14 @@ use super::{
     Cx, Done, headers,
     json::{Object, complete, typed, with_info},
     sealed::{Binding, Carried},
-    tasks::answers,
+    tasks::{answers, fitting, for_task, misfitting},
     view,
 };
 use crate::{
     dialect::{
         Fault,
         called::{self, Wanted, find_tool, misfit, ms},
-        held::{self, Beat, Hold},
+        held::{self, Beat, Hold, Settled},
         notes::Notes,
         params::text,
         waiter::Waiter,
@@ -34,7 +34,7 @@ use crate::{
     engine::{self, End, Note, Phase, Resumed, Run},
     feed::Watch,
     followup,
-    tool::{ReadyTool, TaskMode, payload_lacks},
+    tool::{ReadyTool, TaskMode, fits_any, gist, payload_lacks},
 };
 
 /// How long a client has to come back with answers.
@@ -179,7 +179,13 @@ async fn hold(
     let at_once = !matches!(phase, Phase::Loose);
     if !at_once {
         waiter.runs(held.run());
-        phase = teller.while_telling(settled(cx, held.run(), wait)).await?;
+        phase = match teller.while_telling(settled(cx, held.run(), wait)).await? {
+            Settled::At(phase) => phase,
+            Settled::NoRoom(reject) => {
+                waiter.answered(true);
+                return Ok(complete(&held::no_room(cx.shared, held.run(), &reject), cx.shared).into());
+            }
+        };
     }
     teller.tell_rest();
     match phase {
@@ -236,7 +242,7 @@ async fn ask_as_task(
 }
 
 /// Waits until a run has ended or become a task, and makes it one when its caller has waited long enough.
-async fn settled(cx: &Cx<'_>, run: &Arc<Run>, wait: Wait) -> Result<Phase, Fault> {
+async fn settled(cx: &Cx<'_>, run: &Arc<Run>, wait: Wait) -> Result<Settled, Fault> {
     let clock = cx.shared.engine.clock();
     let promotes = wait.patience.is_some() || wait.hold.is_some();
     let promote =
@@ -247,14 +253,18 @@ async fn settled(cx: &Cx<'_>, run: &Arc<Run>, wait: Wait) -> Result<Phase, Fault
     loop {
         tokio::select! {
             biased;
-            phase = run.settled() => return Ok(phase),
+            phase = run.settled() => return Ok(Settled::At(phase)),
             () = &mut promote, if !due => due = true,
             () = &mut held, if !over => over = true,
         }
         match run.promote().await {
+            // A server that shuts down gives it the time that there is.
+            Err(engine::Error::Rejected(reject @ Reject::Limit { .. })) if over && !*cx.shared.draining.borrow() => {
+                return Ok(Settled::NoRoom(reject));
+            }
             // No room for another task: the caller waits on, which costs it nothing but time.
             Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
-            promoted => return Ok(promoted?),
+            promoted => return Ok(Settled::At(promoted?)),
         }
     }
 }
@@ -285,7 +295,7 @@ async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait, wait
         }
         if task.asked_at.is_some() && !hold.is_some_and(|hold| hold.asks(&task)) {
             let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
-            let result = input_required(cx, binding, questions, Some(Carried::Task(id))).end();
+            let result = input_required(cx, binding, questions, Carried::Task(id)).end();
             return Ok(Done { result, sent: Some(waiter.answering(false)) });
         }
         if let Some(result) = held::instead(cx.shared, hold, &task, over) {
@@ -326,12 +336,12 @@ fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome, waiter: Waiter) -> Res
 async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed, wait: Wait) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
     let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+    let answers = for_task(&task, resumed.responses)?;
     // As in the first call. What has a key needs nobody to wait for it.
     let waiter = Waiter::again(cx.shared, None, &task);
     if task.spec.idempotency_key.is_some() {
         waiter.clone().answered(false);
     }
-    let answers = resumed.responses.into_iter().map(|(key, answer)| (taskwire_core::InputKey::new(&key), answer)).collect();
     let answered = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await;
     match answered {
         Ok(_) => {
@@ -383,8 +393,9 @@ pub(super) fn ask_again(
     if let Some(lacking) = questions.values().find_map(|question| payload_lacks(question, cx.meta.accepts)) {
         return Err(Fault::missing_capability(&lacking));
     }
+    let carried = Carried::Round { questions: questions.iter().map(|(key, question)| (key.clone(), gist(question))).collect(), state };
     let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
-    Ok(input_required(cx, binding, questions, state.map(Carried::State)))
+    Ok(input_required(cx, binding, questions, carried))
 }
 
 /// Asks the caller to call again with answers.
@@ -392,32 +403,31 @@ fn input_required<'a>(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
     questions: impl Iterator<Item = (&'a str, &'a Payload)>,
-    carried: Option<Carried>,
+    carried: Carried,
 ) -> Object {
     let object = with_info(typed("input_required"), cx.shared).raw("inputRequests", &view::requests(questions));
-    match carried {
-        None => object,
-        Some(carried) => {
-            let until = cx.shared.engine.clock().now().after(STATE_GOOD_FOR);
-            object.put("requestState", &binding.seal(carried, until))
-        }
-    }
+    let until = cx.shared.engine.clock().now().after(STATE_GOOD_FOR);
+    object.put("requestState", &binding.seal(carried, until))
 }
 
 /// What the caller brings along because it was asked to call again: answers and state, and the task that they are for
-/// if there is one.
+/// if there is one. What was asked in a round is held against its answers here; a task knows itself what it asked.
 pub(super) fn carried(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(Resumed, Option<TaskId>), Fault> {
-    let (mut resumed, mut task) = (Resumed::default(), None);
-    if let Some(raw) = cx.params.input_responses {
-        resumed.responses = answers(raw)?;
+    let responses = cx.params.input_responses.map(answers).transpose()?.unwrap_or_default();
+    if cx.params.request_state.is_none() {
+        // It brings answers to what it was never asked, for all we know: a tool may take them, if they are any.
+        for (key, answer) in &responses {
+            fits_any(answer).map_err(|why| misfitting(key, &why))?;
+        }
+        return Ok((Resumed { responses, state: None }, None));
     }
-    if cx.params.request_state.is_some() {
-        match binding.open(&text(cx.params.request_state, "requestState")?, cx.shared.engine.clock().now())? {
-            Carried::State(state) => resumed.state = Some(state.into()),
-            Carried::Task(id) => task = Some(id),
+    match binding.open(&text(cx.params.request_state, "requestState")?, cx.shared.engine.clock().now())? {
+        Carried::Task(id) => Ok((Resumed { responses, state: None }, Some(id))),
+        Carried::Round { questions, state } => {
+            let responses = fitting(responses, |key| questions.get(key))?;
+            Ok((Resumed { responses, state: state.map(Into::into) }, None))
         }
     }
-    Ok((resumed, task))
 }
 
 /// Passes notes on to the caller of an open call. A note that the caller does not read in time is dropped.

@@ -1,12 +1,14 @@
 //! `requestState`: what a client carries for us between two calls. It is signed, bound to its caller and its call, and
 //! good for a while only; anything else is refused.
 
+use std::collections::BTreeMap;
+
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use hmac::{Hmac, Mac};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use taskwire_core::{CallerId, TaskId, Timestamp};
+use taskwire_core::{CallerId, Payload, TaskId, Timestamp};
 
 use crate::dialect::Fault;
 
@@ -14,8 +16,8 @@ use crate::dialect::Fault;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Carried {
-    /// What a handler wants to be given back.
-    State(Value),
+    /// What a handler asked, as far as answers are held against it, and what it wants to be given back.
+    Round { questions: BTreeMap<String, Payload>, state: Option<Value> },
     /// The task that goes on when the answers come.
     Task(TaskId),
 }
@@ -89,8 +91,10 @@ mod tests {
         let other = CallerId::new("other");
         let call = Binding { secret: &[1; 32], caller: &me, method: "tools/call", name: "t", arguments: &json!({"a": 1, "b": 2}) };
         let at = Timestamp::from_millis;
-        let text = call.seal(Carried::State(json!({"step": 1})), at(10));
-        assert_eq!(call.open(&text, at(10)), Ok(Carried::State(json!({"step": 1}))));
+        let questions = BTreeMap::from([("k".to_owned(), json!({"method": "roots/list"}).into())]);
+        let round = Carried::Round { questions, state: Some(json!({"step": 1})) };
+        let text = call.seal(round.clone(), at(10));
+        assert_eq!(call.open(&text, at(10)), Ok(round));
         assert!(call.open(&text, at(11)).is_err(), "expired");
         for changed in [format!("{text}-TAMPERED"), format!("x{text}"), text.replace('.', ""), text.to_uppercase(), String::new()] {
             assert!(call.open(&changed, at(1)).is_err(), "{changed}");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use taskwire_core::{
     InputKey, Payload, TaskId,
-    task::{Authority, Command, Reject},
+    task::{Authority, Command, Reject, Task},
 };
 
 use super::{
@@ -19,7 +19,7 @@ use crate::{
         listing::{self, Listing},
         params::text,
     },
-    engine,
+    engine, tool,
 };
 
 /// Which state of a task a result shows; its reader may send it back and be told when there is a later one.
@@ -70,8 +70,12 @@ pub(super) async fn update(cx: &Cx<'_>) -> Result<Done, Fault> {
     cx.needs_tasks()?;
     let id = task_id(cx)?;
     let raw = cx.params.input_responses.ok_or_else(|| Fault::params("`inputResponses` is missing"))?;
-    let answers = answers(raw)?.into_iter().map(|(key, answer)| (InputKey::new(&key), answer)).collect();
-    cx.shared.engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?;
+    let (answers, engine) = (answers(raw)?, &cx.shared.engine);
+    let task = engine.task(cx.caller, id)?.ok_or_else(not_found)?;
+    let answers = for_task(&task, answers)?;
+    if !answers.is_empty() {
+        engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?;
+    }
     Ok(ack())
 }
 
@@ -83,6 +87,34 @@ pub(super) fn answers(raw: &RawValue) -> Result<BTreeMap<String, Payload>, Fault
         Some((key, _)) => Err(Fault::params(format!("the answer to `{key}` must be an object"))),
         None => Ok(answers),
     }
+}
+
+/// Those of the answers that are waited for, as they are taken; what is not asked (`question` knows), or not any more, is passed over.
+/// One that does not fit its question refuses them all: of a request in which something is wrong nothing counts.
+pub(super) fn fitting<'a>(
+    answers: BTreeMap<String, Payload>,
+    question: impl Fn(&str) -> Option<&'a Payload>,
+) -> Result<BTreeMap<String, Payload>, Fault> {
+    let mut taken = BTreeMap::new();
+    for (key, answer) in answers {
+        if let Some(question) = question(&key) {
+            let answer = tool::fitting(question, answer).map_err(|why| misfitting(&key, &why))?;
+            taken.insert(key, answer);
+        }
+    }
+    Ok(taken)
+}
+
+/// The answers to what a task asks.
+pub(super) fn for_task(task: &Task, answers: BTreeMap<String, Payload>) -> Result<Vec<(InputKey, Payload)>, Fault> {
+    let open: BTreeMap<&str, &Payload> = task.open_inputs().map(|(key, question)| (key.as_str(), question)).collect();
+    let taken = fitting(answers, |key| open.get(key).copied())?;
+    Ok(taken.into_iter().map(|(key, answer)| (InputKey::new(&key), answer)).collect())
+}
+
+/// Says what is wrong with an answer.
+pub(super) fn misfitting(key: &str, why: &str) -> Fault {
+    Fault::params(format!("the answer to `{key}` does not fit its question: {why}. Nothing was answered: correct it, and send it again"))
 }
 
 pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Done, Fault> {

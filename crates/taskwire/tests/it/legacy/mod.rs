@@ -1,5 +1,6 @@
 //! The legacy era from outside: sessions, core tasks, and the two drafts that build on them.
 
+mod answers;
 mod bad_input;
 mod eras;
 mod input;

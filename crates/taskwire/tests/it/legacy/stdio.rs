@@ -448,6 +448,22 @@ async fn a_question_is_a_line_and_so_is_its_answer() {
 }
 
 #[tokio::test]
+async fn a_question_is_asked_again_where_what_came_was_no_answer() {
+    let mut peer = Peer::start(registry([asks("asks")]));
+    peer.open(LATEST).await;
+    peer.call(1, "asks").await;
+    let first = peer.message().await;
+    peer.answer(&first, json!({"action": "perhaps"})).await;
+    let second = peer.message().await;
+    assert_eq!(second["method"], "elicitation/create");
+    assert_ne!(second["id"], first["id"]);
+    assert!(second["params"]["message"].as_str().is_some_and(|text| text.contains("was not taken: `action` must be")), "{second}");
+    peer.answer(&second, accept("Ada")).await;
+    assert_eq!(peer.result(1).await["content"][0]["text"], "Ada");
+    peer.ended().await;
+}
+
+#[tokio::test]
 async fn a_question_that_is_answered_with_an_error_fails_where_it_was_asked() {
     let mut peer = Peer::start(registry([asks("asks")]));
     peer.open(LATEST).await;

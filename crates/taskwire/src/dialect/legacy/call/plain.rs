@@ -15,7 +15,7 @@ use crate::{
     dialect::{
         Fault, Reply,
         called::ms,
-        held::{self, Beat, Hold},
+        held::{self, Beat, Hold, Settled},
         legacy::{
             live::{CALLED_OFF, Request},
             no_session, outcome,
@@ -109,7 +109,14 @@ impl Call<'_, '_> {
         let mut phase = held.start().await;
         let at_once = !matches!(phase, Phase::Loose);
         if !at_once {
-            phase = self.settled(&run, &request, hold, &mut hearing).await?;
+            phase = match self.settled(&run, &request, hold, &mut hearing).await? {
+                Settled::At(phase) => phase,
+                Settled::NoRoom(reject) => {
+                    waiter.answered(true);
+                    request.answered();
+                    return Ok(cx.reply(view::call_result(&held::no_room(cx.shared, &run, &reject), None, None)));
+                }
+            };
         }
         if request.is_off() {
             return Ok(Reply::accepted());
@@ -157,8 +164,8 @@ impl Call<'_, '_> {
     }
 
     /// Waits until a run has ended or become a task. It is made one, so that there is a log to be read, when it has
-    /// something to say that its caller wants to hear, or has had its time; where there is no room for it, its caller waits.
-    async fn settled(&self, run: &Arc<Run>, request: &Request, hold: Option<Hold>, hearing: &mut Hearing) -> Result<Phase, Fault> {
+    /// something to say that its caller wants to hear, or has had its time; where there is no room for it, its caller waits until then.
+    async fn settled(&self, run: &Arc<Run>, request: &Request, hold: Option<Hold>, hearing: &mut Hearing) -> Result<Settled, Fault> {
         let cx = self.cx;
         let clock = cx.shared.engine.clock();
         let began = hold.map_or_else(|| clock.now(), |hold| hold.began);
@@ -169,8 +176,8 @@ impl Call<'_, '_> {
         loop {
             tokio::select! {
                 biased;
-                phase = run.settled() => return Ok(phase),
-                () = request.off() => return Ok(run.phase()),
+                phase = run.settled() => return Ok(Settled::At(phase)),
+                () = request.off() => return Ok(Settled::At(run.phase())),
                 () = cx.session.over() => return Err(no_session()),
                 Some(note) = hearing.notes.recv(), if streams || hearing.aloud => {
                     if hearing.aloud {
@@ -192,6 +199,10 @@ impl Call<'_, '_> {
                 () = &mut held, if !over => over = true,
             }
             match run.promote().await {
+                // A server that shuts down gives it the time that there is.
+                Err(engine::Error::Rejected(reject @ Reject::Limit { .. })) if over && !*cx.shared.draining.borrow() => {
+                    return Ok(Settled::NoRoom(reject));
+                }
                 Err(engine::Error::Rejected(Reject::Limit { .. })) => {
                     streams = false;
                     if cx.shared.config.followups && cx.events && !hearing.aloud {
@@ -204,7 +215,7 @@ impl Call<'_, '_> {
                         beat = self.token.is_some().then(|| Beat::new(clock, began, began, f64::NEG_INFINITY));
                     }
                 }
-                promoted => return Ok(promoted?),
+                promoted => return Ok(Settled::At(promoted?)),
             }
         }
     }

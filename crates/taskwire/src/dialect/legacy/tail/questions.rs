@@ -58,11 +58,13 @@ impl Tail<'_> {
             }
             self.session.asked(task, key, &self.token);
         }
-        view::question(task, request, (key, asked), &self.agreed, self.meta.as_deref())
+        let again = self.session.again(task, key);
+        view::question(task, request, (key, asked), again.as_ref(), &self.agreed, self.meta.as_deref())
     }
 
-    /// Asks what was asked on a standing stream that is gone.
+    /// Asks what was asked on a standing stream that is gone, and what is to be asked again.
     pub(super) async fn ask_deferred(&mut self) -> Result<(), Ended> {
+        self.deferred.extend(self.session.due_again(self.stream.task));
         if self.deferred.is_empty() {
             return Ok(());
         }
