@@ -1,5 +1,6 @@
 //! The configuration file: every key with its default, and errors that say where and what instead.
 
+mod auth;
 mod changes;
 mod place;
 mod time;
@@ -17,10 +18,11 @@ use anyhow::{Context, anyhow};
 use serde::Deserialize;
 use taskwire::{
     command::{Definition, Problem},
-    server::{self, Auth, Initial, Mode},
+    server::{self, Initial, Mode},
 };
 use taskwire_core::Limits;
 
+use auth::AuthTable;
 pub(crate) use place::parse_toml;
 use time::{Keep, Never, Span};
 use tool::{Common, ToolTable};
@@ -152,6 +154,8 @@ struct HttpTable {
     allowed_origins: Vec<String>,
     strict_headers: bool,
     connections: Option<usize>,
+    head_bytes: Option<usize>,
+    bodies_bytes: Option<usize>,
     keep_alive: Option<Span>,
     read_timeout: Option<Span>,
     write_timeout: Option<Span>,
@@ -168,26 +172,6 @@ struct LegacyTable {
     session_idle: Option<Span>,
     retry: Option<Span>,
     reconnect_after: Option<Never>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct AuthTable {
-    pub(crate) tokens: Vec<Token>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Token {
-    token: String,
-    caller: String,
-}
-
-/// A token is not for logs.
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token({})", self.caller)
-    }
 }
 
 impl Config {
@@ -325,6 +309,9 @@ impl Config {
         config.http.allowed_origins.clone_from(&self.http.allowed_origins);
         config.http.strict_headers = self.http.strict_headers;
         set(&mut config.http.connections, self.http.connections);
+        set(&mut config.http.head_bytes, self.http.head_bytes);
+        // Where only `body_bytes` is said, there is room for one such message.
+        config.http.bodies_bytes = self.http.bodies_bytes.unwrap_or(config.http.bodies_bytes.max(config.body_bytes));
         set(&mut config.http.keep_alive, self.http.keep_alive.map(|span| span.0));
         set(&mut config.http.read_timeout, self.http.read_timeout.map(|span| span.0));
         set(&mut config.http.write_timeout, self.http.write_timeout.map(|span| span.0));
@@ -365,6 +352,8 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
         ("queue_len", config.engine.queue_len as u64, 2),
         ("limits.session_events", config.engine.limits.session_events, 1),
         ("body_bytes", config.body_bytes as u64, 1024),
+        ("http.head_bytes", config.http.head_bytes as u64, 8192),
+        ("http.bodies_bytes", config.http.bodies_bytes as u64, config.body_bytes as u64),
         ("coalesce_bytes", config.engine.coalesce.bytes as u64, 1),
         ("read_bytes", config.read_bytes as u64, 1024),
         ("inline_bytes", config.inline_bytes as u64, 256),
@@ -417,44 +406,6 @@ impl LimitsTable {
         set(&mut limits.result_bytes, self.result_bytes);
         set(&mut limits.tasks_per_caller, self.tasks_per_caller);
         set(&mut limits.session_events, self.session_events);
-    }
-}
-
-impl AuthTable {
-    /// Tokens with their values; `env:NAME` stands for an environment variable. What is wrong, and with which, otherwise.
-    fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> Result<Auth, (usize, String)> {
-        let mut auth = Auth::default();
-        for (n, entry) in self.tokens.iter().enumerate() {
-            if entry.variable() == Some("") {
-                return Err((n, "`env:` needs the name of a variable after it".to_owned()));
-            }
-            let missing = |name| (n, format!("the token of `{}` is to come from ${name}, which is not set", entry.caller));
-            let token = match entry.variable() {
-                None => entry.token.clone(),
-                Some(name) => env(name).ok_or_else(|| missing(name))?,
-            };
-            if token.trim().is_empty() || entry.caller.is_empty() {
-                return Err((n, "each of `auth.tokens` needs a `token` and a `caller` that are not empty".to_owned()));
-            }
-            auth = auth.with_token(token.trim(), &entry.caller);
-        }
-        Ok(auth)
-    }
-
-    /// Who may call, each with the variable that its token comes from, if it does.
-    pub(crate) fn callers(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
-        self.tokens.iter().map(|token| (token.caller.as_str(), token.variable()))
-    }
-
-    /// The environment variables that tokens come from.
-    pub(crate) fn variables(&self) -> impl Iterator<Item = String> {
-        self.tokens.iter().filter_map(Token::variable).map(ToOwned::to_owned)
-    }
-}
-
-impl Token {
-    fn variable(&self) -> Option<&str> {
-        self.token.strip_prefix("env:")
     }
 }
 
@@ -549,6 +500,8 @@ mod tests {
             ("http.keep_alive = \"0s\"", "http.keep_alive"),
             ("hold = \"0s\"", "hold"),
             ("http.connections = 99999999", "http.connections"),
+            ("http.head_bytes = 8191", "http.head_bytes"),
+            ("http.bodies_bytes = 4194303", "http.bodies_bytes"),
             ("legacy.session_idle = \"1s\"", "legacy.session_idle"),
             ("legacy.reconnect_after = \"1ms\"", "legacy.reconnect_after"),
             ("legacy.retry = \"0s\"", "legacy.retry"),
@@ -562,6 +515,8 @@ mod tests {
             assert!(error.starts_with("taskwire.toml cannot be used: line 1, column "), "{error}");
             assert!(error.contains(text) && error.contains('^'), "the line is shown: {error}");
         }
+        let large = parsed("body_bytes = 100000000").expect("valid").server().expect("usable");
+        assert_eq!(large.http.bodies_bytes, 100_000_000, "there is room for one such message");
     }
 
     #[test]

@@ -149,7 +149,16 @@ impl Server {
 
     /// On this port, where another has been.
     pub(crate) fn start_at(port: u16, data: &str) -> Self {
-        let process = Process::spawn(&mut taskwire(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--data", data]));
+        Self::spawn(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--data", data])
+    }
+
+    /// As this file says.
+    pub(crate) fn configured(file: &str, data: &str) -> Self {
+        Self::spawn(&["serve", file, "--listen", "127.0.0.1:0", "--data", data])
+    }
+
+    fn spawn(args: &[&str]) -> Self {
+        let process = Process::spawn(&mut taskwire(args));
         let port = loop {
             let line = process.line().expect("the server says where it listens");
             if let Some(address) = line.trim().strip_prefix("endpoint ") {
@@ -176,7 +185,8 @@ impl Server {
         self.try_exchange(&request).ok().map(|(status, _)| status)
     }
 
-    fn exchange(&self, request: &str) -> (u16, String) {
+    /// Status and body of what these bytes are answered with, on a connection that the server then closes.
+    pub(crate) fn exchange(&self, request: &str) -> (u16, String) {
         self.try_exchange(request).expect("a response")
     }
 

@@ -5,6 +5,7 @@ mod call;
 mod commands;
 mod completions;
 mod connect;
+mod crowd;
 mod fixture;
 mod help;
 mod init;

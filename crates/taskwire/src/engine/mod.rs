@@ -87,14 +87,30 @@ pub enum Error {
     /// The state machine refused.
     #[error(transparent)]
     Rejected(#[from] Reject),
-    /// The store failed or the engine has stopped; only a restart helps.
+    /// The store failed or the engine has stopped; only a restart helps. In words that callers may read.
     #[error("the server cannot store tasks: {0}")]
     Unavailable(Arc<str>),
 }
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
-        Self::Unavailable(error.to_string().into())
+        tracing::error!(%error, "the store cannot be read");
+        Self::Unavailable(error.for_callers().into())
+    }
+}
+
+/// Why nothing can be stored any more.
+#[derive(Debug, Clone)]
+struct Failure {
+    /// For whoever runs the server.
+    reason: Arc<str>,
+    /// For callers.
+    told: Arc<str>,
+}
+
+impl From<&store::Error> for Failure {
+    fn from(error: &store::Error) -> Self {
+        Self { reason: error.to_string().into(), told: error.for_callers().into() }
     }
 }
 
@@ -139,7 +155,7 @@ struct Inner {
     /// Whom to tell how a run is getting on, until it has begun.
     listeners: Mutex<HashMap<TaskId, mpsc::Sender<Note>>>,
     work: OnceLock<Arc<dyn Work>>,
-    failed: watch::Sender<Option<Arc<str>>>,
+    failed: watch::Sender<Option<Failure>>,
     runtime: tokio::runtime::Handle,
 }
 
@@ -409,7 +425,7 @@ impl Engine {
     pub async fn failed(&self) -> Arc<str> {
         let mut failed = self.0.failed.subscribe();
         match failed.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().unwrap_or_else(|| "unknown".into()),
+            Ok(failure) => failure.as_ref().map_or_else(|| "unknown".into(), |failure| failure.reason.clone()),
             Err(_) => "the engine is gone".into(),
         }
     }
@@ -454,7 +470,7 @@ impl Engine {
     }
 
     fn gone(&self) -> Error {
-        Error::Unavailable(self.0.failed.borrow().clone().unwrap_or_else(|| "it is shutting down".into()))
+        Error::Unavailable(self.0.failed.borrow().as_ref().map_or_else(|| "it is shutting down".into(), |failure| failure.told.clone()))
     }
 
     fn work(&self) -> Option<&Arc<dyn Work>> {

@@ -276,11 +276,12 @@ async fn a_commit_that_fails_ends_the_engine() {
     let failed = engine.create(lost, Arc::new(spec()), json!({}).into(), &Resumed::default(), None).await;
     assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
     let reason = soon("the failure", engine.failed()).await;
-    assert!(reason.contains("it is broken"), "{reason}");
+    assert!(reason.contains("the disk") && reason.contains("it is broken"), "{reason}");
     assert!(engine.has_failed());
     faults.commit.store(false, Ordering::Release);
     for refused in [make(&engine, spec()).await, cancel(&engine, kept).await] {
         assert!(matches!(&refused, Err(Error::Unavailable(why)) if why.contains("it is broken")), "{refused:?}");
+        assert!(!format!("{refused:?}").contains("the disk"), "where that is concerns no caller: {refused:?}");
     }
     assert_eq!(engine.any_task(kept).expect("still readable").expect("there").status(), Status::Working);
     assert_eq!(engine.any_task(lost).expect("still readable"), None, "what was refused is not there");
@@ -296,6 +297,7 @@ async fn a_task_that_cannot_be_read_fails_its_own_command_and_no_other() {
     faults.load.store(true, Ordering::Release);
     let (unreadable, other) = join(cancel(&engine, id), make(&engine, spec())).await;
     assert!(matches!(&unreadable, Err(Error::Unavailable(why)) if why.contains("it is broken")), "{unreadable:?}");
+    assert!(!format!("{unreadable:?}").contains("the disk"), "where that is concerns no caller: {unreadable:?}");
     assert!(other.expect("another task is no concern of it").changed);
     assert!(!engine.has_failed());
     faults.load.store(false, Ordering::Release);

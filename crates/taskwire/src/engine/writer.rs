@@ -15,7 +15,7 @@ use taskwire_core::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Engine, Envelope, Error, Inner, Order, Receipt, log,
+    Engine, Envelope, Error, Failure, Inner, Order, Receipt, log,
     recent::{ENTRY_BYTES_MAX, task_weight},
 };
 use crate::{
@@ -55,7 +55,8 @@ impl Drop for Alarm {
         if let Some(inner) = self.0.upgrade() {
             inner.failed.send_if_modified(|failed| {
                 let news = failed.is_none();
-                failed.get_or_insert_with(|| "the writer has ended".into());
+                let words: Arc<str> = "the writer has ended".into();
+                failed.get_or_insert_with(|| Failure { reason: words.clone(), told: words });
                 news
             });
         }
@@ -110,7 +111,7 @@ impl<S: Store> Writer<S> {
             // What cannot be read concerns this command alone; only what cannot be written ends the writer.
             let result = self.decide(engine, &envelope, now, &mut batch).unwrap_or_else(|error| {
                 tracing::error!(task = %envelope.id, %error, "a task could not be read");
-                Err(error.into())
+                Err(Error::Unavailable(error.for_callers().into()))
             });
             batch.receipts.push((envelope.receipt, result));
             next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
@@ -119,7 +120,7 @@ impl<S: Store> Writer<S> {
             && let Err(error) = self.store.commit(&batch.writes, &batch.sessions)
         {
             // Before the receipts are dropped, so that whoever waits for one learns the reason.
-            engine.0.failed.send_replace(Some(error.to_string().into()));
+            engine.0.failed.send_replace(Some(Failure::from(&error)));
             return Err(error);
         }
         // Durable now; not a line of this may move up.

@@ -173,8 +173,13 @@ pub struct HttpConfig {
     pub allowed_origins: Vec<String>,
     /// Refuses task requests without `Mcp-Name`, which the protocol demands but some clients leave out.
     pub strict_headers: bool,
-    /// Connections at one time.
+    /// Connections at one time. One more takes the place of the one that has been quiet longest: on which no request is being answered.
     pub connections: usize,
+    /// About how many bytes the head of a request may have, which is its first line and its headers; less than 8 KiB count as 8 KiB.
+    pub head_bytes: usize,
+    /// Bytes of all messages together that are being read or answered; at least those of one ([`Config::body_bytes`]). The first 4 KiB of each do not
+    /// count. Where callers need tokens, one of them can have half of it.
+    pub bodies_bytes: usize,
     /// How often an open stream is given a sign of life.
     pub keep_alive: Duration,
     /// How long a client may take to send a request.
@@ -190,6 +195,8 @@ impl Default for HttpConfig {
             allowed_origins: Vec::new(),
             strict_headers: false,
             connections: 10_000,
+            head_bytes: 16 * 1024,
+            bodies_bytes: 48 * 1024 * 1024,
             keep_alive: Duration::from_secs(15),
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),

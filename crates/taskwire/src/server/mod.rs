@@ -26,7 +26,7 @@ use crate::{
     followup,
     store::{self, Store},
     tool::{Provider, ReadyTool},
-    transport,
+    transport::{self, bodies::Bodies},
 };
 
 /// What every request needs.
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     listens: Counts,
     /// Requests of each caller that wait for something to happen.
     waits: Counts,
+    /// The room for messages on HTTP.
+    pub(crate) bodies: Arc<Bodies>,
     /// Open HTTP connections.
     pub(crate) connections: watch::Sender<usize>,
     /// Set once, when the server begins to shut down.
@@ -94,6 +96,7 @@ impl Server {
         engine.set_work(Arc::new(work::ToolWork::new(provider.clone(), followups.clone())));
         let modern_meta = modern::server_meta(&config.name, &config.version);
         let room = Room::new(engine.limits().task_output_bytes);
+        let bodies = Bodies::new(&config);
         Ok(Self(Arc::new(Shared {
             engine,
             provider,
@@ -106,6 +109,7 @@ impl Server {
             room,
             listens: Counts::default(),
             waits: Counts::default(),
+            bodies,
             connections: watch::Sender::new(0),
             draining,
         })))

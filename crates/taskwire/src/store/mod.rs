@@ -114,6 +114,21 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The same in words for callers: where the store is on this machine is none of their business.
+    #[must_use]
+    pub fn for_callers(&self) -> String {
+        match self {
+            Self::Gone { .. } => "the store was removed or replaced while it was in use".to_owned(),
+            Self::File { source, .. } => format!("a file of the store cannot be used: {source}"),
+            // Its message may name the file.
+            Self::Database(rusqlite::Error::SqliteFailure(code, _)) => format!("the database failed: {code}"),
+            Self::Corrupt { .. } => self.to_string(),
+            _ => "the store failed".to_owned(),
+        }
+    }
+}
+
 /// The writing side; there is one, and one thread has it.
 pub trait Store: Send + 'static {
     /// The task as of the last commit, complete.
@@ -198,4 +213,28 @@ pub trait Reader: Send + Sync + 'static {
 
     /// How many tasks of each caller have not ended.
     fn open_by_caller(&self) -> Result<Vec<(CallerId, u64)>, Error>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_are_not_told_where_the_store_is() {
+        let path = || "/secret/place".to_owned();
+        let unopened = Some(format!("unable to open database file: {}", path()));
+        let errors = [
+            Error::Locked { path: path(), holder: "process 7".to_owned() },
+            Error::TooNew { path: path(), found: 9, known: 3 },
+            Error::Gone { path: path() },
+            Error::File { path: path(), source: std::io::Error::from_raw_os_error(28) },
+            Error::Database(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(14), unopened)),
+            Error::Database(rusqlite::Error::InvalidPath(path().into())),
+        ];
+        for error in errors {
+            assert!(error.to_string().contains("/secret"), "the log has it: {error}");
+            let told = error.for_callers();
+            assert!(!told.contains('/') && !told.is_empty(), "{told}");
+        }
+    }
 }

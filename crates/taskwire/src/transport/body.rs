@@ -13,6 +13,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use taskwire_core::Timestamp;
 use tokio::sync::mpsc;
 
+use super::places::Place;
 use crate::{
     clock::{Clock, Sleep},
     dialect::{Framing, Reply, Sent},
@@ -130,5 +131,40 @@ impl Body for ReplyBody {
             Self::Whole(bytes, _) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             Self::Events(_) => SizeHint::default(),
         }
+    }
+}
+
+/// The body of a response on a connection, which has its place at least until all of it was handed over.
+pub(super) struct Placed {
+    body: ReplyBody,
+    place: Arc<Place>,
+}
+
+impl Placed {
+    pub(super) fn new(body: ReplyBody, place: Arc<Place>) -> Self {
+        Self { body, place }
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        self.place.answered();
+    }
+}
+
+impl Body for Placed {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

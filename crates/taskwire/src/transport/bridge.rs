@@ -334,7 +334,7 @@ impl Client {
     /// Begins a session, before anything else is read: what comes next may belong to it.
     async fn open(&mut self, id: &RequestId, line: Bytes) {
         match self.way.tell(line).await {
-            Err(gone) => self.refuse(Some(id), code::INTERNAL_ERROR, gone.to_string()).await,
+            Err(gone) => self.refuse(Some(id), code::INTERNAL_ERROR, no_server(&gone)).await,
             Ok((_, session, body)) => {
                 let _ = self.lines.send(body).await;
                 if let Some(session) = session {
@@ -357,7 +357,7 @@ impl Client {
             let _ = ready.await;
             let out = Out { lines: &lines, id: request.as_ref(), muted: &silent };
             if let Err(gone) = exchange(&way, &out, line).await {
-                out.send(error(out.id, code::INTERNAL_ERROR, gone.to_string())).await;
+                out.send(error(out.id, code::INTERNAL_ERROR, no_server(&gone))).await;
             }
             if let Some(id) = &request {
                 lock(&in_flight).remove(id);
@@ -414,6 +414,12 @@ fn error(id: Option<&RequestId>, code: i64, message: String) -> Bytes {
         tracing::error!(%error, "an error could not be written");
     }
     body.into()
+}
+
+/// What a client is told where there will be no server. Why not is for the log: it has paths in it.
+fn no_server(gone: &io::Error) -> String {
+    tracing::error!(%gone, "there is no server for this client");
+    "there is no server that this process could join, nor can it serve itself: its log says why".to_owned()
 }
 
 /// Sends a request until it is answered: again from the start, or where its stream broke off.

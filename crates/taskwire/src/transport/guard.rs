@@ -2,11 +2,13 @@
 //!
 //! This is what keeps a web page from talking to a server on the reader's own machine (DNS rebinding).
 
+use std::net::{IpAddr, Ipv6Addr};
+
 use hyper::{
-    HeaderMap,
+    HeaderMap, Uri,
     header::{
-        ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST,
-        HeaderValue, ORIGIN, VARY,
+        ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS,
+        AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, VARY,
     },
 };
 
@@ -14,23 +16,55 @@ use crate::server::HttpConfig;
 
 /// Why a request is turned away.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Forbidden(pub(crate) String);
+pub(crate) struct Refusal {
+    pub(crate) status: u16,
+    pub(crate) message: String,
+}
 
-/// Checks `Host` and `Origin`.
-pub(crate) fn check(headers: &HeaderMap, config: &HttpConfig) -> Result<(), Forbidden> {
-    let text = |name| headers.get_all(name).iter().map(|value| value.to_str().unwrap_or("?")).collect::<Vec<_>>();
-    for host in text(HOST) {
-        if !is_local(host_name(host)) && !allowed(&config.allowed_hosts, host_name(host)) && !allowed(&config.allowed_hosts, host) {
-            return Err(Forbidden(format!("the host `{host}` is not one of ours (configuration key `http.allowed_hosts`)")));
-        }
+/// What is not said as it must be.
+fn malformed(message: impl Into<String>) -> Refusal {
+    Refusal { status: 400, message: message.into() }
+}
+
+fn forbidden(message: String) -> Refusal {
+    Refusal { status: 403, message }
+}
+
+/// Checks to whom a request is addressed and from which page it comes. It says so once, and once who sends it: of two, somebody on the way may have
+/// looked at the other.
+pub(crate) fn check(target: &Uri, headers: &HeaderMap, config: &HttpConfig) -> Result<(), Refusal> {
+    one(headers, AUTHORIZATION)?;
+    let host = text(headers, HOST)?.ok_or_else(|| malformed("the header `host` is missing"))?;
+    if let Some(other) = target.authority().filter(|other| !other.as_str().eq_ignore_ascii_case(host)) {
+        return Err(malformed(format!("the request is for `{other}`, but its header `host` says `{host}`")));
     }
-    for origin in text(ORIGIN) {
-        let host = origin.split_once("://").map(|(_, rest)| host_name(rest));
-        if !host.is_some_and(is_local) && !allowed(&config.allowed_origins, origin) {
-            return Err(Forbidden(format!("pages from `{origin}` may not call this server (configuration key `http.allowed_origins`)")));
+    let name = host_name(host).ok_or_else(|| malformed(format!("`{host}` is no host: it is a name or an address, and may have a port")))?;
+    if !is_local(name) && !allowed(&config.allowed_hosts, name) && !allowed(&config.allowed_hosts, host) {
+        return Err(forbidden(format!("the host `{host}` is not one of ours (configuration key `http.allowed_hosts`)")));
+    }
+    if let Some(origin) = text(headers, ORIGIN)? {
+        let page = origin.split_once("://").and_then(|(_, host)| host_name(host));
+        if !page.is_some_and(is_local) && !allowed(&config.allowed_origins, origin) {
+            return Err(forbidden(format!("pages from `{origin}` may not call this server (configuration key `http.allowed_origins`)")));
         }
     }
     Ok(())
+}
+
+/// The value of a header that comes once, if it comes.
+fn one(headers: &HeaderMap, name: HeaderName) -> Result<Option<&HeaderValue>, Refusal> {
+    let mut values = headers.get_all(&name).iter();
+    let value = values.next();
+    if values.next().is_some() {
+        return Err(malformed(format!("the header `{name}` comes more than once")));
+    }
+    Ok(value)
+}
+
+/// The same, as text.
+fn text(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, Refusal> {
+    let value = one(headers, name)?.map(HeaderValue::to_str);
+    value.transpose().map_err(|_| malformed("`host` and `origin` are headers of plain text"))
 }
 
 /// Tells a browser that a page from this origin, which has been checked, may use the endpoint, with the headers that it
@@ -49,52 +83,119 @@ fn allowed(list: &[String], value: &str) -> bool {
     list.iter().any(|entry| entry == "*" || entry.eq_ignore_ascii_case(value))
 }
 
-/// A host without its port.
-fn host_name(host: &str) -> &str {
-    match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((v6, _)) => v6,
-        None => host.split_once(':').map_or(host, |(name, _)| name),
-    }
+/// The host in `host` or `host:port`; nothing if it is anything else. An address of IPv6 has brackets around it, which are not part of it.
+fn host_name(text: &str) -> Option<&str> {
+    let (name, port) = match text.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').filter(|(address, _)| address.parse::<Ipv6Addr>().is_ok())?,
+        None => {
+            let (name, port) = text.split_at(text.find(':').unwrap_or(text.len()));
+            let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            (!name.is_empty() && name.chars().all(fits)).then_some((name, port))?
+        }
+    };
+    let is_port = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit()) && digits.parse::<u16>().is_ok();
+    (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(name)
 }
 
 fn is_local(host: &str) -> bool {
-    host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn ok(host: &str, origin: Option<&str>, config: &HttpConfig) -> bool {
-        let mut headers = HeaderMap::new();
-        headers.insert(HOST, host.parse().expect("a header value"));
-        if let Some(origin) = origin {
-            headers.insert(ORIGIN, origin.parse().expect("a header value"));
-        }
-        check(&headers, config).is_ok()
+    /// With which status these headers are turned away; none if they are not.
+    fn turned_away(target: &'static str, headers: &[(&'static str, &str)], config: &HttpConfig) -> Option<u16> {
+        let parsed = |(name, value): &(&'static str, &str)| (HeaderName::from_static(*name), HeaderValue::from_str(value).expect("text"));
+        let headers: HeaderMap = headers.iter().map(parsed).collect();
+        check(&Uri::from_static(target), &headers, config).err().map(|refusal| refusal.status)
+    }
+
+    fn asked(host: &str, origin: Option<&str>, config: &HttpConfig) -> Option<u16> {
+        let headers: Vec<_> = [("host", host)].into_iter().chain(origin.map(|origin| ("origin", origin))).collect();
+        turned_away("/mcp", &headers, config)
     }
 
     #[test]
     fn only_this_machine_is_let_in_unless_told_otherwise() {
         let plain = HttpConfig::default();
-        for host in ["localhost", "localhost:8787", "127.0.0.1:1", "[::1]:80", "LOCALHOST"] {
-            assert!(ok(host, None, &plain), "{host}");
+        for host in ["localhost", "localhost:8787", "127.0.0.1:1", "[::1]:80", "[::1]", "LOCALHOST"] {
+            assert_eq!(asked(host, None, &plain), None, "{host}");
         }
-        for host in ["evil.example.com", "127.0.0.1.evil.com", "localhost.evil.com:80", "192.168.0.1"] {
-            assert!(!ok(host, None, &plain), "{host}");
+        for host in ["evil.example.com", "127.0.0.1.evil.com", "localhost.evil.com:80", "192.168.0.1", "localhost.", "[::2]:80", "127.1"] {
+            assert_eq!(asked(host, None, &plain), Some(403), "{host}");
         }
-        assert!(ok("localhost", Some("http://localhost:3000"), &plain));
+        assert_eq!(asked("localhost", Some("http://localhost:3000"), &plain), None);
+        assert_eq!(asked("localhost", Some("http://[::1]:3000"), &plain), None);
         for origin in ["http://evil.example.com", "null", "https://127.0.0.1.evil.com", "http://localhost.evil.com"] {
-            assert!(!ok("localhost", Some(origin), &plain), "{origin}");
+            assert_eq!(asked("localhost", Some(origin), &plain), Some(403), "{origin}");
         }
         let open = HttpConfig {
-            allowed_hosts: vec!["tools.example".to_owned()],
+            allowed_hosts: vec!["tools.example".to_owned(), "fd00::1".to_owned()],
             allowed_origins: vec!["https://app.example".to_owned()],
             ..HttpConfig::default()
         };
-        assert!(ok("tools.example:443", Some("https://app.example"), &open));
-        assert!(!ok("tools.example", Some("https://other.example"), &open));
+        assert_eq!(asked("tools.example:443", Some("https://app.example"), &open), None);
+        assert_eq!(asked("[fd00::1]:443", None, &open), None);
+        assert_eq!(asked("tools.example", Some("https://other.example"), &open), Some(403));
         let any = HttpConfig { allowed_hosts: vec!["*".to_owned()], allowed_origins: vec!["*".to_owned()], ..HttpConfig::default() };
-        assert!(ok("whatever", Some("https://whatever"), &any));
+        assert_eq!(asked("whatever", Some("https://whatever"), &any), None);
+        assert_eq!(asked("what/ever", None, &any), Some(400), "any host, but a host");
+    }
+
+    #[test]
+    fn what_only_begins_like_this_machine_is_another() {
+        let plain = HttpConfig::default();
+        for host in [
+            "[::1].evil.com",
+            "[::1]evil.com:80",
+            "[::1",
+            "[localhost]",
+            "[::1%25lo]:80",
+            "::1",
+            "localhost:80@evil.com",
+            "localhost@evil.com",
+            "user@localhost",
+            "localhost:",
+            "localhost:+80",
+            "localhost:65536",
+            "localhost:80:80",
+            "localhost/evil.com",
+            "localhost,evil.com",
+            "localhost evil.com",
+            ":80",
+            "",
+        ] {
+            assert_eq!(asked(host, None, &plain), Some(400), "{host}");
+            let origin = format!("http://{host}");
+            assert_eq!(asked("localhost", Some(&origin), &plain), Some(403), "{origin}");
+        }
+        assert_eq!(asked("localhost", Some("http://localhost:80/evil.com"), &plain), Some(403));
+    }
+
+    #[test]
+    fn a_request_names_one_host_one_page_and_one_token() {
+        let plain = HttpConfig::default();
+        assert_eq!(turned_away("/mcp", &[], &plain), Some(400));
+        let host = ("host", "localhost");
+        assert_eq!(turned_away("/mcp", &[host, host], &plain), Some(400));
+        for header in [("origin", "http://localhost"), ("authorization", "Bearer x")] {
+            assert_eq!(turned_away("/mcp", &[host, header], &plain), None, "{header:?}");
+            assert_eq!(turned_away("/mcp", &[host, header, header], &plain), Some(400), "{header:?}");
+        }
+        for (target, host, status) in [
+            ("http://localhost:8787/mcp", "localhost:8787", None),
+            ("http://LOCALHOST:8787/mcp", "localhost:8787", None),
+            ("http://evil.com/mcp", "localhost", Some(400)),
+            ("http://localhost/mcp", "evil.com", Some(400)),
+            ("http://evil.com/mcp", "evil.com", Some(403)),
+            ("http://user@localhost/mcp", "localhost", Some(400)),
+            ("http://user@localhost/mcp", "user@localhost", Some(400)),
+            ("http://localhost:80/mcp", "localhost", Some(400)),
+        ] {
+            assert_eq!(turned_away(target, &[("host", host)], &plain), status, "{target} {host}");
+        }
+        assert_eq!(turned_away("http://localhost/mcp", &[], &plain), Some(400), "also where the target has one");
     }
 }

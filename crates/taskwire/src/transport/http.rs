@@ -5,7 +5,7 @@ use std::{convert::Infallible, panic::AssertUnwindSafe, pin::Pin, sync::Arc, tim
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming as HttpBody,
@@ -23,14 +23,16 @@ use taskwire_core::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     task::JoinSet,
 };
 
 use super::{
-    body::{ReplyBody, Stream},
+    bodies::{Full, Intake, Taken},
+    body::{Placed, ReplyBody, Stream},
     guard,
-    patience::Patient,
+    patience::{BUFFER_BYTES, Patient},
+    places::{Place, Places},
 };
 use crate::{
     clock::Clock,
@@ -46,6 +48,8 @@ const SESSION_ID: &str = "mcp-session-id";
 const VERSION: &str = "mcp-protocol-version";
 /// How long to wait after a failed accept (usually: too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// What it costs to keep a header, besides its name and value.
+const HEADER_BYTES: usize = 128;
 
 /// Which byte stream of the client a request came on, where a process that joined passes it on.
 pub(super) const STREAM: &str = "taskwire-stream";
@@ -55,18 +59,17 @@ pub(super) const LEAVING: &str = "taskwire-leaving";
 
 /// Accepts connections for ever.
 pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible {
-    let slots = Arc::new(Semaphore::new(server.0.config.http.connections));
+    let places = Places::new(server.0.config.http.connections);
     loop {
-        let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
         match listener.accept().await {
             Ok((stream, _)) => {
+                let place = places.take().await;
                 let shared = server.0.clone();
                 shared.connections.send_modify(|open| *open += 1);
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(async move {
                     let _closed = Closed(shared.clone());
-                    connection(shared, stream, Peer::default()).await;
-                    drop(slot);
+                    connection(shared, stream, Peer::default(), place).await;
                 });
             }
             Err(error) => {
@@ -80,24 +83,31 @@ pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible 
 /// Serves processes of the same user until `shutdown` is ready. They are cut off then, and come back to whoever serves next: what they
 /// called for is left, and durable when this returns.
 pub(crate) async fn accept_local(server: &Server, listener: UnixListener, shutdown: impl Future<Output = ()>) {
-    let max = server.0.config.http.connections;
     let mut connections = JoinSet::new();
-    tokio::pin!(shutdown);
-    loop {
-        tokio::select! {
-            () = &mut shutdown => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if connections.len() < max => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(server.0.clone(), stream, Peer::local()))),
-                Err(error) => {
-                    tracing::warn!(%error, "a process could not join");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
+    tokio::select! {
+        () = shutdown => {}
+        never = let_join(server, &listener, &mut connections) => match never {},
     }
     connections.shutdown().await;
     server.0.calls.settled().await;
+}
+
+/// Lets processes of the same user join for ever.
+async fn let_join(server: &Server, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
+    let places = Places::new(server.0.config.http.connections);
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let place = places.take().await;
+                while connections.try_join_next().is_some() {}
+                connections.spawn(connection(server.0.clone(), stream, Peer::local(), place));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a process could not join");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
 }
 
 /// Counts a connection out when it ends, however it ends.
@@ -109,29 +119,37 @@ impl Drop for Closed {
     }
 }
 
-async fn connection(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer) {
-    let read_timeout = shared.config.http.read_timeout;
+async fn connection(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer, place: Arc<Place>) {
+    let http = &shared.config.http;
     // Who comes while the server shuts down is answered once: tasks can still be read, and `/readyz` says how it is.
-    let late = *shared.draining.borrow();
+    let mut draining = *shared.draining.borrow();
     let peer = Arc::new(peer);
     let service = {
-        let shared = shared.clone();
+        let (shared, place) = (shared.clone(), place.clone());
         service_fn(move |request| {
-            let (shared, peer) = (shared.clone(), peer.clone());
-            async move { Ok::<_, Infallible>(route(shared, peer, request).await) }
+            let (shared, peer, place) = (shared.clone(), peer.clone(), place.clone());
+            async move {
+                let response = route(shared, peer, &place, request).await;
+                Ok::<_, Infallible>(response.map(|body| Placed::new(body, place)))
+            }
         })
     };
+    let io = Patient::new(TokioIo::new(stream), place.clone(), shared.engine.clock().clone(), http.write_timeout);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(read_timeout)
-        .keep_alive(!late)
-        .serve_connection(Patient::new(TokioIo::new(stream), shared.engine.clock().clone(), shared.config.http.write_timeout), service);
+        .header_read_timeout(http.read_timeout)
+        .max_header_size(http.head_bytes)
+        .keep_alive(!draining)
+        .serve_connection(io, service);
     tokio::pin!(connection);
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = shared.drained(), if !late => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let result = loop {
+        tokio::select! {
+            result = connection.as_mut() => break result,
+            () = place.lost() => return tracing::debug!("a connection that was quiet made room for another one"),
+            () = shared.drained(), if !draining => {
+                draining = true;
+                connection.as_mut().graceful_shutdown();
+            }
         }
     };
     if let Err(error) = result {
@@ -180,38 +198,40 @@ fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
     response
 }
 
-async fn route(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn route(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
     // Probes come by whatever name the machine has.
     if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
         let leaving = path == "/readyz" && (*shared.draining.borrow() || shared.engine.has_failed());
         return if leaving { plain(StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") } else { plain(StatusCode::OK, "ok\n") };
     }
-    let origin = request.headers().get(ORIGIN).cloned();
-    let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    if let Some(refusal) = guard::check(request.uri(), request.headers(), &shared.config.http).err().filter(|_| !peer.is_local()) {
+        // Without a word to browsers: the page may be anybody's.
+        return refuse(refusal.status, code::INVALID_REQUEST, refusal.message);
+    }
+    let origin = request.headers().get(ORIGIN).map(copied);
+    let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).map(copied);
     let (local, draining) = (peer.is_local(), shared.draining.subscribe());
-    let mut response = answer(shared, peer, request).await;
+    let mut response = answer(shared, peer, place, request).await;
     if local && *draining.borrow() {
         response.headers_mut().insert(LEAVING, HeaderValue::from_static("1"));
     }
-    if let Some(origin) = origin.filter(|_| response.status() != StatusCode::FORBIDDEN) {
+    if let Some(origin) = origin {
         guard::allow(response.headers_mut(), origin, asked);
     }
     response
 }
 
-async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
-    if let Some(forbidden) = guard::check(request.headers(), &shared.config.http).err().filter(|_| !peer.is_local()) {
-        return refuse(403, code::INVALID_REQUEST, forbidden.0);
-    }
+async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
     match (request.uri().path(), request.method()) {
-        ("/mcp", &Method::POST) => post(shared, peer, request).await,
+        ("/mcp", &Method::POST) => post(shared, peer, place, request).await,
         ("/mcp", &Method::OPTIONS) if request.headers().contains_key(ORIGIN) => {
             let mut response = Response::new(ReplyBody::Whole(None, None));
             *response.status_mut() = StatusCode::NO_CONTENT;
             response
         }
         ("/mcp", &Method::GET | &Method::DELETE) if !text(request.headers(), VERSION).is_some_and(is_modern) => {
-            session(shared, &peer, &request).await
+            // On the heap, as all that not every connection needs.
+            Box::pin(session(shared, &peer, place, &request)).await
         }
         ("/mcp", method) => {
             // What belongs to sessions alone is not for who speaks of none.
@@ -222,6 +242,28 @@ async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>
         }
         _ => plain(StatusCode::NOT_FOUND, "nothing here: the MCP endpoint is /mcp\n"),
     }
+}
+
+/// A header by itself. As it came it is a part of the connection's read buffer, which it would keep.
+fn copied(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
+}
+
+/// Whether a header is looked at after the body has come.
+fn counts(name: &str) -> bool {
+    name.starts_with("mcp-") || name == "accept" || name == STREAM
+}
+
+/// The headers that are looked at after the body has come, by themselves.
+fn kept(headers: &HeaderMap) -> HeaderMap {
+    headers.iter().filter(|(name, _)| counts(name.as_str())).map(|(name, value)| (name.clone(), copied(value))).collect()
+}
+
+/// Bytes that are kept of a head while its body is on its way: of headers, and of a read buffer that had to grow for it.
+fn head_bytes(headers: &HeaderMap) -> usize {
+    let sizes = headers.iter().map(|(name, value)| (counts(name.as_str()), name.as_str().len() + value.len() + HEADER_BYTES));
+    let (kept, all) = sizes.fold((0, 0), |(kept, all), (counts, size)| (kept + if counts { size } else { 0 }, all + size));
+    kept + all.saturating_sub(BUFFER_BYTES)
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -251,12 +293,15 @@ fn deny(denied: Denied) -> Response<ReplyBody> {
 }
 
 /// GET and DELETE, which only sessions have.
-async fn session(shared: Arc<Shared>, peer: &Peer, request: &Request<HttpBody>) -> Response<ReplyBody> {
+async fn session(shared: Arc<Shared>, peer: &Peer, place: &Place, request: &Request<HttpBody>) -> Response<ReplyBody> {
     let headers = request.headers();
     let caller = match caller(&shared, peer, headers) {
         Ok(caller) => caller,
         Err(denied) => return deny(denied),
     };
+    if !place.keep() {
+        return displaced();
+    }
     let (session, version) = (text(headers, SESSION_ID), text(headers, VERSION));
     if request.method() == Method::DELETE {
         return match legacy::end(&shared, &caller, session, version).await {
@@ -286,7 +331,7 @@ async fn session(shared: Arc<Shared>, peer: &Peer, request: &Request<HttpBody>) 
     stream(answer, messages, None, clock, keep_alive)
 }
 
-async fn post(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn post(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
     let caller = match caller(&shared, &peer, request.headers()) {
         Ok(caller) => caller,
         Err(denied) => return deny(denied),
@@ -299,24 +344,94 @@ async fn post(shared: Arc<Shared>, peer: Arc<Peer>, request: Request<HttpBody>) 
     if !is_json {
         return refuse(415, code::INVALID_REQUEST, "the body must be `Content-Type: application/json`");
     }
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let max = shared.config.body_bytes;
     let announced = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > max as u64) {
-        return too_large(max);
+        return Unread::TooLarge.told(max);
     }
-    let collected = tokio::time::timeout(shared.config.http.read_timeout, Limited::new(body, max).collect()).await;
-    let bytes = match collected {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => return too_large(max),
-        Ok(Err(error)) => return refuse(400, code::PARSE_ERROR, format!("the body could not be read: {error}")),
-        Err(_) => return refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
+    let most = announced.and_then(|length| usize::try_from(length).ok()).unwrap_or(max);
+    let clock = shared.engine.clock().clone();
+    let intake = match shared.bodies.begin(&caller, head_bytes(&parts.headers), most, clock.now()) {
+        Ok(intake) => intake,
+        Err(full) => return Unread::from(full).told(max),
     };
-    respond(shared, peer, caller, parts.headers, bytes).await
+    let mut headers = std::mem::take(&mut parts.headers);
+    drop(parts);
+    let reading = read(body, intake, max, clock);
+    tokio::pin!(reading);
+    let came = match reading.as_mut().now_or_never() {
+        Some(came) => came,
+        None => {
+            place.heard();
+            headers = kept(&headers);
+            tokio::time::timeout(shared.config.http.read_timeout, reading).await.unwrap_or(Err(Unread::Late))
+        }
+    };
+    let taken = match came {
+        Ok(taken) => taken,
+        Err(unread) => return unread.told(max),
+    };
+    if !place.keep() {
+        return displaced();
+    }
+    Box::pin(respond(shared, peer, caller, headers, taken)).await
 }
 
-fn too_large(max: usize) -> Response<ReplyBody> {
-    refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
+/// Why a body was not read.
+enum Unread {
+    TooLarge,
+    Full,
+    Late,
+    Broken(hyper::Error),
+}
+
+impl From<Full> for Unread {
+    fn from(_: Full) -> Self {
+        Self::Full
+    }
+}
+
+impl Unread {
+    fn told(self, max: usize) -> Response<ReplyBody> {
+        match self {
+            Self::TooLarge => {
+                refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
+            }
+            Self::Full => refuse(
+                503,
+                code::UNAVAILABLE,
+                "there is no room for this body beside those that are being read or answered (configuration key `http.bodies_bytes`): try again",
+            ),
+            Self::Late => refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
+            Self::Broken(error) => refuse(400, code::PARSE_ERROR, format!("the body could not be read: {error}")),
+        }
+    }
+}
+
+/// Reads a body to its end, as far as there is room for it. What comes is copied: as it comes it is a part of the connection's read buffer, of which
+/// each byte would keep all.
+async fn read(mut body: HttpBody, mut intake: Intake, max: usize, clock: Arc<dyn Clock>) -> Result<Taken, Unread> {
+    let mut length = 0;
+    loop {
+        let frame = tokio::select! {
+            frame = body.frame() => frame,
+            () = intake.lost() => return Err(Unread::Full),
+        };
+        let Some(frame) = frame else { return intake.finish().map_err(Unread::from) };
+        let frame = frame.map_err(Unread::Broken)?;
+        let Some(piece) = frame.data_ref() else { continue };
+        length += piece.len();
+        if length > max {
+            return Err(Unread::TooLarge);
+        }
+        intake.add(piece, clock.now())?;
+    }
+}
+
+/// The answer to a request that was whole when its connection had lost its place. It may not get there.
+fn displaced() -> Response<ReplyBody> {
+    refuse(503, code::UNAVAILABLE, "too many connections (configuration key `http.connections`): try again")
 }
 
 /// A response that is made while it is sent.
@@ -343,14 +458,14 @@ struct Posted {
     peer: Arc<Peer>,
     caller: CallerId,
     headers: HeaderMap,
-    bytes: Bytes,
+    taken: Taken,
     message: Incoming,
     outbox: Outbox,
 }
 
 impl Posted {
     async fn answer(self, era: Era) -> Reply {
-        let Self { shared, peer, caller, headers, bytes, message, outbox: out } = self;
+        let Self { shared, peer, caller, headers, taken: Taken { bytes, room: _room }, message, outbox: out } = self;
         if era == Era::Modern {
             // What a process that joined passes on came without any.
             let headers = Some(headers).filter(|_| !peer.is_local());
@@ -367,49 +482,51 @@ impl Posted {
     }
 }
 
-async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, headers: HeaderMap, bytes: Bytes) -> Response<ReplyBody> {
+async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, mut headers: HeaderMap, taken: Taken) -> Response<ReplyBody> {
+    let bytes = &taken.bytes;
     if bytes.trim_ascii_start().starts_with(b"[") && !text(&headers, VERSION).is_some_and(is_modern) {
         let way = legacy::Way::Http { session: text(&headers, SESSION_ID), version: text(&headers, VERSION), events: false };
-        let answers = AssertUnwindSafe(legacy::batch(&shared, &caller, way, &bytes)).catch_unwind().await;
+        let answers = AssertUnwindSafe(Box::pin(legacy::batch(&shared, &caller, way, bytes))).catch_unwind().await;
         return whole(answers.unwrap_or_else(|_| Reply::panicked(None)));
     }
-    let message = match Incoming::parse(&bytes) {
+    let message = match Incoming::parse(bytes) {
         Ok(message) => message,
         Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
     };
-    let era = match Era::of_http(&message, &bytes, text(&headers, VERSION)) {
-        _ if peer.is_local() => Era::of_line(&message, &bytes),
+    let era = match Era::of_http(&message, bytes, text(&headers, VERSION)) {
+        _ if peer.is_local() => Era::of_line(&message, bytes),
         Ok(era) => era,
         Err(fault) => return whole(Reply::fault(message.id.as_ref(), &fault)),
     };
     let stream_id = text(&headers, STREAM).filter(|_| peer.is_local()).map(StreamId::from);
     if stream_id.is_some() && message.method.as_deref() == Some("notifications/cancelled") {
         // By the name of a request on a byte stream, whatever its era.
-        cancelled(&shared, &caller, stream_id.as_ref(), message.params(&bytes).unwrap_or("{}"));
+        cancelled(&shared, &caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
         if text(&headers, SESSION_ID).is_none() {
             return whole(Reply::accepted());
         }
     }
-    let room = match era {
+    let queue = match era {
         Era::Legacy => (legacy::streams(&message) && takes_events(&headers)).then_some(STREAM_LEN),
-        Era::Modern => match modern::besides(&message, &bytes) {
+        Era::Modern => match modern::besides(&message, bytes) {
             modern::Besides::Nothing => None,
             modern::Besides::Notes => Some(NOTES_LEN),
             modern::Besides::Stream => Some(STREAM_LEN),
         },
     };
-    let (bytes, outbox, messages) = if let Some(room) = room {
-        let (sender, messages) = mpsc::channel(room);
-        // A copy of its own: the bytes as they came would keep the connection's whole read buffer for as long as it takes.
-        (Bytes::copy_from_slice(&bytes), Outbox::new(sender, Framing::EVENTS), Some(messages))
+    let (outbox, messages) = if let Some(len) = queue {
+        // It may take long.
+        headers = kept(&headers);
+        let (sender, messages) = mpsc::channel(len);
+        (Outbox::new(sender, Framing::EVENTS), Some(messages))
     } else {
-        (bytes, Outbox::closed(), None)
+        (Outbox::closed(), None)
     };
     let outbox = outbox.on(stream_id).local(peer.is_local());
     let clock = shared.engine.clock().clone();
     let keep_alive = shared.config.http.keep_alive;
     let id = message.id.clone();
-    let posted = Posted { shared, peer, caller, headers, bytes, message, outbox };
+    let posted = Posted { shared, peer, caller, headers, taken, message, outbox };
     // On the heap, so that a connection that waits for its next request takes little room.
     let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> =
         Box::pin(async move { AssertUnwindSafe(posted.answer(era)).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(id.as_ref())) });

@@ -4,19 +4,28 @@
 
 use std::{
     io::{Error, ErrorKind, IoSlice, Result},
+    mem::MaybeUninit,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 
+use super::places::Place;
 use crate::clock::{Clock, Sleep};
 
-/// An input and output that gives up on a client that does not read.
+/// Bytes that hyper has room for at first.
+pub(super) const BUFFER_BYTES: usize = 8 * 1024;
+/// Bytes that are read at once. Not as many as hyper has room for: when they fill it, it doubles its room, and keeps that, up to 400 KiB for each
+/// connection.
+const READ_BYTES: usize = BUFFER_BYTES - 1;
+
+/// An input and output that gives up on a client that does not read, and knows when all has gone out.
 pub(super) struct Patient<T> {
     io: T,
+    place: Arc<Place>,
     clock: Arc<dyn Clock>,
     patience: Duration,
     /// Runs while the client takes nothing.
@@ -24,8 +33,8 @@ pub(super) struct Patient<T> {
 }
 
 impl<T> Patient<T> {
-    pub(super) fn new(io: T, clock: Arc<dyn Clock>, patience: Duration) -> Self {
-        Self { io, clock, patience, over: None }
+    pub(super) fn new(io: T, place: Arc<Place>, clock: Arc<dyn Clock>, patience: Duration) -> Self {
+        Self { io, place, clock, patience, over: None }
     }
 
     fn check<R>(&mut self, poll: Poll<Result<R>>, context: &mut Context<'_>) -> Poll<Result<R>> {
@@ -44,8 +53,13 @@ impl<T> Patient<T> {
 }
 
 impl<T: Read + Unpin> Read for Patient<T> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.io).poll_read(context, buffer)
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, mut buffer: ReadBufCursor<'_>) -> Poll<Result<()>> {
+        let mut bytes = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+        let len = buffer.remaining().min(READ_BYTES);
+        let mut piece = ReadBuf::uninit(&mut bytes[..len]);
+        ready!(Pin::new(&mut self.io).poll_read(context, piece.unfilled()))?;
+        buffer.put_slice(piece.filled());
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -56,7 +70,10 @@ impl<T: Write + Unpin> Write for Patient<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
+        ready!(Pin::new(&mut self.io).poll_flush(context))?;
+        // hyper asks for this when it has written all that it was given.
+        self.place.flushed();
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {

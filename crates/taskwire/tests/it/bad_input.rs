@@ -429,7 +429,8 @@ async fn text_that_is_no_text_is_refused() {
 #[tokio::test]
 async fn methods_that_nobody_heard_of_do_not_exist() {
     let target = Target::new().await;
-    let long = "x".repeat(50_000);
+    // It is in the head, too.
+    let long = "x".repeat(5_000);
     for method in ["x", "tools/Call", "tools/call/job", "tools", "rpc.discover", "tasks/delete", "notifications/tasks", "__proto__", &long]
     {
         let response = target.client.raw(method, json!({"name": "job", "arguments": {}})).await;
@@ -553,6 +554,14 @@ async fn a_head_without_end_is_refused() {
     let long = format!("POST /mcp?{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "x".repeat(MIB));
     target.rejects("a long address", long.as_bytes(), &refusals).await;
     target.rejects("no head at all", &vec![b'x'; MIB], &refusals).await;
+}
+
+#[tokio::test]
+async fn a_head_has_so_many_bytes_and_no_more() {
+    let target = Target::new().await;
+    let padded = |bytes: usize| target.head(&format!("X-Pad: {}\r\n", "x".repeat(bytes))).replace("POST /mcp", "GET /healthz");
+    assert!(target.exchange(padded(15_000).as_bytes()).await.starts_with("HTTP/1.1 200 "));
+    target.rejects("a large head", padded(40_000).as_bytes(), &["431", ""]).await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! HTTP as such: probes, pages in browsers, connections, and handlers that break.
+//! HTTP as such: probes, pages in browsers, to whom requests are addressed, connections, and handlers that break.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, Response, TestServer, manual_clock, soon},
+    kit::{Client, Response, TestServer, manual_clock, read_response, soon},
     schema,
-    tasks::{Gate, accept, name_form, registry},
+    tasks::{Gate, accept, name_form, quick, registry, tool, two_callers},
 };
 
 const HEALTH: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -47,12 +47,12 @@ impl Connection {
         Self { stream, buffer: Vec::new() }
     }
 
-    async fn send(&mut self, text: &str) {
+    pub(crate) async fn send(&mut self, text: &str) {
         self.stream.write_all(text.as_bytes()).await.expect("writable");
     }
 
     /// The next response, which must say how long it is.
-    async fn response(&mut self) -> (String, Vec<u8>) {
+    pub(crate) async fn response(&mut self) -> (String, Vec<u8>) {
         loop {
             let text = String::from_utf8_lossy(&self.buffer).into_owned();
             if let Some((head, _)) = text.split_once("\r\n\r\n") {
@@ -70,11 +70,29 @@ impl Connection {
         }
     }
 
+    /// With a request of which the server has the head, with these lines more, and so much of the body.
+    pub(crate) async fn half_sent(server: &TestServer, lines: &str, length: usize, body: &str) -> Self {
+        let mut connection = Self::open(server).await;
+        let kind = "Content-Type: application/json\r\nExpect: 100-continue";
+        connection.send(&format!("POST /mcp HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n{lines}Content-Length: {length}\r\n\r\n")).await;
+        let mut go_ahead = [0; 25];
+        soon("the server's word", connection.stream.read_exact(&mut go_ahead)).await.expect("readable");
+        assert_eq!(&go_ahead, b"HTTP/1.1 100 Continue\r\n\r\n");
+        connection.send(body).await;
+        connection
+    }
+
     async fn is_served(&mut self) {
         self.send(HEALTH).await;
         let (head, body) = self.response().await;
         assert!(head.starts_with("http/1.1 200 "), "{head}");
         assert_eq!(body, b"ok\n");
+    }
+
+    /// The server has hung up.
+    async fn is_closed(&mut self) {
+        let read = soon("the end of the connection", self.stream.read(&mut [0; 1])).await;
+        assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     }
 
     /// Sends a request of this client and gives its message.
@@ -220,25 +238,215 @@ async fn a_page_may_read_why_its_request_was_refused() {
     assert_eq!((refused.status, refused.header("access-control-allow-origin")), (415, Some(APP)));
 }
 
+// To whom a request is addressed, and who sends it.
+
+/// Asks what the server can do, with these lines at the head instead of `Host`; the status of the answer, and what it says.
+async fn addressed(server: &TestServer, line: &str, lines: &[(&str, &str)]) -> (Response, String) {
+    let client = server.client();
+    let message = client.message(client.next_id(), "server/discover", json!({}));
+    let (own, body) = (client.headers(&message), message.to_string());
+    let own = own.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let head: String = own.chain(lines.iter().copied()).map(|(key, value)| format!("{key}: {value}\r\n")).collect();
+    let request = format!("{line}\r\n{head}Content-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+    let response = soon("the response", client.bytes(request.as_bytes())).await;
+    let said = response.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+    (response, said)
+}
+
+#[tokio::test]
+async fn what_only_begins_like_this_machine_is_turned_away() {
+    let server = start(HttpConfig { allowed_hosts: vec!["tools.example".to_owned()], ..HttpConfig::default() }).await;
+    for host in ["localhost", "LocalHost:80", "127.0.0.1:8787", "[::1]", "[::1]:8787", "tools.example", "tools.example:443"] {
+        assert_eq!(addressed(&server, "POST /mcp HTTP/1.1", &[("Host", host)]).await.0.status, 200, "{host}");
+    }
+    for host in
+        ["[::1].evil.com", "[::1]evil.com", "localhost:80@evil.com", "user@localhost", "localhost:x", "tools.example@evil.com", "[::1", ""]
+    {
+        let (refused, said) = addressed(&server, "POST /mcp HTTP/1.1", &[("Host", host)]).await;
+        assert_eq!(refused.status, 400, "{host}: {said}");
+        assert!(said.contains("is no host"), "{said}");
+        let origin = format!("http://{host}");
+        let (refused, said) = addressed(&server, "POST /mcp HTTP/1.1", &[("Host", "localhost"), ("Origin", &origin)]).await;
+        assert_eq!(refused.status, 403, "{origin}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_addressed_to_one_host() {
+    let server = start(HttpConfig::default()).await;
+    let cases: [(&str, &[&str], &str); 8] = [
+        ("POST /mcp HTTP/1.1", &[], "`host` is missing"),
+        ("POST /mcp HTTP/1.0", &[], "`host` is missing"),
+        ("POST http://localhost/mcp HTTP/1.1", &[], "`host` is missing"),
+        ("POST /mcp HTTP/1.1", &["localhost", "evil.com"], "`host` comes more than once"),
+        ("POST /mcp HTTP/1.1", &["localhost", "localhost"], "`host` comes more than once"),
+        ("POST http://evil.com/mcp HTTP/1.1", &["localhost"], "for `evil.com`"),
+        ("POST http://localhost/mcp HTTP/1.1", &["evil.com"], "for `localhost`"),
+        ("POST http://user@localhost/mcp HTTP/1.1", &["localhost"], "for `user@localhost`"),
+    ];
+    for (line, hosts, words) in cases {
+        let mut lines: Vec<_> = hosts.iter().map(|host| ("Host", *host)).collect();
+        // Not even a page that may call is told anything about such a request.
+        lines.push(("Origin", "http://localhost"));
+        let (refused, said) = addressed(&server, line, &lines).await;
+        assert_eq!(refused.status, 400, "{line} {hosts:?}: {said}");
+        assert!(said.contains(words), "{line} {hosts:?}: {said}");
+        assert_eq!(refused.header("access-control-allow-origin"), None, "{line} {hosts:?}");
+    }
+    let whole = addressed(&server, "POST http://localhost:8787/mcp HTTP/1.1", &[("Host", "localhost:8787")]).await.0;
+    assert_eq!(whole.status, 200, "a proxy may say all of it");
+    assert_eq!(addressed(&server, "POST http://evil.com/mcp HTTP/1.1", &[("Host", "evil.com")]).await.0.status, 403);
+    assert_eq!(addressed(&server, "POST /mcp HTTP/1.0", &[("Host", "localhost")]).await.0.status, 200);
+}
+
+#[tokio::test]
+async fn a_request_has_one_token_and_one_page() {
+    let server = TestServer::start_with(registry([]), two_callers(), Arc::new(manual_clock())).await;
+    let (ann, bob, nobody) = ("Bearer ann-token", "Bearer bob-token", "Bearer nobody");
+    let host = ("Host", "localhost");
+    assert_eq!(addressed(&server, "POST /mcp HTTP/1.1", &[host, ("Authorization", ann)]).await.0.status, 200);
+    assert_eq!(addressed(&server, "POST /mcp HTTP/1.1", &[host, ("Authorization", nobody)]).await.0.status, 401);
+    for [one, other] in [[ann, bob], [ann, ann], [ann, nobody], [nobody, ann]] {
+        let lines = [host, ("Authorization", one), ("Authorization", other)];
+        let (refused, said) = addressed(&server, "POST /mcp HTTP/1.1", &lines).await;
+        assert_eq!(refused.status, 400, "{one}, {other}");
+        assert!(said.contains("`authorization` comes more than once"), "{said}");
+    }
+    let lines = [host, ("Authorization", ann), ("Origin", "http://localhost"), ("Origin", "https://evil.example")];
+    let (refused, said) = addressed(&server, "POST /mcp HTTP/1.1", &lines).await;
+    assert_eq!((refused.status, refused.header("access-control-allow-origin")), (400, None), "{said}");
+}
+
+// What callers are told of the machine.
+
+#[tokio::test]
+async fn what_callers_are_told_of_a_store_that_failed_names_no_path() {
+    let server = TestServer::start(registry([quick("task").task(TaskMode::Always)])).await;
+    let dir = server.dir();
+    let elsewhere = dir.path().with_extension("elsewhere");
+    std::fs::rename(dir.path(), &elsewhere).expect("it can be moved");
+    let refused = soon("the answer", server.client().raw("tools/call", json!({"name": "task", "arguments": {}}))).await;
+    let reason = soon("the failure", server.server.engine().failed()).await;
+    std::fs::remove_dir_all(&elsewhere).expect("it can be removed");
+    assert_eq!((refused.status, refused.code()), (503, -31002));
+    let told = refused.json()["error"]["message"].as_str().expect("words").to_owned();
+    assert!(told.contains("the store was removed or replaced") && !told.contains('/'), "{told}");
+    assert!(reason.contains(&dir.path().display().to_string()), "whoever runs it learns where: {reason}");
+}
+
 // Connections.
+
+/// Lets the server do all that it can do by now.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
 
 #[tokio::test]
 async fn so_many_connections_are_served_and_another_when_one_is_closed() {
-    let server = start(HttpConfig { connections: 2, ..HttpConfig::default() }).await;
+    let gate = Gate::new();
+    let config = Config { http: HttpConfig { connections: 2, ..HttpConfig::default() }, ..Config::default() };
+    let tools = registry([gate.tool("slow").task(TaskMode::Never)]);
+    let server = TestServer::start_with(tools, config, Arc::new(manual_clock())).await;
+    let client = server.client();
     let (mut first, mut second) = (Connection::open(&server).await, Connection::open(&server).await);
-    first.is_served().await;
-    second.is_served().await;
+    first.request(&client, "tools/call", json!({"name": "slow", "arguments": {"n": 1}})).await;
+    let call = second.request(&client, "tools/call", json!({"name": "slow", "arguments": {"n": 2}})).await;
+    for _ in 0..2 {
+        soon("the start of a call", gate.started.wait()).await;
+    }
     let mut third = Connection::open(&server).await;
     third.send(HEALTH).await;
-    for _ in 0..50 {
-        first.is_served().await;
-        second.is_served().await;
-    }
+    settle().await;
     assert!(third.is_quiet(), "there is no room for it");
     drop(first);
     let (head, _) = third.response().await;
     assert!(head.starts_with("http/1.1 200 "), "{head}");
+    gate.go.send();
+    gate.go.send();
+    assert_eq!(second.answer(&call).await["result"]["content"][0]["text"], "done");
     second.is_served().await;
+}
+
+#[tokio::test]
+async fn silent_connections_give_way_to_whoever_has_something_to_say() {
+    let server = start(HttpConfig { connections: 3, ..HttpConfig::default() }).await;
+    let client = server.client();
+    let mut silent = Vec::new();
+    for sent in ["", "POST /mcp HT"] {
+        let mut connection = Connection::open(&server).await;
+        connection.send(sent).await;
+        silent.push(connection);
+    }
+    silent.push(Connection::half_sent(&server, "", 9, "{").await);
+    let mut served = Vec::new();
+    for _ in 0..3 {
+        let mut connection = Connection::open(&server).await;
+        assert_eq!(connection.ask(&client, "server/discover", json!({})).await["result"]["resultType"], "complete");
+        served.push(connection);
+    }
+    for mut connection in silent {
+        connection.is_closed().await;
+    }
+    // Nor do those that have said all that they had to say stay for ever.
+    Connection::open(&server).await.is_served().await;
+    served.remove(0).is_closed().await;
+    for mut connection in served {
+        connection.is_served().await;
+    }
+}
+
+#[tokio::test]
+async fn who_is_not_let_in_goes_before_who_is() {
+    let config = Config { http: HttpConfig { connections: 2, ..HttpConfig::default() }, ..two_callers() };
+    let server = TestServer::start_with(registry([]), config, Arc::new(manual_clock())).await;
+    let ann = server.client().with_token("ann-token");
+    let (mut stranger, mut known) = (Connection::open(&server).await, Connection::open(&server).await);
+    known.ask(&ann, "server/discover", json!({})).await;
+    for _ in 0..3 {
+        stranger.request(&server.client(), "server/discover", json!({})).await;
+        let (head, _) = stranger.response().await;
+        assert!(head.starts_with("http/1.1 401 "), "{head}");
+    }
+    let mut third = Connection::open(&server).await;
+    third.ask(&ann, "server/discover", json!({})).await;
+    stranger.is_closed().await;
+    known.ask(&ann, "server/discover", json!({})).await;
+}
+
+#[tokio::test]
+async fn a_stream_keeps_its_place_for_as_long_as_it_lasts() {
+    let server = start(HttpConfig { connections: 1, ..HttpConfig::default() }).await;
+    let events = server.client().listen(json!({})).await;
+    let mut second = Connection::open(&server).await;
+    second.send(HEALTH).await;
+    settle().await;
+    assert!(second.is_quiet(), "there is no room for it");
+    drop(events);
+    let (head, _) = second.response().await;
+    assert!(head.starts_with("http/1.1 200 "), "{head}");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_still_being_read_is_not_cut_off() {
+    const BYTES: usize = 12 * 1024 * 1024;
+    let config = Config { http: HttpConfig { connections: 1, ..HttpConfig::default() }, ..Config::default() };
+    let large = tool("large", &(), |(), _ctx| async move { Ok("x".repeat(BYTES)) }).task(TaskMode::Never);
+    let server = TestServer::start_with(registry([large]), config, Arc::new(manual_clock())).await;
+    // More than the sockets take in: the server waits for this reader with most of it.
+    let client = server.client().with_receive_buffer(128 * 1024);
+    let message = client.message(client.next_id(), "tools/call", json!({"name": "large", "arguments": {}}));
+    let stream = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
+    soon("the beginning of the answer", stream.peek(&mut [0; 1])).await.expect("readable");
+    let mut second = Connection::open(&server).await;
+    second.send(HEALTH).await;
+    settle().await;
+    assert!(second.is_quiet(), "there is no room for it");
+    let answer = soon("the rest of the answer", read_response(stream)).await.json();
+    assert_eq!(answer["result"]["content"][0]["text"].as_str().map(str::len), Some(BYTES));
+    let (head, _) = second.response().await;
+    assert!(head.starts_with("http/1.1 200 "), "{head}");
 }
 
 // Handlers that break.

@@ -192,6 +192,11 @@ impl Client {
         Self { port, capabilities: json!({}), token: None, receive_buffer: None, next_id: Arc::new(AtomicU64::new(1)) }
     }
 
+    /// Where its server is.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn declaring(mut self, capabilities: Value) -> Self {
         self.capabilities = capabilities;
         self

@@ -2,6 +2,7 @@
 
 mod answers;
 mod bad_input;
+mod bodies;
 mod client;
 mod followup;
 mod growth;

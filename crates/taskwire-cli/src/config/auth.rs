@@ -1,0 +1,64 @@
+//! Who may call, as the file says it.
+
+use std::fmt;
+
+use serde::Deserialize;
+use taskwire::server::Auth;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct AuthTable {
+    pub(crate) tokens: Vec<Token>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Token {
+    token: String,
+    caller: String,
+}
+
+/// A token is not for logs.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({})", self.caller)
+    }
+}
+
+impl AuthTable {
+    /// Tokens with their values; `env:NAME` stands for an environment variable. What is wrong, and with which, otherwise.
+    pub(super) fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> Result<Auth, (usize, String)> {
+        let mut auth = Auth::default();
+        for (n, entry) in self.tokens.iter().enumerate() {
+            if entry.variable() == Some("") {
+                return Err((n, "`env:` needs the name of a variable after it".to_owned()));
+            }
+            let missing = |name| (n, format!("the token of `{}` is to come from ${name}, which is not set", entry.caller));
+            let token = match entry.variable() {
+                None => entry.token.clone(),
+                Some(name) => env(name).ok_or_else(|| missing(name))?,
+            };
+            if token.trim().is_empty() || entry.caller.is_empty() {
+                return Err((n, "each of `auth.tokens` needs a `token` and a `caller` that are not empty".to_owned()));
+            }
+            auth = auth.with_token(token.trim(), &entry.caller);
+        }
+        Ok(auth)
+    }
+
+    /// Who may call, each with the variable that its token comes from, if it does.
+    pub(crate) fn callers(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.tokens.iter().map(|token| (token.caller.as_str(), token.variable()))
+    }
+
+    /// The environment variables that tokens come from.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = String> {
+        self.tokens.iter().filter_map(Token::variable).map(ToOwned::to_owned)
+    }
+}
+
+impl Token {
+    fn variable(&self) -> Option<&str> {
+        self.token.strip_prefix("env:")
+    }
+}
