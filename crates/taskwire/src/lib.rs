@@ -37,6 +37,7 @@ mod dialect;
 pub mod engine;
 mod feed;
 mod followup;
+mod ours;
 pub mod server;
 pub mod store;
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use std::{
     fs,
+    os::unix::fs::DirBuilderExt,
     path::PathBuf,
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// A directory that goes away with the test.
+/// A directory for this user alone, whatever the usual rights are. It goes away with the test.
 pub(crate) struct TempDir(pub(crate) PathBuf);
 
 impl TempDir {
@@ -15,7 +16,7 @@ impl TempDir {
         let name = format!("taskwire-unit-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a directory");
+        fs::DirBuilder::new().mode(0o700).create(&path).expect("a directory");
         Self(path)
     }
 }

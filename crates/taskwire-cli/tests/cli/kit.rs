@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{
@@ -31,7 +32,8 @@ impl TempDir {
         let path = std::env::temp_dir().join(name);
         // A killed run of a process with the same number may have left one.
         let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).expect("a temporary directory");
+        // For this user alone, whatever the usual rights are.
+        std::fs::DirBuilder::new().mode(0o700).create(&path).expect("a temporary directory");
         Self(path)
     }
 
@@ -81,13 +83,16 @@ fn lines_of(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 pub(crate) struct Process {
     child: Child,
     lines: mpsc::Receiver<String>,
+    /// What it says on standard error, if that is heard.
+    errors: Option<mpsc::Receiver<String>>,
 }
 
 impl Process {
     fn spawn(command: &mut Command) -> Self {
         let mut child = command.spawn().expect("the program starts");
         let lines = lines_of(child.stdout.take().expect("its output is a pipe"));
-        Self { child, lines }
+        let errors = child.stderr.take().map(lines_of);
+        Self { child, lines, errors }
     }
 
     /// With its standard input open.
@@ -119,6 +124,33 @@ impl Process {
         assert!(self.child.try_wait().expect("it can be looked at").is_none(), "it must not have ended by itself");
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it is gone");
+    }
+
+    /// Waits until it says this on standard error, and gives the whole line.
+    #[track_caller]
+    pub(crate) fn says(&self, words: &str) -> String {
+        let errors = self.errors.as_ref().expect("it is listened to");
+        loop {
+            match errors.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("`{words}` was never said: {error}"),
+            }
+        }
+    }
+
+    /// Waits for its end: its exit code, and what it said on standard error that nobody has heard yet.
+    pub(crate) fn last_words(mut self) -> (Option<i32>, String) {
+        let errors = self.errors.take().expect("it is listened to");
+        let mut words = String::new();
+        loop {
+            match errors.recv_timeout(PATIENCE) {
+                Ok(line) => words = words + &line + "\n",
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it did not end within {PATIENCE:?}: {words}"),
+            }
+        }
+        (self.ended().code(), words)
     }
 
     /// Waits for its end; what it says until then is passed over.
@@ -158,7 +190,7 @@ impl Server {
     }
 
     fn spawn(args: &[&str]) -> Self {
-        let process = Process::spawn(&mut taskwire(args));
+        let process = Process::spawn(taskwire(args).stderr(Stdio::piped()));
         let port = loop {
             let line = process.line().expect("the server says where it listens");
             if let Some(address) = line.trim().strip_prefix("endpoint ") {
@@ -190,6 +222,20 @@ impl Server {
         self.try_exchange(request).expect("a response")
     }
 
+    /// What a request gets, if anything: its status and the message.
+    pub(crate) fn post(&self, method: &str, params: Value) -> std::io::Result<(u16, Value)> {
+        let name = params["name"].as_str().or(params["taskId"].as_str()).map(|name| format!("Mcp-Name: {name}\r\n"));
+        let body = request(1, method, params).to_string();
+        let (status, body) = self.try_exchange(&format!(
+            "POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\n\
+             Mcp-Method: {method}\r\n{}Content-Length: {}\r\n\r\n{body}",
+            name.unwrap_or_default(),
+            body.len()
+        ))?;
+        Ok((status, serde_json::from_str(&body).expect("JSON")))
+    }
+
     fn try_exchange(&self, request: &str) -> std::io::Result<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -203,17 +249,8 @@ impl Server {
 
     /// The result of a request that must succeed.
     pub(crate) fn ask(&self, method: &str, params: Value) -> Value {
-        let name = params["name"].as_str().or(params["taskId"].as_str()).map(|name| format!("Mcp-Name: {name}\r\n"));
-        let body = request(1, method, params).to_string();
-        let (status, body) = self.exchange(&format!(
-            "POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
-             Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\n\
-             Mcp-Method: {method}\r\n{}Content-Length: {}\r\n\r\n{body}",
-            name.unwrap_or_default(),
-            body.len()
-        ));
-        assert_eq!(status, 200, "{method}: {body}");
-        let answer: Value = serde_json::from_str(&body).expect("JSON");
+        let (status, answer) = self.post(method, params).expect("a response");
+        assert_eq!(status, 200, "{method}: {answer}");
         assert!(answer.get("error").is_none(), "{method}: {answer}");
         answer["result"].clone()
     }
@@ -238,7 +275,7 @@ pub(crate) fn request(id: u64, method: &str, mut params: Value) -> Value {
 pub(crate) fn run(args: &[&str]) -> (Option<i32>, String, String) {
     let mut process = taskwire(args);
     let mut process = Process::spawn(process.stderr(Stdio::piped()));
-    let errors = lines_of(process.child.stderr.take().expect("its errors are a pipe"));
+    let errors = process.errors.take().expect("its errors are a pipe");
     let words = |lines: Vec<String>| lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
     let output = words(std::iter::from_fn(|| process.line()).collect());
     let errors = words(errors.into_iter().collect());

@@ -6,6 +6,7 @@ mod commands;
 mod completions;
 mod connect;
 mod crowd;
+mod data;
 mod fixture;
 mod help;
 mod init;

@@ -1,6 +1,6 @@
 //! Mistakes of whoever starts the server: each ends the program at once, in words that say what to do.
 
-use std::net::TcpListener;
+use std::{fs::Permissions, net::TcpListener, os::unix::fs::PermissionsExt};
 
 use crate::kit::{Server, TempDir, refusal};
 
@@ -40,7 +40,9 @@ fn a_port_that_is_in_use_is_refused_with_its_address_before_anything_is_stored()
 #[test]
 fn a_store_that_cannot_be_opened_is_named_and_the_reason_is_said_once() {
     let dir = TempDir::new();
-    std::fs::write(dir.path().join("tasks.db"), "x".repeat(4096)).expect("a file");
+    let db = dir.path().join("tasks.db");
+    std::fs::write(&db, "x".repeat(4096)).expect("a file");
+    std::fs::set_permissions(&db, Permissions::from_mode(0o600)).expect("a file of ours alone");
     let data = dir.join("");
     let words = refusal(1, &["serve", "--listen", ANY_PORT, "--data", &data]);
     assert!(words.starts_with(&format!("taskwire: cannot open {data}tasks.db: ")), "{words}");

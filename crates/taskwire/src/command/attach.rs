@@ -7,7 +7,7 @@ mod taking;
 
 use std::{
     fs, io,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::Stdio,
     sync::Arc,
@@ -40,6 +40,7 @@ use super::{
 };
 use crate::{
     engine::{Phase, Run},
+    ours,
     tool::{CallResult, Content, Ctx, Kind, Question, Schema, ToolError, from_engine},
 };
 
@@ -569,5 +570,5 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::io::Write;
-    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(bytes)
+    ours::open(fs::OpenOptions::new().write(true).create(true).truncate(true), path)?.write_all(bytes)
 }

@@ -41,6 +41,7 @@ pub use template::{Part, literal};
 
 use crate::{
     engine::Engine,
+    ours::{self, Kind},
     tool::{Registry, Schema, Tool},
 };
 
@@ -91,11 +92,15 @@ impl Commands {
     /// Commands whose output waits in `data`, beside the store.
     ///
     /// # Errors
-    /// When the directory cannot be used.
+    /// When the directory cannot be used, or is not this user's alone: what is in it is run.
     pub fn open(data: &Path, supervisor: Supervisor) -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(data)?;
+        let data = data.canonicalize()?;
+        ours::check(&data, Kind::Directory)?;
         let spool = data.join("spool");
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&spool)?;
-        let spool = spool.canonicalize()?;
+        if !ours::check(&spool, Kind::Directory)? {
+            fs::DirBuilder::new().mode(0o700).create(&spool)?;
+        }
         Ok(Self(Arc::new(Inner { spool, supervisor, gates: Mutex::default(), active: Mutex::default() })))
     }
 

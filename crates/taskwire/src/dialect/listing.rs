@@ -27,7 +27,7 @@ pub(super) fn tasks(shared: &Shared, caller: &CallerId, params: &str, with_hidde
     loop {
         let ids = engine.reader().tasks_of(caller, before, len + 1).map_err(engine::Error::from)?;
         for id in &ids {
-            let Some(task) = engine.task(caller, *id)?.filter(|task| with_hidden || !task.spec.hidden) else { continue };
+            let Some(task) = engine::legible(engine.task(caller, *id))?.filter(|task| with_hidden || !task.spec.hidden) else { continue };
             if tasks.len() == len {
                 let next = before.map(|last| URL_SAFE_NO_PAD.encode(format!("before:{last}")));
                 return Ok(Listing { tasks, next });

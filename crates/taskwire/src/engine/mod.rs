@@ -90,12 +90,27 @@ pub enum Error {
     /// The store failed or the engine has stopped; only a restart helps. In words that callers may read.
     #[error("the server cannot store tasks: {0}")]
     Unavailable(Arc<str>),
+    /// What is stored of one task, or of one session, is not what was written; any other is as before.
+    #[error("{0}")]
+    Damaged(Arc<str>),
 }
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
-        tracing::error!(%error, "the store cannot be read");
-        Self::Unavailable(error.for_callers().into())
+        tracing::error!(%error, "the store could not be read");
+        let told = error.for_callers().into();
+        if matches!(error, store::Error::Corrupt { .. }) { Self::Damaged(told) } else { Self::Unavailable(told) }
+    }
+}
+
+/// What was read, for who has others to tell of as well: one that is damaged is left out, and said in the log.
+pub(crate) fn legible<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+    match read {
+        Err(Error::Damaged(error)) => {
+            tracing::error!(%error, "a task is left out");
+            Ok(None)
+        }
+        read => read,
     }
 }
 
@@ -281,22 +296,38 @@ impl Engine {
     /// # Errors
     /// When the store cannot be read.
     pub fn task(&self, caller: &CallerId, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
-        Ok(self.any_task(id)?.filter(|task| task.spec.caller == *caller))
+        match self.any_task(id) {
+            // Nor is it anybody else's business that it is damaged, where it is known whose it is.
+            Err(Error::Damaged(_)) if self.owner(id).is_ok_and(|owner| owner.as_ref() != Some(caller)) => Ok(None),
+            found => Ok(found?.filter(|task| task.spec.caller == *caller)),
+        }
     }
 
     /// The task, whoever owns it.
     pub(crate) fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
         match self.0.recent.task(id) {
             Some(task) => Ok(Some(task)),
-            None => Ok(self.0.reader.task(id)?.map(Arc::new)),
+            None => Ok(self.read(self.0.reader.task(id))?.map(Arc::new)),
         }
+    }
+
+    /// What the store said. One that is gone ends the engine: nothing that it has can be relied on.
+    fn read<T>(&self, read: Result<T, store::Error>) -> Result<T, Error> {
+        if let Err(error @ store::Error::Gone { .. }) = &read {
+            self.0.failed.send_if_modified(|failed| {
+                let news = failed.is_none();
+                failed.get_or_insert_with(|| Failure::from(error));
+                news
+            });
+        }
+        read.map_err(Error::from)
     }
 
     /// What follows a place in a task's log; nothing if there is no such task.
     pub(crate) fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
         match self.0.recent.page(id, cursor) {
             Some(page) => Ok(Some(page)),
-            None => Ok(self.0.reader.page(id, cursor)?),
+            None => self.read(self.0.reader.page(id, cursor)),
         }
     }
 
@@ -304,7 +335,7 @@ impl Engine {
     pub(crate) fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
         match self.0.recent.task(id) {
             Some(task) if task.spec.overflow == Overflow::Fail => Ok(Seq(0)..task.output.next_seq),
-            _ => Ok(self.0.reader.span(id)?),
+            _ => self.read(self.0.reader.span(id)),
         }
     }
 
@@ -402,7 +433,7 @@ impl Engine {
     pub(crate) fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
         match self.0.recent.task(id) {
             Some(task) => Ok(Some(task.spec.caller.clone())),
-            None => Ok(self.0.reader.owner(id)?),
+            None => self.read(self.0.reader.owner(id)),
         }
     }
 

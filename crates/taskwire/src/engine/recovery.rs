@@ -36,7 +36,7 @@ pub(super) async fn recover(engine: &Engine, seen: &Seen) {
 
 /// Takes over one page, and says how many tasks that changed; none at the end.
 async fn page(engine: &Engine, after: &mut Option<TaskId>, seen: &Seen) -> Result<Option<usize>, Error> {
-    let page = engine.0.reader.open(*after, PAGE)?;
+    let page = engine.read(engine.0.reader.open(*after, PAGE))?;
     let Some(last) = page.last().copied() else { return Ok(None) };
     let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::Recover(engine.0.epoch))));
     let (ids, commands): (Vec<TaskId>, Vec<_>) = commands.unzip();

@@ -462,7 +462,8 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         None => None,
         Some(version) => match reader.event(id, version)? {
             Some(Event::Saved { checkpoint }) => Some(checkpoint),
-            _ => None,
+            // To begin anew would be to do again what was done.
+            _ => return Err(crate::store::Error::corrupt_task(id, "its checkpoint is missing").into()),
         },
     };
     let run = Run {

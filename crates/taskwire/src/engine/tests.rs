@@ -325,9 +325,82 @@ async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
     for id in &ids[1..] {
         assert_eq!(ended(&second, *id).await.status(), Status::Failed);
     }
-    assert!(matches!(cancel(&second, ids[0]).await, Err(Error::Unavailable(_))));
+    assert!(matches!(cancel(&second, ids[0]).await, Err(Error::Damaged(_))));
     assert!(!second.has_failed());
     made(&second, spec()).await;
+}
+
+#[tokio::test]
+async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
+    // More than get their tick together, and all of them due before the one that is whole.
+    const DAMAGED: usize = 300;
+    let (dir, clock) = (TempDir::new(), clock());
+    let first = engine_at(&clock, freed(&dir).await, Config::default());
+    let spec = Spec { retention_ms: Some(1_000), ..spec() };
+    let mut ids = Vec::new();
+    for made in futures_util::future::join_all((0..=DAMAGED).map(|_| make(&first, spec.clone()))).await {
+        ids.push(made.expect("a task").task.id);
+    }
+    ids.sort();
+    for cancelled in futures_util::future::join_all(ids.iter().map(|id| cancel(&first, *id))).await {
+        cancelled.expect("cancelled");
+    }
+    drop(first);
+    drop(freed(&dir).await);
+    let whole = ids[DAMAGED];
+    let connection = Connection::open(dir.database()).expect("the database");
+    let damage = "UPDATE task SET head = replace(head, 'tool', 'tokl') WHERE id < ?";
+    assert_eq!(connection.execute(damage, [&whole.as_bytes()[..]]).expect("writable"), DAMAGED);
+    drop(connection);
+    clock.advance(HOUR);
+    let second = engine_at(&clock, freed(&dir).await, Config::default());
+    let watch = second.watch(vec![whole], false);
+    second.begin();
+    let forgotten = async {
+        while second.any_task(whole).expect("readable").is_some() {
+            watch.changed().await;
+        }
+    };
+    soon("the end of its retention", forgotten).await;
+    assert!(matches!(second.any_task(ids[0]), Err(Error::Damaged(_))), "what is damaged is not forgotten");
+    assert!(!second.has_failed());
+}
+
+#[tokio::test]
+async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
+    let dir = TempDir::new();
+    let first = engine(freed(&dir).await);
+    let (damaged, whole) = (made(&first, spec()).await, made(&first, spec()).await);
+    for id in [damaged, whole] {
+        cancel(&first, id).await.expect("cancelled");
+    }
+    drop(first);
+    drop(freed(&dir).await);
+    let connection = Connection::open(dir.database()).expect("the database");
+    connection.execute("UPDATE log SET at = at + 1 WHERE task = ?", [&damaged.as_bytes()[..]]).expect("writable");
+    drop(connection);
+    let second = engine(freed(&dir).await);
+    let (mine, theirs) = (CallerId::new("me"), CallerId::new("you"));
+    let told = second.task(&mine, damaged);
+    assert!(matches!(&told, Err(Error::Damaged(why)) if why.contains(&damaged.to_string())), "{told:?}");
+    assert_eq!(second.task(&theirs, damaged).expect("nothing is wrong for others"), None);
+    assert_eq!(legible(second.task(&mine, damaged)).expect("others are listed"), None);
+    assert!(legible(second.task(&mine, whole)).expect("readable").is_some());
+}
+
+#[tokio::test]
+async fn a_store_that_a_reader_finds_cut_short_ends_the_engine() {
+    let dir = TempDir::new();
+    let first = engine(freed(&dir).await);
+    let id = made(&first, spec()).await;
+    cancel(&first, id).await.expect("cancelled");
+    drop(first);
+    let second = engine(freed(&dir).await);
+    std::fs::OpenOptions::new().write(true).open(dir.database()).and_then(|file| file.set_len(0)).expect("cut");
+    let lost = second.any_task(id);
+    assert!(matches!(&lost, Err(Error::Unavailable(why)) if why.contains("cut short")), "{lost:?}");
+    let reason = soon("the failure", second.failed()).await;
+    assert!(reason.contains("tasks.db was cut short"), "{reason}");
 }
 
 // Lives that end.

@@ -1,6 +1,7 @@
 //! Gives each task its tick when it is due. What is due stands in the store; here is only the wait for the next.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc, Weak,
         atomic::{AtomicI64, Ordering},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use taskwire_core::{
-    Timestamp,
+    TaskId, Timestamp,
     task::{Authority, Command},
 };
 use tokio::sync::Notify;
@@ -43,12 +44,21 @@ impl Timers {
     }
 }
 
+/// Tasks that would be due for ever, because what is stored of them is damaged: they are not tried again in this life.
+#[derive(Debug, Default)]
+struct Aside {
+    damaged: HashSet<TaskId>,
+    /// Those that the last tick changed nothing about. Once that may be chance, if they changed just before it.
+    unmoved: HashSet<TaskId>,
+}
+
 /// Runs until the engine is gone. It holds the engine only while it works, never while it waits.
 pub(super) async fn run(inner: Weak<Inner>) {
+    let mut aside = Aside::default();
     loop {
         let Some(engine) = inner.upgrade().map(Engine) else { return };
         let (timers, clock) = (engine.0.timers.clone(), engine.0.clock.clone());
-        let next = match turn(&engine).await {
+        let next = match turn(&engine, &mut aside).await {
             Ok(next) => next,
             Err(error) => {
                 if engine.has_failed() {
@@ -77,22 +87,32 @@ async fn wait(timers: &Arc<Timers>, sleep: impl Future<Output = ()>, next: Times
 }
 
 /// Gives ticks to what is due, and says when to look again.
-async fn turn(engine: &Engine) -> Result<Timestamp, Error> {
+async fn turn(engine: &Engine, aside: &mut Aside) -> Result<Timestamp, Error> {
     let timers = &engine.0.timers;
     // Armed for everything while we look, so that a hint given meanwhile is not lost.
     timers.armed.store(i64::MAX, Ordering::Release);
     let now = engine.0.clock.now();
-    let due = engine.0.reader.due(now, PAGE)?;
+    let mut due = engine.read(engine.0.reader.due(now, PAGE + aside.damaged.len()))?;
+    due.retain(|id| !aside.damaged.contains(id));
     if due.is_empty() {
-        let next = engine.0.reader.next_due()?.unwrap_or(Timestamp::from_millis(i64::MAX));
+        let next = engine.read(engine.0.reader.next_due(now))?.unwrap_or(Timestamp::from_millis(i64::MAX));
         timers.armed.store(next.as_millis(), Ordering::Release);
         return Ok(next);
     }
-    let ticks = due.into_iter().map(|id| engine.submit(id, Authority::Engine, Command::Tick));
-    for tick in futures_util::future::join_all(ticks).await {
+    let ticks = due.iter().map(|id| engine.submit(*id, Authority::Engine, Command::Tick));
+    let before = std::mem::take(&mut aside.unmoved);
+    for (id, tick) in due.iter().zip(futures_util::future::join_all(ticks).await) {
         match tick {
+            Ok(receipt) if receipt.changed => {}
+            Ok(_) if !before.contains(id) => {
+                aside.unmoved.insert(*id);
+            }
+            Ok(_) | Err(Error::Damaged(_)) => {
+                tracing::error!(task = %id, "a task that is damaged is left as it is: no time of it runs out, and it is not forgotten");
+                aside.damaged.insert(*id);
+            }
             // Forgotten meanwhile: nothing is due any more.
-            Ok(_) | Err(Error::Rejected(_)) => {}
+            Err(Error::Rejected(_)) => {}
             Err(unavailable) => return Err(unavailable),
         }
     }

@@ -109,10 +109,7 @@ impl<S: Store> Writer<S> {
                 }
             };
             // What cannot be read concerns this command alone; only what cannot be written ends the writer.
-            let result = self.decide(engine, &envelope, now, &mut batch).unwrap_or_else(|error| {
-                tracing::error!(task = %envelope.id, %error, "a task could not be read");
-                Err(Error::Unavailable(error.for_callers().into()))
-            });
+            let result = self.decide(engine, &envelope, now, &mut batch).unwrap_or_else(|error| Err(error.into()));
             batch.receipts.push((envelope.receipt, result));
             next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
         }

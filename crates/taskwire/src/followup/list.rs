@@ -71,7 +71,7 @@ async fn list(ctx: Ctx) -> Result<CallResult, ToolError> {
     let (engine, caller) = (ctx.run().engine(), &ctx.run().spec().caller);
     let (mut found, mut more) = (Vec::new(), false);
     for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX).map_err(engine::Error::from)? {
-        let Some(task) = engine.task(caller, id)?.filter(|task| state.unwrap_or_default().has(task)) else { continue };
+        let Some(task) = engine::legible(engine.task(caller, id))?.filter(|task| state.unwrap_or_default().has(task)) else { continue };
         more = found.len() == limit;
         if more {
             break;

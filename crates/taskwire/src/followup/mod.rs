@@ -106,7 +106,7 @@ fn running(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine:
     let mut found = Vec::new();
     for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX)? {
         let known = |task: &Arc<Task>| task.outcome.is_none() && (!task.spec.hidden || task.spec.findable);
-        found.extend(engine.task(caller, id)?.filter(known));
+        found.extend(engine::legible(engine.task(caller, id))?.filter(known));
         if found.len() == LISTED_MAX {
             break;
         }

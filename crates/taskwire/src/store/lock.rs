@@ -1,46 +1,83 @@
-//! One process at a time may have a data directory; a second one learns who the first is.
+//! A data directory: whose it is, and which process has it. One at a time may; a second one learns who the first is.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
-    io::{Read, Seek, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    fs::{self, File, OpenOptions, Permissions, TryLockError},
+    io::{self, Read, Seek, Write},
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
 };
 
-use super::Error;
+use super::{
+    Error,
+    files::{DB, Known, SHM, WAL},
+    wal::TAIL,
+};
+use crate::ours::{self, Kind};
+
+const LOCK: &str = "lock";
+
+/// What can be in a data directory, by whoever put it there; anything else is not touched.
+const CONTENTS: [(&str, Kind); 9] = [
+    (LOCK, Kind::File),
+    (DB, Kind::File),
+    (WAL, Kind::File),
+    (SHM, Kind::File),
+    ("tasks.db-journal", Kind::File),
+    (TAIL, Kind::File),
+    ("spool", Kind::Directory),
+    ("control", Kind::Socket),
+    ("join", Kind::Socket),
+];
+
+/// What is said when a file of a data directory cannot be used.
+pub(super) fn unusable(path: &Path, source: io::Error) -> Error {
+    // What has no code of the system is in words of ours, and names the path itself.
+    match source.raw_os_error() {
+        None => Error::NotOurs(source),
+        Some(_) => Error::File { path: path.display().to_string(), source },
+    }
+}
+
+/// Makes sure that a directory and what we know in it are ours, before anything is read, written or run. `dir` has no link in it.
+pub(super) fn secure(dir: &Path) -> Result<(), Error> {
+    let refused = |source| unusable(dir, source);
+    ours::check(dir, Kind::Directory).map_err(refused)?;
+    for (name, kind) in CONTENTS {
+        ours::check(&dir.join(name), kind).map_err(refused)?;
+    }
+    let mode = fs::metadata(dir).map_err(refused)?.mode();
+    if mode & 0o077 != 0 {
+        let narrowed = fs::set_permissions(dir, Permissions::from_mode(mode & 0o7700));
+        let now = if narrowed.is_ok() { "they cannot any more" } else { "that cannot be changed" };
+        tracing::warn!(dir = %dir.display(), mode = %format_args!("{:04o}", mode & 0o777), "other users could look into the data directory: {now}");
+    }
+    Ok(())
+}
 
 /// Holds the directory until dropped; the operating system lets go even if the process is killed.
 #[derive(Debug)]
 pub(super) struct DirLock {
-    file: File,
-    path: PathBuf,
+    _file: File,
 }
 
 impl DirLock {
-    pub(super) fn take(dir: &Path) -> Result<Self, Error> {
-        let path = dir.join("lock");
-        let failed = |source| Error::File { path: path.display().to_string(), source };
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
+    /// Takes the directory, which its user calls `shown`. Gives its lock file too, to be looked at later.
+    pub(super) fn take(dir: &Path, shown: &Path) -> Result<(Self, Known), Error> {
+        let path = dir.join(LOCK);
+        let failed = |source| unusable(&path, source);
+        let mut file = ours::open(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
                 let _ = file.read_to_string(&mut holder);
                 let holder = if holder.trim().is_empty() { "another process".to_owned() } else { holder.trim().to_owned() };
-                return Err(Error::Locked { path: dir.display().to_string(), holder });
+                return Err(Error::Locked { path: shown.display().to_string(), holder });
             }
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(failed)?;
-        // Wherever this process goes from here.
-        let path = std::path::absolute(&path).map_err(failed)?;
-        Ok(Self { file, path })
-    }
-
-    /// Whether the directory that is held is the one that others find. What is written to one that was removed is lost.
-    pub(super) fn is_there(&self) -> bool {
-        let name = |data: std::fs::Metadata| (data.dev(), data.ino());
-        let (held, found) = (self.file.metadata().map(name), std::fs::metadata(&self.path).map(name));
-        matches!((held, found), (Ok(held), Ok(found)) if held == found)
+        let found = file.metadata().map_err(failed)?;
+        Ok((Self { _file: file }, Known::new(path, &found)))
     }
 }

@@ -3,6 +3,8 @@
 //! A store knows events, heads and chunks as bytes in order, and sessions that are told of them; it must not know the engine, the wire, or an era.
 //! [`Store::commit`] returns only when the batch will survive a crash (invariant I3).
 
+mod busy;
+mod files;
 mod lock;
 mod page;
 mod session;
@@ -10,8 +12,10 @@ mod sqlite;
 mod sqlite_read;
 #[cfg(test)]
 mod suite;
+mod sum;
+mod wal;
 
-use std::{ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 use taskwire_core::{
     CallerId, Epoch, Payload, Seq, SessionId, TaskId, Timestamp, Version,
@@ -87,11 +91,24 @@ pub enum Error {
         /// The newest format known.
         known: i64,
     },
-    /// Somebody removed the store, or put another in its place, while it was in use.
-    #[error("the store in {path} was removed or replaced while it was in use, so nothing can be kept there: start again")]
+    /// Somebody removed the store, put another in its place, or cut a file of it short, while it was in use.
+    #[error("the store in {path} is not what it was ({what} while it was in use), so nothing can be kept there: start again")]
     Gone {
         /// The data directory.
         path: String,
+        /// What was done to it.
+        what: String,
+    },
+    /// The data directory, or something in it, is another user's, or another user can write to it. The words say what mends it.
+    #[error("{0}")]
+    NotOurs(std::io::Error),
+    /// Another program keeps the database to itself.
+    #[error("another program has kept {path} locked for {minutes} minutes: end it (`fuser -v {path}` says which), then start again")]
+    Busy {
+        /// The database.
+        path: String,
+        /// For how long.
+        minutes: u64,
     },
     /// A file or directory could not be used.
     #[error("cannot use {path}: {source}")]
@@ -104,13 +121,16 @@ pub enum Error {
     /// The database failed.
     #[error("the database failed: {0}")]
     Database(#[from] rusqlite::Error),
-    /// Stored bytes are not what was written.
-    #[error("stored data of task {task} cannot be read: {source}")]
+    /// What is stored is not what was written. It concerns one task, session or key, and no other.
+    #[error(
+        "what is stored of {of} is damaged ({what}), so it is not given out: whoever runs the server can put a copy of the store in its \
+         place, any other task can be used as before"
+    )]
     Corrupt {
-        /// Whose.
-        task: String,
-        /// Why.
-        source: serde_json::Error,
+        /// Of what: a task by its name.
+        of: String,
+        /// What is wrong.
+        what: String,
     },
 }
 
@@ -119,12 +139,41 @@ impl Error {
     #[must_use]
     pub fn for_callers(&self) -> String {
         match self {
-            Self::Gone { .. } => "the store was removed or replaced while it was in use".to_owned(),
+            Self::Gone { .. } => "the store was removed, replaced or cut short while it was in use".to_owned(),
             Self::File { source, .. } => format!("a file of the store cannot be used: {source}"),
             // Its message may name the file.
             Self::Database(rusqlite::Error::SqliteFailure(code, _)) => format!("the database failed: {code}"),
             Self::Corrupt { .. } => self.to_string(),
             _ => "the store failed".to_owned(),
+        }
+    }
+
+    /// Something that is stored is damaged.
+    pub(crate) fn corrupt(of: impl fmt::Display, what: impl fmt::Display) -> Self {
+        Self::Corrupt { of: of.to_string(), what: what.to_string() }
+    }
+
+    /// The same about a task.
+    pub(crate) fn corrupt_task(id: TaskId, what: impl fmt::Display) -> Self {
+        Self::corrupt(format_args!("task {id}"), what)
+    }
+
+    /// What went wrong when something was read. A value of another kind than was written, or a page that makes no sense, is damage to
+    /// what was looked for.
+    fn about(self, of: impl fmt::Display) -> Self {
+        use rusqlite::{
+            Error as Sql,
+            ErrorCode::{DatabaseCorrupt, NotADatabase},
+        };
+        match self {
+            Self::Database(
+                error @ (Sql::FromSqlConversionFailure(..)
+                | Sql::IntegralValueOutOfRange(..)
+                | Sql::InvalidColumnType(..)
+                | Sql::Utf8Error(..)),
+            ) => Self::corrupt(of, error),
+            Self::Database(error) if matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)) => Self::corrupt(of, error),
+            other => other,
         }
     }
 }
@@ -186,8 +235,8 @@ pub trait Reader: Send + Sync + 'static {
     /// Tasks that need a tick at `now`, the longest due first, at most `limit`.
     fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error>;
 
-    /// When the next tick is needed.
-    fn next_due(&self) -> Result<Option<Timestamp>, Error>;
+    /// When the next tick after `after` is needed.
+    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error>;
 
     /// Tasks that have not ended, in the order of their ids, after `after`, at most `limit`.
     fn open(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
@@ -226,7 +275,9 @@ mod tests {
         let errors = [
             Error::Locked { path: path(), holder: "process 7".to_owned() },
             Error::TooNew { path: path(), found: 9, known: 3 },
-            Error::Gone { path: path() },
+            Error::Gone { path: path(), what: "it was removed".to_owned() },
+            Error::NotOurs(std::io::Error::other(path())),
+            Error::Busy { path: path(), minutes: 10 },
             Error::File { path: path(), source: std::io::Error::from_raw_os_error(28) },
             Error::Database(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(14), unopened)),
             Error::Database(rusqlite::Error::InvalidPath(path().into())),

@@ -2,29 +2,30 @@
 //!
 //! `task` holds each task's head, `log` its events, `chunk` its output; what ended a task is only in `log`, how much it
 //! wrote only in `chunk`. `session` holds sessions, `told` in which order each is told of its tasks. The tables can be read
-//! with any SQLite tool.
+//! with any SQLite tool. Rows that a caller's answer is made of have a checksum (`sum`), which whoever changes one by hand sets to
+//! NULL.
 
-use std::{
-    borrow::Cow,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{borrow::Cow, fs::OpenOptions, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use taskwire_core::{
-    CallerId, Epoch, Payload, Seq, TaskId, Version,
+    CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task, wants},
 };
 
 use super::{
-    Error, Reader, SessionChange, Store, Told, Write,
-    lock::DirLock,
-    sqlite_read::{SqliteReader, read_event, read_key, read_tail, read_task, steady},
+    Error, Reader, Session, SessionChange, Store, Told, Write,
+    busy::{self, begin, patiently},
+    files::{DB, Files},
+    lock::{DirLock, secure, unusable},
+    sqlite_read::{Numbers, SqliteReader, has_task, read_event, read_key, read_tail, read_task, steady},
+    sum,
+    wal::{self, Last, Wal},
 };
+use crate::ours;
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
-const FORMAT: i64 = 3;
+const FORMAT: i64 = 4;
 
 const SCHEMA_1: &str = "
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -70,6 +71,25 @@ CREATE TABLE told(
 ) WITHOUT ROWID;
 ";
 
+/// Checksums. Rows of earlier formats have none, until they are written again. In `chunk` what is written comes last, so that the
+/// numbers before it are read without it.
+const SCHEMA_4: &str = "
+ALTER TABLE task ADD COLUMN sum INTEGER;
+ALTER TABLE log ADD COLUMN sum INTEGER;
+ALTER TABLE idempotency ADD COLUMN sum INTEGER;
+ALTER TABLE session ADD COLUMN sum INTEGER;
+DROP INDEX chunk_at;
+ALTER TABLE chunk RENAME TO chunk_3;
+CREATE TABLE chunk(
+    id INTEGER PRIMARY KEY, task BLOB NOT NULL, seq INTEGER NOT NULL, count INTEGER NOT NULL, version INTEGER NOT NULL,
+    at INTEGER NOT NULL, first_block INTEGER NOT NULL, blocks_total INTEGER NOT NULL, bytes_total INTEGER NOT NULL,
+    text_sum INTEGER, sum INTEGER, blocks TEXT NOT NULL
+);
+CREATE UNIQUE INDEX chunk_at ON chunk(task, seq);
+INSERT INTO chunk SELECT id, task, seq, count, version, at, first_block, blocks_total, bytes_total, NULL, NULL, blocks FROM chunk_3 ORDER BY id;
+DROP TABLE chunk_3;
+";
+
 /// Tasks in a directory, for one process.
 pub struct SqliteStore {
     // Before the writing connection, so that this one is the last to close and folds the log into the file.
@@ -77,8 +97,9 @@ pub struct SqliteStore {
     connection: Connection,
     epoch: Epoch,
     secret: [u8; 32],
-    lock: DirLock,
-    dir: PathBuf,
+    files: Arc<Files>,
+    wal: Wal,
+    _lock: DirLock,
 }
 
 impl std::fmt::Debug for SqliteStore {
@@ -91,41 +112,63 @@ impl SqliteStore {
     /// Opens the store in `dir`, making it if there is none.
     ///
     /// # Errors
-    /// When another process has it, when it was written by a newer release, or when the disk fails.
+    /// When another process has it, when it is not this user's alone, when it was written by a newer release, or when the disk
+    /// fails.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
-        let dir = dir.as_ref();
-        let failed = |source| Error::File { path: dir.display().to_string(), source };
+        let shown = dir.as_ref();
+        let failed = |source| unusable(shown, source);
         // For this user alone: what callers send and get is in here, and the key that signs what they carry.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
-        let lock = DirLock::take(dir)?;
-        let path = dir.join("tasks.db");
-        std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
-        let mut connection = Connection::open(&path)?;
-        connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
-        connection.pragma_update(None, "synchronous", "full")?;
-        connection.pragma_update(None, "cache_size", -32_768)?;
-        steady(&connection)?;
-        connection.set_prepared_statement_cache_capacity(64);
-        migrate(&mut connection, dir)?;
-        let epoch = next_epoch(&connection)?;
-        let secret = secret(&connection)?;
-        let reader = Arc::new(SqliteReader::open(path)?);
-        Ok(Self { reader, connection, epoch, secret, lock, dir: dir.to_owned() })
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(shown).map_err(failed)?;
+        // Who names a directory may do so by a link; in it none is followed.
+        let dir = shown.canonicalize().map_err(failed)?;
+        secure(&dir)?;
+        let (lock, locked) = DirLock::take(&dir, shown)?;
+        let last = Last::look(&dir);
+        let path = dir.join(DB);
+        ours::open(OpenOptions::new().write(true).create(true).truncate(false), &path).map_err(|source| unusable(&path, source))?;
+        let connection = connect(&path)?;
+        let found = patiently(&path, || connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)))?;
+        if found > FORMAT {
+            return Err(Error::TooNew { path: shown.display().to_string(), found, known: FORMAT });
+        }
+        if let Some(last) = &last {
+            last.report(wal::frames(&connection, &path)?, shown);
+        }
+        let transaction = begin(&connection, &path)?;
+        migrate(&transaction, found)?;
+        let (epoch, secret) = (next_epoch(&transaction)?, secret(&transaction)?);
+        transaction.commit()?;
+        let page_bytes = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+        let files = Arc::new(Files::new(shown.display().to_string(), &dir, locked, page_bytes)?);
+        let mut wal = Wal::open(&dir, files.clone(), last.as_ref())?;
+        wal.follow(&connection, None)?;
+        let reader = Arc::new(SqliteReader::open(files.clone())?);
+        Ok(Self { reader, connection, epoch, secret, files, wal, _lock: lock })
     }
 }
 
-fn migrate(connection: &mut Connection, dir: &Path) -> Result<(), Error> {
-    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    if found > FORMAT {
-        return Err(Error::TooNew { path: dir.display().to_string(), found, known: FORMAT });
-    }
-    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3];
-    let transaction = connection.transaction()?;
+/// The connection that writes.
+fn connect(path: &Path) -> Result<Connection, Error> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(busy::WAIT)?;
+    patiently(path, || connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0)))?;
+    connection.pragma_update(None, "synchronous", "full")?;
+    connection.pragma_update(None, "cache_size", -32_768)?;
+    steady(&connection)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+/// Brings a store of an earlier format up to this one.
+fn migrate(transaction: &Connection, found: i64) -> Result<(), Error> {
+    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4];
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;
     }
-    transaction.pragma_update(None, "user_version", FORMAT)?;
-    transaction.commit()?;
+    if found < FORMAT {
+        transaction.pragma_update(None, "user_version", FORMAT)?;
+    }
     Ok(())
 }
 
@@ -147,19 +190,26 @@ fn secret(connection: &Connection) -> Result<[u8; 32], Error> {
 
 impl Store for SqliteStore {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
-        let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
-        if let Some(tail) = read_tail(&self.connection, id)? {
-            task.output = tail.output;
-            task.version = task.version.max(tail.version);
-        }
-        Ok(Some(task))
+        let load = || -> Result<Option<Task>, Error> {
+            let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
+            if let Some(tail) = read_tail(&self.connection, id)? {
+                task.output = tail.output;
+                task.version = task.version.max(tail.version);
+            }
+            Ok(Some(task))
+        };
+        load().map_err(|error| error.about(format_args!("task {id}")))
     }
 
     fn request(&mut self, id: TaskId) -> Result<Option<Payload>, Error> {
-        Ok(match read_event(&self.connection, id, Version(1))? {
-            Some(Event::Created { request, .. }) => Some(request),
-            _ => None,
-        })
+        let read = || -> Result<Option<Payload>, Error> {
+            match read_event(&self.connection, id, Version(1))? {
+                Some(Event::Created { request, .. }) => Ok(Some(request)),
+                _ if has_task(&self.connection, id)? => Err(Error::corrupt_task(id, "its beginning is missing")),
+                _ => Ok(None),
+            }
+        };
+        read().map_err(|error| error.about(format_args!("task {id}")))
     }
 
     fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
@@ -167,7 +217,12 @@ impl Store for SqliteStore {
     }
 
     fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error> {
-        let transaction = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        // Before and after: what was removed, or cut short, must not be added to, and nothing that was is acknowledged.
+        self.files.check_db()?;
+        self.wal.check(&self.connection)?;
+        let transaction = begin(&self.connection, self.files.db_path())?;
+        // Now nobody else writes. What we do may make the database smaller.
+        let db_bytes = self.files.release();
         for write in writes {
             put(&transaction, write)?;
             tell(&transaction, write)?;
@@ -176,10 +231,8 @@ impl Store for SqliteStore {
             put_session(&transaction, change)?;
         }
         transaction.commit()?;
-        if !self.lock.is_there() {
-            return Err(Error::Gone { path: self.dir.display().to_string() });
-        }
-        Ok(())
+        self.files.hold(db_bytes)?;
+        self.wal.follow(&self.connection, writes.iter().map(|write| write.at).max())
     }
 
     fn epoch(&self) -> Epoch {
@@ -227,15 +280,28 @@ impl<'a> Chunks<'a> {
     /// Writes the row, if there is one; the next begins a new one.
     fn put(&mut self, transaction: &Connection, write: &Write, bytes_total: u64) -> Result<(), Error> {
         if self.count > 0 {
-            transaction.prepare_cached("INSERT INTO chunk VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
-                &write.task.id.as_bytes()[..],
-                self.seq,
-                self.count,
-                self.version,
-                write.at.as_millis(),
-                self.first_block,
-                self.blocks_total,
+            let (id, text_sum) = (write.task.id, sum::of_text(&self.text));
+            let numbers = Numbers {
+                seq: self.seq,
+                count: self.count,
+                version: self.version,
+                at: write.at.as_millis(),
+                first_block: self.first_block,
+                blocks_total: self.blocks_total,
                 bytes_total,
+                text_sum: Some(text_sum),
+            };
+            transaction.prepare_cached("INSERT INTO chunk VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
+                &id.as_bytes()[..],
+                numbers.seq,
+                numbers.count,
+                numbers.version,
+                numbers.at,
+                numbers.first_block,
+                numbers.blocks_total,
+                numbers.bytes_total,
+                numbers.text_sum,
+                numbers.sum(id),
                 self.text
             ])?;
             *self = Self::default();
@@ -244,20 +310,24 @@ impl<'a> Chunks<'a> {
     }
 }
 
-/// Deletes the chunks that end within the first `bytes` of a task's output.
-fn drop_oldest(transaction: &Connection, id: &[u8], bytes: u64) -> Result<(), Error> {
-    let mut oldest = transaction.prepare_cached("SELECT seq, bytes_total FROM chunk WHERE task = ? ORDER BY seq")?;
-    let mut rows = oldest.query(params![id])?;
+/// Deletes the chunks that end within the first `bytes` of a task's output. Those that are damaged, and all after, stay: what they say
+/// is not to be relied on, and is no reason to end the server.
+fn drop_oldest(transaction: &Connection, id: TaskId, bytes: u64) -> Result<(), Error> {
+    let mut oldest = transaction.prepare_cached(
+        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_sum, sum FROM chunk WHERE task = ? ORDER BY seq",
+    )?;
+    let mut rows = oldest.query([&id.as_bytes()[..]])?;
     let mut keep = None;
     while let Some(row) = rows.next()? {
-        keep = Some(row.get::<_, u64>(0)?);
-        if row.get::<_, u64>(1)? > bytes {
+        let Ok(numbers) = Numbers::read(row, id) else { break };
+        keep = Some(numbers.seq);
+        if numbers.bytes_total > bytes {
             break;
         }
     }
     drop(rows);
     if let Some(keep) = keep {
-        transaction.prepare_cached("DELETE FROM chunk WHERE task = ? AND seq < ?")?.execute(params![id, keep])?;
+        transaction.prepare_cached("DELETE FROM chunk WHERE task = ? AND seq < ?")?.execute(params![&id.as_bytes()[..], keep])?;
     }
     Ok(())
 }
@@ -281,18 +351,22 @@ fn tell(transaction: &Connection, write: &Write) -> Result<(), Error> {
 fn put_session(transaction: &Connection, change: &SessionChange) -> Result<(), Error> {
     match change {
         SessionChange::Begin(session) => {
-            transaction.prepare_cached("INSERT INTO session VALUES(?, ?, ?, ?)")?.execute(params![
+            transaction.prepare_cached("INSERT INTO session VALUES(?, ?, ?, ?, ?)")?.execute(params![
                 session.id.as_str(),
                 session.caller.as_str(),
                 session.seen.as_millis(),
-                session.data.as_str()
+                session.data.as_str(),
+                sum_of_session(session)
             ])?;
         }
         SessionChange::Put(session) => {
-            transaction.prepare_cached("UPDATE session SET seen = ?2, data = ?3 WHERE id = ?1")?.execute(params![
+            let sql = "UPDATE session SET caller = ?2, seen = ?3, data = ?4, sum = ?5 WHERE id = ?1";
+            transaction.prepare_cached(sql)?.execute(params![
                 session.id.as_str(),
+                session.caller.as_str(),
                 session.seen.as_millis(),
-                session.data.as_str()
+                session.data.as_str(),
+                sum_of_session(session)
             ])?;
         }
         SessionChange::End(id) => {
@@ -303,10 +377,14 @@ fn put_session(transaction: &Connection, change: &SessionChange) -> Result<(), E
     Ok(())
 }
 
+fn sum_of_session(session: &Session) -> i64 {
+    sum::of_session(session.id.as_str(), session.caller.as_str(), session.seen.as_millis(), session.data.as_str())
+}
+
 fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
     let task = &*write.task;
     let id = &task.id.as_bytes()[..];
-    let corrupt = |source| Error::Corrupt { task: task.id.to_string(), source };
+    let unwritable = |error: serde_json::Error| Error::corrupt_task(task.id, error);
     let (mut head_changed, mut created, mut chunks) = (false, false, Chunks::default());
     // The total is that after the last chunk; walk back to that before the first.
     let appended = |event: &Event| if let Event::Appended { blocks, .. } = event { blocks.bytes() } else { 0 };
@@ -333,43 +411,36 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
             }
             event => {
                 head_changed = true;
-                let json = serde_json::to_string(event).map_err(corrupt)?;
-                transaction.prepare_cached("INSERT INTO log VALUES(?, ?, ?, ?)")?.execute(params![
-                    id,
-                    version,
-                    write.at.as_millis(),
-                    json
-                ])?;
+                let (json, at) = (serde_json::to_string(event).map_err(unwritable)?, write.at.as_millis());
+                let sum = sum::of_event(task.id, version.cast_signed(), at, &json);
+                transaction.prepare_cached("INSERT INTO log VALUES(?, ?, ?, ?, ?)")?.execute(params![id, version, at, json, sum])?;
                 created |= matches!(event, Event::Created { .. });
             }
         }
     }
     chunks.put(transaction, write, bytes_total)?;
     if write.dropped_bytes > 0 {
-        drop_oldest(transaction, id, write.dropped_bytes)?;
+        drop_oldest(transaction, task.id, write.dropped_bytes)?;
     }
     if let Some(stale) = write.stale_checkpoint {
         transaction.prepare_cached("DELETE FROM log WHERE task = ? AND version = ?")?.execute(params![id, stale.0])?;
     }
     if let Some(key) = task.spec.idempotency_key.as_deref().filter(|_| created) {
-        transaction.prepare_cached("INSERT INTO idempotency VALUES(?, ?, ?)")?.execute(params![task.spec.caller.as_str(), key, id])?;
+        // One that is there already leads to a task that is not, or this one would not be made.
+        let (caller, sql) = (task.spec.caller.as_str(), "INSERT OR REPLACE INTO idempotency VALUES(?, ?, ?, ?)");
+        transaction.prepare_cached(sql)?.execute(params![caller, key, id, sum::of_key(caller, key, task.id)])?;
     }
     if head_changed {
-        let head = serde_json::to_string(task).map_err(corrupt)?;
-        let due = wants(task).due.map(taskwire_core::Timestamp::as_millis);
-        let open = task.ended.is_none();
+        let head = serde_json::to_string(task).map_err(unwritable)?;
+        let due = wants(task).due.map(Timestamp::as_millis);
+        let (caller, open) = (task.spec.caller.as_str(), i64::from(task.ended.is_none()));
+        let sum = sum::of_task(task.id, caller, open, due, &head);
         if created {
-            transaction.prepare_cached("INSERT INTO task VALUES(?, ?, ?, ?, ?)")?.execute(params![
-                id,
-                task.spec.caller.as_str(),
-                open,
-                due,
-                head
-            ])?;
+            transaction.prepare_cached("INSERT INTO task VALUES(?, ?, ?, ?, ?, ?)")?.execute(params![id, caller, open, due, head, sum])?;
         } else {
             let rows = transaction
-                .prepare_cached("UPDATE task SET open = ?2, due = ?3, head = ?4 WHERE id = ?1")?
-                .execute(params![id, open, due, head])?;
+                .prepare_cached("UPDATE task SET open = ?2, due = ?3, head = ?4, sum = ?5 WHERE id = ?1")?
+                .execute(params![id, open, due, head, sum])?;
             if rows != 1 {
                 return Err(rusqlite::Error::StatementChangedRows(rows).into());
             }

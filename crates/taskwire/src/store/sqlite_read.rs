@@ -2,38 +2,40 @@
 
 use std::{
     ops::Range,
-    path::PathBuf,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension, config::DbConfig, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, config::DbConfig, params};
 use taskwire_core::{
     CallerId, Payload, Seq, SessionId, TaskId, Timestamp, Version,
     task::{Blocks, Event, Output, Task},
 };
 
-use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader, Session, Told};
+use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader, Session, Told, files::Files, sum};
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
 const IDLE_CONNECTIONS_MAX: usize = 8;
 
 pub(super) struct SqliteReader {
-    path: PathBuf,
+    files: Arc<Files>,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl SqliteReader {
     /// Opens some connections ahead: a process that runs out of file handles can still read.
-    pub(super) fn open(path: PathBuf) -> Result<Self, Error> {
-        let reader = Self { path, idle: Mutex::new(Vec::new()) };
+    pub(super) fn open(files: Arc<Files>) -> Result<Self, Error> {
+        let reader = Self { files, idle: Mutex::new(Vec::new()) };
         let ahead: Vec<Connection> = (0..IDLE_CONNECTIONS_MAX / 2).map(|_| reader.connect()).collect::<Result<_, _>>()?;
         reader.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(ahead);
         Ok(reader)
     }
 
     fn connect(&self) -> Result<Connection, Error> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(&self.path, flags)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let connection = Connection::open_with_flags(self.files.db_path(), flags);
+        // What has been put in its place is another store.
+        self.files.check_names()?;
+        let connection = connection?;
         connection.pragma_update(None, "cache_size", -4_096)?;
         connection.pragma_update(None, "mmap_size", 1_i64 << 30)?;
         steady(&connection)?;
@@ -43,6 +45,8 @@ impl SqliteReader {
     }
 
     fn with<T>(&self, read: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
+        // What was cut off must not look as if it never was; and memory that is mapped to it would end the process.
+        self.files.check_db()?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = match idle {
             Some(connection) => connection,
@@ -55,6 +59,11 @@ impl SqliteReader {
         }
         result
     }
+
+    /// The same about one task.
+    fn of_task<T>(&self, id: TaskId, read: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
+        self.with(read).map_err(|error| error.about(format_args!("task {id}")))
+    }
 }
 
 /// Plans each query once: else SQLite plans it anew for each value of some parameters, `LIMIT` among them.
@@ -64,7 +73,25 @@ pub(super) fn steady(connection: &Connection) -> Result<(), Error> {
 }
 
 fn corrupt(id: TaskId) -> impl Fn(serde_json::Error) -> Error {
-    move |source| Error::Corrupt { task: id.to_string(), source }
+    move |source| Error::corrupt_task(id, source)
+}
+
+fn text<'r>(row: &'r Row<'_>, index: usize) -> rusqlite::Result<&'r str> {
+    Ok(row.get_ref(index)?.as_str()?)
+}
+
+/// Whether a row is as it was written, by the checksum that it has. Those of earlier formats have none.
+fn is_whole(row: &Row<'_>, index: usize, sum: i64) -> rusqlite::Result<bool> {
+    Ok(row.get::<_, Option<i64>>(index)?.is_none_or(|stored| stored == sum))
+}
+
+/// An event in a row of `at`, `event` and `sum`, from `index` on.
+fn event_of(row: &Row<'_>, index: usize, id: TaskId, version: i64) -> Result<(Timestamp, Event), Error> {
+    let (at, event) = (row.get(index)?, text(row, index + 1)?);
+    if !is_whole(row, index + 2, sum::of_event(id, version, at, event))? {
+        return Err(Error::corrupt_task(id, format_args!("event {version} does not fit its checksum")));
+    }
+    Ok((Timestamp::from_millis(at), serde_json::from_str(event).map_err(corrupt(id))?))
 }
 
 fn id_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<TaskId>> {
@@ -78,26 +105,41 @@ fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Res
 }
 
 pub(super) fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
-    let mut statement = connection.prepare_cached("SELECT event FROM log WHERE task = ? AND version = ?")?;
+    let mut statement = connection.prepare_cached("SELECT at, event, sum FROM log WHERE task = ? AND version = ?")?;
     let mut rows = statement.query(params![&id.as_bytes()[..], version.0])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    serde_json::from_str(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?).map(Some).map_err(corrupt(id))
+    event_of(row, 0, id, version.0.cast_signed()).map(|(_, event)| Some(event))
+}
+
+/// Whether there is such a task, whatever is in it.
+pub(super) fn has_task(connection: &Connection, id: TaskId) -> Result<bool, Error> {
+    let mut statement = connection.prepare_cached("SELECT 1 FROM task WHERE id = ?")?;
+    Ok(statement.exists([&id.as_bytes()[..]])?)
+}
+
+/// Reads a task's owner and head, as they were written.
+fn with_head<T>(connection: &Connection, id: TaskId, read: impl FnOnce(&str, &str) -> Result<T, Error>) -> Result<Option<T>, Error> {
+    let mut statement = connection.prepare_cached("SELECT caller, open, due, head, sum FROM task WHERE id = ?")?;
+    let mut rows = statement.query([&id.as_bytes()[..]])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let (caller, head) = (text(row, 0)?, text(row, 3)?);
+    if !is_whole(row, 4, sum::of_task(id, caller, row.get(1)?, row.get(2)?, head))? {
+        return Err(Error::corrupt_task(id, "its head does not fit its checksum"));
+    }
+    read(caller, head).map(Some)
 }
 
 fn read_head(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
-    let mut statement = connection.prepare_cached("SELECT head FROM task WHERE id = ?")?;
-    let mut rows = statement.query([&id.as_bytes()[..]])?;
-    let Some(row) = rows.next()? else { return Ok(None) };
-    let head = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
-    serde_json::from_str(head).map(Some).map_err(corrupt(id))
+    with_head(connection, id, |_, head| serde_json::from_str(head).map_err(corrupt(id)))
 }
 
 pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
     let Some(mut task) = read_head(connection, id)? else { return Ok(None) };
     if let Some((_, version)) = task.ended {
-        // The task may be forgotten between the two reads; then it is not there.
         match read_event(connection, id, version)? {
             Some(event) => task.outcome = event.outcome(),
+            None if has_task(connection, id)? => return Err(Error::corrupt_task(id, "its end is missing")),
+            // The task was forgotten between the two reads.
             None => return Ok(None),
         }
     }
@@ -105,21 +147,27 @@ pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Ta
 }
 
 pub(super) fn read_key(connection: &Connection, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
-    let mut statement = connection.prepare_cached("SELECT task FROM idempotency WHERE caller = ? AND key = ?")?;
-    Ok(statement.query_row(params![caller.as_str(), key], id_of).optional()?.flatten())
+    let read = || -> Result<Option<TaskId>, Error> {
+        let mut statement = connection.prepare_cached("SELECT task, sum FROM idempotency WHERE caller = ? AND key = ?")?;
+        let mut rows = statement.query(params![caller.as_str(), key])?;
+        let Some(row) = rows.next()? else { return Ok(None) };
+        match id_of(row)? {
+            Some(id) if is_whole(row, 1, sum::of_key(caller.as_str(), key, id))? => Ok(Some(id)),
+            _ => Err(Error::corrupt("an idempotency key", "it does not fit its checksum")),
+        }
+    };
+    read().map_err(|error| error.about("an idempotency key"))
 }
 
 fn read_events(connection: &Connection, id: TaskId, after: Version, upto: Version, limit: usize) -> Result<Vec<Logged>, Error> {
-    let mut statement = connection
-        .prepare_cached("SELECT version, at, event FROM log WHERE task = ? AND version > ? AND version <= ? ORDER BY version LIMIT ?")?;
+    let mut statement = connection.prepare_cached(
+        "SELECT version, at, event, sum FROM log WHERE task = ? AND version > ? AND version <= ? ORDER BY version LIMIT ?",
+    )?;
     let mut rows = statement.query(params![&id.as_bytes()[..], number(after.0), number(upto.0), number(limit as u64)])?;
     let mut events = Vec::new();
     while let Some(row) = rows.next()? {
-        events.push(Logged {
-            version: Version(row.get(0)?),
-            at: Timestamp::from_millis(row.get(1)?),
-            event: serde_json::from_str(row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?).map_err(corrupt(id))?,
-        });
+        let (at, event) = event_of(row, 1, id, row.get(0)?)?;
+        events.push(Logged { version: Version(row.get(0)?), at, event });
     }
     Ok(events)
 }
@@ -129,6 +177,45 @@ fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
+/// All that a row of chunks says but for what is written in it.
+pub(super) struct Numbers {
+    pub(super) seq: u64,
+    pub(super) count: u64,
+    pub(super) version: u64,
+    pub(super) at: i64,
+    pub(super) first_block: u64,
+    pub(super) blocks_total: u64,
+    pub(super) bytes_total: u64,
+    pub(super) text_sum: Option<i64>,
+}
+
+impl Numbers {
+    /// Reads `seq`, `count`, `version`, `at`, `first_block`, `blocks_total`, `bytes_total`, `text_sum` and `sum`, in this order.
+    pub(super) fn read(row: &Row<'_>, id: TaskId) -> Result<Self, Error> {
+        let numbers = Self {
+            seq: row.get(0)?,
+            count: row.get(1)?,
+            version: row.get(2)?,
+            at: row.get(3)?,
+            first_block: row.get(4)?,
+            blocks_total: row.get(5)?,
+            bytes_total: row.get(6)?,
+            text_sum: row.get(7)?,
+        };
+        if !is_whole(row, 8, numbers.sum(id))? {
+            return Err(Error::corrupt_task(id, format_args!("its output from chunk {} on does not fit its checksum", numbers.seq)));
+        }
+        Ok(numbers)
+    }
+
+    pub(super) fn sum(&self, id: TaskId) -> i64 {
+        let counts = [self.seq, self.count, self.version, self.first_block, self.blocks_total, self.bytes_total].map(u64::cast_signed);
+        let [seq, count, version, first_block, blocks_total, bytes_total] = counts;
+        let text_sum = self.text_sum.unwrap_or(0);
+        sum::of_numbers(id, [seq, count, version, self.at, first_block, blocks_total, bytes_total, text_sum])
+    }
+}
+
 /// What the last chunk of a task says.
 pub(super) struct Tail {
     pub(super) output: Output,
@@ -136,29 +223,35 @@ pub(super) struct Tail {
 }
 
 pub(super) fn read_tail(connection: &Connection, id: TaskId) -> Result<Option<Tail>, Error> {
-    let mut last = connection
-        .prepare_cached("SELECT seq, count, version, blocks_total, bytes_total FROM chunk WHERE task = ? ORDER BY seq DESC LIMIT 1")?;
-    let tail = last.query_row([&id.as_bytes()[..]], |row| {
-        let count: u64 = row.get(1)?;
-        let output = Output { next_seq: Seq(row.get::<_, u64>(0)? + count), blocks: row.get(3)?, bytes: row.get(4)? };
-        Ok(Tail { output, version: Version(row.get::<_, u64>(2)? + count - 1) })
-    });
-    Ok(tail.optional()?)
+    let mut last = connection.prepare_cached(
+        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_sum, sum FROM chunk
+         WHERE task = ? ORDER BY seq DESC LIMIT 1",
+    )?;
+    let mut rows = last.query([&id.as_bytes()[..]])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let Numbers { seq, count, version, blocks_total, bytes_total, .. } = Numbers::read(row, id)?;
+    let output = Output { next_seq: Seq(seq + count), blocks: blocks_total, bytes: bytes_total };
+    Ok(Some(Tail { output, version: Version(version + count - 1) }))
 }
 
 fn read_chunks(connection: &Connection, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
     // From the row that holds it, if one does.
     let mut statement = connection.prepare_cached(
-        "SELECT seq, version, first_block, blocks_total, count, blocks FROM chunk
+        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_sum, sum, blocks FROM chunk
          WHERE task = ?1 AND seq >= ifnull((SELECT max(seq) FROM chunk WHERE task = ?1 AND seq <= ?2), ?2) ORDER BY seq",
     )?;
     let mut rows = statement.query(params![&id.as_bytes()[..], number(from.0)])?;
     let (mut chunks, mut size) = (Vec::new(), 0);
+    let mut next: Option<u64> = None;
     while let Some(row) = rows.next()? {
-        let (seq, version, mut first_block): (u64, u64, u64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        let count: u64 = row.get(4)?;
-        let plain = row.get::<_, u64>(3)? + 1 == first_block + count;
-        let text = row.get_ref(5)?.as_str().map_err(rusqlite::Error::from)?;
+        let Numbers { seq, count, version, mut first_block, blocks_total, text_sum, .. } = Numbers::read(row, id)?;
+        let text = text(row, 9)?;
+        if text_sum.is_some_and(|stored| stored != sum::of_text(text)) || next.is_some_and(|next| next != seq) {
+            let from = next.unwrap_or(seq);
+            return Err(Error::corrupt_task(id, format_args!("its output from chunk {from} on is not what was written")));
+        }
+        next = Some(seq + count);
+        let plain = blocks_total + 1 == first_block + count;
         for (nth, line) in (0..count).zip(text.split('\n')) {
             let blocks = if plain { 1 } else { count_blocks(line).map_err(corrupt(id))? };
             if seq + nth >= from.0 {
@@ -182,15 +275,15 @@ fn count_blocks(json: &str) -> Result<u64, serde_json::Error> {
 
 impl Reader for SqliteReader {
     fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.with(|connection| read_task(connection, id))
+        self.of_task(id, |connection| read_task(connection, id))
     }
 
     fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
-        self.with(|connection| read_event(connection, id, version))
+        self.of_task(id, |connection| read_event(connection, id, version))
     }
 
     fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
-        self.with(|connection| {
+        self.of_task(id, |connection| {
             // One transaction, so that all of it is of one moment.
             let moment = connection.unchecked_transaction()?;
             let Some(head) = read_head(&moment, id)? else { return Ok(None) };
@@ -214,7 +307,7 @@ impl Reader for SqliteReader {
     }
 
     fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
-        self.with(|connection| {
+        self.of_task(id, |connection| {
             let moment = connection.unchecked_transaction()?;
             let mut statement = moment.prepare_cached("SELECT min(seq) FROM chunk WHERE task = ?")?;
             let first: Option<u64> = statement.query_row([&id.as_bytes()[..]], |row| row.get(0))?;
@@ -223,11 +316,7 @@ impl Reader for SqliteReader {
     }
 
     fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
-        self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT caller FROM task WHERE id = ?")?;
-            let owner = statement.query_row([&id.as_bytes()[..]], |row| Ok(CallerId::new(row.get_ref(0)?.as_str()?)));
-            Ok(owner.optional()?)
-        })
+        self.of_task(id, |connection| with_head(connection, id, |caller, _| Ok(CallerId::new(caller))))
     }
 
     fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
@@ -240,10 +329,10 @@ impl Reader for SqliteReader {
         })
     }
 
-    fn next_due(&self) -> Result<Option<Timestamp>, Error> {
+    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
         self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT due FROM task WHERE due IS NOT NULL ORDER BY due LIMIT 1")?;
-            Ok(statement.query_row([], |row| row.get(0)).optional()?.map(Timestamp::from_millis))
+            let mut statement = connection.prepare_cached("SELECT due FROM task WHERE due IS NOT NULL AND due > ? ORDER BY due LIMIT 1")?;
+            Ok(statement.query_row([after.as_millis()], |row| row.get(0)).optional()?.map(Timestamp::from_millis))
         })
     }
 
@@ -268,16 +357,19 @@ impl Reader for SqliteReader {
     }
 
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
-        self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT caller, seen, data FROM session WHERE id = ?")?;
+        let read = self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT caller, seen, data, sum FROM session WHERE id = ?")?;
             let mut rows = statement.query([id.as_str()])?;
             let Some(row) = rows.next()? else { return Ok(None) };
-            let text = |index: usize| -> rusqlite::Result<&str> { Ok(row.get_ref(index)?.as_str()?) };
-            let data =
-                serde_json::from_str::<Payload>(text(2)?).map_err(|source| Error::Corrupt { task: id.as_str().to_owned(), source })?;
-            let (caller, seen) = (CallerId::new(text(0)?), Timestamp::from_millis(row.get(1)?));
-            Ok(Some(Session { id: id.clone(), caller, seen, data }))
-        })
+            let (caller, seen, data) = (text(row, 0)?, row.get(1)?, text(row, 2)?);
+            if !is_whole(row, 3, sum::of_session(id.as_str(), caller, seen, data))? {
+                return Err(Error::corrupt("a session", "it does not fit its checksum"));
+            }
+            let data = serde_json::from_str::<Payload>(data).map_err(|error| Error::corrupt("a session", error))?;
+            Ok(Some(Session { id: id.clone(), caller: CallerId::new(caller), seen: Timestamp::from_millis(seen), data }))
+        });
+        // Its name is as good as a password, and is not said.
+        read.map_err(|error| error.about("a session"))
     }
 
     fn told(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<Told>, Error> {

@@ -6,6 +6,8 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
+    fs::{File, OpenOptions, Permissions},
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     slice,
     sync::{
@@ -70,7 +72,7 @@ fn open_sqlite(dir: &Path) -> Result<SqliteStore, Error> {
     SqliteStore::open(dir)
 }
 
-/// A directory that is gone when the test is over.
+/// A directory for this user alone that is gone when the test is over.
 struct TempDir(PathBuf);
 
 impl TempDir {
@@ -80,7 +82,7 @@ impl TempDir {
         let path = std::env::temp_dir().join(name);
         // A killed run of a process with the same number may have left one.
         let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).expect("makes a temporary directory");
+        std::fs::DirBuilder::new().mode(0o700).create(&path).expect("makes a temporary directory");
         Self(path)
     }
 }
@@ -657,7 +659,7 @@ fn only_the_newest_checkpoint_is_kept<S: Store>(mut lab: Lab<S>) {
 
 fn tasks_fall_due_in_order_and_once_more_after_their_end<S: Store>(mut lab: Lab<S>) {
     let due = |lab: &Lab<S>, now, limit| lab.reader().due(Timestamp::from_millis(now), limit).expect("due tasks are listed");
-    let next = |lab: &Lab<S>| lab.reader().next_due().expect("the next moment is read").map(Timestamp::as_millis);
+    let next = |lab: &Lab<S>| lab.reader().next_due(Timestamp::default()).expect("the next moment is read").map(Timestamp::as_millis);
     let [mut a, mut b, mut c] = [1, 2, 3].map(Driver::new);
     lab.run(&mut c, &make(spec(), vec![]));
     assert_eq!((next(&lab), due(&lab, i64::MAX, 9)), (None, vec![]), "without a limit nothing is due");
@@ -879,8 +881,140 @@ fn nothing_is_acknowledged_by_a_store_that_was_removed_or_replaced() {
         let another = replaced.then(|| SqliteStore::open(&lab.dir.0).expect("the place is free"));
         let write = driver.run(&append("a")).expect("it may write");
         let lost = lab.store().commit(slice::from_ref(&write), &[]);
-        assert!(matches!(&lost, Err(Error::Gone { path }) if *path == lab.dir.0.display().to_string()), "{replaced}: {lost:?}");
+        assert!(matches!(&lost, Err(Error::Gone { path, .. }) if *path == lab.dir.0.display().to_string()), "{replaced}: {lost:?}");
         drop(another);
+    }
+}
+
+/// Something that is done to a file of a store.
+type Harm = fn(&Path);
+
+fn removed(path: &Path) {
+    std::fs::remove_file(path).expect("removed");
+}
+
+fn replaced(path: &Path) {
+    let copy = path.with_extension("copy");
+    std::fs::copy(path, &copy).expect("copied");
+    std::fs::rename(copy, path).expect("replaced");
+}
+
+/// Cuts a file to a share of its length, given its length.
+fn cut(path: &Path, share: fn(u64) -> u64) -> (File, u64) {
+    let file = OpenOptions::new().write(true).open(path).expect("it can be written");
+    let bytes = file.metadata().expect("there").len();
+    file.set_len(share(bytes)).expect("cut");
+    (file, bytes)
+}
+
+fn emptied(path: &Path) {
+    cut(path, |_| 0);
+}
+
+fn halved(path: &Path) {
+    cut(path, |bytes| bytes / 2);
+}
+
+/// As long as it was, with nothing in the second half.
+fn hollowed(path: &Path) {
+    let (file, bytes) = cut(path, |bytes| bytes / 2);
+    file.set_len(bytes).expect("filled up");
+}
+
+#[test]
+fn nothing_is_acknowledged_by_a_store_a_file_of_which_was_removed_replaced_or_cut_short() {
+    let of_db: [Harm; 4] = [removed, replaced, halved, emptied];
+    let of_wal: [Harm; 5] = [removed, replaced, halved, emptied, hollowed];
+    let others: [(&str, Harm); 3] = [("tasks.db-shm", removed), ("lock", removed), ("lock", replaced)];
+    let cases = of_db.map(|harm| ("tasks.db", harm)).into_iter().chain(of_wal.map(|harm| ("tasks.db-wal", harm))).chain(others);
+    for (n, (file, harm)) in cases.enumerate() {
+        let mut lab = Lab::new(open_sqlite);
+        let mut driver = Driver::new(1);
+        lab.run(&mut driver, &make(spec(), vec![]));
+        lab.run(&mut driver, &append("a"));
+        harm(&lab.dir.0.join(file));
+        let write = driver.run(&append("b")).expect("it may write");
+        let lost = lab.store().commit(slice::from_ref(&write), &[]);
+        assert!(matches!(&lost, Err(Error::Gone { what, .. }) if what.contains(file)), "{n}: {file}: {lost:?}");
+    }
+}
+
+#[test]
+fn no_reader_is_told_that_a_task_never_was_because_the_database_was_cut_short() {
+    let harms: [Harm; 4] = [removed, replaced, halved, emptied];
+    for (n, harm) in harms.into_iter().enumerate() {
+        let mut lab = Lab::new(open_sqlite);
+        let mut driver = Driver::new(1);
+        lab.run(&mut driver, &make(spec(), vec![]));
+        let reader = lab.reader();
+        harm(&lab.dir.0.join("tasks.db"));
+        let lost = reader.task(driver.id);
+        assert!(matches!(lost, Err(Error::Gone { .. })), "{n}: {lost:?}");
+    }
+}
+
+#[test]
+fn another_program_may_make_the_database_smaller_and_begin_its_log_anew() {
+    let mut lab = Lab::new(open_sqlite);
+    let db = lab.dir.0.join("tasks.db");
+    let bytes = || std::fs::metadata(&db).expect("there").len();
+    let fold = |tool: &Connection| tool.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0)).expect("folded");
+    let (mut large, mut small) = (Driver::new(1), Driver::new(2));
+    lab.run(&mut small, &make(spec(), vec![]));
+    lab.run(&mut large, &make(spec(), vec![]));
+    for _ in 0..3 {
+        lab.run(&mut large, &append(&"x".repeat(200_000)));
+    }
+    assert_eq!(fold(&tool(&lab)), 0, "nobody is in the way");
+    lab.run(&mut large, &ends()[0]);
+    let before = bytes();
+    large.now += 1_000;
+    lab.run(&mut large, &Command::Tick);
+    let tool = tool(&lab);
+    tool.execute_batch("VACUUM").expect("made smaller");
+    assert_eq!(fold(&tool), 0, "nobody is in the way");
+    assert!(bytes() < before, "{} after {before}", bytes());
+    lab.check(&small);
+    lab.run(&mut small, &append("y"));
+    lab.kill();
+    lab.check(&small);
+}
+
+#[test]
+fn a_directory_that_others_can_write_to_is_refused_and_left_as_it_was() {
+    for mode in [0o777, 0o770, 0o702] {
+        let dir = TempDir::new();
+        std::fs::set_permissions(&dir.0, Permissions::from_mode(mode)).expect("opened to others");
+        let refused = SqliteStore::open(&dir.0).expect_err("it is not ours alone");
+        assert!(matches!(refused, Error::NotOurs(_)), "{refused:?}");
+        assert!(refused.to_string().contains(&format!("`chmod 700 {}`", dir.0.display())), "{refused}");
+        assert_eq!(std::fs::read_dir(&dir.0).expect("there").count(), 0, "nothing was made");
+        assert_eq!(std::fs::metadata(&dir.0).expect("there").permissions().mode() & 0o777, mode);
+    }
+}
+
+#[test]
+fn a_directory_that_others_can_read_is_narrowed_and_one_may_be_named_by_a_link() {
+    let (dir, elsewhere) = (TempDir::new(), TempDir::new());
+    std::fs::set_permissions(&dir.0, Permissions::from_mode(0o755)).expect("opened to others");
+    let link = elsewhere.0.join("link");
+    std::os::unix::fs::symlink(&dir.0, &link).expect("linked");
+    drop(SqliteStore::open(&link).expect("it is ours"));
+    assert_eq!(std::fs::metadata(&dir.0).expect("there").permissions().mode() & 0o777, 0o700);
+    assert!(dir.0.join("tasks.db").is_file() && std::fs::symlink_metadata(&link).expect("there").is_symlink());
+}
+
+#[test]
+fn nothing_in_a_directory_is_reached_by_a_link() {
+    for name in ["lock", "tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db-journal", "tail", "spool", "control", "join"] {
+        let (dir, elsewhere) = (TempDir::new(), TempDir::new());
+        let precious = elsewhere.0.join("precious");
+        std::fs::write(&precious, "precious").expect("written");
+        std::os::unix::fs::symlink(&precious, dir.0.join(name)).expect("linked");
+        let refused = SqliteStore::open(&dir.0).expect_err("it leads elsewhere").to_string();
+        assert!(refused.contains(&format!("{name} is a symbolic link")), "{refused}");
+        assert_eq!(std::fs::read(&precious).expect("there"), b"precious");
+        assert_eq!(std::fs::read_dir(&dir.0).expect("there").count(), 1, "nothing was made beside {name}");
     }
 }
 
@@ -890,7 +1024,7 @@ fn a_store_of_a_newer_release_is_refused() {
     lab.store = None;
     tool(&lab).pragma_update(None, "user_version", 99).expect("the format is set");
     let refused = SqliteStore::open(&lab.dir.0);
-    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 3, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 4, .. })), "{refused:?}");
 }
 
 #[test]
@@ -900,6 +1034,7 @@ fn a_store_of_the_first_format_is_taken_over() {
     lab.run(&mut driver, &make(spec(), vec![Blocks::of(&[text("a"), text("b")])]));
     lab.run(&mut driver, &append("c"));
     let old = "DROP INDEX task_caller; DROP TABLE session; DROP TABLE told; DROP INDEX chunk_at; ALTER TABLE chunk RENAME TO chunk_2; \
+         ALTER TABLE task DROP COLUMN sum; ALTER TABLE log DROP COLUMN sum; ALTER TABLE idempotency DROP COLUMN sum; \
          CREATE TABLE chunk(task BLOB NOT NULL, seq INTEGER NOT NULL, version INTEGER NOT NULL, at INTEGER NOT NULL, \
              first_block INTEGER NOT NULL, blocks_total INTEGER NOT NULL, bytes_total INTEGER NOT NULL, blocks TEXT NOT NULL, \
              PRIMARY KEY(task, seq)) WITHOUT ROWID; \
@@ -909,7 +1044,8 @@ fn a_store_of_the_first_format_is_taken_over() {
     lab.reopen();
     lab.check(&driver);
     lab.run(&mut driver, &append("d"));
-    tool(&lab).execute("UPDATE task SET head = json_remove(head, '$.changed')", []).expect("the head is as it once was");
+    let older = "UPDATE task SET head = json_remove(head, '$.changed'), sum = NULL";
+    tool(&lab).execute(older, []).expect("the head is as it once was");
     let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
     assert_eq!((loaded.changed, loaded.version), (Version(0), driver.task.as_ref().expect("it is there").version));
     let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
@@ -931,9 +1067,152 @@ fn damaged_data_is_an_error_that_names_its_task() {
         lab.reader().event(driver.id, Version(1)).expect_err("no event"),
     ];
     for error in errors {
-        assert!(matches!(&error, Error::Corrupt { task, .. } if *task == driver.id.to_string()), "{error}");
+        assert!(matches!(&error, Error::Corrupt { of, .. } if *of == format!("task {}", driver.id)), "{error}");
     }
     lab.check(&other);
+}
+
+/// Makes a store what it was before there were checksums.
+const FORMAT_3: &str = "ALTER TABLE task DROP COLUMN sum; ALTER TABLE log DROP COLUMN sum; ALTER TABLE idempotency DROP COLUMN sum; \
+     ALTER TABLE session DROP COLUMN sum; ALTER TABLE chunk DROP COLUMN text_sum; ALTER TABLE chunk DROP COLUMN sum; PRAGMA user_version = 3;";
+
+#[test]
+fn rows_of_format_3_are_taken_over_and_have_a_checksum_from_their_next_change_on() {
+    let mut lab = Lab::new(open_sqlite);
+    let (mut driver, mut done) = (Driver::new(1), Driver::new(2));
+    lab.change(&[SessionChange::Begin(session("one", "me", 1))]);
+    lab.run(&mut driver, &make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![Blocks::of(&[text("a"), text("b")])]));
+    lab.run(&mut done, &make(spec(), vec![]));
+    lab.run(&mut done, &ends()[0]);
+    lab.store = None;
+    tool(&lab).execute_batch(FORMAT_3).expect("the store is as it once was");
+    lab.store = Some(SqliteStore::open(&lab.dir.0).expect("an older store opens"));
+    lab.check_all(&[driver.clone(), done]);
+    assert_eq!(lab.session("one"), Some(session("one", "me", 1)));
+    assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), Some(driver.id));
+    let unsummed = |lab: &Lab<SqliteStore>, table: &str| -> u64 {
+        tool(lab).query_row(&format!("SELECT count(*) FROM {table} WHERE sum IS NULL"), [], |row| row.get(0)).expect("rows are counted")
+    };
+    assert_eq!(["task", "log", "chunk", "session"].map(|table| unsummed(&lab, table)), [2, 4, 1, 1]);
+    lab.run(&mut driver, &append("c"));
+    lab.run(&mut driver, &ask("a"));
+    lab.change(&[SessionChange::Put(session("one", "me", 2))]);
+    assert_eq!(["task", "log", "chunk", "session"].map(|table| unsummed(&lab, table)), [1, 4, 1, 0]);
+    lab.reopen();
+    lab.check(&driver);
+}
+
+/// All ways to look at a task, its session and its key: what each says, or that it is damaged.
+fn looks(lab: &mut Lab<SqliteStore>, id: TaskId) -> Vec<(&'static str, Result<String, Error>)> {
+    let reader = lab.reader();
+    let (me, one) = (CallerId::new("me"), SessionId::new("one"));
+    let store = lab.store();
+    vec![
+        ("load", store.load(id).map(|task| format!("{task:?}"))),
+        ("request", store.request(id).map(|request| format!("{request:?}"))),
+        ("key", store.by_idempotency_key(&me, "k").map(|key| format!("{key:?}"))),
+        ("task", reader.task(id).map(|task| format!("{task:?}"))),
+        ("owner", reader.owner(id).map(|owner| format!("{owner:?}"))),
+        ("created", reader.event(id, Version(1)).map(|event| format!("{event:?}"))),
+        (
+            "page",
+            reader.page(id, Cursor { after: Version(0), from: Some(Seq(0)), bytes: usize::MAX, chunks: 9 }).map(|page| format!("{page:?}")),
+        ),
+        ("span", reader.span(id).map(|span| format!("{span:?}"))),
+        ("session", reader.session(&one).map(|session| format!("{session:?}"))),
+    ]
+}
+
+#[test]
+fn a_value_that_was_changed_is_an_error_and_never_another_value() {
+    let mut lab = Lab::new(open_sqlite);
+    let (mut driver, mut other) = (Driver::new(1), Driver::new(2));
+    lab.change(&[SessionChange::Begin(session("one", "me", 1)), SessionChange::Begin(session("two", "me", 1))]);
+    for (driver, key) in [(&mut driver, "k"), (&mut other, "l")] {
+        lab.run(driver, &make(Spec { idempotency_key: Some(key.into()), ..spec() }, vec![Blocks::of(&[text("a")])]));
+        lab.run(driver, &append("b"));
+        lab.run(driver, &ends()[0]);
+    }
+    let whole = looks(&mut lab, driver.id);
+    assert!(whole.iter().all(|(_, said)| said.is_ok()), "{whole:?}");
+    let changes = [
+        ("task", "caller = 'you'"),
+        ("task", "open = 1"),
+        ("task", "due = due + 1"),
+        ("task", "head = replace(head, 'tool', 'tokl')"),
+        ("task", "head = CAST(head AS BLOB)"),
+        ("task", "sum = sum + 1"),
+        ("log", "at = at + 1"),
+        ("log", "event = replace(event, 'content', 'contenu')"),
+        ("log", "event = replace(event, '{}', '[]')"),
+        ("log", "event = (SELECT event FROM log WHERE version = 3 LIMIT 1)"),
+        ("chunk", "blocks = replace(blocks, 'b', 'c')"),
+        ("chunk", "text_sum = text_sum + 1"),
+        ("chunk", "count = 2"),
+        ("chunk", "version = version + 1"),
+        ("chunk", "at = at + 1"),
+        ("chunk", "first_block = first_block + 1"),
+        ("chunk", "blocks_total = blocks_total + 1"),
+        ("chunk", "bytes_total = bytes_total - 1"),
+        ("chunk", "seq = seq + 10"),
+        ("chunk", "seq = -seq - 1"),
+        ("idempotency", "task = (SELECT max(id) FROM task)"),
+        ("idempotency", "task = x'00'"),
+        ("session", "caller = 'you'"),
+        ("session", "seen = seen + 1"),
+        ("session", "data = '[]'"),
+        ("session", "data = (SELECT data FROM session WHERE id = 'two')"),
+    ];
+    for (table, change) in changes {
+        let mut tool = tool(&lab);
+        let rows = match table {
+            "task" => "id = (SELECT min(id) FROM task)",
+            "idempotency" => "key = 'k'",
+            "session" => "id = 'one'",
+            _ => "task = (SELECT min(id) FROM task)",
+        };
+        let keep = tool.transaction().expect("a transaction");
+        keep.execute(&format!("CREATE TABLE kept AS SELECT * FROM {table} WHERE {rows}"), []).expect("the rows are kept");
+        keep.execute(&format!("UPDATE {table} SET {change} WHERE {rows}"), []).expect("a value is changed");
+        keep.commit().expect("it is changed");
+        let found = looks(&mut lab, driver.id);
+        let mut damaged = 0;
+        for ((look, before), (_, after)) in whole.iter().zip(&found) {
+            match after {
+                Err(Error::Corrupt { .. }) => damaged += 1,
+                Ok(after) => assert_eq!(Some(after), before.as_ref().ok(), "{table} {change}: {look}"),
+                Err(error) => panic!("{table} {change}: {look}: {error}"),
+            }
+        }
+        assert!(damaged > 0, "{table} {change}: nobody sees it");
+        lab.check(&other);
+        let undo = match table {
+            "chunk" | "log" => format!("DELETE FROM {table} WHERE {rows}; INSERT INTO {table} SELECT * FROM kept; DROP TABLE kept;"),
+            _ => format!("INSERT OR REPLACE INTO {table} SELECT * FROM kept; DROP TABLE kept;"),
+        };
+        tool.execute_batch(&undo).expect("the rows are as they were");
+    }
+    let again = looks(&mut lab, driver.id);
+    assert!(again.iter().all(|(_, said)| said.is_ok()), "{again:?}");
+    // Under another number they are not found, and missed.
+    tool(&lab).execute("UPDATE log SET version = version + 10 WHERE task = ?", [&driver.id.as_bytes()[..]]).expect("they are moved");
+    for (look, said) in looks(&mut lab, driver.id) {
+        if ["load", "request", "task", "page"].contains(&look) {
+            assert!(matches!(said, Err(Error::Corrupt { .. })), "{look}: {said:?}");
+        }
+    }
+    lab.check(&other);
+}
+
+#[test]
+fn a_key_whose_task_is_gone_is_no_reason_to_end_the_server() {
+    let mut lab = Lab::new(open_sqlite);
+    let keyed = || make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![]);
+    let (mut gone, mut next) = (Driver::new(1), Driver::new(2));
+    lab.run(&mut gone, &keyed());
+    tool(&lab).execute_batch("DELETE FROM task; DELETE FROM log;").expect("its rows are gone");
+    lab.run(&mut next, &keyed());
+    assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), Some(next.id));
 }
 
 #[test]

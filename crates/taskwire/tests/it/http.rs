@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     kit::{Client, Response, TestServer, manual_clock, read_response, soon},
     schema,
-    tasks::{Gate, accept, name_form, quick, registry, tool, two_callers},
+    tasks::{Gate, accept, name_form, registry, tool, two_callers},
 };
 
 const HEALTH: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -318,21 +318,6 @@ async fn a_request_has_one_token_and_one_page() {
 }
 
 // What callers are told of the machine.
-
-#[tokio::test]
-async fn what_callers_are_told_of_a_store_that_failed_names_no_path() {
-    let server = TestServer::start(registry([quick("task").task(TaskMode::Always)])).await;
-    let dir = server.dir();
-    let elsewhere = dir.path().with_extension("elsewhere");
-    std::fs::rename(dir.path(), &elsewhere).expect("it can be moved");
-    let refused = soon("the answer", server.client().raw("tools/call", json!({"name": "task", "arguments": {}}))).await;
-    let reason = soon("the failure", server.server.engine().failed()).await;
-    std::fs::remove_dir_all(&elsewhere).expect("it can be removed");
-    assert_eq!((refused.status, refused.code()), (503, -31002));
-    let told = refused.json()["error"]["message"].as_str().expect("words").to_owned();
-    assert!(told.contains("the store was removed or replaced") && !told.contains('/'), "{told}");
-    assert!(reason.contains(&dir.path().display().to_string()), "whoever runs it learns where: {reason}");
-}
 
 // Connections.
 

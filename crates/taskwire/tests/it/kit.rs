@@ -3,6 +3,7 @@
 //! Every response and every notification that passes through [`Client`] is checked against the official schemas.
 
 use std::{
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -42,7 +43,8 @@ impl TempDir {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("taskwire-it-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a temporary directory");
+        // For this user alone, whatever the usual rights are.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).expect("a temporary directory");
         Self(path)
     }
 

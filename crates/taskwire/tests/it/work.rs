@@ -372,7 +372,7 @@ async fn a_shutdown_waits_for_running_work() {
     let mut events = client.listen(json!({})).await;
     server.stop();
     assert!(soon("the end of the stream", events.next()).await.is_some());
-    let engine = server.server.engine().clone();
+    let (engine, _dir) = (server.server.engine().clone(), server.dir());
     let stopped = tokio::spawn(server.stopped());
     tokio::task::yield_now().await;
     assert!(!stopped.is_finished(), "work is still going on");

@@ -1,7 +1,8 @@
 //! Faults that were found by trying hard: each of these did something else before it was mended.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
+    os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -120,6 +121,46 @@ fn a_command_whose_directory_is_gone_is_lost_and_not_begun_again() {
     assert!(task["error"]["message"].as_str().is_some_and(|message| message.contains("interrupted")), "{task}");
     assert_eq!((node.text(&id).as_str(), place.read("starts").as_str()), ("first\n", "start\n"));
     place.is_quiet();
+}
+
+/// What somebody else could have put into the spool: something that they can write to, or that is theirs.
+fn planted(dir: &Path, is_given_away: bool) {
+    for path in [dir.join("job.json"), dir.to_owned()] {
+        if is_given_away {
+            chown(&path, Some(12_345), Some(12_345)).expect("given away");
+        } else {
+            fs::set_permissions(&path, Permissions::from_mode(0o777)).expect("opened to all");
+        }
+    }
+}
+
+#[test]
+fn a_job_that_somebody_else_could_have_put_there_is_not_run() {
+    // Only the first user can give something away.
+    for is_given_away in [false, true].into_iter().filter(|given| !given || rustix::process::geteuid().is_root()) {
+        let place = place(&run("task = \"always\""), "note('starts')\nput(b'first\\n')\ngate('go')\n");
+        let node = place.start();
+        let id = node.begin("run", json!({}));
+        node.wrote(&id, "first\n");
+        let supervisor = place.supervisor();
+        node.kill();
+        signal(supervisor, "KILL");
+        place.write("go", "");
+        place.is_quiet();
+        // The same job with another command, which has not begun.
+        let dir = spool(&place, &id, 1);
+        let mut job: Value = serde_json::from_slice(&fs::read(dir.join("job.json")).expect("a job")).expect("JSON");
+        job["argv"] = json!(["touch", place.path("planted")]);
+        fs::remove_dir_all(&dir).expect("its directory is there");
+        fs::create_dir(&dir).expect("a directory");
+        fs::write(dir.join("job.json"), job.to_string()).expect("a file");
+        planted(&dir, is_given_away);
+        let node = place.start();
+        let task = node.ended(&id);
+        assert_eq!(task["status"], "failed", "{task}");
+        place.is_quiet();
+        assert!(!Path::new(&place.path("planted")).exists(), "somebody else's command was run");
+    }
 }
 
 /// Is lost in the middle of a line the first time it is run; waits for `go` the second time.

@@ -17,8 +17,8 @@ mod terminal;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions, TryLockError},
-    io::{self, ErrorKind, Write},
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, ErrorKind, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -39,6 +39,7 @@ use super::{
     socket, talk,
     view::Settings,
 };
+use crate::ours::{self, Kind};
 
 /// What a supervisor is to do; written by the server.
 const JOB: &str = "job.json";
@@ -98,14 +99,16 @@ impl Job {
     /// The job of a run; nothing if there is none.
     ///
     /// # Errors
-    /// When it cannot be read, or is of a version that this program does not know.
+    /// When it cannot be read, when somebody else may have written it, or when it is of a version that this program does not know.
     pub(crate) fn read(dir: &Path) -> io::Result<Option<Self>> {
         #[derive(Deserialize)]
         struct Version {
             version: u32,
         }
-        let bytes = match fs::read(dir.join(JOB)) {
-            Ok(bytes) => bytes,
+        ours::check(dir, Kind::Directory)?;
+        let mut bytes = Vec::new();
+        match ours::open(OpenOptions::new().read(true), &dir.join(JOB)) {
+            Ok(mut file) => file.read_to_end(&mut bytes)?,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -221,6 +224,7 @@ async fn prepare(dir: PathBuf, mask: Mode) -> Result<Ready, Refusal> {
     let failed = |what: &str, error: &io::Error| Refusal::Failed(format!("{what} in {}: {error}", dir.display()));
     // With a handler of ours these do not end us, and the command starts with the usual ones.
     let signals = signals().map_err(|error| failed("cannot handle signals for the command", &error))?;
+    ours::check(&dir, Kind::Directory).map_err(|error| failed("nothing is run", &error))?;
     let lock = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK));
     let lock = lock.map_err(|error| failed("cannot open the lock", &error))?;
     let mut tries = 0;
@@ -262,8 +266,18 @@ fn signals() -> io::Result<Signals> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt,
+    };
+
     use super::*;
     use crate::testing::TempDir;
+
+    fn write_job(dir: &TempDir, text: &str) {
+        let file = ours::open(OpenOptions::new().write(true).create(true).truncate(true), &dir.0.join(JOB));
+        file.and_then(|mut file| file.write_all(text.as_bytes())).expect("written");
+    }
 
     #[test]
     fn who_holds_the_lock_is_alive() {
@@ -281,11 +295,30 @@ mod tests {
     fn a_job_of_another_version_is_refused_with_its_number() {
         let dir = TempDir::new();
         assert!(Job::read(&dir.0).expect("no error").is_none());
-        fs::write(dir.0.join(JOB), r#"{"version":2,"new":true}"#).expect("written");
+        write_job(&dir, r#"{"version":2,"new":true}"#);
         let error = Job::read(&dir.0).expect_err("unknown");
         assert!(error.to_string().contains("version 2"), "{error}");
-        fs::write(dir.0.join(JOB), r#"{"version":1,"#).expect("written");
+        write_job(&dir, r#"{"version":1,"#);
         assert_eq!(Job::read(&dir.0).expect_err("cut off").kind(), ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_job_that_somebody_else_could_have_written_is_refused() {
+        let dir = TempDir::new();
+        let refused = |words: &str| {
+            let error = Job::read(&dir.0).expect_err("it is not ours alone").to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        let set_mode = |name: &str, mode| fs::set_permissions(dir.0.join(name), Permissions::from_mode(mode)).expect("it is ours");
+        write_job(&dir, "{}");
+        set_mode("", 0o777);
+        refused("`chmod 700 ");
+        set_mode("", 0o700);
+        set_mode(JOB, 0o666);
+        refused("`chmod 600 ");
+        fs::rename(dir.0.join(JOB), dir.0.join("elsewhere")).expect("moved");
+        std::os::unix::fs::symlink("elsewhere", dir.0.join(JOB)).expect("linked");
+        refused("symbolic link");
     }
 
     #[test]

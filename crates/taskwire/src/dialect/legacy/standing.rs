@@ -205,7 +205,7 @@ impl Stream<'_> {
     /// Tells one change; says `false` if its time has not come.
     async fn tell(&mut self, told: Told) -> Result<bool, Ended> {
         let engine = &self.shared.engine;
-        let Some(task) = engine.task(&self.session.caller, told.task)? else { return Ok(true) };
+        let Some(task) = engine::legible(engine.task(&self.session.caller, told.task))? else { return Ok(true) };
         let output = task.spec.follower.as_ref().is_some_and(|follower| follower.output);
         let meta = view::related(told.task);
         let mut notes = Notes::new(outcome::progress_token(&task), None);
@@ -216,7 +216,7 @@ impl Stream<'_> {
         loop {
             let from_chunk = (output && from < told.end).then_some(from);
             let cursor = Cursor { after, from: from_chunk, bytes: TURN_BYTES, chunks: usize::MAX };
-            let Some(mut page) = engine.page(told.task, cursor)? else { return Ok(true) };
+            let Some(mut page) = engine::legible(engine.page(told.task, cursor))? else { return Ok(true) };
             let cut = page.entries.iter().position(|entry| version_of(entry) > told.last);
             if let Some(cut) = cut {
                 page.entries.truncate(cut);
@@ -321,7 +321,7 @@ impl Stream<'_> {
             tasks.extend(told.iter().map(|told| told.task));
         }
         for id in tasks {
-            if engine.task(&self.session.caller, id)?.is_some_and(|task| task.asked_at.is_some()) {
+            if engine::legible(engine.task(&self.session.caller, id))?.is_some_and(|task| task.asked_at.is_some()) {
                 self.session.let_go(id);
             }
         }
@@ -332,7 +332,7 @@ impl Stream<'_> {
     /// `false` if a later stream has to.
     async fn catch_up(&self, id: TaskId) -> Result<bool, Ended> {
         let engine = &self.shared.engine;
-        let Some(task) = engine.task(&self.session.caller, id)? else { return Ok(true) };
+        let Some(task) = engine::legible(engine.task(&self.session.caller, id))? else { return Ok(true) };
         let Some(follower) = task.spec.follower.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(true) };
         if let Some(from) = self.session.given_so_far(id) {
             if follower.output && !self.give_rest(id, from).await? {
@@ -361,7 +361,7 @@ impl Stream<'_> {
         let meta = view::related(id);
         loop {
             let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: TURN_BYTES, chunks: usize::MAX };
-            let Some(page) = self.shared.engine.page(id, cursor)? else { return Ok(false) };
+            let Some(page) = engine::legible(self.shared.engine.page(id, cursor))? else { return Ok(false) };
             let more = page.more;
             for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
                 from = chunk.seq.next();

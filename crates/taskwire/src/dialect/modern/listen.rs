@@ -108,8 +108,12 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
     let mut owned = BTreeMap::new();
     for id in ids {
         // Somebody else's task, and one that never was, are left out alike.
-        if cx.shared.engine.owner(id)?.is_some_and(|owner| owner == *cx.caller) {
-            let output = outputs.remove(&id).map(|from| begin(cx, id, from)).transpose()?;
+        if !engine::legible(cx.shared.engine.owner(id))?.is_some_and(|owner| owner == *cx.caller) {
+            continue;
+        }
+        // Nor is one of which nothing can be told: who asks for it hears why.
+        let output = outputs.remove(&id).map(|from| begin(cx, id, from)).transpose();
+        if let Some(output) = engine::legible(output.map(Some))? {
             owned.insert(id, Asked { told: told.contains(&id), output });
         }
     }
@@ -151,7 +155,7 @@ struct Begin {
     next: Seq,
 }
 
-fn begin(cx: &Cx<'_>, id: TaskId, from: Option<Seq>) -> Result<Begin, Fault> {
+fn begin(cx: &Cx<'_>, id: TaskId, from: Option<Seq>) -> Result<Begin, engine::Error> {
     let span = cx.shared.engine.span(id)?;
     Ok(Begin { from: from.map_or(span.end, |from| from.max(span.start)), next: span.end })
 }
@@ -276,7 +280,7 @@ impl Stream<'_, '_> {
 
     /// Begins to follow a task, if there will be anything to tell. Only live ones are kept: results can be large.
     async fn follow(&self, id: TaskId, asked: &Asked) -> Result<Option<Followed>, Ended> {
-        let Some(task) = self.cx.shared.engine.task(self.cx.caller, id)? else { return Ok(None) };
+        let Some(task) = engine::legible(self.cx.shared.engine.task(self.cx.caller, id))? else { return Ok(None) };
         let next = asked.output.map(|begin| begin.from);
         let over = task.ended.is_some();
         // The end of a task comes after its output.
@@ -295,8 +299,17 @@ impl Stream<'_, '_> {
         let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
         followed.queued = false;
         let cursor = Cursor { after: followed.read, from: followed.next, bytes: TURN_BYTES, chunks: TURN_CHUNKS };
-        // Forgotten before its end could be shown.
-        let Some(page) = self.cx.shared.engine.page(id, cursor)? else { return Ok(Turn::Lost) };
+        let page = match self.cx.shared.engine.page(id, cursor) {
+            Ok(Some(page)) => page,
+            // Forgotten before its end could be shown.
+            Ok(None) => return Ok(Turn::Lost),
+            Err(engine::Error::Damaged(error)) => {
+                tracing::error!(%error, "a stream tells nothing more of a task");
+                tasks.remove(&id);
+                return Ok(Turn::Idle);
+            }
+            Err(error) => return Err(error.into()),
+        };
         let mut chunks = Vec::new();
         for entry in page.entries {
             match entry {

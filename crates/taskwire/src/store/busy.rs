@@ -1,0 +1,82 @@
+//! Another program that has locked the database for writing is waited for: nothing was written yet, so nothing is lost by it.
+
+use std::{path::Path, time::Duration};
+
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
+
+use super::Error;
+
+/// How long SQLite waits at one time. Then it is tried again.
+pub(super) const WAIT: Duration = Duration::from_secs(1);
+/// How often: ten minutes in all.
+const TRIES: u32 = 600;
+/// After how many it is said for the first time, and how many later again.
+const SAID_AFTER: u32 = 2;
+const SAID_AGAIN: u32 = 60;
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+}
+
+/// Does something that needs the database at `path` for itself, as soon as it can be had.
+pub(super) fn patiently<T>(path: &Path, mut attempt: impl FnMut() -> rusqlite::Result<T>) -> Result<T, Error> {
+    let shown = path.display();
+    for tries in 1..=TRIES {
+        match attempt() {
+            Err(error) if is_busy(&error) => {
+                if tries % SAID_AGAIN == SAID_AFTER {
+                    tracing::warn!(
+                        "another program has locked {shown}: nothing is stored until it lets go (`fuser -v {shown}` says which)"
+                    );
+                }
+            }
+            done => return Ok(done?),
+        }
+    }
+    Err(Error::Busy { path: shown.to_string(), minutes: WAIT.as_secs() * u64::from(TRIES) / 60 })
+}
+
+/// Begins to write.
+pub(super) fn begin<'a>(connection: &'a Connection, path: &Path) -> Result<Transaction<'a>, Error> {
+    patiently(path, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    fn failure(code: i32) -> rusqlite::Error {
+        rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
+    }
+
+    #[test]
+    fn who_locks_the_database_is_waited_for_and_not_for_ever() {
+        let mut tries = 0;
+        let done = patiently(Path::new("x"), || {
+            tries += 1;
+            if tries < 90 { Err(failure(ffi::SQLITE_BUSY)) } else { Ok("done") }
+        });
+        assert_eq!((done.expect("it is let in"), tries), ("done", 90));
+        tries = 0;
+        let given_up = patiently(Path::new("x"), || {
+            tries += 1;
+            Err::<(), _>(failure(ffi::SQLITE_BUSY))
+        });
+        let error = given_up.expect_err("it was never let in");
+        assert!(error.to_string().contains("for 10 minutes"), "{error}");
+        assert_eq!(tries, TRIES);
+    }
+
+    #[test]
+    fn any_other_failure_is_told_at_once() {
+        let mut tries = 0;
+        let failed = patiently(Path::new("x"), || {
+            tries += 1;
+            Err::<(), _>(failure(ffi::SQLITE_FULL))
+        });
+        assert!(matches!(failed, Err(Error::Database(_))), "{failed:?}");
+        assert_eq!(tries, 1);
+    }
+}

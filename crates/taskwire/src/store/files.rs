@@ -1,0 +1,156 @@
+//! The files of a running store: whether they are still those that others find, and whole.
+//!
+//! What is written to a file that was removed is lost, and what was cut off is gone: whoever does that to a running server must not
+//! make it tell a lie. A look at a name costs about as much as any call of the system, so there is one before each read, and a few
+//! before and after each commit. Nothing here opens a file that SQLite has open: to close it would let go of SQLite's locks.
+
+use std::{
+    fs::{self, Metadata},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::Error;
+
+/// The database, in the data directory; SQLite names the other two.
+pub(super) const DB: &str = "tasks.db";
+pub(super) const WAL: &str = "tasks.db-wal";
+pub(super) const SHM: &str = "tasks.db-shm";
+/// How often it is looked again at what may only have changed between two looks.
+const LOOKS: usize = 3;
+
+/// A file as it was when it was first seen.
+#[derive(Debug)]
+pub(super) struct Known {
+    path: PathBuf,
+    dev: u64,
+    ino: u64,
+}
+
+impl Known {
+    pub(super) fn new(path: PathBuf, found: &Metadata) -> Self {
+        Self { path, dev: found.dev(), ino: found.ino() }
+    }
+
+    fn find(path: PathBuf) -> io::Result<Self> {
+        let found = fs::symlink_metadata(&path)?;
+        Ok(Self::new(path, &found))
+    }
+
+    /// What is found under its name, if that is the same file.
+    fn look(&self) -> Option<Metadata> {
+        fs::symlink_metadata(&self.path).ok().filter(|found| (found.dev(), found.ino()) == (self.dev, self.ino))
+    }
+}
+
+/// The files of a store that is open.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// The data directory as its user calls it.
+    shown: String,
+    lock: Known,
+    db: Known,
+    wal: Known,
+    shm: Known,
+    page_bytes: u64,
+    /// The database is no shorter than this; 0 while it may be.
+    db_bytes: AtomicU64,
+}
+
+impl Files {
+    /// Remembers the files in `dir`, which are all there by now.
+    pub(super) fn new(shown: String, dir: &Path, lock: Known, page_bytes: u64) -> Result<Self, Error> {
+        let find =
+            |name: &str| Known::find(dir.join(name)).map_err(|source| Error::File { path: dir.join(name).display().to_string(), source });
+        let (db, wal, shm) = (find(DB)?, find(WAL)?, find(SHM)?);
+        let files = Self { shown, lock, db, wal, shm, page_bytes, db_bytes: AtomicU64::new(0) };
+        files.hold(0)?;
+        Ok(files)
+    }
+
+    /// Where the database is.
+    pub(super) fn db_path(&self) -> &Path {
+        &self.db.path
+    }
+
+    pub(super) fn wal_path(&self) -> &Path {
+        &self.wal.path
+    }
+
+    /// Bytes of one page of the database.
+    pub(super) fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// That the store is not what it was.
+    pub(super) fn gone(&self, what: &str) -> Error {
+        Error::Gone { path: self.shown.clone(), what: what.to_owned() }
+    }
+
+    fn found(&self, known: &Known, name: &str) -> Result<Metadata, Error> {
+        known.look().ok_or_else(|| self.gone(&format!("{name} was removed or replaced")))
+    }
+
+    /// Makes sure that all of them are there.
+    pub(super) fn check_names(&self) -> Result<(), Error> {
+        for (known, name) in [(&self.lock, "lock"), (&self.db, DB), (&self.wal, WAL), (&self.shm, SHM)] {
+            self.found(known, name)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the write-ahead log.
+    pub(super) fn wal_bytes(&self) -> Result<u64, Error> {
+        Ok(self.found(&self.wal, WAL)?.len())
+    }
+
+    /// Makes sure that the database is there and no shorter than it must be.
+    pub(super) fn check_db(&self) -> Result<(), Error> {
+        for _ in 0..LOOKS {
+            // In this order: it may grow in between.
+            let least = self.db_bytes.load(Ordering::Acquire);
+            let bytes = self.found(&self.db, DB)?.len();
+            if bytes >= least || self.is_smaller_by_right(bytes) {
+                return Ok(());
+            }
+        }
+        Err(self.gone(&format!("{DB} was cut short")))
+    }
+
+    /// Lets the length of the database change until [`hold`](Self::hold). Gives the one that it had.
+    pub(super) fn release(&self) -> u64 {
+        self.db_bytes.swap(0, Ordering::AcqRel)
+    }
+
+    /// Makes sure that all files are there, and the database no shorter than `least`, unless it was made smaller by right; from now on
+    /// it may not become shorter.
+    pub(super) fn hold(&self, least: u64) -> Result<(), Error> {
+        self.check_names()?;
+        let bytes = self.found(&self.db, DB)?.len();
+        if bytes < least && !self.is_smaller_by_right(bytes) {
+            return Err(self.gone(&format!("{DB} was cut short")));
+        }
+        self.db_bytes.store(bytes, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the database, which has become shorter, has room for all its pages: then it was SQLite that gave some back, for us or
+    /// for another program. Asked on a connection of its own that maps no memory: where a file was cut off, a look at memory that is
+    /// mapped to it ends the process.
+    fn is_smaller_by_right(&self, bytes: u64) -> bool {
+        let pages = || -> rusqlite::Result<u64> {
+            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+            Connection::open_with_flags(&self.db.path, flags)?.pragma_query_value(None, "page_count", |row| row.get(0))
+        };
+        // A store has many tables; a database of no pages is a file that was emptied.
+        let is_right = pages().is_ok_and(|pages| pages > 1 && bytes >= pages * self.page_bytes);
+        if is_right {
+            self.db_bytes.fetch_min(bytes, Ordering::AcqRel);
+        }
+        is_right
+    }
+}
