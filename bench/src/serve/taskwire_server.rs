@@ -37,6 +37,7 @@ pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -
     let mut config = Config { listens_per_caller: 100_000, hold_polls: false, ..Config::default() };
     config.http.connections = 100_000;
     config.engine.limits.tasks_per_caller = 10_000_000;
+    config.engine.limits.stored_bytes_per_caller = 1024 * GIB;
     config.engine.limits.task_output_bytes = 4 * GIB;
     config.engine.limits.output_bytes_per_second = 4 * GIB;
     if uncoalesced {

@@ -1,7 +1,7 @@
 //! Every bound of the state machine, with its default. A reached bound is a [`Reject`](crate::task::Reject) that names
 //! the configuration key, never a surprise.
 
-/// Bounds that [`decide`](crate::task::decide) enforces. Each field is a key under `[limits]` in the configuration.
+/// Bounds on tasks, most of which [`decide`](crate::task::decide) enforces. Each field is a key under `[limits]` in the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one chunk, its blocks together.
@@ -26,6 +26,12 @@ pub struct Limits {
     pub result_bytes: u64,
     /// Tasks of one caller that have not ended.
     pub tasks_per_caller: u64,
+    /// Bytes that all tasks of one caller take where they are stored, also those that have ended, until they are forgotten. What ends
+    /// work is taken beyond it.
+    pub stored_bytes_per_caller: u64,
+    /// Bytes that are to stay free on the disk: with less, no task is made; with half of that, running ones write no more. Zero turns
+    /// it off.
+    pub disk_reserve_bytes: u64,
     /// Changes that a session may be behind with; older ones it is not told of.
     pub session_events: u64,
 }
@@ -44,6 +50,8 @@ impl Limits {
         value_bytes: 1024 * 1024,
         result_bytes: 16 * 1024 * 1024,
         tasks_per_caller: 1_000,
+        stored_bytes_per_caller: 4 * 1024 * 1024 * 1024,
+        disk_reserve_bytes: 256 * 1024 * 1024,
         session_events: 4_096,
     };
 }
@@ -60,3 +68,5 @@ const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.output_byte
 const _: () = assert!(Limits::DEFAULT.message_bytes <= Limits::DEFAULT.value_bytes);
 const _: () = assert!(Limits::DEFAULT.value_bytes <= Limits::DEFAULT.input_bytes_per_task);
 const _: () = assert!(Limits::DEFAULT.inputs_per_task * 2 <= Limits::DEFAULT.events_per_task);
+const _: () = assert!(Limits::DEFAULT.task_output_bytes * 2 <= Limits::DEFAULT.stored_bytes_per_caller);
+const _: () = assert!(Limits::DEFAULT.result_bytes * 4 <= Limits::DEFAULT.disk_reserve_bytes);

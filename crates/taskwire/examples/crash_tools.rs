@@ -58,7 +58,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
 }
 
 fn config() -> Config {
-    let limits = Limits { tasks_per_caller: PLENTY, ..Limits::DEFAULT };
+    let limits = Limits { tasks_per_caller: PLENTY, stored_bytes_per_caller: u64::MAX, disk_reserve_bytes: 0, ..Limits::DEFAULT };
     Config {
         name: "taskwire-crash".to_owned(),
         engine: engine::Config { limits, ..engine::Config::default() },

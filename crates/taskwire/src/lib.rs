@@ -38,6 +38,7 @@ pub mod engine;
 mod feed;
 mod followup;
 mod ours;
+mod schema;
 pub mod server;
 pub mod store;
 #[cfg(test)]

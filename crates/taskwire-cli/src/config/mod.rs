@@ -2,6 +2,7 @@
 
 mod auth;
 mod changes;
+mod limits;
 mod place;
 mod time;
 mod tool;
@@ -20,9 +21,9 @@ use taskwire::{
     command::{Definition, Problem},
     server::{self, Initial, Mode},
 };
-use taskwire_core::Limits;
 
 use auth::AuthTable;
+use limits::LimitsTable;
 pub(crate) use place::parse_toml;
 use time::{Keep, Never, Span};
 use tool::{Common, ToolTable};
@@ -132,28 +133,12 @@ impl Default for Config {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct LimitsTable {
-    chunk_bytes: Option<u64>,
-    block_bytes: Option<u64>,
-    task_output_bytes: Option<u64>,
-    output_bytes_per_second: Option<u64>,
-    inputs_per_task: Option<u64>,
-    input_bytes_per_task: Option<u64>,
-    events_per_task: Option<u64>,
-    message_bytes: Option<u64>,
-    value_bytes: Option<u64>,
-    result_bytes: Option<u64>,
-    tasks_per_caller: Option<u64>,
-    session_events: Option<u64>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
 struct HttpTable {
     allowed_hosts: Vec<String>,
     allowed_origins: Vec<String>,
     strict_headers: bool,
     connections: Option<usize>,
+    idle_connections: Option<usize>,
     head_bytes: Option<usize>,
     bodies_bytes: Option<usize>,
     keep_alive: Option<Span>,
@@ -309,6 +294,7 @@ impl Config {
         config.http.allowed_origins.clone_from(&self.http.allowed_origins);
         config.http.strict_headers = self.http.strict_headers;
         set(&mut config.http.connections, self.http.connections);
+        set(&mut config.http.idle_connections, self.http.idle_connections);
         set(&mut config.http.head_bytes, self.http.head_bytes);
         // Where only `body_bytes` is said, there is room for one such message.
         config.http.bodies_bytes = self.http.bodies_bytes.unwrap_or(config.http.bodies_bytes.max(config.body_bytes));
@@ -339,6 +325,7 @@ impl Config {
 fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
     let counts = [
         ("http.connections", config.http.connections),
+        ("http.idle_connections", config.http.idle_connections),
         ("page_len", config.page_len),
         ("requests_per_stream", config.requests_per_stream),
         ("legacy.sessions_per_caller", config.legacy.sessions_per_caller),
@@ -359,6 +346,7 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
         ("inline_bytes", config.inline_bytes as u64, 256),
         ("limits.chunk_bytes", config.engine.limits.chunk_bytes, 1024),
         ("limits.output_bytes_per_second", config.engine.limits.output_bytes_per_second, 1024),
+        ("limits.stored_bytes_per_caller", config.engine.limits.stored_bytes_per_caller, 64 * 1024),
     ];
     for (key, value, least) in sizes {
         if value < least {
@@ -389,23 +377,6 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
 fn set<T>(target: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *target = value;
-    }
-}
-
-impl LimitsTable {
-    fn apply(&self, limits: &mut Limits) {
-        set(&mut limits.chunk_bytes, self.chunk_bytes);
-        set(&mut limits.block_bytes, self.block_bytes);
-        set(&mut limits.task_output_bytes, self.task_output_bytes);
-        set(&mut limits.output_bytes_per_second, self.output_bytes_per_second);
-        set(&mut limits.inputs_per_task, self.inputs_per_task);
-        set(&mut limits.input_bytes_per_task, self.input_bytes_per_task);
-        set(&mut limits.events_per_task, self.events_per_task);
-        set(&mut limits.message_bytes, self.message_bytes);
-        set(&mut limits.value_bytes, self.value_bytes);
-        set(&mut limits.result_bytes, self.result_bytes);
-        set(&mut limits.tasks_per_caller, self.tasks_per_caller);
-        set(&mut limits.session_events, self.session_events);
     }
 }
 
@@ -496,6 +467,7 @@ mod tests {
             ("read_bytes = 1", "read_bytes"),
             ("limits.chunk_bytes = 10", "limits.chunk_bytes"),
             ("limits.output_bytes_per_second = 0", "limits.output_bytes_per_second"),
+            ("limits.stored_bytes_per_caller = 1000", "limits.stored_bytes_per_caller"),
             ("retention = \"0s\"", "retention"),
             ("http.keep_alive = \"0s\"", "http.keep_alive"),
             ("hold = \"0s\"", "hold"),

@@ -109,7 +109,8 @@ impl ToolTable {
     /// The definition, not yet checked as a whole.
     pub(crate) fn define(&self, common: &Common<'_>) -> Result<Definition, Wrong> {
         let command = self.command(common.dir)?;
-        let program = self.command.first().and_then(Value::as_str).unwrap_or_default();
+        // Where it is on this machine is nobody's business who calls.
+        let program = self.command.first().and_then(Value::as_str).and_then(|program| program.rsplit('/').next()).unwrap_or_default();
         let description = self.description.clone().unwrap_or_else(|| format!("Runs `{program}`"));
         let mut definition = Definition::new(self.name.clone(), description, command);
         definition.title.clone_from(&self.title);

@@ -15,4 +15,6 @@ mod output;
 pub(crate) mod place;
 mod pty;
 mod quick_start;
+mod quota;
 mod results;
+mod schema;

@@ -118,7 +118,8 @@ fn ends(server: Server, file: &str) {
 
 #[test]
 fn a_server_whose_files_are_removed_or_cut_short_acknowledges_nothing_more_and_ends() {
-    let harms: [(&str, fn(&Path)); 6] = [
+    type Harm = fn(&Path);
+    let harms: [(&str, Harm); 6] = [
         ("tasks.db", removed),
         ("tasks.db", emptied),
         ("tasks.db-wal", removed),

@@ -30,7 +30,9 @@ impl Fixture {
         Self::serve_with(tools, Config::default())
     }
 
-    pub(crate) fn serve_with(tools: impl IntoIterator<Item = Tool>, config: Config) -> Self {
+    pub(crate) fn serve_with(tools: impl IntoIterator<Item = Tool>, mut config: Config) -> Self {
+        // However full the disk is where the tests run.
+        config.engine.limits.disk_reserve_bytes = 0;
         let dir = TempDir::new();
         let registry = Registry::new();
         for tool in tools {

@@ -327,6 +327,9 @@ fn a_joined_client_cancels_and_answers_like_any_other() {
         } else {
             let told = second.result(call)["content"][0]["text"].as_str().expect("a text").to_owned();
             assert!(told.contains("task_answer") && told.contains("Which region?"), "{told}");
+            let id = told.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| word.len() == 32).expect("the task's id").to_owned();
+            second.text("task_answer", json!({"task_id": id, "value": "eu"}));
+            assert_eq!(second.text("task_wait", json!({"task_id": id})), "eu\n");
         }
     }
 }

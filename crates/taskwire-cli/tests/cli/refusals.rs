@@ -74,6 +74,33 @@ fn what_newcomers_write_first_is_answered_with_what_to_write_instead() {
 }
 
 #[test]
+fn values_that_would_become_code_are_refused_with_their_place_and_what_to_write_instead() {
+    let refused = |lines: &str| refused_config(&format!("[[tool]]\nname = \"a\"\n{lines}\ninput = {{ x = {{ type = \"string\" }} }}\n"));
+    for (command, expected) in [
+        ("[\"find\", \".\", \"-exec\", \"sh\", \"-c\", \"cat {x}\", \";\"]", "use \"$1\" in the script"),
+        ("[\"taskset\", \"1\", \"sh\", \"-c\", \"{x}\"]", "use \"$1\" in the script"),
+        ("[\"flock\", \"/tmp/lock\", \"-c\", \"{x}\"]", "without a shell"),
+        ("[\"su\", \"user\", \"-c\", \"{x}\"]", "su would run the value as code"),
+        ("[\"script\", \"-c\", \"{x}\"]", "script would run the value as code"),
+        ("[\"watch\", \"{x}\"]", "watch would run the value as code"),
+        ("[\"env\", \"-S\", \"{x}\"]", "env would run the value as code"),
+        ("[\"git\", \"-c\", \"alias.x=!{x}\", \"x\"]", "git runs what the setting \"alias.x\" says"),
+        ("[\"python3\", \"-c\", \"{x}\"]", "sys.argv[1]"),
+        ("[\"perl\", \"-e\", \"{x}\"]", "$ARGV[0]"),
+        ("[\"node\", \"-e\", \"{x}\"]", "process.argv[1]"),
+        ("[\"awk\", \"{x}\"]", "[\"-v\", \"value={x}\"]"),
+        ("[\"sed\", \"s/a/{x}/\"]", "sed would run the value as code"),
+    ] {
+        let words = refused(&format!("command = {command}"));
+        assert!(words.contains("line 3, column 11") && words.contains(expected), "`{expected}` in: {words}");
+    }
+    let words = refused("command = [\"sh\"]\nstdin = \"{x}\"");
+    assert!(words.contains("line 4, column 9") && words.contains("sh takes its code from standard input"), "{words}");
+    let words = refused("command = [\"./run\"]\nenv = { BASH_ENV = \"{x}\" }");
+    assert!(words.contains("line 4, column 20") && words.contains("the variable BASH_ENV"), "{words}");
+}
+
+#[test]
 fn a_value_that_cannot_be_used_is_refused_with_its_line() {
     let words = refused_config("retention = \"never\"\n");
     assert!(words.contains("line 1") && words.contains("\"forever\""), "{words}");

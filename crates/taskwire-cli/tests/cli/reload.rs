@@ -285,6 +285,14 @@ fn what_is_probably_not_meant_so_is_said_beside_the_changes() {
     let words = format!("{}: tool `a`: `/properties/z` is an array without `items`: OpenAI, Gemini and VS Code", served.file);
     let ended = served.reload();
     assert!(ended.err.starts_with(&format!("warning: {words}")), "what some clients refuse is said, too: {ended:?}");
+    let input = "input = { x = { type = \"string\" } }\n";
+    served.write(&format!("[[tool]]\nname = \"a\"\ndescription = \"Says a word\"\ncommand = [\"sh\", \"{{x}}\"]\n{input}"));
+    let words = format!("{}: tool `a`: \"{{x}}\": whoever calls chooses the file that sh runs", served.file);
+    let ended = served.reload();
+    assert!(ended.err.starts_with(&format!("warning: {words}")), "and what may be run: {ended:?}");
+    served.write(&format!("[[tool]]\nname = \"a\"\ndescription = \"Says a word\"\ncommand = [\"awk\", \"{{x}}\"]\n{input}"));
+    let ended = served.reload();
+    assert!(ended.code != Some(0) && ended.err.contains("line 4, column 11"), "what would surely be is refused: {ended:?}");
 }
 
 #[test]

@@ -103,14 +103,23 @@ fn what_is_probably_not_meant_so_is_said_and_served() {
         "[[tool]]\nname = \"gone\"\ncommand = [\"./nope\"]\n",
         "[[tool]]\nname = \"shell\"\ncommand = [\"sh\", \"-c\", \"echo $1\", \"{x}\"]\ninput = { x = { type = \"string\" } }\n",
         "[[tool]]\nname = \"idle\"\ncommand = [\"true\"]\ninput = { y = { type = \"string\" } }\n",
+        "[[tool]]\nname = \"evals\"\ncommand = [\"sh\", \"-c\", 'eval \"$1\"', \"sh\", \"{x}\"]\ninput = { x = { type = \"string\" } }\n",
+        "[[tool]]\nname = \"file\"\ncommand = [\"sh\", \"{x}\"]\ninput = { x = { type = \"string\" } }\n",
+        "[[tool]]\nname = \"builds\"\ncommand = [\"make\", \"V={x}\"]\ninput = { x = { type = \"string\" } }\n",
+        "[[tool]]\nname = \"script\"\ncommand = [\"sh\", \"run.sh\", \"{x}\"]\ninput = { x = { type = \"string\" } }\n",
         "[[tool]]\nname = \"picky\"\ncommand = [\"echo\", \"{z}\"]\ninput = { z = { type = [\"string\", \"integer\"] } }\n",
     ];
     let file = user.write("taskwire.toml", &tools.concat());
+    user.write("run.sh", "set -e\n. \"$1\"\n");
     let mut running = user.start(&["serve", &file, "--listen", "127.0.0.1:0", "--data", &user.path("data")]);
     running.out.line_with("  endpoint  ");
     for (tool, words) in [
         ("gone", "the program "),
         ("shell", "the first argument after the script is $0"),
+        ("evals", "\"eval \\\"$1\\\"\": so the script runs a value of the caller"),
+        ("file", "\"{x}\": whoever calls chooses the file that sh runs"),
+        ("builds", "\"V={x}\": make expands the value"),
+        ("script", "run.sh: \". \\\"$1\\\"\": so the script runs a value of the caller"),
         ("idle", "nothing uses the parameter `y`"),
         ("picky", "`/properties/z` has a list of types: Gemini, AutoGen and CrewAI refuse such a tool"),
     ] {

@@ -138,3 +138,17 @@ pub enum Reject {
         key: &'static str,
     },
 }
+
+impl Reject {
+    /// Whether there is no room for another task just now: its caller has too many or too much, or the disk is short.
+    #[must_use]
+    pub fn is_no_room_for_task(&self) -> bool {
+        matches!(self, Self::Limit { key: "tasks_per_caller" | "stored_bytes_per_caller" | "disk_reserve_bytes", .. })
+    }
+
+    /// Whether there is no room for more output: of this task, of its caller, or on the disk.
+    #[must_use]
+    pub fn is_no_room_for_output(&self) -> bool {
+        matches!(self, Self::Limit { key: "task_output_bytes" | "stored_bytes_per_caller" | "disk_reserve_bytes", .. })
+    }
+}

@@ -10,6 +10,9 @@ use crate::{
     payload::Payload,
 };
 
+/// About what an event takes besides what is said in it.
+const ENTRY_BYTES: u64 = 128;
+
 /// How far the work says it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
@@ -150,6 +153,26 @@ impl Event {
             Self::Cancelled { reason } => Some(Outcome::Cancelled { reason: reason.clone() }),
             _ => None,
         }
+    }
+
+    /// About how many bytes it takes where it is stored. Chunks are counted by themselves.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        let size = |payload: &Option<Payload>| payload.as_ref().map_or(0, |payload| payload.as_str().len());
+        let bytes = match self {
+            Self::Appended { .. } | Self::Expired => return 0,
+            // The task has it too, and the way to find it by its caller or its key.
+            Self::Created { spec, request, carried, .. } => 3 * spec.bytes() + request.as_str().len() + size(carried),
+            Self::Started { .. } => 0,
+            Self::Said { message, .. } => message.as_ref().map_or(0, |message| message.len()),
+            // The task has these too.
+            Self::Asked { key, request } => 2 * (key.as_str().len() + request.as_str().len()),
+            Self::Answered { key, answer } => key.as_str().len() + 2 * answer.as_str().len(),
+            Self::Saved { checkpoint } => checkpoint.as_str().len(),
+            Self::Completed { result, .. } => result.as_str().len(),
+            Self::Failed(error) => error.message.len() + size(&error.data),
+            Self::Cancelled { reason } => reason.as_ref().map_or(0, |reason| reason.len()),
+        };
+        ENTRY_BYTES + bytes as u64
     }
 
     /// Whether callers see a difference in the task, beyond its output.

@@ -1,10 +1,10 @@
 //! The only code that changes a task (invariant I2). It cannot refuse: an event is a fact.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     event::Event,
-    state::{Input, OnInterrupt, Output, Spec, Task},
+    state::{Input, OnInterrupt, Output, Task},
 };
 use crate::{
     id::{Attempt, Epoch, TaskId, Version},
@@ -15,9 +15,14 @@ use crate::{
 /// may have ended in time while no server was there to see it.
 const CATCH_UP: Duration = Duration::from_secs(10);
 
-/// The task that a `Created` event makes. `spent_ms` is how long its first attempt had been running already.
+/// The task that a `Created` event makes.
+///
+/// # Panics
+/// When it is another event: a task begins with this one.
 #[must_use]
-pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, spent_ms: u64, at: Timestamp) -> Task {
+pub fn create(id: TaskId, created: &Event, at: Timestamp) -> Task {
+    let Event::Created { spec, epoch, spent_ms, .. } = created else { unreachable!("a task begins with `Created`") };
+    let (epoch, spent_ms) = (*epoch, *spent_ms);
     let mut task = Task {
         id,
         spec: spec.clone(),
@@ -35,6 +40,8 @@ pub fn create(id: TaskId, spec: &Arc<Spec>, epoch: Epoch, spent_ms: u64, at: Tim
         asked_at: None,
         checkpoint: None,
         saves: 0,
+        log_bytes: created.stored_bytes(),
+        checkpoint_bytes: 0,
         ended: None,
         outcome: None,
         output: Output::default(),
@@ -50,6 +57,10 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
         // The machine's clock may be set back; what callers see does not go back with it.
         task.updated_at = task.updated_at.max(at);
         task.changed = task.version;
+    }
+    // Of checkpoints only the last is kept.
+    if !matches!(event, Event::Saved { .. }) {
+        task.log_bytes += event.stored_bytes();
     }
     match event {
         Event::Created { .. } => unreachable!("a task is created once, by `create`"),
@@ -86,6 +97,7 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
         Event::Saved { .. } => {
             task.checkpoint = Some(task.version);
             task.saves += 1;
+            task.checkpoint_bytes = event.stored_bytes();
         }
         Event::Completed { .. } | Event::Failed(_) | Event::Cancelled { .. } => {
             task.outcome = event.outcome();

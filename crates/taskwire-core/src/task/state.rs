@@ -12,6 +12,11 @@ use crate::{
     time::Timestamp,
 };
 
+/// About what a task takes where it is stored before anything happened to it.
+const TASK_BYTES: u64 = 512;
+/// About what a chunk takes besides its blocks.
+const CHUNK_BYTES: u64 = 64;
+
 /// What happens to a task whose work was cut off by a crash or a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -154,6 +159,15 @@ impl Spec {
     }
 }
 
+impl Spec {
+    /// Bytes of its names.
+    pub(super) fn bytes(&self) -> usize {
+        let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
+        let origin = self.origin.as_ref().map_or(0, |origin| origin.as_str().len());
+        self.caller.as_str().len() + self.tool.len() + text(&self.idempotency_key) + text(&self.dedupe) + origin
+    }
+}
+
 /// One question and, once given, its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
@@ -271,6 +285,12 @@ pub struct Task {
     /// How often its work saved where it is: what was replaced is not kept, and counts for nothing.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub saves: u64,
+    /// About how many bytes its events take, but for chunks and checkpoints.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub log_bytes: u64,
+    /// The same of its last checkpoint.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub checkpoint_bytes: u64,
     /// When it ended, and the event that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<(Timestamp, Version)>,
@@ -323,6 +343,17 @@ impl Task {
             Overflow::Fail => 0,
             Overflow::DropOldest => self.output.bytes.saturating_sub(limits.task_output_bytes),
         }
+    }
+
+    /// About how many bytes it takes where it is stored, with all that happened to it.
+    #[must_use]
+    pub fn stored_bytes(&self, limits: &Limits) -> u64 {
+        let Output { next_seq, bytes, .. } = self.output;
+        let kept = bytes - self.dropped_bytes(limits);
+        // Of the chunks, as large a part is kept as of their bytes.
+        let chunks = u128::from(next_seq.0) * u128::from(kept) / u128::from(bytes.max(1));
+        let chunks = u64::try_from(chunks).unwrap_or(u64::MAX);
+        TASK_BYTES + self.log_bytes + self.checkpoint_bytes + kept + chunks.saturating_mul(CHUNK_BYTES)
     }
 
     /// How long the task is kept, counted from its creation; `None` is for ever.

@@ -20,6 +20,8 @@ const LIMITS: Limits = Limits {
     value_bytes: 60,
     result_bytes: 60,
     tasks_per_caller: 10,
+    stored_bytes_per_caller: 1_000_000,
+    disk_reserve_bytes: 0,
     session_events: 100,
 };
 
@@ -89,7 +91,7 @@ impl World {
 
 fn apply(task: &mut Option<Task>, event: &Event, at: Timestamp) {
     match (event, &mut *task) {
-        (Event::Created { spec, epoch, spent_ms, .. }, None) => *task = Some(create(TaskId::new(at, [9; 14]), spec, *epoch, *spent_ms, at)),
+        (Event::Created { .. }, None) => *task = Some(create(TaskId::new(at, [9; 14]), event, at)),
         (event, Some(task)) => evolve(task, event, at),
         (event, None) => panic!("{event:?} happened to no task"),
     }
@@ -514,6 +516,50 @@ fn check_log(world: &World, owner_retries: bool) {
     assert_eq!(wants(world.task()).run, (!ended).then_some(Attempt(attempt)), "an open task has its run, an ended one none");
 }
 
+/// What a task takes in a store that has a row for each entry of its log, of which of all checkpoints only the last is kept.
+fn taken(world: &World) -> u64 {
+    const ROW_BYTES: usize = 48;
+    let last = world.log.iter().rposition(|(_, event)| matches!(event, Event::Saved { .. }));
+    let kept = world.log.iter().enumerate().filter(|(at, (_, event))| Some(*at) == last || !matches!(event, Event::Saved { .. }));
+    let rows = kept.map(|(_, (_, event))| ROW_BYTES + serde_json::to_string(event).expect("writes").len()).sum::<usize>();
+    (rows + serde_json::to_string(world.task()).expect("writes").len()) as u64
+}
+
+#[test]
+fn what_a_task_takes_is_known_and_shrinks_only_with_what_is_not_kept() {
+    let size = |world: &World| world.task().stored_bytes(&LIMITS);
+    let mut world = World::new(spec());
+    let born = size(&world);
+    world.work(1, &append("xxxxx")).expect("written");
+    let written = size(&world);
+    assert!(written >= born + 32, "what it writes counts");
+    let save = |n: usize| Command::Save { chunks: vec![], checkpoint: json!("x".repeat(n)).into() };
+    world.work(1, &save(40)).expect("saved");
+    let saved = size(&world);
+    assert!(saved >= written + 40);
+    for _ in 0..20 {
+        world.work(1, &save(40)).expect("saved");
+        assert_eq!(size(&world), saved, "only the last checkpoint is kept");
+    }
+    world.work(1, &save(10)).expect("saved");
+    assert_eq!(size(&world), saved - 30);
+    world.work(1, &ask("k", &"q".repeat(20))).expect("asked");
+    world.call(&answer(&["k"])).expect("answered");
+    let before = size(&world);
+    world.work(1, &done(&"x".repeat(40))).expect("ended");
+    assert!(size(&world) >= before + 40, "its end counts, and it still counts after its end");
+
+    let mut world = World::new(Spec { overflow: Overflow::DropOldest, ..spec() });
+    let born = size(&world);
+    for _ in 0..100 {
+        world.work(1, &append("xxxxx")).expect("it is never refused");
+    }
+    let kept = size(&world) - born;
+    assert!((100..400).contains(&kept), "what is dropped does not count: {kept}");
+    let lower = Limits { task_output_bytes: 50, ..LIMITS };
+    assert!(world.task().stored_bytes(&lower) < size(&world));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
@@ -563,6 +609,9 @@ proptest! {
             apply(&mut again, event, *at);
         }
         prop_assert_eq!(&again, &world.task, "the log alone makes the task");
+
+        let (counted, taken) = (world.task().stored_bytes(&LIMITS), taken(&world));
+        prop_assert!(counted <= 3 * taken && taken <= 2 * counted, "it takes {taken} bytes, and is counted as {counted}");
 
         let stored = serde_json::to_string(world.task()).expect("writes");
         let mut read: Task = serde_json::from_str(&stored).expect("reads");

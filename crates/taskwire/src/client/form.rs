@@ -5,13 +5,15 @@
 
 use std::{collections::HashMap, fmt};
 
-use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
+use jsonschema::error::ValidationErrorKind;
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{Map, Number, Value, value::RawValue};
 use taskwire_core::Payload;
+
+use crate::schema::{Misfit, Rules, Schema};
 
 /// Mistakes that one check lists; who made more learns enough from these.
 const ERRORS_MAX: usize = 100;
@@ -179,8 +181,8 @@ impl Form {
         if !content.is_object() {
             return Err(whole(format!("the answer to a form is an object, not {}", quoted(content))));
         }
-        let validator = compile(schema).map_err(|why| whole(format!("the form's schema is not valid: {why}")))?;
-        let errors = wrong(&validator, schema, content);
+        let compiled = compile(schema).map_err(|why| whole(format!("the form's schema is not valid: {why}")))?;
+        let errors = wrong(&compiled, schema, content);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
@@ -194,14 +196,13 @@ impl Form {
 
 /// What does not fit the schema of a tool. Formats are its server's business, and a schema that cannot be used forbids nothing.
 pub(super) fn misfits(schema: &Value, arguments: &Value) -> Vec<FieldError> {
-    let Ok(validator) = jsonschema::options().offline().build(schema) else { return Vec::new() };
-    wrong(&validator, schema, arguments)
+    Schema::read(Rules::Foreign, schema).map_or_else(|_| Vec::new(), |compiled| wrong(&compiled, schema, arguments))
 }
 
-fn wrong(validator: &Validator, schema: &Value, content: &Value) -> Vec<FieldError> {
+fn wrong(compiled: &Schema, schema: &Value, content: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    for error in validator.iter_errors(content).take(ERRORS_MAX) {
-        tell(schema, &error, &mut errors);
+    for misfit in compiled.misfits(content, ERRORS_MAX) {
+        tell(schema, &misfit, &mut errors);
     }
     errors
 }
@@ -270,9 +271,8 @@ impl Field {
             FieldKind::Choice { options } => pick(options, word).ok_or_else(|| none_of(word, options))?.value.as_str().into(),
             FieldKind::Choices { options, .. } => pick_all(options, word)?.into_iter().map(|choice| choice.value.as_str()).collect(),
         };
-        let validator = compile(&self.schema)?;
-        if let Err(error) = validator.validate(&value) {
-            return Err(reason(&self.schema, &error));
+        if let Some(misfit) = compile(&self.schema)?.misfits(&value, 1).first() {
+            return Err(reason(&self.schema, misfit));
         }
         Ok(Some(value))
     }
@@ -340,17 +340,16 @@ pub(crate) fn whole_number(value: &Value) -> Option<u64> {
 /// The default of a field, if it keeps to the field's own rules.
 fn default_of(property: &Value) -> Option<Value> {
     let default = property.get("default")?;
-    compile(property).ok()?.is_valid(default).then(|| default.clone())
+    compile(property).ok()?.fits(default).then(|| default.clone())
 }
 
-fn compile(schema: &Value) -> Result<Validator, String> {
+fn compile(schema: &Value) -> Result<Schema, String> {
     let mut schema = schema.clone();
     // Forms use only what all drafts have in common; a server that names another one means nothing by it.
     if let Some(members) = schema.as_object_mut() {
         members.remove("$schema");
     }
-    let options = jsonschema::draft202012::options().should_validate_formats(true).offline();
-    options.build(&schema).map_err(|error| error.to_string())
+    Schema::read(Rules::Form, &schema)
 }
 
 fn number(word: &str, integer: bool) -> Result<Value, String> {
@@ -445,11 +444,8 @@ fn quoted(value: &Value) -> String {
 }
 
 /// Says what is wrong, and with which field of the form.
-fn tell(schema: &Value, error: &ValidationError<'_>, errors: &mut Vec<FieldError>) {
-    // The first step of a path, `/name/0` or `/a~1b`.
-    let path = error.instance_path().as_str();
-    let field = path.strip_prefix('/').map(|path| path.split('/').next().unwrap_or(path).replace("~1", "/").replace("~0", "~"));
-    match (field, error.kind()) {
+fn tell(schema: &Value, misfit: &Misfit<'_>, errors: &mut Vec<FieldError>) {
+    match (misfit.path.first(), &misfit.kind) {
         (None, ValidationErrorKind::Required { property }) => {
             let field = property.as_str().unwrap_or_default().to_owned();
             errors.push(FieldError { field, reason: "this must be filled in".to_owned() });
@@ -458,18 +454,15 @@ fn tell(schema: &Value, error: &ValidationError<'_>, errors: &mut Vec<FieldError
             let stray = |field: &String| FieldError { field: field.clone(), reason: "there is no such field".to_owned() };
             errors.extend(unexpected.iter().map(stray));
         }
-        (None, _) => errors.push(FieldError { field: String::new(), reason: error.to_string() }),
-        (Some(field), _) => {
-            let reason = reason(&schema["properties"][&field], error);
-            errors.push(FieldError { field, reason });
-        }
+        (None, _) => errors.push(FieldError { field: String::new(), reason: misfit.message.clone() }),
+        (Some(field), _) => errors.push(FieldError { field: field.clone(), reason: reason(&schema["properties"][field], misfit) }),
     }
 }
 
 /// Says what is wrong with the value of a field.
-fn reason(property: &Value, error: &ValidationError<'_>) -> String {
-    let value = || quoted(error.instance());
-    match error.kind() {
+fn reason(property: &Value, misfit: &Misfit<'_>) -> String {
+    let value = || quoted(misfit.value);
+    match &misfit.kind {
         ValidationErrorKind::Format { format } => match format.as_str() {
             "email" => format!("{} is not an e-mail address, such as name@example.com", value()),
             "uri" => format!("{} is not a URI, such as https://example.com/page", value()),
@@ -482,7 +475,7 @@ fn reason(property: &Value, error: &ValidationError<'_>) -> String {
         | ValidationErrorKind::AnyOf { .. }
         | ValidationErrorKind::OneOfNotValid { .. } => {
             let options = choices(property).or_else(|| property.get("items").and_then(choices)).filter(|options| !options.is_empty());
-            options.map_or_else(|| error.to_string(), |options| format!("{} is none of the choices: {}", value(), listed(&options)))
+            options.map_or_else(|| misfit.message.clone(), |options| format!("{} is none of the choices: {}", value(), listed(&options)))
         }
         ValidationErrorKind::MinLength { limit } => format!("this has fewer than {limit} characters"),
         ValidationErrorKind::MaxLength { limit } => format!("this has more than {limit} characters"),
@@ -491,7 +484,7 @@ fn reason(property: &Value, error: &ValidationError<'_>) -> String {
         ValidationErrorKind::MinItems { limit } => format!("choose at least {limit}"),
         ValidationErrorKind::MaxItems { limit } => format!("choose at most {limit}"),
         ValidationErrorKind::Pattern { pattern } => format!("{} does not match `{pattern}`", value()),
-        _ => error.to_string(),
+        _ => misfit.message.clone(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! How far the journal was taken is saved with the output that it covers, in one commit. So whatever is killed and whenever,
 //! the next attempt goes on at the next byte: nothing is missing and nothing is there twice.
 
+mod asking;
 mod taking;
 
 use std::{
@@ -18,7 +19,7 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use taskwire_core::{
-    InputKey, Payload,
+    Payload,
     task::{Authority, OnInterrupt},
     wire::code,
 };
@@ -27,12 +28,15 @@ use tokio::{
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
 };
 
-use self::taking::Taking;
+use self::{
+    asking::{AGAIN, WITHDRAWN, ask},
+    taking::Taking,
+};
 use super::{
     Active, Commands,
     definition::{Compiled, Definition, Format, Inherit, Leftovers},
     gate::Pass,
-    journal::Ended,
+    journal::{self, Ended},
     supervisor::Job,
     sweep,
     talk::{self, FromSupervisor, ToSupervisor},
@@ -41,7 +45,7 @@ use super::{
 use crate::{
     engine::{Phase, Run},
     ours,
-    tool::{CallResult, Content, Ctx, Kind, Question, Schema, ToolError, from_engine},
+    tool::{CallResult, Content, Ctx, Schema, ToolError, from_engine},
 };
 
 /// How long a supervisor may take to answer.
@@ -51,12 +55,8 @@ const PAUSE: Duration = Duration::from_millis(25);
 /// How long to wait where the machine is short of something.
 const SHORTAGE: Duration = Duration::from_millis(500);
 
-const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, or its processes were killed)";
-
-/// Marks an answer that nobody gave, because the question was not asked any more.
-const WITHDRAWN: &str = "dev.taskwire/withdrawn";
-/// What comes between the key of a question and how often it was asked, where an earlier time came to nothing.
-const AGAIN: &str = " #";
+const LOST: &str =
+    "interrupted: the command was lost while it ran (its machine was restarted, its processes were killed, or its files were removed)";
 
 /// A command tool.
 pub(super) struct Command {
@@ -81,11 +81,14 @@ struct Mark {
     err: u64,
     /// The same of notes, in number.
     notes: u64,
+    /// Whether what comes next of the two streams is the rest of a line of which nothing more may be seen.
+    #[serde(default)]
+    hidden: [bool; 2],
 }
 
 impl Mark {
     fn start(run: u64, seq: u64) -> Self {
-        Self { run, seq, at: 0, out: 0, err: 0, notes: 0 }
+        Self { run, seq, at: 0, out: 0, err: 0, notes: 0, hidden: [false; 2] }
     }
 }
 
@@ -127,11 +130,25 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<Command>>, ctx: 
     }
     loop {
         let dir = hand.commands.spool(hand.run.id(), mark.run);
-        let job = hand.prepare(command.as_deref(), &dir, &mark).await?;
-        let mut taking = Taking::new(&hand, &dir, &job, &mark)?;
+        let prepared = hand.prepare(command.as_deref(), &dir, &mark).await;
+        let taken = prepared.and_then(|job| Taking::new(&hand, &dir, &job, &mark).map(|taking| (job, taking)));
+        let (job, mut taking) = match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                // It may run all the same.
+                if dir.exists() {
+                    hand.stop(dir);
+                }
+                return Err(error);
+            }
+        };
         match hand.follow(&dir, &job, &mut taking).await {
             // Not stopped by us: then it was lost like everything else on the machine.
             Ok(Followed::Ended(ended)) if !ended.stopped => {
+                if let Some(why) = &ended.failed {
+                    let (program, cwd) = (job.argv.first(), job.cwd.display());
+                    tracing::warn!(tool = %job.tool, ?program, %cwd, %why, "a command could not be started");
+                }
                 let mut result = taking.result(&ended).await;
                 if let (Ok(result), Some(schema)) = (&mut result, command.as_ref().and_then(|command| command.output.as_ref())) {
                     must_fit(result, schema);
@@ -142,7 +159,13 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<Command>>, ctx: 
             Ok(_) => {
                 hand.out = None;
                 taking.give_up().await?;
-                mark = hand.again(&dir, &job.settings, &mark).await?;
+                mark = match hand.again(&dir, &job, &mark).await {
+                    Ok(next) => next,
+                    Err(error) => {
+                        hand.stop(dir);
+                        return Err(error);
+                    }
+                };
             }
             Err(error) => {
                 let short = taking.stopped_short().await;
@@ -162,8 +185,8 @@ impl Hand {
             }
             return Ok(job);
         }
-        if mark.at > 0 || mark.run > 1 {
-            return Err(internal(format!("{LOST}, and nothing is left of it in {}", dir.display())));
+        if mark.at > 0 || mark.run > 1 || dir.join(journal::FILE).exists() {
+            return Err(removed(dir, "job.json"));
         }
         let Some(command) = command else {
             return Err(internal(format!("the tool `{}` is no longer there", self.run.spec().tool)));
@@ -242,6 +265,7 @@ impl Hand {
             leftovers: definition.leftovers,
             kill_after_ms: u64::try_from(definition.kill_after.as_millis()).unwrap_or(u64::MAX),
             spool_bytes: definition.spool_bytes,
+            disk_reserve_bytes: limits.disk_reserve_bytes,
             block_bytes: limits.block_bytes,
             settings,
             program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
@@ -273,8 +297,9 @@ impl Hand {
     /// Takes the journal, answers questions, until the command has ended or is lost.
     async fn follow(&mut self, dir: &Path, job: &Job, taking: &mut Taking) -> Result<Followed, ToolError> {
         let mut questions = FuturesUnordered::new();
+        let mut is_begun = taking.told() > 0;
         loop {
-            let Some(mut lines) = self.attach(dir, job).await? else {
+            let Some(mut lines) = self.attach(dir, job, is_begun).await? else {
                 // Nobody runs it any more: the journal says how it ended, or nothing does.
                 loop {
                     match taking.take().await? {
@@ -284,6 +309,9 @@ impl Hand {
                     }
                 }
             };
+            if is_begun && taking.is_blind() {
+                return Err(removed(dir, journal::FILE));
+            }
             let mut open: Vec<talk::Asked> = Vec::new();
             // It may have waited for room since before it lost the server that had taken this.
             self.tell(&ToSupervisor::Consumed(taking.told())).await;
@@ -308,7 +336,8 @@ impl Hand {
                     () = taking.say_when_due() => {}
                     line = lines.next_line() => match line.ok().flatten().map(|line| serde_json::from_str(&line)) {
                         Some(Ok(FromSupervisor::Ask(asked))) => open.push(asked),
-                        Some(Ok(FromSupervisor::Len(_))) => {}
+                        // Nobody says so before there is a journal.
+                        Some(Ok(FromSupervisor::Len(_))) => is_begun = true,
                         Some(Ok(FromSupervisor::Open(keys))) => self.withdraw(&keys).await?,
                         Some(Err(error)) => {
                             tracing::warn!(%error, "a supervisor says something that is not understood");
@@ -347,18 +376,26 @@ impl Hand {
         }
     }
 
-    /// Finds the supervisor, or starts it; nothing if the command ran already and no longer does.
-    async fn attach(&mut self, dir: &Path, job: &Job) -> Result<Option<Lines<BufReader<OwnedReadHalf>>>, ToolError> {
+    /// Finds the supervisor, or starts it; nothing if the command ran already and no longer does. One that was begun is never begun again,
+    /// even if its journal was removed.
+    async fn attach(&mut self, dir: &Path, job: &Job, is_begun: bool) -> Result<Option<Lines<BufReader<OwnedReadHalf>>>, ToolError> {
         let clock = self.run.engine().clock().clone();
         let until = clock.now().after(PATIENCE);
         loop {
             if let Some(lines) = self.greet(dir).await {
                 return Ok(Some(lines));
             }
+            if is_begun && !dir.join(journal::FILE).exists() {
+                tracing::error!(dir = %dir.display(), "the journal of a command that was begun is gone");
+                return Ok(None);
+            }
             match self.start(dir, job).await? {
                 Start::Over => return Ok(None),
                 Start::Runs if clock.now() < until => {}
-                Start::Runs => return Err(internal(format!("the supervisor of the command in {} does not answer", dir.display()))),
+                Start::Runs => {
+                    tracing::error!(dir = %dir.display(), "the supervisor of a command does not answer");
+                    return Err(internal("the supervisor of the command does not answer".to_owned()));
+                }
             }
             if let Some(lines) = self.greet(dir).await {
                 return Ok(Some(lines));
@@ -398,12 +435,17 @@ impl Hand {
             "started" | "running" => Ok(Start::Runs),
             "over" => Ok(Start::Over),
             "" => Err(internal("the supervisor of a command ended without a word".to_owned())),
-            other => Err(internal(format!("the supervisor of a command cannot work: {}", other.trim_start_matches("failed: ")))),
+            other => {
+                let why = other.trim_start_matches("failed: ");
+                tracing::error!(why, "the supervisor of a command cannot work");
+                Err(internal(format!("the supervisor of a command cannot work: {}", without(dir, why))))
+            }
         }
     }
 
     /// The command was lost. Begins it anew, if that is safe.
-    async fn again(&mut self, dir: &Path, settings: &Settings, mark: &Mark) -> Result<Mark, ToolError> {
+    async fn again(&mut self, dir: &Path, job: &Job, mark: &Mark) -> Result<Mark, ToolError> {
+        let settings = &job.settings;
         let lost = |why: String| internal(format!("{LOST}, and {why}"));
         let why = match settings.on_interrupt {
             OnInterrupt::Retry if mark.run < settings.attempts_max => None,
@@ -411,10 +453,8 @@ impl Hand {
             OnInterrupt::Fail | OnInterrupt::Resume => Some("the tool is not marked as safe to run again (`on_interrupt`)".to_owned()),
         };
         if let Some(why) = why {
-            self.stop(dir.to_owned());
             return Err(lost(why));
         }
-        let old = Job::read(dir).map_err(|error| unusable(dir, &error))?.ok_or_else(|| lost("its job is gone".to_owned()))?;
         if !matches!(self.run.promote().await.map_err(from_engine)?, Phase::Task(_)) {
             return Err(ToolError::stopped());
         }
@@ -423,8 +463,9 @@ impl Hand {
         let seq = self.run.engine().span(self.run.id()).map_err(from_engine)?.end;
         let next = Mark::start(mark.run + 1, seq.0);
         let next_dir = self.commands.spool(self.run.id(), next.run);
-        let stdin = if old.stdin { Some(fs::read_to_string(dir.join("stdin"))?) } else { None };
-        write_job(&next_dir, &Job { run: next.run, ..old }, stdin.as_deref()).map_err(|error| unusable(&next_dir, &error))?;
+        let stdin = job.stdin.then(|| fs::read_to_string(dir.join("stdin"))).transpose().map_err(|error| unusable(dir, &error))?;
+        let again = Job { run: next.run, ..job.clone() };
+        write_job(&next_dir, &again, stdin.as_deref()).map_err(|error| unusable(&next_dir, &error))?;
         // Nothing of the lost run is left when the next one begins.
         sweep::reap(dir.to_owned()).await;
         self.ctx.checkpoint(&next).await?;
@@ -458,66 +499,6 @@ enum Start {
     Over,
 }
 
-/// Asks the caller; what comes is for the supervisor.
-async fn ask(ctx: Ctx, asked: talk::Asked) -> Option<ToSupervisor> {
-    let talk::Asked { key, question, .. } = asked;
-    let asked = match (&question.url, question.schema) {
-        (Some(url), _) => Question::url(&question.message, url).into_payload(),
-        (None, schema) => form(&question.message, schema),
-    };
-    let Ok(name) = unused(&ctx, &key) else { return None };
-    let refuse = |message: String| Some(ToSupervisor::Refuse { key: key.clone(), message });
-    match ctx.ask_raw(&name, asked).await.map_err(ToolError::into_kind) {
-        Ok(answer) => match answer.read() {
-            Ok(value) => Some(ToSupervisor::Answer { key, value }),
-            Err(error) => refuse(format!("the answer cannot be read: {error}")),
-        },
-        Err(Kind::Said(text)) => refuse(text),
-        Err(Kind::Protocol(error)) if error.code == code::MISSING_CAPABILITY => {
-            refuse("nobody can be asked: the client of this call cannot show such a question".to_owned())
-        }
-        Err(Kind::Protocol(error)) => refuse(error.message),
-        Err(Kind::Round(_) | Kind::Stopped) => None,
-    }
-}
-
-/// The name of a question in the task: its key, or another where that was asked before and given up.
-fn unused(ctx: &Ctx, key: &str) -> Result<String, ToolError> {
-    let run = ctx.run();
-    let Some(task) = run.engine().any_task(run.id()).map_err(from_engine)? else { return Ok(key.to_owned()) };
-    let is_withdrawn = |name: &str| {
-        let answer = task.inputs.get(&InputKey::new(name)).and_then(|input| input.answer.as_ref());
-        answer.is_some_and(|answer| answer.as_str().contains(WITHDRAWN))
-    };
-    let mut name = key.to_owned();
-    for times in 2_u32.. {
-        if !is_withdrawn(&name) {
-            break;
-        }
-        name = format!("{key}{AGAIN}{times}");
-    }
-    Ok(name)
-}
-
-/// A form whose fields are in the order in which the command gave them.
-fn form(message: &str, schema: Option<Payload>) -> Payload {
-    #[derive(Serialize)]
-    struct Form<'a> {
-        method: &'static str,
-        params: Params<'a>,
-    }
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Params<'a> {
-        mode: &'static str,
-        message: &'a str,
-        requested_schema: Payload,
-    }
-    let requested_schema = schema.unwrap_or_else(|| serde_json::json!({"type": "object", "properties": {}}).into());
-    let form = Form { method: "elicitation/create", params: Params { mode: "form", message, requested_schema } };
-    Payload::of(&form).expect("it consists of JSON already")
-}
-
 /// A result that is not what the tool promises is an error that says so, with all that the command wrote.
 fn must_fit(result: &mut CallResult, schema: &Schema) {
     if result.is_error {
@@ -533,6 +514,7 @@ fn must_fit(result: &mut CallResult, schema: &Schema) {
         result.content.push(Content::text(text).into_payload());
         result.structured_content = None;
         result.is_error = true;
+        result.because("its structured result does not conform to the tool's output schema");
     }
 }
 
@@ -547,8 +529,24 @@ fn is_passing(error: &io::Error) -> bool {
     [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN].iter().any(|passing| code == Some(passing.raw_os_error()))
 }
 
+/// That a run cannot be gone on with. Its caller is not told where its files are; the log is.
 fn unusable(dir: &Path, error: &io::Error) -> ToolError {
-    internal(format!("the directory {} of a command cannot be used: {error}", dir.display()))
+    tracing::error!(dir = %dir.display(), %error, "the files of a command cannot be used");
+    internal(format!("the files that the server keeps of the command cannot be used: {}", without(dir, &error.to_string())))
+}
+
+/// That a command which may still run cannot be gone on with, because this file of it is gone.
+fn removed(dir: &Path, file: &str) -> ToolError {
+    tracing::error!(dir = %dir.display(), file, "a file of a command that was begun is gone");
+    internal(format!(
+        "interrupted: what the server had written down of this command (`{file}` in its data directory) was removed while the command ran, so \
+         that nobody can go on with it; what was left of it is stopped"
+    ))
+}
+
+/// A text without the path of this directory.
+fn without(dir: &Path, text: &str) -> String {
+    text.replace(&dir.display().to_string(), "its directory")
 }
 
 /// Writes a job for a supervisor, whole or not at all.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use taskwire_core::task::OnInterrupt;
 
-use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, too_long};
+use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, is_code_variable, too_long};
 use crate::tool::{Overflow, Policy, Schema, header_params, integer};
 
 mod flaw;
@@ -17,6 +17,9 @@ mod warnings;
 
 /// How many commands of a tool run at once if nothing else is said.
 pub(super) const CONCURRENCY: usize = 8;
+
+/// How long a command has to end by itself if nothing else is said.
+pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// The longest time that a command may be given to end by itself.
 const KILL_AFTER_MAX: Duration = Duration::from_secs(600);
@@ -189,7 +192,7 @@ impl Definition {
             redact: Vec::new(),
             ok_codes: vec![0],
             concurrency: CONCURRENCY,
-            kill_after: Duration::from_secs(5),
+            kill_after: KILL_AFTER,
             inline_bytes: 32 << 10,
             spool_bytes: 64 << 20,
             // A command that has worked for hours is not to end for what it wrote; and it is the end of that which tells.
@@ -228,6 +231,7 @@ impl Definition {
         });
         let env = env.collect::<Result<Vec<_>, _>>()?;
         let stdin = self.stdin.as_deref().map(text).transpose().map_err(Problem::at("stdin"))?;
+        refuse_code(&argv, &env, stdin.as_ref())?;
 
         let compiled = Compiled { argv, env, stdin, defaults, schema: self.input_schema.clone() };
         // What is wrong with a default would be wrong in every call.
@@ -370,6 +374,26 @@ impl Definition {
         }
         Ok(())
     }
+}
+
+/// Refuses values that programs would run, though they stand in no argument.
+fn refuse_code(argv: &Template, env: &[(String, Text)], stdin: Option<&Text>) -> Result<(), Problem> {
+    for (name, text) in env {
+        if let Some(value) = text.loose().filter(|_| is_code_variable(name)) {
+            let message = format!(
+                "what the variable {name} says is run by programs that look at it, so that {{{value}}} would be run as code: write it out, or                  give the value in a variable of your own"
+            );
+            return Err(Problem { key: "env", path: vec![name.clone()], message });
+        }
+    }
+    if let (Some(value), Some(reader)) = (stdin.and_then(Text::loose), argv.reader().filter(|reader| reader.is_code)) {
+        let message = format!(
+            "{} takes its code from standard input here, so that {{{value}}} would be run as code: name the file of a script in `command`,              which may then read the value from standard input",
+            reader.program
+        );
+        return Err(Problem::new("stdin", message));
+    }
+    Ok(())
 }
 
 /// A definition that has been checked, ready to be filled.

@@ -19,6 +19,8 @@ const OTHERS_BYTES: usize = 1024 * 1024;
 const BLOCK_BYTES: usize = 64;
 /// With less than this there would be blocks without room for any text.
 const INLINE_BYTES_MIN: usize = 256;
+/// The longest line that is told as the last one.
+const LAST_LINE_BYTES: usize = 200;
 /// Text is taken in parts of this size, so that a large one is not copied whole to be cut then.
 const PART_BYTES: usize = 16 * 1024;
 
@@ -251,6 +253,25 @@ impl Digest {
     /// Whether there must be a task, for what is left out or linked to to be read from.
     pub(crate) fn needs_task(&self) -> bool {
         self.is_cut() || self.has_links
+    }
+
+    /// The last line of text, if it is there as a whole and short: of standard error, where that is apart. After the [end](Self::end).
+    pub(crate) fn last_line(&self) -> Option<&str> {
+        let texts = || {
+            self.head.iter().chain(&self.tail).rev().filter_map(|item| match item {
+                Item::Text(piece) if !piece.shown().trim().is_empty() => Some(piece),
+                _ => None,
+            })
+        };
+        let last = texts().find(|piece| matches!(piece.kind, Kind::Err)).or_else(|| texts().next())?;
+        let text = last.shown().trim_end();
+        let line = match text.rsplit_once('\n') {
+            Some((_, line)) => line,
+            // Its beginning may be among what was left out.
+            None if last.continues || self.dropped => return None,
+            None => text,
+        };
+        Some(line.trim()).filter(|line| line.len() <= LAST_LINE_BYTES)
     }
 
     /// The content of a result, after the [end](Self::end).

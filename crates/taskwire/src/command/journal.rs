@@ -201,6 +201,11 @@ impl Reader {
         Self { path: dir.join(FILE), file: None, position: at.max(MAGIC.len() as u64), buffer: Vec::new(), used: 0 }
     }
 
+    /// Whether the file was there when it was last looked for; it is not looked for again.
+    pub(crate) fn is_open(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Where the next record begins.
     pub(crate) fn position(&self) -> u64 {
         self.position

@@ -18,15 +18,21 @@ use tokio::{
 
 use super::{
     Active, Commands, Leftovers,
+    definition::KILL_AFTER,
     gate::Pass,
     lock, socket,
     supervisor::{self, Job},
     talk::{self, Hello, ToSupervisor},
 };
-use crate::engine::{Engine, Phase, Run};
+use crate::{
+    clock::Clock,
+    engine::{Engine, Phase, Run},
+};
 
 /// How long a look at the disk holds.
 const PAUSE: Duration = Duration::from_secs(30);
+/// How long a supervisor may take to say anything when it is told to stop.
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// One run of a task's command, as the disk has it.
 #[derive(Debug)]
@@ -87,7 +93,7 @@ fn sweep(commands: &Commands, engine: &Engine) {
             Ok(Some(task)) if task.ended.is_none() => {}
             Ok(_) => {
                 let active = commands.activate(id);
-                tokio::spawn(bury(commands.clone(), dir, active));
+                tokio::spawn(bury(commands.clone(), engine.clock().clone(), dir, active));
             }
             Err(error) => tracing::error!(%error, "a task cannot be read"),
         }
@@ -95,8 +101,8 @@ fn sweep(commands: &Commands, engine: &Engine) {
 }
 
 /// Stops the command of a task that has ended, if it runs, and clears away what it left, once it is gone.
-async fn bury(commands: Commands, dir: PathBuf, active: Active) {
-    if !halt(&dir).await {
+async fn bury(commands: Commands, clock: Arc<dyn Clock>, dir: PathBuf, active: Active) {
+    if !halt(&dir, &*clock).await {
         // The next look will tell.
         return;
     }
@@ -109,22 +115,43 @@ async fn bury(commands: Commands, dir: PathBuf, active: Active) {
 
 /// Stops the command of a run that has failed or was called off, and clears it away once that is durable.
 pub(super) async fn stop(run: Arc<Run>, dir: PathBuf, active: Active, pass: Option<Pass>) {
-    halt(&dir).await;
+    halt(&dir, &**run.engine().clock()).await;
     drop(pass);
     after(run, dir, Leftovers::Kill, active).await;
 }
 
-/// Stops a command, if it runs, and waits until it is gone; says whether it is.
-async fn halt(dir: &Path) -> bool {
-    if let Ok(wire) = greet(dir).await {
-        let (lines, mut out) = wire.into_split();
-        // One that is gone need not be told.
-        let _ = out.write_all(&talk::line(&ToSupervisor::Stop {})).await;
-        let mut lines = BufReader::new(lines).lines();
-        while let Ok(Some(_)) = lines.next_line().await {}
-        return true;
+/// Stops a command, if it runs, and waits until it is gone; says whether it is. A supervisor that does not do its part, because somebody
+/// has halted it, is woken up, and in the end killed with all that it has started.
+async fn halt(dir: &Path, clock: &dyn Clock) -> bool {
+    let Ok(wire) = greet(dir).await else {
+        // Else it is about to begin or to end.
+        return !supervisor::is_alive(dir);
+    };
+    let supervisor = wire.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
+    let kill_after = Job::read(dir).ok().flatten().map_or(KILL_AFTER, |job| Duration::from_millis(job.kill_after_ms));
+    let (lines, mut out) = wire.into_split();
+    // One that is gone need not be told.
+    let _ = out.write_all(&talk::line(&ToSupervisor::Stop {})).await;
+    let mut lines = BufReader::new(lines).lines();
+    // Whoever comes is told how it is, at once.
+    let is_silent = tokio::select! {
+        line = lines.next_line() => if let Ok(Some(_)) = line { false } else { return true },
+        () = clock.sleep(ANSWER) => true,
+    };
+    if let Some(supervisor) = supervisor.filter(|_| is_silent) {
+        tracing::warn!(supervisor, dir = %dir.display(), "a supervisor does not answer, and is woken up");
+        supervisor::wake(dir, supervisor);
     }
-    // Else it is about to begin or to end.
+    let gone = async { while let Ok(Some(_)) = lines.next_line().await {} };
+    tokio::select! {
+        () = gone => return true,
+        () = clock.sleep(kill_after + supervisor::STOPPING_MAX) => {}
+    }
+    if let Some(supervisor) = supervisor {
+        tracing::warn!(supervisor, dir = %dir.display(), "a supervisor does not stop, and is killed with all that it has started");
+        let of = dir.to_owned();
+        let _ = tokio::task::spawn_blocking(move || supervisor::put_down(&of, supervisor)).await;
+    }
     !supervisor::is_alive(dir)
 }
 

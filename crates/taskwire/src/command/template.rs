@@ -8,11 +8,16 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use serde_json::{Map, Value};
 
+mod code;
+mod parameters;
 mod part;
-mod shell;
 #[cfg(test)]
 mod tests;
 
+pub(super) use self::{
+    code::{Reader, Script, is_code_variable},
+    parameters::Parameters,
+};
 pub use part::Part;
 
 /// The longest argument: what Linux allows, without the NUL that ends it.
@@ -31,85 +36,6 @@ const PROBLEMS_MAX: usize = 10;
 
 /// Characters of a value that an error shows.
 const SHOWN_CHARS: usize = 40;
-
-/// The parameters that a schema describes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Parameters<'a> {
-    schema: &'a Value,
-}
-
-impl<'a> Parameters<'a> {
-    pub(super) fn of(schema: &'a Value) -> Self {
-        Self { schema }
-    }
-
-    /// Each with its schema.
-    pub(super) fn all(self) -> impl Iterator<Item = (&'a str, &'a Value)> {
-        self.schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, schema)| (name.as_str(), schema))
-    }
-
-    fn get(self, name: &str) -> Option<&'a Value> {
-        self.schema.get("properties")?.get(name)
-    }
-
-    /// The parameter that a text like `{a b} and more` seems to begin with, but cannot: with such a name it is text.
-    fn nameless(self, text: &str) -> Option<&'a str> {
-        let braced = |name: &str| text.strip_prefix('{').and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('}'));
-        self.all().map(|(name, _)| name).find(|name| !name.trim().is_empty() && braced(name))
-    }
-
-    /// Whether a value of this parameter is surely of this type (or null).
-    fn is(self, name: &str, kind: &str) -> bool {
-        let Some(schema) = self.get(name) else { return false };
-        match self.meant(schema).get("type") {
-            Some(Value::String(only)) => only == kind,
-            Some(Value::Array(several)) => several.iter().any(|one| one == kind) && several.iter().all(|one| one == kind || one == "null"),
-            _ => false,
-        }
-    }
-
-    /// The schema that this one refers to; itself if it does not.
-    pub(super) fn meant(self, mut schema: &'a Value) -> &'a Value {
-        // Deep enough for people, and an end for references that go in circles.
-        for _ in 0..8 {
-            let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
-            let Some(next) = target.and_then(|pointer| self.schema.pointer(pointer)) else { break };
-            schema = next;
-        }
-        schema
-    }
-
-    /// An error if there is no such parameter. `hint` is what else may have been meant.
-    pub(super) fn require(self, name: &str, hint: &str) -> Result<(), String> {
-        if self.get(name).is_some() {
-            return Ok(());
-        }
-        let known: Vec<&str> = self.all().map(|(name, _)| name).collect();
-        let near = known.iter().map(|other| (distance(name, other), *other)).min().filter(|(far, _)| *far <= 1 + name.len() / 4);
-        let which = match (near, known.is_empty()) {
-            (Some((_, other)), _) => format!("did you mean `{other}`?"),
-            (None, true) => "the tool has none.".to_owned(),
-            (None, false) => format!("it has: {}.", known.join(", ")),
-        };
-        Err(format!("`{name}` is not a parameter of this tool: {which}{hint}"))
-    }
-}
-
-/// How many letters must be added, removed or replaced to make one name of the other.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (above, a) in one.chars().enumerate() {
-        let mut corner = above;
-        row[0] = above + 1;
-        for (at, b) in other.iter().enumerate() {
-            let replaced = corner + usize::from(a != *b);
-            corner = row[at + 1];
-            row[at + 1] = replaced.min(row[at] + 1).min(corner + 1);
-        }
-    }
-    row[other.len()]
-}
 
 /// A text for people, models and terminals: short, in quotes, and without anything that a terminal would obey.
 fn shown(text: &str) -> String {
@@ -145,6 +71,8 @@ enum Piece {
 struct Element {
     source: String,
     pieces: Vec<Piece>,
+    /// The first parameter in it that may be any text.
+    loose: Option<String>,
 }
 
 impl Element {
@@ -153,6 +81,7 @@ impl Element {
             return Err(format!("{} contains a NUL character, which cannot be given to a command", shown(source)));
         }
         let mut pieces = Vec::new();
+        let mut loose = None;
         let mut literal = String::new();
         let mut rest = source;
         while let Some(at) = rest.find(['{', '}']) {
@@ -174,6 +103,7 @@ impl Element {
                     pieces.push(Piece::Literal(std::mem::take(&mut literal)));
                 }
                 pieces.push(Piece::Parameter(name.to_owned()));
+                loose = loose.or_else(|| Some(name.to_owned()).filter(|name| !parameters.is_tame(name)));
                 rest = &rest[name.len() + 2..];
                 if wrapped.is_some() {
                     literal.push('}');
@@ -196,7 +126,7 @@ impl Element {
         if !literal.is_empty() {
             pieces.push(Piece::Literal(literal));
         }
-        Ok(Self { source: source.to_owned(), pieces })
+        Ok(Self { source: source.to_owned(), pieces, loose })
     }
 
     fn parameters(&self) -> impl Iterator<Item = &str> {
@@ -354,6 +284,10 @@ struct Step {
     elements: Vec<Element>,
     /// Those of its elements, each once.
     parameters: Vec<String>,
+    /// It is there in every call.
+    always: bool,
+    /// It may be there more than once.
+    repeats: bool,
 }
 
 impl Step {
@@ -391,7 +325,9 @@ impl Step {
         if let Some(long) = elements.iter().find(|element| element.literal().is_some_and(|text| text.len() > ARG_BYTES_MAX)) {
             return Err(format!("{} is longer than the {ARG_BYTES_MAX} bytes that the system allows for an argument", shown(&long.source)));
         }
-        Ok(Self { when, elements, parameters: names })
+        let always = when.is_none() && names.iter().all(|name| parameters.is_sure(name));
+        let repeats = names.iter().any(|name| parameters.may_be_list(name));
+        Ok(Self { when, elements, parameters: names, always, repeats })
     }
 
     fn fill<'a>(&'a self, values: &'a Map<String, Value>, allow_dash: &BTreeSet<String>, bill: &mut Bill) {
@@ -514,7 +450,7 @@ impl Template {
             return Err(format!("the first element is the program, and whoever calls must not choose it: `{{{name}}}` cannot be in it"));
         }
         let allow_dash: BTreeSet<String> = allow_dash.iter().cloned().collect();
-        shell::check(&steps, &allow_dash)?;
+        code::check(&steps, &allow_dash)?;
         Ok(Self { steps, allow_dash })
     }
 
@@ -540,9 +476,19 @@ impl Template {
         self.steps.first().and_then(|step| step.elements.first()).and_then(Element::literal).unwrap_or_default()
     }
 
-    /// What can be filled, but probably does not do what was meant.
+    /// What can be filled, but probably does not do what was meant, or lets callers choose what is run.
     pub(super) fn warnings(&self) -> Vec<String> {
-        shell::warnings(&self.steps)
+        code::warnings(&self.steps)
+    }
+
+    /// Who runs what comes on the command's standard input.
+    pub(super) fn reader(&self) -> Option<Reader<'_>> {
+        code::reader(&self.steps)
+    }
+
+    /// The scripts of shells that are files of their own, and get values.
+    pub(super) fn scripts(&self) -> Vec<Script<'_>> {
+        code::scripts(&self.steps)
     }
 }
 
@@ -578,5 +524,10 @@ impl Text {
     /// The parameters that it uses.
     pub(super) fn parameters(&self) -> impl Iterator<Item = &str> {
         self.0.parameters()
+    }
+
+    /// The first of them that may be any text.
+    pub(super) fn loose(&self) -> Option<&str> {
+        self.0.loose.as_deref()
     }
 }

@@ -3,8 +3,9 @@
 //! A [`View`] remembers nothing that matters but the bytes it still holds, and says how many these are: so after a crash
 //! a new one that is fed from the first held byte on gives out exactly what the old one would have given out.
 //! Three things follow from that, and all are on purpose:
-//! - A line that is longer than [`Settings::line_bytes`] goes out in pieces of that size, and what is left of it at the end is taken for
-//!   a line of its own. A secret that lies across such a cut is not recognised by `redact`.
+//! - A line that is longer than [`Settings::line_bytes`] goes out in pieces, and what is left of it at the end is taken for a line of its
+//!   own. With `redact` half of that is held back behind each piece, so that no secret of that length is cut in two; of a longer one the
+//!   rest of its line is hidden too (which is the one thing that must be remembered: [`View::hidden`]).
 //! - With `redact`, a line is held until its end, so that no part of a secret goes out before the rest of it has come. A carriage
 //!   return ends a line too, for commands that draw progress bars.
 //! - Without `redact` text goes out at once, so the beginning of a line may be given out already when the server is
@@ -12,20 +13,21 @@
 
 use std::{borrow::Cow, mem};
 
-use regex::{Captures, Regex, RegexBuilder};
+use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use taskwire_core::{screen, task::OnInterrupt};
+use taskwire_core::task::OnInterrupt;
 
+use self::redact::{REDACTED, Redact};
 use super::{
     definition::{Format, Stderr},
     talk::{Note, Question},
 };
 
+mod redact;
+
 /// Names the stream in the `_meta` of a block that was not written to standard output.
 pub(crate) const STREAM: &str = "dev.taskwire/stream";
-/// What is there instead of a match of `redact`.
-const REDACTED: &str = "[redacted]";
 /// Longer messages of progress and status are cut: they are for one line on a screen.
 const MESSAGE_BYTES: usize = 1024;
 /// The longest character has four bytes, and at least one must go out of what is full.
@@ -96,27 +98,29 @@ impl View {
             Some(pattern) => Some(Regex::new(pattern).map_err(|error| format!("`progress` is not a regular expression: {error}"))?),
             None => None,
         };
-        let redact = settings.redact.iter().map(|pattern| {
-            // Blocks may have several lines, and `^`, `$` and `.` should mean the same there as in the lines of a text.
-            let built = RegexBuilder::new(pattern).multi_line(true).crlf(true).build();
-            built.map_err(|error| format!("`{pattern}` in `redact` is not a regular expression: {error}"))
-        });
         let rules = Rules {
             format: settings.format,
             stderr: settings.stderr,
             progress,
-            redact: Redact(redact.collect::<Result<_, _>>()?),
+            redact: Redact::new(&settings.redact)?,
             line_bytes: settings.line_bytes.max(LINE_BYTES_MIN),
         };
         Ok(Self { rules, out: Pipe::default(), err: Pipe::default() })
     }
 
     /// The same for streams that were read up to somewhere by another view. The rest of a line whose beginning has been given
-    /// out already is then not searched for progress: of `120/200` it could see no more than `20/200`.
-    pub(crate) fn resumed(mut self) -> Self {
-        self.out.skip = true;
-        self.err.skip = true;
+    /// out already is then not searched for progress: of `120/200` it could see no more than `20/200`. What was [hidden](Self::hidden)
+    /// still is.
+    pub(crate) fn resumed(mut self, hidden: [bool; 2]) -> Self {
+        for (pipe, hidden) in [&mut self.out, &mut self.err].into_iter().zip(hidden) {
+            (pipe.skip, pipe.hidden) = (true, hidden);
+        }
         self
+    }
+
+    /// Whether what comes next of standard output, and of standard error, is the rest of a line of which nothing more may be seen.
+    pub(crate) fn hidden(&self) -> [bool; 2] {
+        [self.out.hidden, self.err.hidden]
     }
 
     /// What these bytes say, in order; of several progresses only the last.
@@ -142,18 +146,19 @@ impl View {
 
     /// A text that is no output, for others to see.
     pub(crate) fn redacted<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        self.rules.redact.text(text)
+        self.rules.redact.line(text)
     }
 
     /// A question as others may see it. Choices stay as they are, since an answer must be one of them.
     pub(crate) fn question(&self, mut question: Question) -> Question {
         question.message = self.redacted(&question.message).into_owned();
-        if let Some(schema) = &question.schema
-            && let Cow::Owned(_) = self.redacted(schema.as_str())
-            && let Ok(mut value) = schema.read::<Value>()
-        {
-            self.described(&mut value);
-            question.schema = Some(value.into());
+        if let Some(Ok(written)) = question.schema.as_ref().map(|schema| schema.read::<Value>()) {
+            let mut shown = written.clone();
+            self.described(&mut shown);
+            // Where there is nothing to hide, its fields stay in the order in which they were written.
+            if shown != written {
+                question.schema = Some(shown.into());
+            }
         }
         question
     }
@@ -294,81 +299,12 @@ impl Rules {
 
     /// A message for people, of a length that fits everywhere.
     fn message(&self, text: &str) -> String {
-        let mut text = self.redact.text(text).into_owned();
+        let mut text = self.redact.line(text).into_owned();
         if text.len() > MESSAGE_BYTES {
             text.truncate(text.floor_char_boundary(MESSAGE_BYTES - '…'.len_utf8()));
             text.push('…');
         }
         text
-    }
-}
-
-/// What nobody may see.
-#[derive(Debug)]
-struct Redact(Vec<Regex>);
-
-impl Redact {
-    fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let mut shown = Cow::Borrowed(text);
-        for pattern in &self.0 {
-            // An expression like `x*` also matches nothing at all, everywhere; there is nothing to hide in that.
-            let hide = |found: &Captures<'_>| if found[0].is_empty() { "" } else { REDACTED };
-            let changed = match pattern.replace_all(&shown, hide) {
-                Cow::Owned(changed) => Some(changed),
-                Cow::Borrowed(_) => None,
-            };
-            if let Some(changed) = changed {
-                shown = Cow::Owned(changed);
-            }
-        }
-        shown
-    }
-
-    /// A line, or several. Where a secret is seen only because a terminal does not show what is written within it, such as a colour, the
-    /// line is what a terminal shows.
-    fn line<'a>(&self, line: &'a str) -> Cow<'a, str> {
-        if self.0.is_empty() {
-            return Cow::Borrowed(line);
-        }
-        let hidden = self.text(line);
-        let clean = match screen::shown(&hidden) {
-            Cow::Borrowed(_) => None,
-            Cow::Owned(seen) => Some(self.text(&seen).into_owned()).filter(|clean| *clean != seen),
-        };
-        clean.map_or(hidden, Cow::Owned)
-    }
-
-    /// A content block. What is no text but needed to read it (kinds, encoded bytes) stays as it is.
-    fn block(&self, block: Value) -> Value {
-        self.within(block, &["type", "mimeType", "data", "blob"])
-    }
-
-    /// Any value, with every text in it: the names of members too.
-    fn strings(&self, value: Value) -> Value {
-        self.within(value, &[])
-    }
-
-    /// With members that are spared, the names of members are too: a block without them would be no block.
-    fn within(&self, value: Value, spared: &[&str]) -> Value {
-        match value {
-            _ if self.0.is_empty() => value,
-            Value::String(text) => Value::String(self.line(&text).into_owned()),
-            Value::Array(items) => items.into_iter().map(|item| self.within(item, spared)).collect(),
-            Value::Object(members) => {
-                let mut shown = serde_json::Map::new();
-                for (name, member) in members {
-                    let member = if spared.contains(&name.as_str()) && member.is_string() { member } else { self.within(member, spared) };
-                    let mut name = if spared.is_empty() { self.text(&name).into_owned() } else { name };
-                    if shown.contains_key(&name) {
-                        name = format!("{name} {}", shown.len() + 1);
-                    }
-                    shown.insert(name, member);
-                }
-                Value::Object(shown)
-            }
-            Value::Number(number) if self.text(&number.to_string()) != number.to_string() => REDACTED.into(),
-            other => other,
-        }
     }
 }
 
@@ -381,6 +317,8 @@ struct Pipe {
     line: String,
     /// This line is not searched for progress: it is too long, or its beginning is not known.
     skip: bool,
+    /// Nothing more of this line may be seen: it has something to be hidden that is longer than what is held.
+    hidden: bool,
 }
 
 /// A line that was cut off a stream.
@@ -394,7 +332,7 @@ struct Line<'a> {
 
 impl Pipe {
     fn text(&mut self, rules: &Rules, bytes: &[u8], end: bool) -> (String, Option<Said>) {
-        if rules.redact.0.is_empty() { self.live(rules, bytes, end) } else { self.safe(rules, bytes, end) }
+        if rules.redact.is_empty() { self.live(rules, bytes, end) } else { self.safe(rules, bytes, end) }
     }
 
     /// Text at once. Only a character that is not complete is held.
@@ -449,7 +387,7 @@ impl Pipe {
     fn safe(&mut self, rules: &Rules, bytes: &[u8], end: bool) -> (String, Option<Said>) {
         let (mut text, mut progress) = (String::new(), None);
         let find = |bytes: &[u8]| memchr::memchr2(b'\n', b'\r', bytes);
-        self.lines(rules.line_bytes, find, bytes, end, |line| {
+        self.lines(rules, find, bytes, end, |line| {
             let shown = rules.redact.line(&line.text);
             if line.whole {
                 progress = rules.progress(&shown).or(progress.take());
@@ -462,7 +400,7 @@ impl Pipe {
 
     fn json_lines(&mut self, rules: &Rules, bytes: &[u8], end: bool, said: &mut Vec<Said>) {
         let find = |bytes: &[u8]| memchr::memchr(b'\n', bytes);
-        self.lines(rules.line_bytes, find, bytes, end, |line| {
+        self.lines(rules, find, bytes, end, |line| {
             let (text, carriage) = line.text.strip_suffix('\r').map_or((&*line.text, ""), |text| (text, "\r"));
             if line.whole && text.is_empty() {
                 return;
@@ -481,26 +419,35 @@ impl Pipe {
         });
     }
 
-    /// Cuts what is held and these bytes into lines, and pieces of lines that are longer than `most`. Where the next cut is depends
-    /// on nothing but the bytes since the last one.
-    fn lines(&mut self, most: usize, find: impl Fn(&[u8]) -> Option<usize>, bytes: &[u8], end: bool, mut take: impl FnMut(Line<'_>)) {
+    /// Cuts what is held and these bytes into lines, and pieces of lines that are longer than may be held. Where the next cut is depends on
+    /// nothing but the bytes since the last one, and on whether the rest of the line is hidden.
+    fn lines(&mut self, rules: &Rules, find: impl Fn(&[u8]) -> Option<usize>, bytes: &[u8], end: bool, mut take: impl FnMut(Line<'_>)) {
+        let most = rules.line_bytes;
         // What is held was searched before. A long line that comes byte by byte must not be searched from its start for each.
         let searched = self.held.len();
         self.held.extend_from_slice(bytes);
         let mut from = 0;
-        loop {
+        while from < self.held.len() {
             let rest = &self.held[from..];
             let near = &rest[..rest.len().min(most + 1)];
             let known = searched.saturating_sub(from).min(near.len());
             if let Some(at) = find(&near[known..]) {
                 let at = known + at;
+                let (text, whole) = if self.hidden { (&rest[..0], false) } else { (&rest[..at], true) };
                 let end = if rest[at] == b'\r' { "\r" } else { "\n" };
-                take(Line { text: String::from_utf8_lossy(&rest[..at]), end, whole: true });
+                take(Line { text: String::from_utf8_lossy(text), end, whole });
+                self.hidden = false;
                 from += at + 1;
+            } else if self.hidden {
+                from += near.len();
             } else if rest.len() > most {
-                let piece = complete(&rest[..most]);
-                take(Line { text: String::from_utf8_lossy(&rest[..piece]), end: "", whole: false });
-                from += piece;
+                let window = &rest[..complete(&rest[..most])];
+                let text = String::from_utf8_lossy(window);
+                let cut = rules.redact.cut(&text, text.len() / 2);
+                self.hidden = cut.is_none();
+                let (piece, taken) = cut.map_or((REDACTED, window.len()), |at| (&text[..at], bytes_of(window, at)));
+                take(Line { text: Cow::Borrowed(piece), end: "", whole: false });
+                from += taken;
             } else {
                 break;
             }
@@ -511,6 +458,21 @@ impl Pipe {
         }
         self.held.drain(..from);
     }
+}
+
+/// How many bytes these characters were, which stand at the beginning of the text that was made of them: bytes that are no text are one
+/// character each time, of three bytes.
+fn bytes_of(bytes: &[u8], text: usize) -> usize {
+    let (mut seen, mut taken) = (0, 0);
+    for chunk in bytes.utf8_chunks() {
+        let valid = chunk.valid().len();
+        if text <= seen + valid {
+            return taken + (text - seen);
+        }
+        seen += valid + char::REPLACEMENT_CHARACTER.len_utf8();
+        taken += valid + chunk.invalid().len();
+    }
+    taken
 }
 
 /// How many of these bytes come before a last character that is not complete.

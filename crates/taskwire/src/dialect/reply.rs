@@ -169,6 +169,10 @@ impl From<RpcError> for Fault {
 impl From<engine::Error> for Fault {
     fn from(error: engine::Error) -> Self {
         match error {
+            // That passes, and is nobody's fault who calls.
+            engine::Error::Rejected(reject @ Reject::Limit { key: "disk_reserve_bytes", .. }) => {
+                Self::new(503, code::UNAVAILABLE, reject.to_string())
+            }
             engine::Error::Rejected(reject @ Reject::Limit { .. }) => Self::limit(reject.to_string()),
             engine::Error::Rejected(reject) => Self::params(reject.to_string()),
             engine::Error::Unavailable(_) => Self::new(503, code::UNAVAILABLE, error.to_string()),

@@ -10,6 +10,7 @@ pub(crate) mod large;
 mod log;
 mod recent;
 mod recovery;
+mod room;
 mod run;
 mod runs;
 mod switch;

@@ -269,10 +269,18 @@ mod tests {
 
     fn made(n: u8) -> Write {
         let at = Timestamp::from_millis(i64::from(n));
-        let spec = spec();
-        let task = create(TaskId::new(at, [n; ID_RANDOM_BYTES]), &spec, Epoch(1), 0, at);
-        let created = Event::Created { spec, request: json!({ "n": n }).into(), epoch: Epoch(1), carried: None, spent_ms: 0 };
-        Write { task: Arc::new(task), first: Version(1), at, events: vec![created], stale_checkpoint: None, dropped_bytes: 0, told_max: 1 }
+        let created = Event::Created { spec: spec(), request: json!({ "n": n }).into(), epoch: Epoch(1), carried: None, spent_ms: 0 };
+        let task = create(TaskId::new(at, [n; ID_RANDOM_BYTES]), &created, at);
+        Write {
+            task: Arc::new(task),
+            first: Version(1),
+            at,
+            events: vec![created],
+            stale_checkpoint: None,
+            dropped_bytes: 0,
+            told_max: 1,
+            stored_bytes: 0,
+        }
     }
 
     fn then(write: &Write, event: Event) -> Write {
@@ -286,6 +294,7 @@ mod tests {
             stale_checkpoint: None,
             dropped_bytes: 0,
             told_max: 1,
+            stored_bytes: 0,
         }
     }
 

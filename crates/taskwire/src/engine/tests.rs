@@ -13,7 +13,7 @@ use rusqlite::Connection;
 use serde_json::json;
 use taskwire_core::{
     InputKey, Timestamp,
-    task::{OnInterrupt, Status},
+    task::{Blocks, OnInterrupt, Status},
 };
 use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 
@@ -65,6 +65,7 @@ async fn waits<F: Future>(mut future: Pin<&mut F>) -> bool {
 struct Faults {
     load: Arc<AtomicBool>,
     commit: Arc<AtomicBool>,
+    tidy: Arc<AtomicBool>,
 }
 
 /// The test's hand on a store whose commits wait for it.
@@ -136,6 +137,10 @@ impl Store for TestStore {
         self.store.by_idempotency_key(caller, key)
     }
 
+    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
+        self.store.stored_bytes(id)
+    }
+
     fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
         fails(&self.faults.commit)?;
         if let Some((began, go)) = &self.pace {
@@ -144,6 +149,11 @@ impl Store for TestStore {
             let _ = go.recv();
         }
         self.store.commit(writes, sessions)
+    }
+
+    fn tidy(&mut self) -> Result<bool, store::Error> {
+        fails(&self.faults.tidy)?;
+        self.store.tidy()
     }
 
     fn epoch(&self) -> Epoch {
@@ -187,12 +197,17 @@ fn clock() -> ManualClock {
     ManualClock::new(Timestamp::from_millis(1_785_196_800_000))
 }
 
+/// However full the disk is where the tests run.
+fn config() -> Config {
+    Config { limits: Limits { disk_reserve_bytes: 0, ..Limits::DEFAULT }, ..Config::default() }
+}
+
 fn engine_at(clock: &ManualClock, store: impl Store, config: Config) -> Engine {
     Engine::start(store, Arc::new(clock.clone()), config).expect("an engine")
 }
 
 fn engine(store: impl Store) -> Engine {
-    engine_at(&clock(), store, Config::default())
+    engine_at(&clock(), store, config())
 }
 
 /// The store of an engine that was dropped: its thread ends in its own time.
@@ -335,7 +350,7 @@ async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
     // More than get their tick together, and all of them due before the one that is whole.
     const DAMAGED: usize = 300;
     let (dir, clock) = (TempDir::new(), clock());
-    let first = engine_at(&clock, freed(&dir).await, Config::default());
+    let first = engine_at(&clock, freed(&dir).await, config());
     let spec = Spec { retention_ms: Some(1_000), ..spec() };
     let mut ids = Vec::new();
     for made in futures_util::future::join_all((0..=DAMAGED).map(|_| make(&first, spec.clone()))).await {
@@ -353,7 +368,7 @@ async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
     assert_eq!(connection.execute(damage, [&whole.as_bytes()[..]]).expect("writable"), DAMAGED);
     drop(connection);
     clock.advance(HOUR);
-    let second = engine_at(&clock, freed(&dir).await, Config::default());
+    let second = engine_at(&clock, freed(&dir).await, config());
     let watch = second.watch(vec![whole], false);
     second.begin();
     let forgotten = async {
@@ -408,11 +423,11 @@ async fn a_store_that_a_reader_finds_cut_short_ends_the_engine() {
 #[tokio::test]
 async fn a_task_that_may_be_retried_is_not_failed_for_the_time_that_nobody_worked_on_it() {
     let (dir, clock) = (TempDir::new(), clock());
-    let first = engine_at(&clock, freed(&dir).await, Config::default());
+    let first = engine_at(&clock, freed(&dir).await, config());
     let id = made(&first, Spec { timeout_ms: Some(10_000), ..may_be_retried() }).await;
     drop(first);
     clock.advance(HOUR);
-    let second = engine_at(&clock, freed(&dir).await, Config::default());
+    let second = engine_at(&clock, freed(&dir).await, config());
     let (work, mut attempts) = Gated::new();
     second.set_work(work.clone());
     second.begin();
@@ -425,11 +440,11 @@ async fn a_task_that_may_be_retried_is_not_failed_for_the_time_that_nobody_worke
 #[tokio::test]
 async fn a_retried_task_has_its_whole_time_again_and_no_more() {
     let (dir, clock) = (TempDir::new(), clock());
-    let first = engine_at(&clock, freed(&dir).await, Config::default());
+    let first = engine_at(&clock, freed(&dir).await, config());
     let id = made(&first, Spec { timeout_ms: Some(10_000), ..may_be_retried() }).await;
     drop(first);
     clock.advance(HOUR);
-    let second = engine_at(&clock, freed(&dir).await, Config::default());
+    let second = engine_at(&clock, freed(&dir).await, config());
     let (work, mut attempts) = Gated::new();
     second.set_work(work);
     second.begin();
@@ -515,7 +530,7 @@ async fn the_same_arguments_in_another_order_are_the_same_call() {
 #[tokio::test]
 async fn a_key_can_be_used_anew_when_its_task_is_forgotten() {
     let (dir, clock) = (TempDir::new(), clock());
-    let engine = engine_at(&clock, freed(&dir).await, Config::default());
+    let engine = engine_at(&clock, freed(&dir).await, config());
     let first = made(&engine, under_key()).await;
     cancel(&engine, first).await.expect("cancelled");
     assert_eq!(make(&engine, under_key()).await.expect("the first").task.id, first, "it is still known");
@@ -530,7 +545,7 @@ async fn a_key_can_be_used_anew_when_its_task_is_forgotten() {
 async fn a_key_can_be_used_anew_in_the_batch_that_forgets_its_task() {
     let (dir, clock) = (TempDir::new(), clock());
     let (store, mut hand) = TestStore::paced(&dir);
-    let engine = engine_at(&clock, store, Config::default());
+    let engine = engine_at(&clock, store, config());
     let first = hand.passing(made(&engine, under_key())).await;
     hand.passing(cancel(&engine, first)).await.expect("cancelled");
     clock.advance(SECOND);
@@ -557,7 +572,7 @@ async fn a_key_can_be_used_anew_in_the_batch_that_forgets_its_task() {
 async fn commands_beyond_the_length_of_the_queue_wait_outside() {
     let dir = TempDir::new();
     let (store, mut hand) = TestStore::paced(&dir);
-    let engine = engine_at(&clock(), store, Config { queue_len: 1, ..Config::default() });
+    let engine = engine_at(&clock(), store, Config { queue_len: 1, ..config() });
     let mut first = pin!(make(&engine, spec()));
     let mut second = pin!(make(&engine, spec()));
     let mut third = pin!(make(&engine, spec()));
@@ -574,6 +589,75 @@ async fn commands_beyond_the_length_of_the_queue_wait_outside() {
     for receipt in [first.await, second.await, third] {
         assert!(receipt.expect("a task").changed);
     }
+}
+
+/// A caller may have 50,000 bytes, a task so many of output.
+fn little_room(task_output_bytes: u64) -> Config {
+    let limits = Limits { stored_bytes_per_caller: 50_000, task_output_bytes, ..config().limits };
+    Config { limits, ..config() }
+}
+
+async fn make_of(engine: &Engine, bytes: usize) -> Result<Receipt, Error> {
+    make_with(engine, spec(), &format!("\"{}\"", "x".repeat(bytes))).await
+}
+
+async fn write(engine: &Engine, id: TaskId, bytes: usize) -> Result<Receipt, Error> {
+    let chunks = vec![Blocks::of(&[json!("x".repeat(bytes)).into()])];
+    engine.submit(id, Authority::Attempt(Attempt(1)), Command::Append { chunks }).await
+}
+
+fn has_too_much(refused: &Result<Receipt, Error>) -> bool {
+    matches!(refused, Err(Error::Rejected(Reject::Limit { key: "stored_bytes_per_caller", max: 50_000, .. })))
+}
+
+#[tokio::test]
+async fn what_is_forgotten_is_taken_off_as_it_was_counted_whatever_the_limits_are_by_then() {
+    let (dir, clock) = (TempDir::new(), clock());
+    let first = engine_at(&clock, freed(&dir).await, little_room(40_000));
+    let id = made(&first, Spec { overflow: Overflow::DropOldest, ..under_key() }).await;
+    for _ in 0..6 {
+        write(&first, id, 10_000).await.expect("the oldest goes, so that there is room");
+    }
+    cancel(&first, id).await.expect("cancelled");
+    assert!(has_too_much(&make_of(&first, 9_000).await));
+    drop(first);
+    let second = engine_at(&clock, freed(&dir).await, little_room(1_000));
+    assert!(has_too_much(&make_of(&second, 9_000).await), "it counts as it did at its end");
+    clock.advance(SECOND);
+    assert!(tick(&second, id).await.expect("forgotten").changed);
+    for _ in 0..5 {
+        make_of(&second, 9_000).await.expect("there is room for all of these");
+    }
+    assert!(has_too_much(&make_of(&second, 9_000).await));
+}
+
+#[tokio::test]
+async fn tasks_that_an_earlier_life_left_count_when_they_are_taken_over() {
+    let dir = TempDir::new();
+    let first = engine_at(&clock(), freed(&dir).await, little_room(100_000));
+    let id = made(&first, may_be_retried()).await;
+    write(&first, id, 45_000).await.expect("written");
+    assert!(has_too_much(&write(&first, id, 9_000).await) && has_too_much(&make_of(&first, 9_000).await));
+    drop(first);
+    let second = engine_at(&clock(), freed(&dir).await, little_room(100_000));
+    let (work, mut attempts) = Gated::new();
+    second.set_work(work.clone());
+    second.begin();
+    assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)));
+    assert!(has_too_much(&make_of(&second, 9_000).await));
+    work.go.add_permits(1);
+    ended(&second, id).await;
+    assert!(has_too_much(&make_of(&second, 9_000).await), "and after their end");
+}
+
+#[tokio::test]
+async fn a_store_that_fails_while_it_is_tidied_up_ends_the_engine() {
+    let (dir, faults) = (TempDir::new(), Faults::default());
+    faults.tidy.store(true, Ordering::Release);
+    let engine = engine(TestStore::new(&dir, &faults));
+    let reason = soon("the failure", engine.failed()).await;
+    assert!(reason.contains("it is broken"), "{reason}");
+    assert!(matches!(make(&engine, spec()).await, Err(Error::Unavailable(_))));
 }
 
 // Files.

@@ -9,18 +9,23 @@ use std::{
 };
 
 use taskwire_core::{
-    CallerId, Payload, SessionId, TaskId, Timestamp, Version,
-    task::{Command, Event, NewTask, Reject, Task, create, decide, evolve, wants},
+    CallerId, Epoch, Limits, Payload, SessionId, TaskId, Timestamp, Version,
+    task::{Command, Event, NewTask, Outcome, Reject, RpcError, Task, create, decide, evolve, wants},
+    wire::code,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{
+    mpsc::{self, error::TryRecvError},
+    oneshot,
+};
 
 use super::{
     Engine, Envelope, Error, Failure, Inner, Order, Receipt, log,
     recent::{ENTRY_BYTES_MAX, task_weight},
+    room::Room,
 };
 use crate::{
     feed::Changed,
-    store::{self, SessionChange, Store, Write},
+    store::{self, SessionChange, Store, Usage, Write},
 };
 
 /// Commands that share one commit at most.
@@ -29,8 +34,8 @@ const BATCH_MAX: usize = 512;
 const CACHE_MAX: usize = 16_384;
 
 pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<Order>) -> Result<(), store::Error> {
-    let open = store.reader().open_by_caller()?.into_iter().collect();
-    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), open };
+    let (room, epoch) = (Room::new(store.reader().usage()?), store.epoch());
+    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), room, epoch, untidy: true };
     std::thread::Builder::new()
         .name("taskwire-writer".to_owned())
         .spawn(move || writer.run(commands))
@@ -43,8 +48,10 @@ struct Writer<S> {
     engine: Weak<Inner>,
     /// Tasks as of the last decision. Ahead of the store only within a batch.
     cache: HashMap<TaskId, Arc<Task>>,
-    /// How many tasks of each caller have not ended.
-    open: HashMap<CallerId, u64>,
+    room: Room,
+    epoch: Epoch,
+    /// Whether the store may have room that nothing needs any more.
+    untidy: bool,
 }
 
 /// Says that the engine has failed when the writer ends for any reason, a panic included.
@@ -83,7 +90,7 @@ struct Batch {
 impl<S: Store> Writer<S> {
     fn run(mut self, mut commands: mpsc::Receiver<Order>) {
         let _alarm = Alarm(self.engine.clone());
-        while let Some(first) = commands.blocking_recv() {
+        while let Some(first) = self.next(&mut commands) {
             let Some(inner) = self.engine.upgrade() else { return };
             let engine = Engine(inner);
             if let Err(error) = self.turn(&engine, first, &mut commands) {
@@ -94,8 +101,31 @@ impl<S: Store> Writer<S> {
         }
     }
 
+    /// The next order. While there is none, the store is tidied up, step by step.
+    fn next(&mut self, commands: &mut mpsc::Receiver<Order>) -> Option<Order> {
+        while self.untidy {
+            match commands.try_recv() {
+                Ok(order) => return Some(order),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => match self.store.tidy() {
+                    Ok(more) => self.untidy = more,
+                    Err(error) => {
+                        tracing::error!(%error, "the store failed while it was tidied up: no more tasks are accepted");
+                        if let Some(inner) = self.engine.upgrade() {
+                            inner.failed.send_replace(Some(Failure::from(&error)));
+                        }
+                        return None;
+                    }
+                },
+            }
+        }
+        commands.blocking_recv()
+    }
+
     fn turn(&mut self, engine: &Engine, first: Order, commands: &mut mpsc::Receiver<Order>) -> Result<(), store::Error> {
         let now = engine.0.clock.now();
+        let free = if engine.limits().disk_reserve_bytes > 0 { self.store.free_bytes() } else { None };
+        self.room.begin(free, engine.limits());
         let mut batch = Batch::default();
         let mut next = Some(first);
         while let Some(order) = next {
@@ -121,6 +151,7 @@ impl<S: Store> Writer<S> {
             return Err(error);
         }
         // Durable now; not a line of this may move up.
+        self.untidy |= !batch.expired.is_empty();
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
         let told: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.told()?.0.clone())).collect();
         for write in &batch.writes {
@@ -155,13 +186,10 @@ impl<S: Store> Writer<S> {
 
     fn decide(&mut self, engine: &Engine, envelope: &Envelope, now: Timestamp, batch: &mut Batch) -> Result<Decision, store::Error> {
         let Envelope { id, by, command, .. } = envelope;
-        if let Command::Create(new) = command {
-            if let Some(earlier) = self.earlier(new, batch)? {
-                return Ok(earlier);
-            }
-            if let Err(reject) = self.room(engine, new) {
-                return Ok(Err(reject.into()));
-            }
+        if let Command::Create(new) = command
+            && let Some(earlier) = self.earlier(new, batch)?
+        {
+            return Ok(earlier);
         }
         let before = match command {
             Command::Create(_) => None,
@@ -174,7 +202,8 @@ impl<S: Store> Writer<S> {
                 },
             },
         };
-        let events = match decide(before.as_deref(), by, command, now, engine.limits()) {
+        let limits = engine.limits();
+        let mut events = match decide(before.as_deref(), by, command, now, limits) {
             Ok(events) => events,
             Err(reject) => return Ok(Err(reject.into())),
         };
@@ -182,10 +211,29 @@ impl<S: Store> Writer<S> {
             let task = before.expect("only a task that exists can stay as it is");
             return Ok(Ok(Receipt { task, changed: false }));
         }
-        let task = Arc::new(apply(*id, before.as_deref(), &events, now));
-        self.count(before.as_deref(), &task);
+        let mut task = apply(*id, before.as_deref(), &events, now);
+        let was = match before.as_deref() {
+            None => Usage::default(),
+            Some(before) if before.ended.is_some() => Usage { open: 0, bytes: self.ended_bytes(*id, batch)? },
+            Some(before) => self.counted(before, limits),
+        };
+        let forgotten = matches!(events.last(), Some(Event::Expired));
+        let mut is = if forgotten { Usage::default() } else { self.counted(&task, limits) };
+        if let Err(reject) = self.room.admit(&task.spec.caller, command, was, is, limits) {
+            let Command::Finish { .. } = command else { return Ok(Err(reject.into())) };
+            // The work has ended, and that must be said, if only in few words.
+            let failed = Outcome::Failed(RpcError { code: code::UNAVAILABLE, message: reject.to_string(), data: None });
+            events = match decide(before.as_deref(), by, &Command::finish(failed), now, limits) {
+                Ok(events) => events,
+                Err(reject) => return Ok(Err(reject.into())),
+            };
+            task = apply(*id, before.as_deref(), &events, now);
+            is = self.counted(&task, limits);
+        }
+        let task = Arc::new(task);
+        self.room.count(&task.spec.caller, was, is);
         self.keep(&task);
-        if matches!(events.last(), Some(Event::Expired)) {
+        if forgotten {
             batch.expired.insert(*id);
         }
         if let (Command::Create(new), Some(key)) = (command, &task.spec.idempotency_key) {
@@ -196,8 +244,9 @@ impl<S: Store> Writer<S> {
             first: before.as_ref().map_or(Version(1), |before| before.version.next()),
             at: now,
             stale_checkpoint: before.as_ref().and_then(|before| before.checkpoint).filter(|stale| Some(*stale) != task.checkpoint),
-            dropped_bytes: task.dropped_bytes(engine.limits()),
-            told_max: engine.limits().session_events,
+            dropped_bytes: task.dropped_bytes(limits),
+            told_max: limits.session_events,
+            stored_bytes: is.bytes,
             events,
         });
         Ok(Ok(Receipt { task, changed: true }))
@@ -244,27 +293,18 @@ impl<S: Store> Writer<S> {
         Ok(Some(if same { Ok(Receipt { task, changed: false }) } else { Err(Reject::IdempotencyKeyReused(key.to_string()).into()) }))
     }
 
-    fn room(&self, engine: &Engine, new: &NewTask) -> Result<(), Reject> {
-        let max = engine.limits().tasks_per_caller;
-        if self.open.get(&new.spec.caller).is_some_and(|open| *open >= max) {
-            return Err(Reject::Limit { what: "too many of your tasks are still running", max, key: "tasks_per_caller" });
-        }
-        Ok(())
+    /// What a task counts as, of what its caller has. One that an earlier life left counts when it is taken over.
+    fn counted(&self, task: &Task, limits: &Limits) -> Usage {
+        let is_open = task.ended.is_none();
+        let bytes = if is_open && task.epoch < self.epoch { 0 } else { task.stored_bytes(limits) };
+        Usage { open: is_open.into(), bytes }
     }
 
-    fn count(&mut self, before: Option<&Task>, after: &Task) {
-        let was_open = before.is_some_and(|before| before.ended.is_none());
-        match (was_open, after.ended.is_none()) {
-            (false, true) => *self.open.entry(after.spec.caller.clone()).or_default() += 1,
-            (true, false) => {
-                if let Entry::Occupied(mut open) = self.open.entry(after.spec.caller.clone()) {
-                    *open.get_mut() -= 1;
-                    if *open.get() == 0 {
-                        open.remove();
-                    }
-                }
-            }
-            _ => {}
+    /// What a task that has ended counts as: what it did at its end, when the limits may have been others.
+    fn ended_bytes(&mut self, id: TaskId, batch: &Batch) -> Result<u64, store::Error> {
+        match batch.writes.iter().rev().find(|write| write.task.id == id) {
+            Some(write) => Ok(write.stored_bytes),
+            None => self.store.stored_bytes(id),
         }
     }
 
@@ -300,6 +340,7 @@ fn merged(writes: Vec<Write>) -> Vec<Write> {
                 earlier.task = write.task;
                 earlier.events.extend(write.events);
                 earlier.dropped_bytes = write.dropped_bytes;
+                earlier.stored_bytes = write.stored_bytes;
             }
         }
     }
@@ -319,8 +360,8 @@ fn same_json(a: &Payload, b: &Payload) -> bool {
 fn apply(id: TaskId, before: Option<&Task>, events: &[Event], now: Timestamp) -> Task {
     let (mut task, rest) = match (before, events) {
         (Some(before), events) => (before.clone(), events),
-        (None, [Event::Created { spec, epoch, spent_ms, .. }, rest @ ..]) => (create(id, spec, *epoch, *spent_ms, now), rest),
-        (None, _) => unreachable!("a task begins with `Created`"),
+        (None, [created, rest @ ..]) => (create(id, created, now), rest),
+        (None, []) => unreachable!("a task begins with `Created`"),
     };
     for event in rest {
         evolve(&mut task, event, now);

@@ -224,7 +224,9 @@ mod tests {
     fn asked(keys: &[&str]) -> Task {
         let at = Timestamp::from_millis(1_000);
         let id = TaskId::new(at, [3; ID_RANDOM_BYTES]);
-        let mut task = create(id, &Arc::new(Spec::new(CallerId::new("me"), "deploy")), Epoch(1), 0, at);
+        let spec = Arc::new(Spec::new(CallerId::new("me"), "deploy"));
+        let created = Event::Created { spec, request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0 };
+        let mut task = create(id, &created, at);
         for key in keys {
             evolve(&mut task, &Event::Asked { key: InputKey::new(key), request: form() }, at);
         }

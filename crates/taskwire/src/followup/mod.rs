@@ -162,7 +162,7 @@ mod tests {
     use taskwire_core::{
         Epoch,
         id::ID_RANDOM_BYTES,
-        task::{Spec, create},
+        task::{Event, Spec, create},
     };
 
     use super::*;
@@ -208,9 +208,10 @@ mod tests {
     #[test]
     fn work_began_when_its_id_was_made() {
         let spec = Arc::new(Spec::new(CallerId::new("me"), "t"));
-        let late = create(id(), &spec, Epoch(1), 45_000, Timestamp::from_millis(50_000));
+        let created = |spent_ms| Event::Created { spec: spec.clone(), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms };
+        let late = create(id(), &created(45_000), Timestamp::from_millis(50_000));
         assert_eq!(began(&late), Timestamp::from_millis(5_000));
-        let early = create(id(), &spec, Epoch(1), 0, Timestamp::from_millis(4_000));
+        let early = create(id(), &created(0), Timestamp::from_millis(4_000));
         assert_eq!(began(&early), Timestamp::from_millis(4_000), "a clock that was set back makes no time before the task");
     }
 

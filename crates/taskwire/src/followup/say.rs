@@ -257,7 +257,9 @@ mod tests {
     fn task(events: &[Event]) -> Task {
         let at = Timestamp::from_millis(1_000);
         let id = TaskId::new(at, [3; ID_RANDOM_BYTES]);
-        let mut task = create(id, &Arc::new(Spec::new(CallerId::new("me"), "deploy")), Epoch(1), 0, at);
+        let spec = Arc::new(Spec::new(CallerId::new("me"), "deploy"));
+        let created = Event::Created { spec, request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0 };
+        let mut task = create(id, &created, at);
         events.iter().for_each(|event| evolve(&mut task, event, at));
         task
     }

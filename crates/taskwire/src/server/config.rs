@@ -175,6 +175,8 @@ pub struct HttpConfig {
     pub strict_headers: bool,
     /// Connections at one time. One more takes the place of the one that has been quiet longest: on which no request is being answered.
     pub connections: usize,
+    /// Connections at one time on which nothing is being answered; one more closes the one that was idle longest.
+    pub idle_connections: usize,
     /// About how many bytes the head of a request may have, which is its first line and its headers; less than 8 KiB count as 8 KiB.
     pub head_bytes: usize,
     /// Bytes of all messages together that are being read or answered; at least those of one ([`Config::body_bytes`]). The first 4 KiB of each do not
@@ -195,6 +197,7 @@ impl Default for HttpConfig {
             allowed_origins: Vec::new(),
             strict_headers: false,
             connections: 10_000,
+            idle_connections: 4_000,
             head_bytes: 16 * 1024,
             bodies_bytes: 48 * 1024 * 1024,
             keep_alive: Duration::from_secs(15),

@@ -8,6 +8,7 @@ mod files;
 mod lock;
 mod page;
 mod session;
+mod space;
 mod sqlite;
 mod sqlite_read;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use taskwire_core::{
 pub use page::{Cursor, Entry, Page};
 pub(crate) use page::{PAGE_EVENTS, Parts};
 pub use session::{Session, SessionChange, Told};
+pub(crate) use space::free_bytes;
 pub use sqlite::SqliteStore;
 
 /// What happened to one task, to be made durable.
@@ -44,6 +46,17 @@ pub struct Write {
     pub dropped_bytes: u64,
     /// How many changes a session that follows the task may be behind.
     pub told_max: u64,
+    /// What the task counts as after the events, of all that its caller has stored.
+    pub stored_bytes: u64,
+}
+
+/// What a caller has stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Usage {
+    /// Tasks that have not ended.
+    pub open: u64,
+    /// About how many bytes its tasks take.
+    pub bytes: u64,
 }
 
 /// One chunk as it was written.
@@ -189,8 +202,21 @@ pub trait Store: Send + 'static {
     /// The task that `caller` made under this idempotency key.
     fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
 
+    /// What a task that has ended counts as, since its end.
+    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error>;
+
     /// Makes `writes` and what changed about sessions durable, all or none. After an error the store must be opened anew.
     fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error>;
+
+    /// Bytes that can still be stored, if that is known.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Gives back some of the room that nothing needs any more, quickly; says whether there is more of it.
+    fn tidy(&mut self) -> Result<bool, Error> {
+        Ok(false)
+    }
 
     /// The number of this life: larger than that of any earlier opening.
     fn epoch(&self) -> Epoch;
@@ -260,8 +286,8 @@ pub trait Reader: Send + Sync + 'static {
     /// were used last.
     fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error>;
 
-    /// How many tasks of each caller have not ended.
-    fn open_by_caller(&self) -> Result<Vec<(CallerId, u64)>, Error>;
+    /// What each caller has: how many tasks that have not ended, and what those that have ended count as.
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error>;
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use super::{
     busy::{self, begin, patiently},
     files::{DB, Files},
     lock::{DirLock, secure, unusable},
+    space::{self, Space},
     sqlite_read::{Numbers, SqliteReader, has_task, read_event, read_key, read_tail, read_task, steady},
     sum,
     wal::{self, Last, Wal},
@@ -25,7 +26,7 @@ use super::{
 use crate::ours;
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
-const FORMAT: i64 = 4;
+const FORMAT: i64 = 5;
 
 const SCHEMA_1: &str = "
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -90,6 +91,16 @@ INSERT INTO chunk SELECT id, task, seq, count, version, at, first_block, blocks_
 DROP TABLE chunk_3;
 ";
 
+/// What each task counts as. Of those that have ended, whose number only retention bounds, an index has all that is needed to add
+/// them up by caller. How it is counted now is in `Task::stored_bytes`; this comes near.
+const SCHEMA_5: &str = "
+ALTER TABLE task ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+UPDATE task SET bytes = 512 + octet_length(head)
+    + (SELECT ifnull(sum(octet_length(event) + 64), 0) FROM log WHERE log.task = task.id)
+    + (SELECT ifnull(sum(octet_length(blocks) + 64), 0) FROM chunk WHERE chunk.task = task.id);
+CREATE INDEX task_ended ON task(caller, id, bytes, open) WHERE open = 0;
+";
+
 /// Tasks in a directory, for one process.
 pub struct SqliteStore {
     // Before the writing connection, so that this one is the last to close and folds the log into the file.
@@ -99,6 +110,7 @@ pub struct SqliteStore {
     secret: [u8; 32],
     files: Arc<Files>,
     wal: Wal,
+    space: Space,
     _lock: DirLock,
 }
 
@@ -138,12 +150,14 @@ impl SqliteStore {
         migrate(&transaction, found)?;
         let (epoch, secret) = (next_epoch(&transaction)?, secret(&transaction)?);
         transaction.commit()?;
+        space::rewrite(&connection)?;
         let page_bytes = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
         let files = Arc::new(Files::new(shown.display().to_string(), &dir, locked, page_bytes)?);
         let mut wal = Wal::open(&dir, files.clone(), last.as_ref())?;
         wal.follow(&connection, None)?;
         let reader = Arc::new(SqliteReader::open(files.clone())?);
-        Ok(Self { reader, connection, epoch, secret, files, wal, _lock: lock })
+        let space = Space::of(&dir).map_err(failed)?;
+        Ok(Self { reader, connection, epoch, secret, files, wal, space, _lock: lock })
     }
 }
 
@@ -152,6 +166,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(busy::WAIT)?;
+    patiently(path, || space::let_shrink(&connection))?;
     patiently(path, || connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0)))?;
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "cache_size", -32_768)?;
@@ -162,7 +177,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
 
 /// Brings a store of an earlier format up to this one.
 fn migrate(transaction: &Connection, found: i64) -> Result<(), Error> {
-    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4];
+    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5];
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;
     }
@@ -216,6 +231,13 @@ impl Store for SqliteStore {
         read_key(&self.connection, caller, key)
     }
 
+    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
+        let mut statement = self.connection.prepare_cached("SELECT bytes FROM task WHERE id = ?")?;
+        // A number that was damaged is no reason to keep a task for ever.
+        let bytes = statement.query_row([&id.as_bytes()[..]], |row| Ok(row.get(0).unwrap_or(0_i64))).optional()?;
+        Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0))
+    }
+
     fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error> {
         // Before and after: what was removed, or cut short, must not be added to, and nothing that was is acknowledged.
         self.files.check_db()?;
@@ -233,6 +255,21 @@ impl Store for SqliteStore {
         transaction.commit()?;
         self.files.hold(db_bytes)?;
         self.wal.follow(&self.connection, writes.iter().map(|write| write.at).max())
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.space.free_bytes()
+    }
+
+    fn tidy(&mut self) -> Result<bool, Error> {
+        // As for a commit, but nothing is acknowledged by it.
+        self.files.check_db()?;
+        self.wal.check(&self.connection)?;
+        let db_bytes = self.files.release();
+        let more = self.space.tidy(&self.connection)?;
+        self.files.hold(db_bytes)?;
+        self.wal.follow(&self.connection, None)?;
+        Ok(more)
     }
 
     fn epoch(&self) -> Epoch {
@@ -436,11 +473,13 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
         let (caller, open) = (task.spec.caller.as_str(), i64::from(task.ended.is_none()));
         let sum = sum::of_task(task.id, caller, open, due, &head);
         if created {
-            transaction.prepare_cached("INSERT INTO task VALUES(?, ?, ?, ?, ?, ?)")?.execute(params![id, caller, open, due, head, sum])?;
+            transaction
+                .prepare_cached("INSERT INTO task(id, caller, open, due, head, sum, bytes) VALUES(?, ?, ?, ?, ?, ?, ?)")?
+                .execute(params![id, caller, open, due, head, sum, write.stored_bytes])?;
         } else {
             let rows = transaction
-                .prepare_cached("UPDATE task SET open = ?2, due = ?3, head = ?4, sum = ?5 WHERE id = ?1")?
-                .execute(params![id, open, due, head, sum])?;
+                .prepare_cached("UPDATE task SET open = ?2, due = ?3, head = ?4, sum = ?5, bytes = ?6 WHERE id = ?1")?
+                .execute(params![id, open, due, head, sum, write.stored_bytes])?;
             if rows != 1 {
                 return Err(rusqlite::Error::StatementChangedRows(rows).into());
             }

@@ -1,6 +1,7 @@
 //! Reading the embedded store: a pool of connections, each used by one thread at a time.
 
 use std::{
+    collections::HashMap,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -11,7 +12,7 @@ use taskwire_core::{
     task::{Blocks, Event, Output, Task},
 };
 
-use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader, Session, Told, files::Files, sum};
+use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader, Session, Told, Usage, files::Files, sum};
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
 const IDLE_CONNECTIONS_MAX: usize = 8;
@@ -405,11 +406,23 @@ impl Reader for SqliteReader {
         })
     }
 
-    fn open_by_caller(&self) -> Result<Vec<(CallerId, u64)>, Error> {
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
         self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT caller, count(*) FROM task WHERE open = 1 GROUP BY caller")?;
-            let rows = statement.query_map([], |row| Ok((CallerId::new(row.get_ref(0)?.as_str()?), row.get(1)?)))?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            let mut used: HashMap<CallerId, Usage> = HashMap::new();
+            for (sql, is_open) in [
+                ("SELECT caller, total(1) FROM task WHERE open = 1 GROUP BY caller", true),
+                // Not `sum`, which fails where one of them is damaged and far too large.
+                ("SELECT caller, total(bytes) FROM task WHERE open = 0 GROUP BY caller", false),
+            ] {
+                let mut statement = connection.prepare_cached(sql)?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    let caller = CallerId::new(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?);
+                    let usage = used.entry(caller).or_default();
+                    *(if is_open { &mut usage.open } else { &mut usage.bytes }) = row.get::<_, f64>(1)? as u64;
+                }
+            }
+            Ok(used.into_iter().collect())
         })
     }
 }

@@ -5,7 +5,7 @@
 //! All of it is in this one file, so that a new backend can be held against it as a whole.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs::{File, OpenOptions, Permissions},
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -27,7 +27,7 @@ use taskwire_core::{
     },
 };
 
-use super::{Chunk, Cursor, Entry, Error, Logged, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store, Write};
+use super::{Chunk, Cursor, Entry, Error, Logged, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store, Usage, Write};
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -51,6 +51,7 @@ macro_rules! suite {
             a_session_is_told_of_its_tasks_in_one_order
             what_a_session_is_told_is_bounded
             the_tasks_of_a_caller_are_listed_latest_first
+            what_each_caller_has_is_added_up
         }
     };
     ($backend:ident, $open:expr; $($promise:ident)+) => {
@@ -133,14 +134,15 @@ impl Driver {
         if *last == Event::Expired {
             self.task = None;
         }
-        let dropped_bytes = task.dropped_bytes(&self.limits);
-        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint, dropped_bytes, told_max: Limits::DEFAULT.session_events })
+        let (dropped_bytes, stored_bytes) = (task.dropped_bytes(&self.limits), task.stored_bytes(&self.limits));
+        let told_max = Limits::DEFAULT.session_events;
+        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint, dropped_bytes, told_max, stored_bytes })
     }
 }
 
 fn apply(task: &mut Option<Task>, id: TaskId, event: &Event, at: Timestamp) {
     match (event, &mut *task) {
-        (Event::Created { spec, epoch, spent_ms, .. }, None) => *task = Some(create(id, spec, *epoch, *spent_ms, at)),
+        (Event::Created { .. }, None) => *task = Some(create(id, event, at)),
         (event, Some(task)) => evolve(task, event, at),
         (event, None) => panic!("{event:?} happened to no task"),
     }
@@ -250,7 +252,25 @@ impl<S: Store> Lab<S> {
         let mut open: Vec<TaskId> = tasks.filter(|task| task.ended.is_none()).map(|task| task.id).collect();
         open.sort();
         assert_eq!(self.reader().open(None, 1_000).expect("open tasks are listed"), open, "nothing else is there");
+        assert_eq!(self.usage(), usage(drivers), "it is known what each caller has");
     }
+
+    fn usage(&self) -> BTreeMap<CallerId, Usage> {
+        self.reader().usage().expect("it is added up").into_iter().collect()
+    }
+}
+
+/// What each caller has: its open tasks by number, those that have ended by their bytes.
+fn usage(drivers: &[Driver]) -> BTreeMap<CallerId, Usage> {
+    let mut used = BTreeMap::<CallerId, Usage>::new();
+    for (driver, task) in drivers.iter().filter_map(|driver| Some((driver, driver.task.as_ref()?))) {
+        let usage = used.entry(task.spec.caller.clone()).or_default();
+        match task.ended {
+            None => usage.open += 1,
+            Some(_) => usage.bytes += task.stored_bytes(&driver.limits),
+        }
+    }
+    used
 }
 
 fn spec() -> Spec {
@@ -692,9 +712,40 @@ fn open_tasks_are_listed_in_pages_by_id_and_counted_by_caller<S: Store>(mut lab:
     let [four, one, five, _, two] = drivers.map(|driver| driver.id);
     let page = |after| lab.reader().open(after, 2).expect("open tasks are listed");
     assert_eq!([page(None), page(Some(two)), page(Some(five))], [vec![one, two], vec![four, five], vec![]]);
-    let mut counts = lab.reader().open_by_caller().expect("open tasks are counted");
-    counts.sort();
-    assert_eq!(counts, [(CallerId::new("me"), 3), (CallerId::new("you"), 1)]);
+    let counts: Vec<(CallerId, u64)> = lab.usage().into_iter().map(|(caller, usage)| (caller, usage.open)).collect();
+    assert_eq!(counts, [(CallerId::new("me"), 3), (CallerId::new("they"), 0), (CallerId::new("you"), 1)]);
+}
+
+fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
+    let mut drivers: Vec<Driver> = (1..=6).map(Driver::new).collect();
+    drivers[5].limits.task_output_bytes = 300;
+    for (driver, caller) in drivers.iter_mut().zip(["me", "you", "me", "you", "me", "me"]) {
+        let overflow = if driver.limits == Limits::DEFAULT { Overflow::Fail } else { Overflow::DropOldest };
+        lab.run(driver, &make(Spec { caller: CallerId::new(caller), overflow, ..spec() }, vec![Blocks::of(&[text("x")])]));
+        for n in 0..10 {
+            let write = driver.run(&append(&"x".repeat(n * 10))).expect("it may write");
+            lab.store().commit(&[write], &[]).expect("the chunk is committed");
+        }
+    }
+    for driver in &mut drivers[1..] {
+        let write = driver.run(&ends()[0]).expect("it is open");
+        lab.store().commit(&[write], &[]).expect("the end is committed");
+    }
+    for _ in 0..2 {
+        assert_eq!(lab.usage(), usage(&drivers));
+        for driver in &drivers[1..] {
+            let task = driver.task.as_ref().expect("it is there");
+            let bytes = lab.store().stored_bytes(task.id).expect("it is read");
+            assert_eq!(bytes, task.stored_bytes(&driver.limits), "each counts as it did at its end");
+        }
+        lab.kill();
+    }
+    let last = drivers.last_mut().expect("there are some");
+    last.now += 1_000;
+    let write = last.run(&Command::Tick).expect("it is due");
+    lab.store().commit(&[write], &[]).expect("it is forgotten");
+    assert_eq!(lab.usage(), usage(&drivers), "what is forgotten does not count");
+    assert_eq!(lab.store().stored_bytes(Driver::new(6).id).expect("it is read"), 0);
 }
 
 fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut lab: Lab<S>) {
@@ -1024,7 +1075,7 @@ fn a_store_of_a_newer_release_is_refused() {
     lab.store = None;
     tool(&lab).pragma_update(None, "user_version", 99).expect("the format is set");
     let refused = SqliteStore::open(&lab.dir.0);
-    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 4, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 5, .. })), "{refused:?}");
 }
 
 #[test]
@@ -1033,7 +1084,11 @@ fn a_store_of_the_first_format_is_taken_over() {
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(spec(), vec![Blocks::of(&[text("a"), text("b")])]));
     lab.run(&mut driver, &append("c"));
-    let old = "DROP INDEX task_caller; DROP TABLE session; DROP TABLE told; DROP INDEX chunk_at; ALTER TABLE chunk RENAME TO chunk_2; \
+    let mut over = Driver::new(2);
+    lab.run(&mut over, &make(spec(), vec![Blocks::of(&[text(&"x".repeat(10_000))])]));
+    lab.run(&mut over, &ends()[0]);
+    let counted = usage(&[over.clone()])[&CallerId::new("me")].bytes;
+    let old = "DROP INDEX task_ended; ALTER TABLE task DROP COLUMN bytes; DROP INDEX task_caller; DROP TABLE session; DROP TABLE told; DROP INDEX chunk_at; ALTER TABLE chunk RENAME TO chunk_2; \
          ALTER TABLE task DROP COLUMN sum; ALTER TABLE log DROP COLUMN sum; ALTER TABLE idempotency DROP COLUMN sum; \
          CREATE TABLE chunk(task BLOB NOT NULL, seq INTEGER NOT NULL, version INTEGER NOT NULL, at INTEGER NOT NULL, \
              first_block INTEGER NOT NULL, blocks_total INTEGER NOT NULL, bytes_total INTEGER NOT NULL, blocks TEXT NOT NULL, \
@@ -1041,8 +1096,15 @@ fn a_store_of_the_first_format_is_taken_over() {
          INSERT INTO chunk SELECT task, seq, version, at, first_block, blocks_total, bytes_total, blocks FROM chunk_2; \
          DROP TABLE chunk_2; PRAGMA user_version = 1;";
     tool(&lab).execute_batch(old).expect("the store is as it once was");
+    tool(&lab).execute_batch("PRAGMA auto_vacuum = none; VACUUM;").expect("nothing is given back");
     lab.reopen();
     lab.check(&driver);
+    assert_eq!(pragma(&lab, "auto_vacuum"), 2, "pages are given back from now on");
+    let bytes = lab.usage()[&CallerId::new("me")].bytes;
+    assert!((counted / 2..counted * 2).contains(&bytes), "what ended before is counted, if not to the byte: {bytes}, {counted}");
+    over.now += 1_000;
+    lab.run(&mut over, &Command::Tick);
+    assert_eq!(lab.usage()[&CallerId::new("me")], Usage { open: 1, bytes: 0 });
     lab.run(&mut driver, &append("d"));
     let older = "UPDATE task SET head = json_remove(head, '$.changed'), sum = NULL";
     tool(&lab).execute(older, []).expect("the head is as it once was");
@@ -1050,6 +1112,74 @@ fn a_store_of_the_first_format_is_taken_over() {
     assert_eq!((loaded.changed, loaded.version), (Version(0), driver.task.as_ref().expect("it is there").version));
     let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
     assert_eq!(kept.iter().map(|chunk| (chunk.seq.0, chunk.first_block)).collect::<Vec<_>>(), [(0, 1), (1, 3), (2, 4)]);
+}
+
+#[test]
+fn what_a_task_counts_as_may_be_damaged_and_nothing_else_is_lost_by_it() {
+    let mut lab = Lab::new(open_sqlite);
+    let mut drivers = [1, 2, 3].map(Driver::new);
+    for driver in &mut drivers {
+        lab.run(driver, &make(spec(), vec![]));
+        lab.run(driver, &ends()[0]);
+    }
+    let damages = [("9223372036854775807", i64::MAX.unsigned_abs()), ("-1", 0), ("'x'", 0)];
+    for (driver, (damage, counted)) in drivers.iter_mut().zip(damages) {
+        let id = &driver.id.as_bytes()[..];
+        tool(&lab).execute(&format!("UPDATE task SET bytes = {damage} WHERE id = ?"), [id]).expect("it is damaged");
+        lab.usage();
+        assert_eq!(lab.store().stored_bytes(driver.id).expect("it is read"), counted, "{damage}");
+        driver.now += 1_000;
+        lab.run(driver, &Command::Tick);
+    }
+    assert_eq!(lab.usage(), BTreeMap::new());
+}
+
+fn pragma(lab: &Lab<SqliteStore>, name: &str) -> u64 {
+    tool(lab).pragma_query_value(None, name, |row| row.get(0)).expect("it is read")
+}
+
+#[test]
+fn the_file_becomes_smaller_when_tasks_are_forgotten() {
+    let mut lab = Lab::new(open_sqlite);
+    let mut drivers: Vec<Driver> = (1..=10).map(Driver::new).collect();
+    let chunks = vec![Blocks::of(&[text(&"x".repeat(200_000))]); 20];
+    for driver in &mut drivers {
+        let life = [make(spec(), vec![]), Command::Append { chunks: chunks.clone() }, ends()[0].clone()];
+        let writes: Vec<Write> = life.iter().map(|command| driver.run(command).expect("it may")).collect();
+        lab.store().commit(&writes, &[]).expect("its life is committed");
+    }
+    let large = pragma(&lab, "page_count");
+    // The first stays, and is in the way of what comes after it.
+    for driver in &mut drivers[1..] {
+        driver.now += 1_000;
+        let write = driver.run(&Command::Tick).expect("it is due");
+        lab.store().commit(&[write], &[]).expect("it is forgotten");
+    }
+    assert!(pragma(&lab, "freelist_count") > large / 2, "there is much that nothing needs");
+    let steps = (0..).take_while(|_| lab.store().tidy().expect("it is tidied up")).count();
+    assert!(steps > 10, "it is done in small steps: {steps}");
+    let (small, free) = (pragma(&lab, "page_count"), pragma(&lab, "freelist_count"));
+    assert!(small < large / 3 && free < large / 4, "of {large} pages {small} are left, of which {free} are free");
+    let bytes = std::fs::metadata(lab.dir.0.join("tasks.db")).expect("it is there").len();
+    assert!(bytes <= (small + 1) * pragma(&lab, "page_size"), "the file is cut: {bytes} bytes");
+    lab.check(&drivers[0]);
+    lab.reopen();
+    lab.check_all(&drivers);
+    assert!(!lab.store().tidy().expect("it is tidied up"), "nothing is left to be done");
+}
+
+#[test]
+fn what_callers_have_is_added_up_without_a_look_at_each_task() {
+    let lab = Lab::new(open_sqlite);
+    let plan = "EXPLAIN QUERY PLAN SELECT caller, total(bytes) FROM task WHERE open = 0 GROUP BY caller";
+    let plan: String = tool(&lab).query_row(plan, [], |row| row.get("detail")).expect("a plan");
+    assert!(plan.contains("USING COVERING INDEX task_ended"), "{plan}");
+}
+
+#[test]
+fn it_is_known_how_much_the_disk_still_takes() {
+    let mut lab = Lab::new(open_sqlite);
+    assert!(lab.store().free_bytes().is_some_and(|free| free > 0), "the disk of the tests is not full");
 }
 
 #[test]
@@ -1072,8 +1202,8 @@ fn damaged_data_is_an_error_that_names_its_task() {
     lab.check(&other);
 }
 
-/// Makes a store what it was before there were checksums.
-const FORMAT_3: &str = "ALTER TABLE task DROP COLUMN sum; ALTER TABLE log DROP COLUMN sum; ALTER TABLE idempotency DROP COLUMN sum; \
+/// Makes a store what it was before there were checksums, and before bytes were counted.
+const FORMAT_3: &str = "DROP INDEX task_ended; ALTER TABLE task DROP COLUMN bytes; ALTER TABLE task DROP COLUMN sum; ALTER TABLE log DROP COLUMN sum; ALTER TABLE idempotency DROP COLUMN sum; \
      ALTER TABLE session DROP COLUMN sum; ALTER TABLE chunk DROP COLUMN text_sum; ALTER TABLE chunk DROP COLUMN sum; PRAGMA user_version = 3;";
 
 #[test]
@@ -1087,7 +1217,11 @@ fn rows_of_format_3_are_taken_over_and_have_a_checksum_from_their_next_change_on
     lab.store = None;
     tool(&lab).execute_batch(FORMAT_3).expect("the store is as it once was");
     lab.store = Some(SqliteStore::open(&lab.dir.0).expect("an older store opens"));
-    lab.check_all(&[driver.clone(), done]);
+    for driver in [&driver, &done] {
+        lab.check(driver);
+    }
+    let counted = lab.usage()[&CallerId::new("me")];
+    assert!(counted.open == 1 && counted.bytes > 0, "they count, if only by and large: {counted:?}");
     assert_eq!(lab.session("one"), Some(session("one", "me", 1)));
     assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), Some(driver.id));
     let unsummed = |lab: &Lab<SqliteStore>, table: &str| -> u64 {

@@ -8,8 +8,9 @@ use taskwire_core::Payload;
 use super::{
     nulls::drop_nulls,
     question::{FORMATS, REFUSED},
-    schema::{Schema, integer},
+    schema::integer,
 };
+use crate::schema::Schema;
 
 const ELICITATION: &str = "elicitation/create";
 const SAMPLING: &str = "sampling/createMessage";

@@ -64,6 +64,9 @@ impl<T: AsRef<str>> From<T> for Content {
     }
 }
 
+/// In the `_meta` of a result that says it failed: why, in one line.
+pub(crate) const WHY: &str = "dev.taskwire/why";
+
 /// What a tool call comes to.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -92,6 +95,11 @@ impl CallResult {
     #[must_use]
     pub fn error(text: impl AsRef<str>) -> Self {
         Self { is_error: true, ..Self::of([Content::text(text)]) }
+    }
+
+    /// Says in one line why it failed, to stand next to the status of its task.
+    pub(crate) fn because(&mut self, why: &str) {
+        self.meta.get_or_insert_default().insert(WHY.to_owned(), why.into());
     }
 
     /// The outcome of a task that comes to this.

@@ -12,11 +12,11 @@ use taskwire_core::{
 };
 
 use super::{
-    Annotations, Ctx, ToolError,
+    Annotations, Ctx, Schema, ToolError,
     content::{CallResult, IntoResult},
     nulls::drop_nulls,
     portable::portability,
-    schema::{HeaderParam, InvalidSchema, Schema, header_params},
+    schema::{HeaderParam, InvalidSchema, header_params},
     typed::schema_of,
 };
 

@@ -21,6 +21,7 @@ mod typed;
 
 pub use annotations::Annotations;
 pub(crate) use answer::{fits_any, fitting, gist};
+pub(crate) use content::WHY;
 pub use content::{CallResult, Content, IntoResult, Json};
 pub use ctx::Ctx;
 pub use definition::{Policy, TaskMode, Tool};
@@ -36,5 +37,7 @@ pub(crate) use question::{REFUSED, payload_lacks};
 pub use registry::Registry;
 pub use resource::{IntoContents, Resource, ResourceCall, Template};
 pub use schema::InvalidSchema;
-pub(crate) use schema::{Schema, header_params, integer};
+pub(crate) use schema::{header_params, integer};
 pub use taskwire_core::task::Overflow;
+
+pub(crate) use crate::schema::Schema;

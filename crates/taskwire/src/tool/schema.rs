@@ -1,6 +1,5 @@
-//! JSON Schema 2020-12: checking arguments and results, with errors that a model can act on.
+//! What else a tool's schema says: which arguments are also sent as headers.
 
-use jsonschema::Validator;
 use serde_json::{Number, Value};
 
 /// A schema that cannot be used.
@@ -13,31 +12,6 @@ pub struct InvalidSchema {
     pub what: &'static str,
     /// Why.
     pub why: String,
-}
-
-/// A compiled schema.
-#[derive(Debug)]
-pub(crate) struct Schema(Validator);
-
-/// Problems that one answer lists; a caller that sends hundreds of wrong values learns enough from these.
-const PROBLEMS_MAX: usize = 10;
-
-impl Schema {
-    pub(crate) fn compile(schema: &Value) -> Result<Self, String> {
-        jsonschema::draft202012::options().build(schema).map(Self).map_err(|error| error.to_string())
-    }
-
-    /// What is wrong with `value`, one line each; empty if nothing is.
-    pub(crate) fn problems(&self, value: &Value) -> Vec<String> {
-        if self.0.is_valid(value) {
-            return Vec::new();
-        }
-        let line = |error: jsonschema::ValidationError<'_>| {
-            let path = error.instance_path().to_string();
-            if path.is_empty() { error.to_string() } else { format!("`{}`: {error}", path.trim_start_matches('/')) }
-        };
-        self.0.iter_errors(value).take(PROBLEMS_MAX).map(line).collect()
-    }
 }
 
 /// Below this (2^53) a float is exactly the whole number that it seems to be.
@@ -97,18 +71,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn problems_name_the_field() {
-        let schema =
-            json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}, "s": {"type": "string"}}, "required": ["s"]});
-        let schema = Schema::compile(&schema).expect("a schema");
-        assert_eq!(schema.problems(&json!({"s": "x", "n": 2})), Vec::<String>::new());
-        let problems = schema.problems(&json!({"n": 0}));
-        assert_eq!(problems.len(), 2, "{problems:?}");
-        assert!(problems.iter().any(|line| line.starts_with("`n`: 0 is less than")), "{problems:?}");
-        assert!(problems.iter().any(|line| line.contains("\"s\" is a required property")), "{problems:?}");
-    }
 
     #[test]
     fn header_params_are_found_and_checked() {

@@ -107,7 +107,7 @@ mod tests {
 
     /// With which status these headers are turned away; none if they are not.
     fn turned_away(target: &'static str, headers: &[(&'static str, &str)], config: &HttpConfig) -> Option<u16> {
-        let parsed = |(name, value): &(&'static str, &str)| (HeaderName::from_static(*name), HeaderValue::from_str(value).expect("text"));
+        let parsed = |(name, value): &(&'static str, &str)| (HeaderName::from_static(name), HeaderValue::from_str(value).expect("text"));
         let headers: HeaderMap = headers.iter().map(parsed).collect();
         check(&Uri::from_static(target), &headers, config).err().map(|refusal| refusal.status)
     }

@@ -59,7 +59,7 @@ pub(super) const LEAVING: &str = "taskwire-leaving";
 
 /// Accepts connections for ever.
 pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible {
-    let places = Places::new(server.0.config.http.connections);
+    let places = Places::new(server.0.config.http.connections, server.0.config.http.idle_connections);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -94,7 +94,7 @@ pub(crate) async fn accept_local(server: &Server, listener: UnixListener, shutdo
 
 /// Lets processes of the same user join for ever.
 async fn let_join(server: &Server, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
-    let places = Places::new(server.0.config.http.connections);
+    let places = Places::new(server.0.config.http.connections, server.0.config.http.idle_connections);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {

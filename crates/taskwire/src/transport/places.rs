@@ -17,6 +17,8 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub(super) struct Places {
     max: usize,
+    /// How many of them quiet connections can have: each takes memory, and may never ask for anything.
+    quiet_max: usize,
     table: Mutex<Table>,
     /// Told when a place is free, or one of a connection that has become quiet.
     free: Notify,
@@ -49,8 +51,8 @@ pub(super) struct Place {
 }
 
 impl Places {
-    pub(super) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, table: Mutex::default(), free: Notify::new() })
+    pub(super) fn new(max: usize, quiet_max: usize) -> Arc<Self> {
+        Arc::new(Self { max, quiet_max: quiet_max.max(1), table: Mutex::default(), free: Notify::new() })
     }
 
     /// A place for one more connection: a free one, or that of the connection that has been quiet longest.
@@ -65,11 +67,8 @@ impl Places {
 
     fn try_take(self: &Arc<Self>) -> Option<Arc<Place>> {
         let mut table = self.table();
-        if table.open.len() >= self.max {
-            let (_, quietest) = table.quiet.pop_first()?;
-            if let Some(open) = table.open.remove(&quietest) {
-                open.close.notify_one();
-            }
+        if table.open.len() >= self.max || table.quiet.len() >= self.quiet_max {
+            table.close_quietest()?;
         }
         let (number, close) = (table.number(), Arc::new(Notify::new()));
         table.quiet.insert(number, number);
@@ -86,6 +85,15 @@ impl Table {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// Closes the connection that has been quiet longest; nothing if none is.
+    fn close_quietest(&mut self) -> Option<()> {
+        let (_, quietest) = self.quiet.pop_first()?;
+        if let Some(open) = self.open.remove(&quietest) {
+            open.close.notify_one();
+        }
+        Some(())
     }
 
     /// Puts a connection behind all that are quiet, or among them no more. False if it lost its place.
@@ -135,6 +143,9 @@ impl Place {
         let mut table = self.places.table();
         // Who is quiet keeps its turn: a refusal is no reason to stay.
         if !table.is_quiet(self.number) && table.set(self.number, true) {
+            if table.quiet.len() > self.places.quiet_max {
+                table.close_quietest();
+            }
             drop(table);
             self.places.free.notify_one();
         }
@@ -169,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_one_that_was_quiet_longest_gives_way() {
-        let places = Places::new(3);
+        let places = Places::new(3, 9);
         let [a, b, c] = [(); 3].map(|()| places.try_take().expect("a free one"));
         a.heard();
         let d = places.try_take().expect("that of the second, since the first was heard of later");
@@ -182,7 +193,7 @@ mod tests {
 
     #[test]
     fn who_is_being_answered_keeps_its_place_until_the_answer_has_gone_out() {
-        let places = Places::new(1);
+        let places = Places::new(1, 9);
         let first = places.try_take().expect("the only one");
         assert!(first.keep());
         first.flushed();
@@ -203,8 +214,20 @@ mod tests {
     }
 
     #[test]
+    fn so_many_can_be_quiet_and_others_are_being_answered_beside_them() {
+        let places = Places::new(9, 2);
+        let [a, b, c] = [(); 3].map(|()| places.try_take().expect("a place"));
+        assert_eq!([&a, &b, &c].map(|place| lost(place)), [true, false, false], "the third is one too many");
+        assert!(b.keep() && c.keep());
+        let [d, e] = [(); 2].map(|()| places.try_take().expect("a place"));
+        b.answered();
+        b.flushed();
+        assert_eq!([&b, &c, &d, &e].map(|place| lost(place)), [false, false, true, false], "who was answered is quiet again");
+    }
+
+    #[test]
     fn a_refusal_is_no_reason_to_stay() {
-        let places = Places::new(2);
+        let places = Places::new(2, 9);
         let [refused, silent] = [(); 2].map(|()| places.try_take().expect("a free one"));
         refused.answered();
         refused.flushed();
@@ -214,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_for_a_place_gets_the_next_that_is_free_or_quiet() {
-        let places = Places::new(1);
+        let places = Places::new(1, 9);
         for is_closed in [true, false] {
             let first = places.take().await;
             assert!(first.keep());

@@ -94,12 +94,12 @@ fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> Write {
     let request = json!({ "n": n }).into();
     let new = NewTask { spec: spec(kind), request, epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None, checkpoint: None };
     let mut events = decide(None, &Authority::Engine, &Command::Create(new), at, &Limits::DEFAULT).expect("a new task");
-    let Some(Event::Created { spec, epoch, .. }) = events.first() else { panic!("a task begins with its creation: {events:?}") };
-    let mut task = create(id, spec, *epoch, 0, at);
+    let mut task = create(id, events.first().expect("a task begins with its creation"), at);
     if let Some(command) = then(kind, n) {
         events.extend(apply(&mut task, &command, at));
     }
-    Write { task: Arc::new(task), first: Version(1), at, events, stale_checkpoint: None, dropped_bytes: 0, told_max: 1 }
+    let stored_bytes = task.stored_bytes(&Limits::DEFAULT);
+    Write { task: Arc::new(task), first: Version(1), at, events, stale_checkpoint: None, dropped_bytes: 0, told_max: 1, stored_bytes }
 }
 
 /// What its first attempt did before the server was killed.

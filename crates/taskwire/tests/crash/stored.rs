@@ -110,10 +110,10 @@ fn fold(id: TaskId, events: &[Logged], chunks: &[Chunk]) -> Task {
         log.push((chunk.version, Timestamp::default(), event));
     }
     log.sort_by_key(|(version, ..)| *version);
-    let Some(((_, at, Event::Created { spec, epoch, spent_ms, .. }), rest)) = log.split_first() else {
+    let Some(((_, at, created @ Event::Created { .. }), rest)) = log.split_first() else {
         panic!("the log of {id} does not begin with its creation: {log:?}");
     };
-    let mut task = create(id, spec, *epoch, *spent_ms, *at);
+    let mut task = create(id, created, *at);
     for (version, at, event) in rest {
         assert!(task.version < *version, "two events made version {version} of {id}: {log:?}");
         // What is missing was a checkpoint each.

@@ -675,3 +675,79 @@ async fn large_bad_bodies_leave_no_memory_behind() {
     assert!(grown < 100 * 1024, "{grown} kB more than before");
     target.unharmed().await;
 }
+
+// Arguments that are made to be long to check.
+
+/// A server with this one tool, which says that it ran.
+async fn with_tool(schema: Value) -> TestServer {
+    let tools = Registry::new();
+    tools.tool(Tool::raw("eval", "Evaluates", schema, |_ctx: Ctx| async { Ok::<_, ToolError>("ran") })).expect("a tool");
+    TestServer::start(tools).await
+}
+
+/// A recursive enumeration with tags, as libraries write it.
+fn expression() -> Value {
+    let inner = json!({"$ref": "#/$defs/Expr"});
+    let unary = |kind: &str| json!({"type": "object", "properties": {"kind": {"const": kind}, "arg": inner}, "required": ["kind", "arg"]});
+    let number =
+        json!({"type": "object", "properties": {"kind": {"const": "num"}, "value": {"type": "number"}}, "required": ["kind", "value"]});
+    let kinds = [unary("neg"), unary("abs"), unary("sin"), unary("cos"), unary("sqrt"), number];
+    json!({"type": "object", "properties": {"expr": inner}, "required": ["expr"], "$defs": {"Expr": {"oneOf": kinds}}})
+}
+
+/// Arguments for it, so many levels deep, as text.
+fn negations(levels: usize, value: &str) -> String {
+    let deepest = format!("{{\"kind\":\"num\",\"value\":{value}}}");
+    format!("{{\"expr\":{}{deepest}{}}}", "{\"kind\":\"neg\",\"arg\":".repeat(levels), "}".repeat(levels))
+}
+
+/// The answer to a call with these arguments.
+async fn evaluated(client: &Client, arguments: &str) -> Value {
+    let call = client.message(1, "tools/call", json!({"name": "eval", "arguments": "@"}));
+    let body = call.to_string().replace("\"@\"", arguments);
+    let response = soon("an answer", client.post(&client.headers(&call), body.as_bytes())).await;
+    response.messages().pop().expect("an answer")
+}
+
+#[tokio::test]
+async fn a_recursive_choice_is_answered_with_the_field_however_deep_it_is_wrong() {
+    let server = with_tool(expression()).await;
+    let client = server.plain_client();
+    for levels in [11, 14, 100] {
+        let result = evaluated(&client, &negations(levels, "\"x\"")).await["result"].clone();
+        assert_eq!(result["isError"], true, "{result}");
+        let text = result["content"][0]["text"].as_str().expect("a text");
+        assert!(text.contains("- `expr/arg/arg/") && text.ends_with("/arg/value`: \"x\" is not of type \"number\""), "{text}");
+        assert!(text.len() < 500, "{text}");
+        let result = evaluated(&client, &negations(levels, "1")).await["result"].clone();
+        assert_eq!(result["content"][0]["text"], "ran", "what is deep and fits is taken: {result}");
+    }
+    // This is deeper than JSON may be here.
+    let error = evaluated(&client, &negations(1_000, "\"x\"")).await["error"].clone();
+    assert_eq!(error["code"], -32602, "{error}");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("`arguments`")), "{error}");
+    assert_eq!(evaluated(&client, &negations(1, "1")).await["result"]["content"][0]["text"], "ran");
+}
+
+#[tokio::test]
+async fn a_long_list_of_what_hashes_alike_is_answered() {
+    let schema = json!({"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": true}}});
+    let server = with_tool(schema).await;
+    let client = server.plain_client();
+    // Empty lists within each other, each list of another shape.
+    let shape = |number: u32| {
+        (0..16).fold("[]".to_owned(), |inner, bit| if number & (1 << bit) == 0 { format!("[{inner}]") } else { format!("[{inner},[]]") })
+    };
+    let list: Vec<String> = (0..40_000).map(shape).collect();
+    let result = evaluated(&client, &format!("{{\"tags\":[{}]}}", list.join(","))).await["result"].clone();
+    assert_eq!(result["isError"], true, "{result}");
+    assert!(result["content"][0]["text"].as_str().is_some_and(|text| text.contains("- `tags/0`: ") && text.len() < 4_000), "{result}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_repeated_in_part() {
+    let server = with_tool(json!({"type": "object", "properties": {"id": {"type": "string", "maxLength": 8}}})).await;
+    let result = evaluated(&server.plain_client(), &format!("{{\"id\":\"{}\"}}", "ä".repeat(MIB))).await["result"].clone();
+    let text = result["content"][0]["text"].as_str().expect("a text");
+    assert!(text.ends_with("… is longer than 8 characters") && text.chars().count() < 300, "{text}");
+}

@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, TASKS, TempDir, manual_clock, next_chunk, read_head, soon},
+    kit::{Client, TASKS, TempDir, any_disk, manual_clock, next_chunk, read_head, soon},
     legacy::kit::{LATEST, Legacy, initialize},
     shutdown::settle,
     tasks::{Gate, accept, life, name_form, name_in, quick, registry, tool, with_limits},
@@ -79,7 +79,7 @@ impl House {
             }
         };
         let store = soon("the release of the store", free).await;
-        let server = Server::start_with_clock(tools, store, config, Arc::new(clock.clone())).expect("a server");
+        let server = Server::start_with_clock(tools, store, any_disk(config), Arc::new(clock.clone())).expect("a server");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -180,6 +180,10 @@ impl Store for Paced {
         self.store.by_idempotency_key(caller, key)
     }
 
+    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
+        self.store.stored_bytes(id)
+    }
+
     fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
         self.began.send();
         // An error means that the test is over.

@@ -17,7 +17,7 @@ use taskwire::{
     clock::{Clock, ManualClock, SystemClock},
     core::Timestamp,
     server::{Config, Server},
-    store::SqliteStore,
+    store::{SqliteStore, Store},
     tool::Registry,
 };
 use tokio::{
@@ -78,6 +78,12 @@ pub(crate) fn without_followups() -> Config {
     Config { followups: false, ..Config::default() }
 }
 
+/// However full the disk is where the tests run.
+pub(crate) fn any_disk(mut config: Config) -> Config {
+    config.engine.limits.disk_reserve_bytes = 0;
+    config
+}
+
 impl TestServer {
     /// With these tools, all defaults and the machine's clock.
     pub(crate) async fn start(tools: Registry) -> Self {
@@ -96,6 +102,11 @@ impl TestServer {
     /// On a directory that outlives it, for a restart.
     pub(crate) async fn start_in(dir: Arc<TempDir>, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Self {
         let store = SqliteStore::open(dir.path()).expect("a store");
+        Self::start_on(dir, store, tools, any_disk(config), clock).await
+    }
+
+    /// On a store of the test's own.
+    pub(crate) async fn start_on(dir: Arc<TempDir>, store: impl Store, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Self {
         let server = Server::start_with_clock(tools, store, config, clock).expect("a server");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();

@@ -18,6 +18,7 @@ mod output;
 mod partials;
 mod portable;
 mod push;
+mod quota;
 mod reading;
 mod rmcp;
 mod schema;

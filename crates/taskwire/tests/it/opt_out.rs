@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, PARTIALS, Response, TASKS, TempDir, TestServer, manual_clock, soon},
+    kit::{Client, PARTIALS, Response, TASKS, TempDir, TestServer, any_disk, manual_clock, soon},
     tasks::{Gate, registry, tool},
 };
 
@@ -177,7 +177,7 @@ async fn over_a_pipe(streams: bool) -> String {
     let (gate, clock, dir) = (Gate::new(), manual_clock(), TempDir::new());
     let store = SqliteStore::open(dir.path()).expect("a store");
     let tools = registry([worker(&gate, streams)]);
-    let server = Server::start_with_clock(tools, store, Config::default(), Arc::new(clock.clone())).expect("a server");
+    let server = Server::start_with_clock(tools, store, any_disk(Config::default()), Arc::new(clock.clone())).expect("a server");
     let (input, server_input) = tokio::io::duplex(64 * 1024);
     let (server_output, output) = tokio::io::duplex(64 * 1024);
     let serving = tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });

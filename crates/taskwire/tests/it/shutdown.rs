@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, TASKS, TempDir, manual_clock, soon},
+    kit::{Client, TASKS, TempDir, any_disk, manual_clock, soon},
     schema,
     tasks::{Gate, registry, reopened},
 };
@@ -65,7 +65,7 @@ impl Lone {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             let served = runtime.block_on(async move {
                 let store = SqliteStore::open(&path).expect("a store");
-                let server = Server::start_with_clock(tools, store, config(), Arc::new(its_clock)).expect("a server");
+                let server = Server::start_with_clock(tools, store, any_disk(config()), Arc::new(its_clock)).expect("a server");
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 ready.send(listener.local_addr().expect("an address").port()).expect("the test waits for it");
                 let stopped = async {
@@ -239,7 +239,7 @@ impl Pipe {
     fn with_room(tools: Registry, room: usize) -> Self {
         let (clock, dir) = (manual_clock(), TempDir::new());
         let store = SqliteStore::open(dir.path()).expect("a store");
-        let server = Server::start_with_clock(tools, store, config(), Arc::new(clock.clone())).expect("a server");
+        let server = Server::start_with_clock(tools, store, any_disk(config()), Arc::new(clock.clone())).expect("a server");
         let (input, server_input) = tokio::io::duplex(64 * 1024);
         let (server_output, output) = tokio::io::duplex(room);
         let (stop, stopped) = oneshot::channel::<()>();

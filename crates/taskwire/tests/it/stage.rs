@@ -48,6 +48,11 @@ impl Stage {
 
     /// With a tool as `shape` makes it.
     pub(crate) async fn of(config: Config, shape: impl FnOnce(Tool) -> Tool) -> Self {
+        Self::on(|writes, clock| TestServer::start_with(registry([shape(writes)]), config, Arc::new(clock))).await
+    }
+
+    /// On a server that `start` starts, with the tool and at this time.
+    pub(crate) async fn on<F: Future<Output = TestServer>>(start: impl FnOnce(Tool, ManualClock) -> F) -> Self {
         let (sender, runs) = mpsc::channel(16);
         let writes = tool("writes", &sender, |runs: mpsc::Sender<Act>, ctx| async move {
             let (end, ended) = oneshot::channel();
@@ -55,7 +60,7 @@ impl Stage {
             ended.await?
         });
         let clock = manual_clock();
-        let server = TestServer::start_with(registry([shape(writes)]), config, Arc::new(clock.clone())).await;
+        let server = start(writes, clock.clone()).await;
         let client = server.streaming_client();
         Self { server, client, clock, runs }
     }

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, PARTIALS, TASKS, TempDir, manual_clock, soon},
+    kit::{Client, PARTIALS, TASKS, TempDir, any_disk, manual_clock, soon},
     schema,
     shutdown::settle,
     tasks::{Gate, accept, name_form, name_in, quick, registry, tool},
@@ -46,7 +46,7 @@ struct Peer {
 
 fn server(dir: &TempDir, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Server {
     let store = SqliteStore::open(dir.path()).expect("a store");
-    Server::start_with_clock(tools, store, config, clock).expect("a server")
+    Server::start_with_clock(tools, store, any_disk(config), clock).expect("a server")
 }
 
 impl Peer {

@@ -70,6 +70,10 @@ fn a_tool_of_two_keys_has_the_defaults() {
     let mut expected = Definition::new("t", "Runs `true`", vec![Part::One("true".to_owned())]);
     expected.cwd.clone_from(&dir.0);
     assert_eq!(format!("{definition:#?}"), format!("{expected:#?}"));
+    for command in ["/opt/secret/true", "./true", "bin/true"] {
+        let definition = dir.read(&format!("[[tool]]\nname = \"t\"\ncommand = [\"{command}\"]\n")).expect("valid").remove(0);
+        assert_eq!(definition.description, "Runs `true`", "where it is, callers are not told");
+    }
 }
 
 #[test]
@@ -409,7 +413,8 @@ fn what_is_probably_not_meant_so_is_said_with_the_file_and_the_tool() {
     let config = Config::read(&file).expect("valid");
     let warnings = config.warnings(&config.definitions(&[]).expect("usable"));
     let tool = format!("warning: {}: tool `t`: ", file.display());
-    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    assert!(warnings[2].starts_with(&format!("{tool}its description says only which program it runs")), "{warnings:?}");
     assert!(warnings[0].starts_with(&format!("{tool}nothing uses the parameter `a`")), "{warnings:?}");
     assert_eq!(warnings[1], format!("{tool}the program {} is not there", dir.0.join("nope").display()));
 }

@@ -8,6 +8,7 @@ use super::{
     node::{Node, message, said},
     place::{Found, Place, tool, until},
 };
+use crate::kit::signal;
 
 /// Processes that do not want to end. Each notes its number when it has come to rest.
 const NASTY: &str = r#"
@@ -77,6 +78,15 @@ def deaf_family():
     child(rest)
     rest()
 
+def halts():
+    "Halts whoever looks after it, again and again."
+    deaf()
+    parent = os.getppid()
+    note()
+    while True:
+        os.kill(parent, signal.SIGSTOP)
+        time.sleep(0.005)
+
 def over():
     "Ends in good order, but its children do not, and two of them have its output open."
     child(rest)
@@ -95,6 +105,7 @@ modes = {
     "bare": lambda: (daemon(bare), rest()),
     "chain": lambda: (child(chain), rest()),
     "stubborn": stubborn,
+    "halts": halts,
     "over": over,
 }
 modes[sys.argv[1]]()
@@ -173,6 +184,35 @@ fn a_cancelled_command_that_does_all_of_this_leaves_nothing() {
 fn a_cancelled_command_on_a_terminal_leaves_nothing() {
     leaves_nothing_with("pty = true", "forks", 6);
     leaves_nothing_with("pty = true", "stubborn", 17);
+}
+
+#[test]
+fn a_cancelled_command_whose_supervisor_was_halted_leaves_nothing() {
+    let place = nasty("task = \"always\"");
+    let node = place.start();
+    let id = at_rest(&place, &node, "stubborn", 8);
+    signal(place.supervisor(), "STOP");
+    node.cancel(&id);
+    assert_eq!(node.ended(&id)["status"], "cancelled");
+    place.is_quiet();
+}
+
+#[test]
+fn a_cancelled_command_that_halts_its_supervisor_again_and_again_leaves_nothing() {
+    leaves_nothing("halts", 1);
+}
+
+#[test]
+fn a_command_whose_supervisor_was_halted_before_the_server_was_killed_is_ended_by_the_next() {
+    let place = nasty("task = \"always\"");
+    let node = place.start();
+    let id = at_rest(&place, &node, "forks", 6);
+    signal(place.supervisor(), "STOP");
+    node.cancel(&id);
+    node.kill();
+    let node = place.start();
+    assert_eq!(node.ended(&id)["status"], "cancelled");
+    place.is_quiet();
 }
 
 #[test]

@@ -163,6 +163,75 @@ fn a_job_that_somebody_else_could_have_put_there_is_not_run() {
     }
 }
 
+/// A command that has begun, and written something.
+#[track_caller]
+fn begun(keys: &str, script: &str) -> (Place, Node, String) {
+    let place = place(&run(&format!("task = \"always\"\n{keys}")), script);
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    // So a mark is stored too.
+    node.wrote(&id, "first\n");
+    (place, node, id)
+}
+
+const BEGINS: &str = "note('starts')\nput(b'first\\n')\ngate('go')\nput(b'last\\n')\n";
+
+#[test]
+fn a_command_whose_files_were_removed_while_it_ran_is_stopped_by_the_next_server_and_its_task_says_so() {
+    for file in ["job.json", "journal"] {
+        let (place, node, id) = begun("on_interrupt = \"retry\"", BEGINS);
+        node.kill();
+        fs::remove_file(spool(&place, &id, 1).join(file)).expect("it is there");
+        let node = place.start();
+        let task = node.ended(&id);
+        assert_eq!(task["status"], "failed", "{task}");
+        for message in [&task["error"]["message"], &task["statusMessage"]] {
+            let message = message.as_str().unwrap_or_default();
+            let is_said = message.starts_with("interrupted: ") && message.contains(&format!("`{file}`"));
+            assert!(is_said && !message.contains(&place.path("")), "{file}: {task}");
+        }
+        assert_eq!((node.text(&id).as_str(), place.read("starts").as_str()), ("first\n", "start\n"), "{file}");
+        place.is_quiet();
+        until("an empty spool", || fs::read_dir(place.path("data/spool")).is_ok_and(|mut runs| runs.next().is_none()).then_some(()));
+    }
+}
+
+#[test]
+fn a_command_whose_files_were_removed_goes_on_as_long_as_its_server_does() {
+    let (place, node, id) = begun("", BEGINS);
+    fs::remove_dir_all(spool(&place, &id, 1)).expect("its directory is there");
+    place.write("go", "");
+    assert_eq!(said(&node.result(&id)), "first\nlast\n");
+    assert_eq!(place.read("starts"), "start\n");
+    place.is_quiet();
+}
+
+#[test]
+fn a_command_whose_job_was_removed_can_be_run_again_by_the_server_that_knows_it() {
+    let script = "if note('starts') == 1:\n    put(b'first\\n')\n    gate('never')\nput(b'second\\n')\n";
+    let (place, node, id) = begun("on_interrupt = \"retry\"", script);
+    fs::remove_file(spool(&place, &id, 1).join("job.json")).expect("it is there");
+    signal(place.supervisor(), "KILL");
+    assert_eq!(said(&node.result(&id)), "second\n");
+    assert_eq!(place.read("starts"), "start\nstart\n");
+    place.is_quiet();
+}
+
+#[test]
+fn a_command_whose_journal_was_removed_is_lost_and_not_begun_again() {
+    let (place, node, id) = begun("", BEGINS);
+    node.kill();
+    fs::remove_file(spool(&place, &id, 1).join("journal")).expect("it is there");
+    place.write("go", "");
+    place.is_quiet();
+    let node = place.start();
+    let task = node.ended(&id);
+    assert_eq!(task["status"], "failed", "{task}");
+    assert!(task["error"]["message"].as_str().is_some_and(|message| message.contains("its files were removed")), "{task}");
+    assert_eq!((node.text(&id).as_str(), place.read("starts").as_str()), ("first\n", "start\n"));
+    place.is_quiet();
+}
+
 /// Is lost in the middle of a line the first time it is run; waits for `go` the second time.
 const TWICE: &str = "
 if note('starts') == 1:

@@ -220,6 +220,32 @@ fn a_command_that_cannot_be_run_says_which_and_why() {
     assert!(why_not(&node, "missing", json!({})).contains("no-such-program-anywhere"));
     assert!(why_not(&node, "forbidden", json!({})).contains("show.py"), "it is no program");
     std::fs::remove_dir(place.path("nowhere")).expect("removed");
-    assert!(why_not(&node, "nowhere", json!({})).contains("nowhere"), "the directory is named");
+    assert!(why_not(&node, "nowhere", json!({})).contains("`cwd`"), "it says what is missing");
     place.is_quiet();
+}
+
+#[test]
+fn callers_are_told_names_and_no_paths_which_are_in_the_log() {
+    let tools = "[[tool]]\nname = \"plain\"\ncommand = [\"@DIR@/bin/nope\"]\ntask = \"never\"\n".to_owned();
+    let place = place(&[
+        tools,
+        show("missing", "command = [\"./bin/missing\"]"),
+        show("nowhere", "command = [\"@DIR@/bin/nowhere\"]\ncwd = \"nowhere\""),
+        tool("always", "command = [\"./bin/always\"]\ntask = \"always\""),
+    ]);
+    std::fs::create_dir(place.path("nowhere")).expect("a directory");
+    let node = place.start();
+    std::fs::remove_dir(place.path("nowhere")).expect("removed");
+    let (here, list) = (place.path(""), node.ask("tools/list", json!({})).to_string());
+    assert!(list.contains("Runs `nope`") && !list.contains(&here), "{list}");
+    for (tool, name) in [("plain", "`nope`"), ("missing", "`missing`"), ("nowhere", "`nowhere`")] {
+        let why = why_not(&node, tool, json!({}));
+        assert!(why.contains(&format!("cannot run {name}")) && !why.contains(&here), "{why}");
+    }
+    let task = node.ended(&node.begin("always", json!({}))).to_string();
+    assert!(task.contains("cannot run `always`") && !task.contains(&here), "{task}");
+    place.is_quiet();
+    let log = place.read("server.log");
+    let said = |name: &str| log.lines().any(|line| line.contains("a command could not be started") && line.contains(&place.path(name)));
+    assert!(said("bin/nope") && said("bin/missing") && said("nowhere") && said("bin/always"), "{log}");
 }

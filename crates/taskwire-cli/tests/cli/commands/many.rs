@@ -17,7 +17,7 @@ const CALLERS: usize = 20;
 const MEMORY_MIB: u64 = 200;
 
 /// The most memory that a process has ever had.
-fn memory_peak_mib(pid: u32) -> u64 {
+pub(super) fn memory_peak_mib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the server is there");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
     peak.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024

@@ -28,7 +28,7 @@ pub(crate) struct Node {
     child: Child,
     lines: Mutex<mpsc::Receiver<String>>,
     port: u16,
-    token: Option<&'static str>,
+    token: Mutex<Option<&'static str>>,
 }
 
 /// What a client declares that knows tasks and can be asked.
@@ -77,7 +77,7 @@ impl Node {
         let stdout = child.stdout.take().expect("its output is a pipe");
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || BufReader::new(stdout).lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
-        Self { child, lines: Mutex::new(lines), port, token: None }
+        Self { child, lines: Mutex::new(lines), port, token: Mutex::new(None) }
     }
 
     fn line(&self) -> Option<String> {
@@ -121,7 +121,8 @@ impl Node {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let name = name.map(|name| format!("Mcp-Name: {name}\r\n")).unwrap_or_default();
-        let token = self.token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let token = *self.token.lock().expect("nobody panics while they hold it");
+        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         write!(
             stream,
             "POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -133,9 +134,14 @@ impl Node {
     }
 
     /// From now on with this token.
-    pub(crate) fn with_token(mut self, token: &'static str) -> Self {
-        self.token = Some(token);
+    pub(crate) fn with_token(self, token: &'static str) -> Self {
+        self.be(token);
         self
+    }
+
+    /// Requests are from now on of whoever has this token.
+    pub(crate) fn be(&self, token: &'static str) {
+        *self.token.lock().expect("nobody panics while they hold it") = Some(token);
     }
 
     /// The answer to a request whose body is this text.

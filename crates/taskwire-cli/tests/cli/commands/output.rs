@@ -191,6 +191,39 @@ fn the_exit_code_says_whether_it_is_an_error() {
     assert!(ended.out.starts_with("words\n") && ended.out.matches("words").count() == 1, "told once: {ended:?}");
 }
 
+#[test]
+fn a_command_that_failed_says_why_next_to_its_status_in_both_eras() {
+    let user = User::new();
+    for (keys, script, why) in [
+        ("", "put(b'make: *** No rule to make it\\n')\nsys.exit(3)", "exit code 3: make: *** No rule to make it"),
+        ("", "sys.exit(3)", "exit code 3"),
+        ("", "put(b'one\\ntwo\\n\\n')\nos.kill(os.getpid(), 9)", "ended by signal 9: two"),
+        ("stderr = \"apart\"", "os.write(2, b'no rule\\n')\nput(b'all done\\n')\nsys.exit(2)", "exit code 2: no rule"),
+        ("redact = ['hunter\\d']", "put(b'key=hunter2')\nsys.exit(1)", "exit code 1: key=[redacted]"),
+        ("progress = '(?<percent>\\d+)%'", "put(b'40%\\n' + b'x' * 1000 + b'\\n')\nsys.exit(1)", "exit code 1"),
+        ("output = \"jsonl\"", "put(b'{\"result\": {}, \"isError\": true}\\n')", "it says that it failed"),
+    ] {
+        let place = place(keys, script);
+        let node = place.start();
+        let id = node.begin("run", json!({}));
+        let task = node.ended(&id);
+        let expected = (&json!("completed"), &json!(true), &json!(why));
+        assert_eq!((&task["status"], &task["result"]["isError"], &task["statusMessage"]), expected, "{task}");
+        let ended = user.run(&["get", &format!("{}#{id}", node.url()), "--era", "legacy", "--json"]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let shown = ended.json().pop().expect("an object");
+        assert_eq!((&shown["status"], &shown["message"]), (&json!("failed"), &json!(why)), "{shown}");
+    }
+}
+
+#[test]
+fn a_command_that_cannot_be_started_says_why_next_to_its_status() {
+    let place = Place::new(&tool("run", "command = [\"./nope\"]\ntask = \"always\""));
+    let node = place.start();
+    let task = node.ended(&node.begin("run", json!({})));
+    assert!(task["statusMessage"].as_str().is_some_and(|message| message.starts_with("cannot run `nope`: ")), "{task}");
+}
+
 /// The status message after each step of a command.
 #[track_caller]
 fn messages(pattern: &str, steps: &[(&str, &str)]) {
@@ -271,6 +304,46 @@ fn secrets_stay_secret_when_the_server_is_killed_in_the_middle_of_one() {
     assert_eq!(said(&node.result(&id)), "one\nkey=[redacted]\ntwo\n");
     assert_eq!(node.text(&id), "one\nkey=[redacted]\ntwo\n");
     place.is_quiet();
+}
+
+#[test]
+fn secrets_are_in_no_output_where_a_long_line_is_cut() {
+    let script = "
+for at in list(range(2040, 2060)) + list(range(4080, 4110)):
+    put(b'.' * at + b'key=hunter2' + b'.' * 9000 + b'\\n')
+put(b'key=' + b'h' * 50000 + b' and more\\nend\\n')
+";
+    let keys = "command = [\"python3\", \"run.py\"]\ntask = \"always\"\nredact = ['key=\\w+']";
+    let place = Place::new(&format!("[limits]\nchunk_bytes = 8192\n\n{}", tool("run", keys)));
+    place.write("run.py", &format!("{GATE}\n{script}"));
+    let node = place.start();
+    let id = node.begin("run", json!({}));
+    let lines = (2040..2060).chain(4080..4110).map(|at| format!("{}[redacted]{}\n", ".".repeat(at), ".".repeat(9000)));
+    let expected = lines.collect::<String>() + "[redacted]\nend\n";
+    let (result, text) = (node.result(&id), node.text(&id));
+    let at = text.bytes().zip(expected.bytes()).take_while(|(one, other)| one == other).count();
+    assert!(text == expected, "from byte {at} on: {:?}", &text[at.saturating_sub(20)..(at + 60).min(text.len())]);
+    assert!(!said(&result).contains("hunter") && !said(&result).contains("hhh"), "{result}");
+    place.is_quiet();
+    assert!(!everything(&place, &node, &id).contains("hunter"), "it is known after all");
+}
+
+#[test]
+fn secrets_into_which_the_other_stream_is_written_are_in_no_output() {
+    let script = "put(b'key=hun')\nos.write(2, b'a warning\\nerr hun')\nput(b'ter2\\n')\nos.write(2, b'ter3\\n')\nput(b'last\\n')";
+    for keys in ["", "stderr = \"together\"\npty = true", "stderr = \"apart\""] {
+        let place = place(&format!("redact = ['hunter\\d']\n{keys}"), script);
+        let node = place.start();
+        let id = node.begin("run", json!({}));
+        let (result, text) = (node.result(&id), node.text(&id));
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["a warning", "err [redacted]", "key=[redacted]", "last"], "{keys}: {text:?}");
+        assert!(!said(&result).contains("hun"), "{keys}: {result}");
+        place.is_quiet();
+        let all = everything(&place, &node, &id);
+        assert!(!all.contains("key=hun") && !all.contains("err hun"), "{keys}: it is known after all");
+    }
 }
 
 #[test]

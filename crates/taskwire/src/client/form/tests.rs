@@ -358,3 +358,16 @@ fn defaults_alone_pass_the_check() {
     assert_eq!(defaults, json!({"n": 95.5, "s": "active", "m": ["a"]}));
     assert_eq!(Form::check(&schema, &defaults), Ok(()));
 }
+
+/// A server can write any schema, and its user waits.
+#[test]
+fn a_schema_that_is_made_to_be_long_to_check_is_not() {
+    let branch = |kind: &str| json!({"type": "object", "properties": {"arg": {"$ref": "#/$defs/Expr"}, "kind": {"const": kind}}, "required": ["kind"]});
+    let kinds: Vec<Value> = ["a", "b", "c", "d", "e"].map(branch).into();
+    let schema = json!({"type": "object", "properties": {"expr": {"$ref": "#/$defs/Expr"}}, "$defs": {"Expr": {"anyOf": kinds}}});
+    let value = (0..40).fold(json!({"kind": "f"}), |inner, _| json!({"kind": "a", "arg": inner}));
+    let errors = misfits(&schema, &json!({"expr": value}));
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(errors[0].field, "expr");
+    assert!(errors[0].reason.starts_with("{\"kind\":\"f\"} is not valid under any of the schemas"), "{errors:?}");
+}

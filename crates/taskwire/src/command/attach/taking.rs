@@ -89,7 +89,7 @@ impl Taking {
         let run = hand.run.clone();
         let mut view = View::new(&job.settings).map_err(ToolError::new)?;
         if *mark != Mark::start(mark.run, mark.seq) {
-            view = view.resumed();
+            view = view.resumed(mark.hidden);
         }
         let mut digest = Digest::new(job.settings.inline_bytes);
         if let Phase::Task(id) = run.phase() {
@@ -123,6 +123,11 @@ impl Taking {
     /// Up to where the journal was taken, as far as its supervisor was told or a checkpoint says.
     pub(super) fn told(&self) -> u64 {
         self.told
+    }
+
+    /// Whether there is nothing to read, though the command has begun: its journal is gone.
+    pub(super) fn is_blind(&self) -> bool {
+        !self.reader.is_open() && !self.dir.join(journal::FILE).exists()
     }
 
     /// The place in the journal up to which it was read.
@@ -208,6 +213,7 @@ impl Taking {
         mark.notes += self.skip[2];
         mark.out -= self.view.held(Stream::Out);
         mark.err -= self.view.held(Stream::Err);
+        mark.hidden = self.view.hidden();
         mark
     }
 
@@ -251,7 +257,7 @@ impl Taking {
         }
         match self.run.put(&pieces, &Payload::of(&self.mark())?).await {
             // Too much for a call, and no room for another task: its caller gets the two ends of the output.
-            Err(engine::Error::Rejected(Reject::Limit { key: "tasks_per_caller", .. })) if matches!(self.run.phase(), Phase::Loose) => {
+            Err(engine::Error::Rejected(reject)) if reject.is_no_room_for_task() && matches!(self.run.phase(), Phase::Loose) => {
                 self.unlogged = true;
                 Ok(())
             }
@@ -261,7 +267,7 @@ impl Taking {
 
     /// Remembers that there was too much output, for the result to say so.
     fn failed(&mut self, error: engine::Error) -> ToolError {
-        if matches!(error, engine::Error::Rejected(Reject::Limit { key: "task_output_bytes", .. })) {
+        if matches!(&error, engine::Error::Rejected(reject) if reject.is_no_room_for_output()) {
             self.too_much = Some(error.to_string());
         }
         from_engine(error)
@@ -274,7 +280,10 @@ impl Taking {
         let text = format!("The command was stopped, because {why}. What it wrote after that is not kept.");
         content.push(json!({"type": "text", "text": text}));
         let meta = self.repeats(content.len() - 1);
-        Some(CallResult { content: content.into_iter().map(Payload::from).collect(), is_error: true, meta, ..CallResult::default() })
+        let mut result =
+            CallResult { content: content.into_iter().map(Payload::from).collect(), is_error: true, meta, ..CallResult::default() };
+        result.because(&format!("stopped, because {why}"));
+        Some(result)
     }
 
     /// Sees to it that the log has all of the output, where there may be no room for the last of it. Elsewhere that is written with
@@ -391,13 +400,20 @@ impl Taking {
             result.structured_content = given.structured.map(Payload::from);
             result.is_error = given.is_error;
         }
+        let mut why = result.is_error.then(|| "it says that it failed".to_owned());
         if let Some(problem) = problem(ended, &self.settings) {
-            content.push(json!({"type": "text", "text": self.view.redacted(&problem)}));
+            why = Some(self.view.redacted(&problem.short).into_owned());
+            content.push(json!({"type": "text", "text": self.view.redacted(&problem.text)}));
             result.is_error = true;
         }
-        if let Some(why) = &self.too_much {
-            content.push(json!({"type": "text", "text": format!("What it wrote last is not kept, because {why}.")}));
+        if let Some(too_much) = &self.too_much {
+            content.push(json!({"type": "text", "text": format!("What it wrote last is not kept, because {too_much}.")}));
+            why.get_or_insert_with(|| too_much.clone());
             result.is_error = true;
+        }
+        if let Some(why) = why {
+            let last = self.digest.last_line().filter(|_| ended.failed.is_none());
+            result.because(&last.map_or_else(|| why.clone(), |last| format!("{why}: {last}")));
         }
         if content.is_empty() {
             // Models, and some clients, take nothing at all for a fault. People need not read it.
@@ -441,17 +457,21 @@ fn is_nearly_full(bytes: u64, limits: &Limits) -> bool {
     bytes.saturating_add(limits.chunk_bytes.saturating_mul(8)) >= limits.task_output_bytes
 }
 
-/// What is wrong with how a command ended.
-fn problem(ended: &Ended, settings: &Settings) -> Option<String> {
-    if let Some(why) = &ended.failed {
-        return Some(why.clone());
-    }
-    match (ended.code, ended.signal) {
-        (Some(code), _) if settings.ok_codes.contains(&code) => None,
-        (Some(code), _) => Some(format!("The command ended with exit code {code}.")),
-        (None, Some(signal)) => Some(format!("The command was ended by signal {signal}.")),
-        (None, None) => Some("How the command ended is not known.".to_owned()),
-    }
+/// What is wrong with how a command ended: in a sentence, and in short.
+struct Wrong {
+    text: String,
+    short: String,
+}
+
+fn problem(ended: &Ended, settings: &Settings) -> Option<Wrong> {
+    let (text, short) = match (&ended.failed, ended.code, ended.signal) {
+        (Some(why), ..) => (why.clone(), why.clone()),
+        (None, Some(code), _) if settings.ok_codes.contains(&code) => return None,
+        (None, Some(code), _) => (format!("The command ended with exit code {code}."), format!("exit code {code}")),
+        (None, None, Some(signal)) => (format!("The command was ended by signal {signal}."), format!("ended by signal {signal}")),
+        (None, None, None) => ("How the command ended is not known.".to_owned(), "how it ended is not known".to_owned()),
+    };
+    Some(Wrong { text, short })
 }
 
 /// What the log has of this run.

@@ -67,6 +67,12 @@ fn each_thing_that_is_wrong_is_found_under_its_key() {
         ("remove_env", "empty", |it| it.remove_env = vec![String::new()]),
         ("cwd", "absolute", |it| it.cwd = PathBuf::from("here")),
         ("stdin", "{{nope}}", |it| it.stdin = Some("{nope}".into())),
+        ("env", "LD_PRELOAD", |it| it.env = BTreeMap::from([("LD_PRELOAD".into(), "/lib/{path}.so".into())])),
+        ("env", "{path} would be run as code", |it| it.env = BTreeMap::from([("GIT_SSH_COMMAND".into(), "{path}".into())])),
+        ("stdin", "sh takes its code from standard input", |it| {
+            (it.command, it.stdin) = (vec!["sh".into(), "-s".into(), "{n}".into()], Some("ls {path}".into()));
+        }),
+        ("stdin", "python3 takes its code", |it| (it.command, it.stdin) = (vec!["python3".into(), "-".into()], Some("{path}".into()))),
         ("stderr", "apart", |it| it.output = Format::Jsonl),
         ("pty", "\"together\" or \"drop\"", |it| (it.pty, it.stderr) = (true, Stderr::Apart)),
         ("pty", "lines of JSON", |it| (it.pty, it.stderr, it.output) = (true, Stderr::Apart, Format::Jsonl)),
@@ -104,6 +110,23 @@ fn what_is_wrong_with_a_schema_has_its_place() {
     let wrong = problem(|it| it.output_schema = Some(json!({"properties": {"n": {"minimum": "0"}}})));
     assert_eq!((wrong.key, wrong.path.join(".")), ("output_schema", "properties.n.minimum".to_owned()));
     assert_eq!(problem(|it| it.concurrency = 0).path, [""; 0]);
+}
+
+#[test]
+fn what_is_run_but_fixed_is_allowed() {
+    let mut it = definition(&["sh"]);
+    it.env = BTreeMap::from([("BASH_ENV".into(), "/etc/env".into()), ("PS1".into(), "{n}".into()), ("NAME".into(), "{path}".into())]);
+    it.stdin = Some("echo {n}".into());
+    assert_eq!(it.check(), Ok(()), "a number is no code");
+    it.stdin = Some("echo \"$NAME\"".into());
+    assert_eq!(it.check(), Ok(()));
+    it.stdin = Some("{path}".into());
+    assert_eq!(it.check().expect_err("code").key, "stdin");
+    it.command = vec!["sh".into(), "run.sh".into()];
+    assert_eq!(it.check(), Ok(()));
+    it.env.insert("PATH".into(), "{path}:/bin".into());
+    let problem = it.check().expect_err("a place for programs");
+    assert_eq!((problem.key, problem.path), ("env", vec!["PATH".to_owned()]));
 }
 
 #[test]

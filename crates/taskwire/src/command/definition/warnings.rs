@@ -4,25 +4,35 @@ use std::{
     collections::BTreeSet,
     ffi::{OsStr, OsString},
     fs,
+    io::Read,
     os::unix::fs::PermissionsExt,
     path::Path,
 };
 
 use serde_json::Map;
 
-use super::{Compiled, Definition, Inherit, Parameters};
+use super::{Compiled, Definition, Inherit, Parameters, Text};
 use crate::tool::portability;
 
 /// Where programs are looked for without PATH, as supervisors do.
 const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+/// How much of a script is looked at.
+const SCRIPT_BYTES_MAX: u64 = 256 * 1024;
 
 impl Definition {
     /// What is probably not meant so, for whoever wrote it: parameters that nothing uses, values where a script does not look
-    /// for them, a program that is not there, a description that tells nothing, a name or a schema that some clients refuse. Nothing if it
-    /// cannot be used at all: see [`check`](Self::check).
+    /// for them, or that it seems to run, a program that is not there, a description that tells nothing, a name or a schema that some clients
+    /// refuse. Nothing if it cannot be used at all: see [`check`](Self::check).
     pub fn warnings(&self) -> Vec<String> {
         let Ok(compiled) = self.compile() else { return Vec::new() };
         let mut warnings = compiled.argv.warnings();
+        warnings.extend(self.run_by_scripts(&compiled));
+        if let (Some(value), Some(reader)) = (compiled.stdin.as_ref().and_then(Text::loose), compiled.argv.reader()) {
+            let program = reader.program;
+            warnings.push(format!(
+                "stdin: whoever calls writes in {{{value}}} what {program} runs, and that can be commands for a shell too (`\\!`, `.shell`)"
+            ));
+        }
         warnings.extend(self.unused(&compiled));
         if let Some(path) = self.path(&compiled) {
             warnings.extend(missing(compiled.argv.program(), &self.cwd, &path));
@@ -35,6 +45,18 @@ impl Definition {
         }
         warnings.extend(portability(&self.name, &self.description, &self.input_schema));
         warnings
+    }
+
+    /// Scripts in files, as far as they can be read: those that seem to run a value.
+    fn run_by_scripts(&self, compiled: &Compiled) -> Vec<String> {
+        let scripts = compiled.argv.scripts();
+        let found = scripts.iter().flat_map(|script| {
+            let is_program = script.file == compiled.argv.program();
+            let text = shell_script(&self.cwd.join(script.file), is_program).filter(|_| !is_program || script.file.contains('/'));
+            let warnings = text.map(|text| script.warnings(&text)).unwrap_or_default();
+            warnings.into_iter().map(move |warning| format!("{}: {warning}", script.file))
+        });
+        found.collect()
     }
 
     fn unused(&self, compiled: &Compiled) -> impl Iterator<Item = String> {
@@ -63,6 +85,18 @@ impl Definition {
         }
         Some(path)
     }
+}
+
+/// The beginning of a file, if that is the script of a shell: a program says so in its first line.
+fn shell_script(file: &Path, is_program: bool) -> Option<String> {
+    // What is no file could keep us waiting.
+    fs::metadata(file).ok().filter(fs::Metadata::is_file)?;
+    let mut bytes = Vec::new();
+    fs::File::open(file).ok()?.take(SCRIPT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(&error.into_bytes()).into_owned());
+    let first = text.lines().next().unwrap_or_default();
+    let is_shell = first.starts_with("#!") && first.split(['/', ' ']).any(|word| word.ends_with("sh") && word.len() < 6);
+    (is_shell || !is_program).then_some(text)
 }
 
 /// Whether a description tells no more than the name of the program.
@@ -119,11 +153,11 @@ mod tests {
     fn parameters_that_nothing_uses_are_told() {
         let unused =
             |name: &str| format!("nothing uses the parameter `{name}`: {{{name}}} is neither in `command` nor in `env` nor in `stdin`");
-        assert_eq!(definition(vec!["sh".into()]).warnings(), [unused("a"), unused("v")]);
-        assert_eq!(definition(vec!["sh".into(), "{{a}}".into(), "{v}".into()]).warnings(), [unused("a")], "that is text");
+        assert_eq!(definition(vec!["cat".into()]).warnings(), [unused("a"), unused("v")]);
+        assert_eq!(definition(vec!["cat".into(), "{{a}}".into(), "{v}".into()]).warnings(), [unused("a")], "that is text");
         let when = Part::When { when: "v".to_owned(), args: vec!["-v".to_owned()] };
-        assert_eq!(definition(vec!["sh".into(), when.clone()]).warnings(), [unused("a")]);
-        let mut it = definition(vec!["sh".into(), when]);
+        assert_eq!(definition(vec!["cat".into(), when.clone()]).warnings(), [unused("a")]);
+        let mut it = definition(vec!["cat".into(), when]);
         it.stdin = Some("{a}".to_owned());
         assert_eq!(it.warnings(), [""; 0]);
         it.stdin = None;
@@ -169,19 +203,53 @@ mod tests {
         it.env.clear();
         it.inherit_env = Inherit::Only(Vec::new());
         assert_eq!(it.warnings(), [""; 0], "the usual places");
-        it.input_schema = json!({"type": "object", "properties": {"dir": {"type": "string"}}});
+        it.input_schema = json!({"type": "object", "properties": {"dir": {"type": "string", "enum": ["/bin", "/sbin"]}}});
         it.env.insert("PATH".to_owned(), "{dir}".to_owned());
         assert_eq!(it.warnings(), [""; 0], "nobody knows before the call");
     }
 
     #[test]
     fn what_some_clients_refuse_is_told() {
-        let mut it = Definition::new("a.tool", "A tool", vec!["sh".into(), "{list}".into()]);
+        let mut it = Definition::new("a.tool", "A tool", vec!["cat".into(), "{list}".into()]);
         it.input_schema = json!({"type": "object", "properties": {"list": {"type": "array"}}});
         let warnings = it.warnings();
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         assert!(warnings[0].starts_with("the name has a '.' in it: "), "{warnings:?}");
         assert!(warnings[1].starts_with("`/properties/list` is an array without `items`: "), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_script_in_a_file_that_runs_what_it_is_given_is_told() {
+        let dir = crate::testing::TempDir::new();
+        let write = |name: &str, text: &str| {
+            fs::write(dir.0.join(name), text).expect("written");
+            fs::set_permissions(dir.0.join(name), fs::Permissions::from_mode(0o755)).expect("a file of ours");
+        };
+        write("runs.sh", "#!/usr/bin/env bash\nset -e\neval \"$1\"\n");
+        write("shows.sh", "#!/bin/sh\ncat \"$1\"\n");
+        write("runs.py", "#!/usr/bin/python3\n# eval \"$1\"\neval \"$1\"\n");
+        let warnings = |command: &[&str]| {
+            let mut it = definition(command.iter().map(|word| Part::from(*word)).collect());
+            it.input_schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+            it.cwd.clone_from(&dir.0);
+            it.warnings()
+        };
+        let runs = dir.0.join("runs.sh").display().to_string();
+        for command in [&["./runs.sh", "{a}"][..], &[runs.as_str(), "{a}"], &["sh", "runs.sh", "{a}"]] {
+            let warnings = warnings(command);
+            assert!(warnings.len() == 1 && warnings[0].contains("runs.sh: \"eval \\\"$1\\\"\": so the script runs"), "{warnings:?}");
+        }
+        for command in [&["./shows.sh", "{a}"][..], &["sh", "shows.sh", "{a}"], &["./runs.py", "{a}"], &["sh", "gone.sh", "{a}"]] {
+            assert_eq!(warnings(command), [""; 0], "{command:?}");
+        }
+    }
+
+    #[test]
+    fn statements_on_standard_input_are_told() {
+        let mut it = definition(vec!["psql".into(), "db".into()]);
+        it.input_schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        it.stdin = Some("{a}".to_owned());
+        assert!(it.warnings().iter().any(|warning| warning.starts_with("stdin: whoever calls writes in {a} what psql runs")));
     }
 
     #[test]

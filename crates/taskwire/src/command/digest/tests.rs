@@ -48,6 +48,26 @@ fn nothing_is_nothing() {
 }
 
 #[test]
+fn the_last_line_is_told_if_it_is_whole_and_short() {
+    let last = |blocks: &[Value]| {
+        let mut digest = Digest::new(256);
+        blocks.iter().for_each(|block| digest.block(block));
+        digest.end();
+        digest.last_line().map(ToOwned::to_owned)
+    };
+    assert_eq!(last(&[]), None);
+    assert_eq!(last(&[text("one\n two \n \n")]).as_deref(), Some("two"));
+    assert_eq!(last(&[text("a"), text("b")]).as_deref(), Some("ab"), "text that follows text is one");
+    assert_eq!(last(&[text("\u{1b}[31m10%\r\u{1b}[32m100%")]).as_deref(), Some("100%"), "as a terminal shows it");
+    assert_eq!(last(&[stderr("why\n"), text("done\n")]).as_deref(), Some("why"), "standard error tells more");
+    assert_eq!(last(&[text("done\n"), stderr(" \n")]).as_deref(), Some("done"));
+    assert_eq!(last(&[text(&"x".repeat(201))]), None, "too long");
+    assert_eq!(last(&[text(&"x".repeat(1000)), text("y")]), None, "its beginning is left out");
+    assert_eq!(last(&[text(&"x".repeat(1000)), text("\ny")]).as_deref(), Some("y"));
+    assert_eq!(last(&[image(10), text("after"), image(10)]).as_deref(), Some("after"));
+}
+
+#[test]
 fn text_that_just_fits_is_one_block_and_one_byte_more_is_cut() {
     for part in [1, 7, 300, 1024] {
         let mut digest = Digest::new(1024);

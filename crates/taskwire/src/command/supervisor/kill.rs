@@ -2,10 +2,12 @@
 //!
 //! The supervisor is the one to whom orphans fall, so whatever detaches itself is still below it in the tree of processes:
 //! as long as it has a child, something of the command is left. When the supervisor itself was killed, the server finds what
-//! is left by a variable in the environment, and signals nothing that does not carry it: numbers of processes are used again.
+//! is left by a variable in the environment, and signals nothing that does not carry it: numbers of processes are used again. One that was
+//! halted is woken up, or ended with all that is below it.
 
 use std::{
     collections::{BTreeSet, HashMap},
+    ffi::OsStr,
     fs,
     os::unix::ffi::OsStrExt,
     path::Path,
@@ -15,7 +17,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 
-use super::{SETTLED, cgroup, known_as};
+use super::{SETTLED, cgroup, is_alive, known_as};
 use crate::command::journal;
 
 /// Tells a process of a command where its task is, and us whose process it is.
@@ -34,6 +36,8 @@ struct Stat {
     group: u32,
     /// With its number, this is one process only.
     started: u64,
+    /// It has ended, and waits for its parent to take note of that.
+    is_over: bool,
 }
 
 /// Reads `/proc/PID/stat`. The name in it is the process's own choice, with any brackets, blanks and line breaks.
@@ -44,7 +48,8 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     // A group or a parent in another namespace is 0.
     let field = |n: usize| fields.get(n)?.parse::<u64>().ok();
     let small = |n: usize| u32::try_from(field(n)?).ok();
-    Some(Stat { pid, parent: small(1)?, group: small(2)?, started: field(19)? })
+    let is_over = matches!(*fields.first()?, "Z" | "X");
+    Some(Stat { pid, parent: small(1)?, group: small(2)?, started: field(19)?, is_over })
 }
 
 fn stat(pid: u32) -> Option<Stat> {
@@ -230,6 +235,49 @@ pub(crate) fn reap_orphans(dir: &Path) {
     cgroups.iter().for_each(|path| cgroup::remove(path));
 }
 
+/// Whether this is the supervisor of the run in `dir`: it was started for it, and one lives.
+fn is_supervisor(pid: u32, dir: &Path) -> bool {
+    let is_meant = match fs::read(format!("/proc/{pid}/cmdline")) {
+        Ok(words) => {
+            let last = words.split(|byte| *byte == 0).rfind(|word| !word.is_empty());
+            last.is_some_and(|last| known_as(Path::new(OsStr::from_bytes(last))) == known_as(dir))
+        }
+        // Where the system does not tell, that one lives must do.
+        Err(_) => !Path::new("/proc/self").exists(),
+    };
+    is_meant && is_alive(dir)
+}
+
+/// Lets the supervisor of a run go on, if it was halted.
+pub(crate) fn wake(dir: &Path, supervisor: u32) {
+    signal_if(supervisor, Signal::CONT, || is_supervisor(supervisor, dir));
+}
+
+/// Ends the supervisor of a run that does not do so itself, after all that is below it.
+/// It waits until they are gone: not for a thread that others wait for.
+pub(crate) fn put_down(dir: &Path, supervisor: u32) {
+    let signal = |signal: Signal| signal_if(supervisor, signal, || is_supervisor(supervisor, dir));
+    // As long as it is there, what detaches itself falls to it, and is found.
+    if !signal(Signal::STOP) {
+        return;
+    }
+    for _ in 0..LOOKS_MAX {
+        let family = descendants(&scan(), supervisor);
+        let left: Vec<&Stat> = family.iter().filter(|one| !one.is_over).collect();
+        if left.is_empty() {
+            break;
+        }
+        left.iter().for_each(|one| signal_one(one, Signal::KILL));
+        thread::sleep(LOOK_PAUSE);
+    }
+    for _ in 0..LOOKS_MAX {
+        if !signal(Signal::KILL) {
+            break;
+        }
+        thread::sleep(LOOK_PAUSE);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -242,7 +290,7 @@ mod tests {
     use crate::testing::TempDir;
 
     fn one(pid: u32, parent: u32, group: u32) -> Stat {
-        Stat { pid, parent, group, started: u64::from(pid) }
+        Stat { pid, parent, group, started: u64::from(pid), is_over: false }
     }
 
     #[test]
@@ -251,8 +299,9 @@ mod tests {
         let names: [&[u8]; 7] = [b"sh", b"", b"a) R 1 1 1", b"((", b") S 1 2 (", b"x\ny) Z 0 0\n", b"\xff\xfe)"];
         for name in names {
             let text = [&b"42 ("[..], name, b") ", rest.as_bytes()].concat();
-            assert_eq!(parse_stat(&text), Some(Stat { pid: 42, parent: 7, group: 8, started: 12345 }), "{name:?}");
+            assert_eq!(parse_stat(&text), Some(Stat { pid: 42, parent: 7, group: 8, started: 12345, is_over: false }), "{name:?}");
         }
+        assert!(parse_stat(format!("42 (sh) Z{}", &rest[1..]).as_bytes()).is_some_and(|one| one.is_over));
     }
 
     #[test]
@@ -316,6 +365,22 @@ mod tests {
             assert!(!signal_if(pid, Signal::CONT, || panic!("must not be asked")));
             assert!(!signal_group(pid, Signal::CONT));
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn who_was_not_started_for_a_run_is_not_taken_for_its_supervisor() {
+        let dir = TempDir::new();
+        let mut other = Command::new("sleep").args(["600"]).spawn().expect("started");
+        fs::write(dir.0.join("lock"), "").expect("written");
+        let lock = fs::File::open(dir.0.join("lock")).expect("there");
+        lock.lock().expect("locked");
+        assert!(!is_supervisor(other.id(), &dir.0));
+        put_down(&dir.0, other.id());
+        assert!(other.try_wait().expect("asked").is_none());
+        other.kill().expect("killed");
+        other.wait().expect("ended");
+        assert!(!is_supervisor(other.id(), &dir.0), "nor is one that is gone");
     }
 
     #[cfg(target_os = "linux")]

@@ -32,7 +32,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-pub(crate) use self::kill::reap_orphans;
+pub(crate) use self::kill::{put_down, reap_orphans, wake};
 use super::{
     definition::{Leftovers, Stderr},
     journal::{self, Journal},
@@ -52,6 +52,8 @@ const VERSION: u32 = 1;
 /// Somebody may look at the lock for a moment; then it is tried again, so often.
 const LOCK_TRIES: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// How long a supervisor that was told to stop may take beyond what its job says: killing for sure, and some more.
+pub(crate) const STOPPING_MAX: Duration = run::KILLING_MAX.saturating_add(Duration::from_secs(5));
 
 /// One run of a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -87,6 +89,9 @@ pub(crate) struct Job {
     pub(crate) kill_after_ms: u64,
     /// Bytes that may wait in the journal.
     pub(crate) spool_bytes: u64,
+    /// Bytes that are to stay free on the disk: with less, it has to wait; nothing if this does not matter.
+    #[serde(default)]
+    pub(crate) disk_reserve_bytes: u64,
     /// The largest block that it may emit.
     pub(crate) block_bytes: u64,
     /// What the server must know to understand the output.
@@ -119,6 +124,16 @@ impl Job {
             return Err(io::Error::new(ErrorKind::InvalidData, message));
         }
         serde_json::from_slice(&bytes).map(Some).map_err(broken)
+    }
+
+    /// Whether its two streams are read each for itself. Where something is to be hidden they are, even if they go together: in one pipe
+    /// what is written to the one comes into the middle of the other's lines, and takes its secrets apart.
+    fn is_split(&self) -> bool {
+        match self.stderr {
+            Stderr::Apart => true,
+            Stderr::Together => !self.settings.redact.is_empty(),
+            Stderr::Drop => false,
+        }
     }
 }
 

@@ -23,10 +23,13 @@ use super::{
     questions::Questions,
     start::{self, Started},
 };
-use crate::command::{
-    definition::Leftovers,
-    journal::{Began, Ended, Journal, OUTPUT_BYTES_MAX, Record},
-    talk::{self, FromInside, Note, ToInside, ToSupervisor},
+use crate::{
+    command::{
+        definition::Leftovers,
+        journal::{Began, Ended, Journal, OUTPUT_BYTES_MAX, Record},
+        talk::{self, FromInside, Note, ToInside, ToSupervisor},
+    },
+    store::free_bytes,
 };
 
 /// How long the output of a command is waited for when its own process has ended.
@@ -36,7 +39,7 @@ const LINGER: Duration = Duration::from_millis(250);
 /// The longest time between the gentle end and the other one.
 const KILL_AFTER_MAX: Duration = Duration::from_secs(600);
 /// How long killing may take before what cannot be killed is given up.
-const KILLING_MAX: Duration = Duration::from_secs(10);
+pub(super) const KILLING_MAX: Duration = Duration::from_secs(10);
 /// How often it is looked whether all are gone, and how often they are killed again.
 const LOOK: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_millis(20);
@@ -255,7 +258,7 @@ impl Run {
             Phase::Killing { until } => Some(until.min(now + AGAIN)),
             Phase::Over => Some(now),
         };
-        let write = (!self.unwritten.is_empty()).then_some(now + WRITE_PAUSE);
+        let write = (!self.unwritten.is_empty() || self.is_disk_short()).then_some(now + WRITE_PAUSE);
         next.into_iter().chain(write).min()
     }
 
@@ -396,7 +399,13 @@ impl Run {
     }
 
     fn may_write(&self) -> bool {
-        self.unwritten.is_empty() && self.waiting() <= self.room()
+        self.unwritten.is_empty() && self.waiting() <= self.room() && !self.is_disk_short()
+    }
+
+    /// Whether the disk is so full that the command has to wait with what it writes. What it wrote before its end is always read.
+    fn is_disk_short(&self) -> bool {
+        let reserve = self.job.disk_reserve_bytes;
+        reserve > 0 && matches!(self.phase, Phase::Running) && free_bytes(&self.dir).is_some_and(|free| free < reserve)
     }
 
     /// Reads what the command has written, up to `most` bytes of each stream.

@@ -38,15 +38,15 @@ pub(super) struct Started {
 /// Why not, for people.
 pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String> {
     let Some((program, args)) = job.argv.split_first() else { return Err("the command is empty".to_owned()) };
+    let name = name_of(program);
     // All that detach themselves from the command become our children, whatever they do.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    let streams = |error: io::Error| format!("cannot run `{program}`: its streams cannot be made: {error}");
+    let streams = |error: io::Error| format!("cannot run `{name}`: its streams cannot be made: {error}");
     let mut command = Command::new(program);
     command.args(args).current_dir(&job.cwd).env_clear().envs(environment(job, dir, env::vars_os())).process_group(0);
     command.stdin(if job.stdin { Stdio::from(File::open(dir.join(STDIN)).map_err(streams)?) } else { Stdio::null() });
-    let given = if job.pty { terminal::give(&mut command, job.stderr).map(|out| (out, None)) } else { pipes(&mut command, job.stderr) };
-    let (out, err) = given.map_err(streams)?;
+    let (out, err) = if job.pty { terminal::give(&mut command, job) } else { pipes(&mut command, job) }.map_err(streams)?;
 
     // What may stay when the command has ended would keep its control group for ever.
     let cgroup = if job.leftovers == Leftovers::Keep { None } else { Cgroup::make(dir) };
@@ -75,23 +75,19 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String
 }
 
 /// Gives the command its output streams, and us the other ends.
-fn pipes(command: &mut Command, stderr: Stderr) -> io::Result<(Receiver, Option<Receiver>)> {
+fn pipes(command: &mut Command, job: &Job) -> io::Result<(Receiver, Option<Receiver>)> {
     let (reader, writer) = io::pipe()?;
     let out = Receiver::from_owned_fd(reader.into())?;
     let mut err = None;
-    match stderr {
+    if job.stderr == Stderr::Drop {
+        command.stderr(Stdio::null());
+    } else if job.is_split() {
+        let (reader, writer) = io::pipe()?;
+        err = Some(Receiver::from_owned_fd(reader.into())?);
+        command.stderr(writer);
+    } else {
         // One pipe, so that the order is exact.
-        Stderr::Together => {
-            command.stderr(writer.try_clone()?);
-        }
-        Stderr::Apart => {
-            let (reader, writer) = io::pipe()?;
-            err = Some(Receiver::from_owned_fd(reader.into())?);
-            command.stderr(writer);
-        }
-        Stderr::Drop => {
-            command.stderr(Stdio::null());
-        }
+        command.stderr(writer.try_clone()?);
     }
     command.stdout(writer);
     Ok((out, err))
@@ -126,10 +122,16 @@ fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsSt
     all
 }
 
-/// Why a program could not be started, and what to do about it.
+/// What a program is called. Where it and its files are is nobody's business who calls.
+fn name_of(program: &str) -> &str {
+    program.rsplit('/').find(|part| !part.is_empty()).unwrap_or(program)
+}
+
+/// Why a program could not be started, and what to do about it; for callers, so without any path.
 fn why(program: &str, cwd: &Path, error: &io::Error) -> String {
+    let name = name_of(program);
     if !cwd.is_dir() {
-        return format!("cannot run `{program}`: its directory {} (`cwd`) is not there", cwd.display());
+        return format!("cannot run `{name}`: its working directory (`cwd`) is not there");
     }
     let hint = match error.kind() {
         ErrorKind::NotFound if program.contains('/') => ": is it there, and so is what its first line names?",
@@ -138,7 +140,7 @@ fn why(program: &str, cwd: &Path, error: &io::Error) -> String {
         ErrorKind::ArgumentListTooLong => ": its arguments and its environment are too long together",
         _ => "",
     };
-    format!("cannot run `{program}`: {error}{hint}")
+    format!("cannot run `{name}`: {error}{hint}")
 }
 
 #[cfg(test)]
@@ -177,6 +179,7 @@ mod tests {
             leftovers: Leftovers::Kill,
             kill_after_ms: 5000,
             spool_bytes: 1 << 20,
+            disk_reserve_bytes: 0,
             block_bytes: 1 << 20,
             settings,
             program_dir: None,
@@ -245,7 +248,9 @@ mod tests {
         let missing = io::Error::from(ErrorKind::NotFound);
         assert!(why("nope", root, &missing).ends_with("is it installed and in PATH?"));
         assert!(why("./nope", root, &missing).contains("first line"));
-        assert!(why("nope", Path::new("/not/there"), &missing).contains("/not/there"));
+        let gone = why("/opt/nope", Path::new("/not/there"), &missing);
+        assert!(gone.contains("`nope`") && gone.contains("`cwd`") && !gone.contains("/not/there") && !gone.contains("/opt"), "{gone}");
+        assert!(!why("/opt/nope", root, &missing).contains("/opt"));
         assert!(why("nope", root, &io::Error::from(ErrorKind::PermissionDenied)).contains("executable"));
     }
 }

@@ -6,6 +6,7 @@
 
 use std::{
     io,
+    os::fd::OwnedFd,
     process::{Command, Stdio},
 };
 
@@ -17,6 +18,7 @@ use rustix::{
 };
 use tokio::net::unix::pipe::Receiver;
 
+use super::Job;
 use crate::command::definition::Stderr;
 
 /// So wide that lines are not broken where a screen would end.
@@ -25,11 +27,28 @@ const WINDOW: Winsize = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypix
 /// Variables of a command on a terminal, unless its tool sets them: programs should not draw, and a pager would wait for a key.
 pub(super) const VARIABLES: [(&str, &str); 3] = [("TERM", "dumb"), ("PAGER", "cat"), ("GIT_PAGER", "cat")];
 
-/// Gives the command a terminal to write to, and us the other end.
+/// Gives the command a terminal to write to, or one for each of its streams, and us the other ends.
 ///
 /// # Errors
 /// When there is none to be had.
-pub(super) fn give(command: &mut Command, stderr: Stderr) -> io::Result<Receiver> {
+pub(super) fn give(command: &mut Command, job: &Job) -> io::Result<(Receiver, Option<Receiver>)> {
+    let (out, theirs) = pair()?;
+    let mut err = None;
+    if job.stderr == Stderr::Drop {
+        command.stderr(Stdio::null());
+    } else if job.is_split() {
+        let (ours, theirs) = pair()?;
+        err = Some(ours);
+        command.stderr(theirs);
+    } else {
+        command.stderr(theirs.try_clone()?);
+    }
+    command.stdout(theirs);
+    Ok((out, err))
+}
+
+/// Our end of a terminal, and the command's.
+fn pair() -> io::Result<(Receiver, OwnedFd)> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
     fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
     grantpt(&ours)?;
@@ -43,11 +62,5 @@ pub(super) fn give(command: &mut Command, stderr: Stderr) -> io::Result<Receiver
     tcsetattr(&theirs, OptionalActions::Now, &modes)?;
     tcsetwinsize(&theirs, WINDOW)?;
     fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
-    let out = Receiver::from_owned_fd_unchecked(ours)?;
-    match stderr {
-        Stderr::Together | Stderr::Apart => command.stderr(theirs.try_clone()?),
-        Stderr::Drop => command.stderr(Stdio::null()),
-    };
-    command.stdout(theirs);
-    Ok(out)
+    Ok((Receiver::from_owned_fd_unchecked(ours)?, theirs))
 }

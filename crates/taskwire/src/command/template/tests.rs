@@ -482,7 +482,7 @@ fn the_distance_of_names_counts_letters() {
     for (one, other, far) in
         [("", "", 0), ("a", "", 1), ("", "ab", 2), ("path", "path", 0), ("pth", "path", 1), ("paht", "path", 2), ("é", "e", 1)]
     {
-        assert_eq!((distance(one, other), distance(other, one)), (far, far), "{one} {other}");
+        assert_eq!((parameters::distance(one, other), parameters::distance(other, one)), (far, far), "{one} {other}");
     }
 }
 

@@ -114,12 +114,71 @@ fn an_expression_that_matches_nothing_at_all_hides_nothing_at_all() {
 fn a_line_that_is_too_long_goes_out_in_pieces_and_redacted() {
     let mut view = view(&redacting("secret"));
     let mut long = b"secret".to_vec();
-    long.resize(LINE_BYTES - 1, b'x');
-    long.extend("é".as_bytes());
-    let shown = format!("[redacted]{}", "x".repeat(LINE_BYTES - 7));
-    assert_eq!(view.feed(Stream::Out, &long), [text(&shown)], "the last character is not cut in two");
-    assert_eq!(view.held(Stream::Out), 2);
-    assert_eq!(view.feed(Stream::Out, b" secret\n"), [text("é [redacted]\n")]);
+    long.resize(LINE_BYTES / 2 - 2, b'x');
+    long.extend("é".repeat(LINE_BYTES / 2).as_bytes());
+    assert_eq!(long.len(), 70);
+    let shown = format!("[redacted]{}{}", "x".repeat(LINE_BYTES / 2 - 8), "é");
+    assert_eq!(view.feed(Stream::Out, &long), [text(&shown)], "half of what may be held goes out, and no character is cut in two");
+    assert_eq!(view.held(Stream::Out), 46);
+    let rest = format!("{} [redacted]\n", "é".repeat(LINE_BYTES / 2 - 1));
+    assert_eq!(seen(view.feed(Stream::Out, b" secret\n")), [text(&rest)]);
+}
+
+/// All text that was said, of either stream.
+fn text_of(said: Vec<Said>) -> String {
+    let text = |one| match one {
+        Said::Text(text) => text,
+        Said::Block(block) => block["text"].as_str().expect("text").to_owned(),
+        other => panic!("there is nothing but text: {other:?}"),
+    };
+    said.into_iter().map(text).collect()
+}
+
+#[test]
+fn a_secret_across_the_cuts_of_a_long_line_is_never_seen_wherever_it_lies() {
+    for (pattern, secret, hidden) in [
+        ("key=[a-z]+", "key=abcdefgh", "[redacted]"),
+        ("se+cret", "seeeeeeeeecret", "[redacted]"),
+        ("(?:é€){3}", "é€é€é€", "[redacted]"),
+        (r"\Bfoo\B", "xfoox", "x[redacted]x"),
+        ("hunter[0-9]", "hun\u{1b}[31mter\u{1b}[m2", "[redacted]"),
+    ] {
+        let mut view = view(&redacting(pattern));
+        for stream in [Stream::Out, Stream::Err] {
+            for (at, step) in (0..3 * LINE_BYTES).zip([1, 7, 1000].into_iter().cycle()) {
+                let (before, behind) = (".".repeat(at), ".".repeat(2 * LINE_BYTES));
+                let mut said = fed(&mut view, stream, format!("{before}{secret}{behind}\n").as_bytes(), step);
+                said.extend(view.finish());
+                assert_eq!(text_of(said), format!("{before}{hidden}{behind}\n"), "{pattern} at {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn of_a_secret_that_is_longer_than_what_may_be_held_the_rest_of_the_line_is_hidden() {
+    for (before, step) in [("", 1), ("", 1000), ("ab ", 5), ("\u{ff}", 1000)] {
+        let mut view = view(&redacting("key=[a-z]+"));
+        let line = format!("{before}key={} and more\nnext\n", "x".repeat(10 * LINE_BYTES));
+        let mut said = fed(&mut view, Stream::Out, line.as_bytes(), step);
+        said.extend(view.finish());
+        assert_eq!(seen(said), [text(&format!("{before}[redacted]\nnext\n"))]);
+    }
+}
+
+#[test]
+fn many_short_secrets_in_a_long_line_are_hidden_one_by_one() {
+    let mut view = view(&redacting("Q"));
+    let line = format!("{}\n", "Q".repeat(5 * LINE_BYTES));
+    assert_eq!(text_of(view.feed(Stream::Out, line.as_bytes())), format!("{}\n", "[redacted]".repeat(5 * LINE_BYTES)));
+}
+
+#[test]
+fn where_the_streams_go_together_each_has_its_own_lines() {
+    let mut view = view(&Settings { stderr: Stderr::Together, ..redacting("secret") });
+    assert_eq!(view.feed(Stream::Out, b"key=sec"), []);
+    assert_eq!(view.feed(Stream::Err, b"a warning\n"), [text("a warning\n")]);
+    assert_eq!(view.feed(Stream::Out, b"ret\n"), [text("key=[redacted]\n")]);
 }
 
 #[test]
@@ -240,7 +299,7 @@ fn what_is_no_number_is_no_progress() {
 
 #[test]
 fn the_rest_of_a_line_is_not_taken_for_progress_after_a_restart() {
-    let mut view = view(&counting()).resumed();
+    let mut view = view(&counting()).resumed([false; 2]);
     assert_eq!(view.feed(Stream::Out, b"20/200\n"), [text("20/200\n")], "it may have been 120/200");
     assert_eq!(view.feed(Stream::Out, b"121/200\n"), [text("121/200\n"), progress(121.0, Some(200.0), None)]);
 }
@@ -408,6 +467,8 @@ fn ways() -> Vec<Settings> {
         Settings { redact: secret.clone(), progress: all.clone(), ..settings() },
         json_lines(),
         Settings { redact: secret, progress: all, ..json_lines() },
+        redacting("x+"),
+        Settings { redact: vec!["a?x+".to_owned()], ..json_lines() },
     ]
 }
 
@@ -427,6 +488,7 @@ proptest! {
                     anew(&mut view);
                     let mut said = fed(&mut view, stream, &bytes[..at], step);
                     let held = usize::try_from(view.held(stream)).expect("it fits");
+                    let hidden = view.hidden();
                     prop_assert!(held <= at && held <= LINE_BYTES);
 
                     // One that goes on, and one that begins anew with the first byte that was not given out.
@@ -435,7 +497,7 @@ proptest! {
                     on.extend(view.finish());
                     prop_assert_eq!(&seen(on), &expected);
                     anew(&mut view);
-                    view = view.resumed();
+                    view = view.resumed(hidden);
                     said.extend(fed(&mut view, stream, &bytes[at - held..], step));
                     said.extend(view.finish());
                     prop_assert_eq!(&seen(said), &expected);

@@ -32,18 +32,11 @@ pub(super) fn status(task: &Task) -> Status {
     }
 }
 
-/// The text that a failed result begins with.
-fn error_text(task: &Task) -> Option<String> {
-    let Some(Outcome::Completed { result, is_error: true }) = &task.outcome else { return None };
-    let result: Value = result.read().ok()?;
-    result["content"][0]["text"].as_str().map(str::to_owned)
-}
-
 /// A task.
 pub(super) fn task(object: Object, task: &Task, now: Timestamp, config: &Config) -> Object {
     let ttl = task.ttl(now).map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     let mut object = object.put("taskId", &task.id).put("status", status(task).as_str());
-    if let Some(message) = error_text(task).or_else(|| status_message(task)) {
+    if let Some(message) = status_message(task) {
         object = object.put("statusMessage", &message);
     }
     object

@@ -108,7 +108,7 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<Done, Fault> {
     let mut owned = BTreeMap::new();
     for id in ids {
         // Somebody else's task, and one that never was, are left out alike.
-        if !engine::legible(cx.shared.engine.owner(id))?.is_some_and(|owner| owner == *cx.caller) {
+        if engine::legible(cx.shared.engine.owner(id))?.is_none_or(|owner| owner != *cx.caller) {
             continue;
         }
         // Nor is one of which nothing can be told: who asks for it hears why.

@@ -283,7 +283,7 @@ impl Run {
         let chunks = earlier.chunks.iter().cloned().chain(own).collect();
         let saved = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Save { chunks, checkpoint }).await;
         let Err(error) = saved else { return Ok(()) };
-        let too_much = matches!(error, Error::Rejected(Reject::Limit { key: "task_output_bytes", .. }));
+        let too_much = matches!(&error, Error::Rejected(reject) if reject.is_no_room_for_output());
         if too_much && !earlier.chunks.is_empty() {
             // What came before may fit without the rest; if it does not, the work learns that now.
             self.append(id, earlier).await?;

@@ -107,6 +107,24 @@ async fn a_result_that_says_error_has_failed_in_one_era_and_completed_in_the_oth
         assert_eq!(scene.legacy.ok("tasks/list", json!({})).await["tasks"][0], old, "{era:?}");
         let new = scene.stage.client.get(&scene.id).await;
         assert_eq!((&new["status"], &new["result"]["isError"]), (&json!("completed"), &json!(true)), "{era:?}");
+        assert_eq!(new["statusMessage"], "no such file", "{era:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_says_error_says_why_in_the_place_of_what_was_said_before() {
+    for era in ERAS {
+        let mut scene = Scene::of(era).await;
+        scene.act.ctx.status("half way").await.expect("said");
+        let text = "é".repeat(2000);
+        scene.act.ends_with(Err(ToolError::new(&text)));
+        let new = soon("the end", scene.stage.client.until(&scene.id, "completed")).await;
+        let old = scene.legacy.get(&scene.id).await;
+        for task in [&new, &old] {
+            let message = task["statusMessage"].as_str().expect("a message");
+            assert!(message.len() <= 1024 && message.starts_with("éé") && message.ends_with("é…"), "{era:?}: {message}");
+        }
+        assert_eq!(new["result"]["content"][0]["text"], text, "the result has all of it");
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, TASKS, TempDir, soon},
+    kit::{Client, TASKS, TempDir, any_disk, soon},
     legacy::{
         kit::{Checks, LATEST, initialize},
         session::{VERSIONS, partials, resource},
@@ -58,7 +58,8 @@ impl Peer {
     fn start(tools: Registry) -> Self {
         let dir = TempDir::new();
         let store = SqliteStore::open(dir.path()).expect("a store");
-        let server = Server::start_with_clock(tools, store, crate::kit::without_followups(), Arc::new(SystemClock)).expect("a server");
+        let server =
+            Server::start_with_clock(tools, store, any_disk(crate::kit::without_followups()), Arc::new(SystemClock)).expect("a server");
         Self { dir: Some(dir), ..Self::on(&server, json!({"elicitation": {}, "sampling": {}, "roots": {}})) }
     }
 

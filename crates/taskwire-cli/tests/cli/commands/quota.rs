@@ -1,0 +1,101 @@
+//! How much a caller may have stored, and that the disk gets back what is forgotten, by the program itself.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{
+    node::{Node, message, said},
+    place::{Place, tool, until},
+};
+
+/// Three megabytes, where a caller may have four.
+const FILLS: &str = "command = [\"sh\", \"-c\", \"yes 'a line of output that is long enough' | head -c 3000000\"]\ntask = \"always\"";
+const LIMITS: &str = "[limits]\nstored_bytes_per_caller = 4194304\n";
+const AUTH: &str = "[auth]\ntokens = [{ token = \"a\", caller = \"ann\" }, { token = \"b\", caller = \"bob\" }]\n";
+
+const NOW: &str = "command = [\"echo\", \"now\"]";
+
+/// A call with half a megabyte in it, so that it becomes a task or there is no room for it.
+fn note(node: &Node) -> Value {
+    node.send("tools/call", json!({"name": "note", "arguments": {"text": "x".repeat(500_000)}}))
+}
+
+#[track_caller]
+fn is_told(answer: &Value) {
+    assert_eq!(answer["error"]["code"], -31001, "{answer}");
+    let message = answer["error"]["message"].as_str().expect("words");
+    for words in ["ended ones included", "other callers are not affected", "4194304", "`limits.stored_bytes_per_caller`"] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+}
+
+#[test]
+fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
+    let note_keys = "command = [\"true\"]\ninput = { text = { type = \"string\" } }\ntask = \"always\"";
+    let tools = [tool("fills", FILLS), tool("note", note_keys), tool("now", NOW)].concat();
+    let place = Place::new(&format!("{LIMITS}\n{AUTH}\n{tools}"));
+    let node = place.start();
+    node.be("a");
+    let first = node.begin("fills", json!({}));
+    assert_ne!(node.result(&first)["isError"], true, "there is room for one");
+    let second = node.result(&node.begin("fills", json!({})));
+    assert_eq!(second["isError"], true, "and not for two: {second}");
+    let text = said(&second);
+    assert!(text.contains("The command was stopped, because ") && text.contains("`limits.stored_bytes_per_caller`"), "{text}");
+    assert!(text.starts_with("a line of output"), "what it wrote before that is kept: {text}");
+    is_told(&note(&node));
+    assert_eq!(said(&node.call("now", json!({}))), "now\n", "a call that needs no task needs no room");
+    assert_eq!(node.ended(&first)["status"], "completed", "what is stored can be read");
+
+    node.be("b");
+    assert_ne!(node.result(&node.begin("fills", json!({})))["isError"], true, "another caller has room of its own");
+    place.is_quiet();
+    assert!(node.stop().success());
+
+    let node = place.start();
+    node.be("a");
+    is_told(&note(&node));
+    node.be("b");
+    let answer = note(&node);
+    let id = answer["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no task: {answer}")).to_owned();
+    node.ended(&id);
+    place.is_quiet();
+}
+
+#[test]
+fn the_disk_gets_back_what_is_forgotten() {
+    let fills = "command = [\"sh\", \"-c\", \"yes 'a line of output that is long enough' | head -c 30000000\"]\ntask = \"always\"";
+    let place = Place::new(&format!("retention = \"1s\"\n\n{}", tool("fills", fills)));
+    let node = place.start();
+    let bytes = || fs::metadata(place.path("data/tasks.db")).expect("the store is there").len();
+    let id = node.begin("fills", json!({}));
+    let large = until("much output", || Some(bytes()).filter(|bytes| *bytes > 20_000_000));
+    until("a smaller file", || (bytes() < large / 2).then_some(()));
+    until("an empty spool", || (fs::read_dir(place.path("data/spool")).expect("it is there").count() == 0).then_some(()));
+    assert_eq!(node.send("tasks/get", json!({"taskId": id}))["error"]["code"], -32602, "it is forgotten");
+    place.is_quiet();
+}
+
+#[test]
+fn where_the_disk_is_short_no_task_is_made_and_commands_wait_with_their_output() {
+    // No disk has so much room.
+    let head = "linger = \"0s\"\n\n[limits]\ndisk_reserve_bytes = 9223372036854775807\n";
+    let much = "command = [\"sh\", \"-c\", \"echo > begun; yes | head -c 8000000; echo > over\"]";
+    let tools = [tool("wait", "command = [\"sleep\", \"600\"]\ntask = \"always\""), tool("much", much), tool("now", NOW)].concat();
+    let place = Place::new(&format!("{head}\n{tools}"));
+    let node = place.start();
+    let answer = node.send("tools/call", json!({"name": "wait", "arguments": {}}));
+    assert_eq!(answer["error"]["code"], -31002, "{answer}");
+    let words = answer["error"]["message"].as_str().expect("words");
+    assert!(words.contains("try again later") && words.contains("`limits.disk_reserve_bytes`"), "{words}");
+    let call = message("tools/call", json!({"name": "much", "arguments": {}})).to_string();
+    let open = node.open("tools/call", Some("much"), &call).expect("the server is there");
+    place.lines("begun", 1);
+    for _ in 0..50 {
+        assert_eq!(said(&node.call("now", json!({}))), "now\n", "a call that needs no task is answered");
+    }
+    assert_eq!(place.read("over"), "", "it has to wait");
+    drop(open);
+    place.is_quiet();
+}

@@ -1,0 +1,505 @@
+//! Where a value would become code. A template that puts one there is refused; where that can only be suspected, its author is warned.
+//!
+//! This reads a command as its program would, by the [`table`]: options, some with a value, then what is left, and the programs that it runs
+//! in turn. Elements may be absent in a call, or be there several times, so that several [`Reading`]s are possible; one that is dangerous is
+//! enough. What is not in the table is taken for harmless: a program of the author's own may do anything with its arguments.
+//!
+//! `table` the programs · `words` what their author is told · `script` what can be seen in a script of a shell.
+
+mod script;
+mod table;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::collections::BTreeSet;
+
+pub(in crate::command) use self::table::is_code_variable;
+use self::{
+    script::Values,
+    table::{PROGRAMS, Program, Rest, Takes, base_name},
+};
+use super::{Element, Step};
+
+/// More arguments than this are not counted.
+const OPERANDS_MAX: usize = 8;
+/// What a shell calls standard input where it is named as a file.
+const STDIN: [&str; 3] = ["-", "/dev/stdin", "/dev/fd/0"];
+/// What follows is given to the command as it is.
+const PARALLEL_ARGUMENTS: [&str; 4] = [":::", ":::+", "::::", "::::+"];
+/// Programs that put names of files, or lines, into the words of a command in place of `{}`.
+const REPLACING: [&str; 5] = ["find", "fd", "fdfind", "xargs", "parallel"];
+
+/// Elements that are there together, or not at all.
+#[derive(Clone, Copy)]
+struct Group<'a> {
+    elements: &'a [Element],
+    /// In every call.
+    always: bool,
+    /// Perhaps several times.
+    repeats: bool,
+}
+
+/// What a program expects next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Options, or what stands behind them.
+    Any,
+    /// No options any more.
+    Operands,
+    /// So many values of options, which are no code.
+    Values(usize),
+    /// The value of an option.
+    Value(Role),
+}
+
+/// What is known of a program's code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Given {
+    /// It is still to come.
+    No,
+    /// It comes next: there was a `-c`.
+    Announced,
+    /// It was there.
+    Yes,
+    /// It comes on standard input.
+    Input,
+}
+
+/// What an element is to the program that gets it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Nothing that is run.
+    Plain,
+    Code,
+    /// A file that is run.
+    File,
+    /// A statement for a program that can run commands too.
+    Statement,
+    /// `name=value` from this byte on.
+    Setting(usize),
+    /// `NAME=value` for the environment.
+    Variable,
+    /// Which program is run.
+    Program,
+    /// A target or a variable of `make`.
+    Target,
+    /// Part of an option, so that the rest of it is the caller's choice.
+    Option,
+}
+
+/// A program within a command, and how far it has read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reading {
+    /// Which of the table.
+    program: usize,
+    /// Where its name stands.
+    at: usize,
+    next: Next,
+    given: Given,
+    /// What it has read that was neither an option nor the value of one.
+    operands: usize,
+    /// An option said that a command follows.
+    runs: bool,
+    /// Something that may be absent is thought to be.
+    lacks: bool,
+}
+
+/// One element as one program reads it.
+struct Seen<'a> {
+    reading: Reading,
+    role: Role,
+    element: &'a Element,
+    /// Its number in the command.
+    here: usize,
+}
+
+impl Reading {
+    fn start(program: usize, at: usize, lacks: bool) -> Self {
+        Self { program, at, next: Next::Any, given: Given::No, operands: 0, runs: false, lacks }
+    }
+
+    fn of(self) -> &'static Program {
+        &PROGRAMS[self.program]
+    }
+
+    /// What an element is to this program. How it, and what it runs, may go on is added to `on`.
+    fn read(self, element: &Element, here: usize, on: &mut Vec<Self>) -> Role {
+        let role = match self.next {
+            Next::Values(count) => {
+                on.push(Self { next: if count > 1 { Next::Values(count - 1) } else { Next::Any }, ..self });
+                Role::Plain
+            }
+            Next::Value(role) => {
+                let is_last = self.of().last && self.given == Given::Yes;
+                on.push(Self { next: if is_last { Next::Operands } else { Next::Any }, ..self });
+                role
+            }
+            Next::Any => match self.option(element) {
+                Some((role, then)) => {
+                    on.push(then);
+                    role
+                }
+                None => self.operand(element, here, on),
+            },
+            Next::Operands => self.operand(element, here, on),
+        };
+        self.inner(element, here, on);
+        role
+    }
+
+    /// A program that this one may run is found wherever its name stands: nobody knows all options of all programs.
+    fn inner(self, element: &Element, here: usize, on: &mut Vec<Self>) {
+        let Some(inner) = element.literal().and_then(table::find) else { return };
+        let is_run = match self.of().rest {
+            Rest::Anywhere | Rest::Joined(_) => true,
+            // One that is not meant here would seldom be followed by an option for code.
+            Rest::Command(_) => matches!(PROGRAMS[inner].rest, Rest::Shell | Rest::Script),
+            _ => false,
+        };
+        let reading = Self::start(inner, here, self.lacks);
+        if is_run && !on.contains(&reading) {
+            on.push(reading);
+        }
+    }
+
+    /// What an option is, and what follows it; nothing if this is none.
+    fn option(self, element: &Element) -> Option<(Role, Self)> {
+        let (program, lead) = (self.of(), element.lead());
+        if program.rest == Rest::Shell {
+            return self.shell_option(element);
+        }
+        match element.literal() {
+            Some("--") => Some((Role::Plain, Self { next: Next::Operands, ..self })),
+            Some(text) => self.fixed_option(text).map(|then| (Role::Plain, then)),
+            None if lead.starts_with('+') && program.takes("+") == Some(Takes::Code) => Some((Role::Code, self)),
+            None if lead.starts_with('-') => Some((self.open_option(lead), self)),
+            None => None,
+        }
+    }
+
+    /// An option that is the same in every call.
+    fn fixed_option(self, text: &str) -> Option<Self> {
+        let program = self.of();
+        if let Some(takes) = program.takes(text) {
+            return Some(self.behind(takes));
+        }
+        if !text.starts_with('-') || text == "-" {
+            return None;
+        }
+        let gives = |takes: Option<Takes>| match takes {
+            Some(Takes::Code | Takes::File) => Self { given: Given::Yes, ..self },
+            _ => self,
+        };
+        if text.starts_with("--") || program.words {
+            return Some(gives(text.split_once('=').and_then(|(name, _)| program.takes(name))));
+        }
+        for (at, letter) in text.char_indices().skip(1) {
+            let name = format!("-{letter}");
+            let is_last = at + letter.len_utf8() == text.len();
+            match program.takes(&name) {
+                Some(takes) if is_last => return Some(self.behind(takes)),
+                takes @ Some(_) => return Some(gives(takes)),
+                None if program.is_glued(&name) => break,
+                None => {}
+            }
+        }
+        Some(self)
+    }
+
+    /// What follows an option that takes this.
+    fn behind(self, takes: Takes) -> Self {
+        let value = |role| Self { next: Next::Value(role), ..self };
+        match takes {
+            Takes::Code => Self { given: Given::Yes, ..value(Role::Code) },
+            Takes::File => Self { given: Given::Yes, ..value(Role::File) },
+            Takes::Load => value(Role::File),
+            Takes::Setting => value(Role::Setting(0)),
+            Takes::Statement => value(Role::Statement),
+            Takes::Command => Self { runs: true, ..self },
+            Takes::Value => Self { next: Next::Values(1), ..self },
+        }
+    }
+
+    /// What a value is that is put into an option that begins so.
+    fn open_option(self, lead: &str) -> Role {
+        let program = self.of();
+        let role = |takes: Takes, from: usize| match takes {
+            Takes::Code => Role::Code,
+            Takes::File | Takes::Load => Role::File,
+            Takes::Setting => Role::Setting(from),
+            Takes::Statement => Role::Statement,
+            Takes::Command => Role::Program,
+            Takes::Value => Role::Plain,
+        };
+        let unless = |is_open: bool| if is_open { Role::Option } else { Role::Plain };
+        if lead.starts_with("--") || program.words {
+            return match lead.split_once('=') {
+                Some((name, _)) => program.takes(name).map_or(Role::Plain, |takes| role(takes, name.len() + 1)),
+                None => unless(program.may_run(lead)),
+            };
+        }
+        for (at, letter) in lead.char_indices().skip(1) {
+            let name = format!("-{letter}");
+            match program.takes(&name) {
+                Some(takes) => return role(takes, at + letter.len_utf8()),
+                None if program.is_glued(&name) => return Role::Plain,
+                None => {}
+            }
+        }
+        unless(program.has_letters() || (lead == "-" && program.may_run("-")))
+    }
+
+    /// Options of shells: the letter `c` announces code wherever it stands, and each `o` has a value behind them all.
+    fn shell_option(self, element: &Element) -> Option<(Role, Self)> {
+        let Some(text) = element.literal() else {
+            return element.lead().starts_with(['-', '+']).then_some((Role::Option, self));
+        };
+        let then = match text {
+            "--" | "-" => Self { next: Next::Operands, ..self },
+            _ if text.starts_with("--") => {
+                let values = usize::from(self.of().takes(text) == Some(Takes::Value));
+                Self { next: if values > 0 { Next::Values(values) } else { Next::Any }, ..self }
+            }
+            _ if text.len() > 1 && text.starts_with(['-', '+']) => {
+                let is_minus = text.starts_with('-');
+                let given = match self.given {
+                    Given::Announced => Given::Announced,
+                    _ if is_minus && text.contains('c') => Given::Announced,
+                    _ if is_minus && text.contains('s') => Given::Input,
+                    given => given,
+                };
+                let values = text.chars().filter(|c| matches!(c, 'o' | 'O')).count();
+                Self { given, next: if values > 0 { Next::Values(values) } else { Next::Any }, ..self }
+            }
+            _ => return None,
+        };
+        Some((Role::Plain, then))
+    }
+
+    /// What an element is that is no option.
+    fn operand(self, element: &Element, here: usize, on: &mut Vec<Self>) -> Role {
+        let text = element.literal();
+        let more = Self { operands: (self.operands + 1).min(OPERANDS_MAX), ..self };
+        let rest = if self.runs { Rest::Command(0) } else { self.of().rest };
+        match (rest, self.given) {
+            (Rest::Shell, Given::Announced) => Role::Code,
+            (Rest::Shell | Rest::Script, Given::Input) => {
+                on.push(self);
+                Role::Plain
+            }
+            (Rest::Shell | Rest::Script, Given::No) if text.is_some_and(|text| STDIN.contains(&text)) => {
+                on.push(Self { given: Given::Input, next: Next::Operands, ..self });
+                Role::Plain
+            }
+            (Rest::Shell | Rest::Script, Given::No) => Role::File,
+            // Arguments of its code.
+            (Rest::Shell | Rest::Script, _) => Role::Plain,
+            (Rest::Code, Given::No) => {
+                on.push(Self { given: Given::Yes, ..self });
+                Role::Code
+            }
+            (Rest::Joined(_), _) if text.is_some_and(|text| PARALLEL_ARGUMENTS.contains(&text)) => Role::Plain,
+            (Rest::Joined(from), given) => {
+                let begins = self.operands >= from;
+                // Options behind the first word of the command are the command's.
+                on.push(if begins { Self { next: Next::Operands, ..more } } else { more });
+                if begins && given == Given::No { Role::Code } else { Role::Plain }
+            }
+            (Rest::Statements(from), _) => {
+                on.push(more);
+                if self.operands >= from { Role::Statement } else { Role::Plain }
+            }
+            (Rest::Targets, _) => {
+                on.push(self);
+                Role::Target
+            }
+            (Rest::Sub(name), _) => {
+                let sub = PROGRAMS.iter().position(|program| program.names == name);
+                on.extend(sub.map(|sub| Self::start(sub, self.at, self.lacks)));
+                Role::Plain
+            }
+            (Rest::Command(behind), _) if self.operands < behind => {
+                on.push(more);
+                Role::Plain
+            }
+            (Rest::Command(_), _) if !self.runs && assigned(element.lead()).is_some() => {
+                on.push(self);
+                Role::Variable
+            }
+            (Rest::Command(_), _) => {
+                if self.of().rest == Rest::Plain {
+                    // Where the command ends, this program goes on.
+                    on.push(Self { runs: false, ..self });
+                }
+                on.extend(text.and_then(table::find).map(|program| Self::start(program, here, self.lacks)));
+                if text.is_none() { Role::Program } else { Role::Plain }
+            }
+            (Rest::Plain | Rest::Anywhere | Rest::Code, _) => {
+                on.push(self);
+                Role::Plain
+            }
+        }
+    }
+
+    /// Whether standard input is code for it, or statements.
+    fn reads(self) -> bool {
+        let program = self.of();
+        let is_open = match program.rest {
+            // The first are no code.
+            Rest::Joined(from) => self.operands <= from,
+            _ => true,
+        };
+        (program.reads() && is_open && matches!(self.given, Given::No | Given::Input)) || program.takes_statements()
+    }
+}
+
+/// The variable that a text like `NAME=value` sets.
+fn assigned(text: &str) -> Option<&str> {
+    let (name, _) = text.split_once('=')?;
+    let is_name =
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_name.then_some(name)
+}
+
+fn groups(steps: &[Step]) -> Vec<Group<'_>> {
+    steps.iter().map(|step| Group { elements: &step.elements, always: step.always, repeats: step.repeats }).collect()
+}
+
+/// Reads a command, whose first element is the program, and tells of each element what it is to whom. What is left are the programs that
+/// have not read to their end.
+fn walk<'a>(command: &[Group<'a>], mut see: impl FnMut(Seen<'a>)) -> Vec<Reading> {
+    let Some((program, rest)) = command.split_first() else { return Vec::new() };
+    let name = program.elements.first().and_then(Element::literal);
+    let mut readings: Vec<Reading> = name.and_then(table::find).map(|program| Reading::start(program, 0, false)).into_iter().collect();
+    let mut first = program.elements.len();
+    for group in rest {
+        let mut on = pass(&readings, group, first, &mut see);
+        let mut known = 0;
+        while group.repeats && on.len() > known {
+            known = on.len();
+            let again = pass(&on, group, first, &mut see);
+            join(&mut on, again);
+        }
+        if !group.always {
+            join(&mut on, readings.into_iter().map(|reading| Reading { lacks: true, ..reading }));
+        }
+        readings = on;
+        first += group.elements.len();
+    }
+    readings
+}
+
+/// Reads the elements of a group once.
+fn pass<'a>(readings: &[Reading], group: &Group<'a>, first: usize, see: &mut impl FnMut(Seen<'a>)) -> Vec<Reading> {
+    let mut readings = readings.to_vec();
+    for (element, here) in group.elements.iter().zip(first..) {
+        let mut on = Vec::new();
+        for reading in readings {
+            let mut then = Vec::new();
+            let role = reading.read(element, here, &mut then);
+            see(Seen { reading, role, element, here });
+            join(&mut on, then);
+        }
+        readings = on;
+    }
+    readings
+}
+
+/// Adds readings that are not there yet.
+fn join(all: &mut Vec<Reading>, more: impl IntoIterator<Item = Reading>) {
+    for reading in more {
+        if !all.contains(&reading) {
+            all.push(reading);
+        }
+    }
+}
+
+/// The elements of a command, and whether each stands at the same place in every call.
+fn elements(steps: &[Step]) -> Vec<(&Element, bool)> {
+    steps.iter().flat_map(|step| step.elements.iter().map(move |element| (element, step.always && !step.repeats))).collect()
+}
+
+/// Refuses commands where a value would become code.
+pub(super) fn check(steps: &[Step], allow_dash: &BTreeSet<String>) -> Result<(), String> {
+    let all = elements(steps);
+    let mut wrong = None;
+    walk(&groups(steps), |seen| {
+        if wrong.is_none() {
+            wrong = words::refusal(&seen, &all).or_else(|| words::dashed(&seen, &all, allow_dash));
+        }
+    });
+    wrong.map_or(Ok(()), Err)
+}
+
+/// What can be used, but may not do what was meant, or lets callers choose what is run.
+pub(super) fn warnings(steps: &[Step]) -> Vec<String> {
+    let all = elements(steps);
+    let mut warnings: Vec<String> = Vec::new();
+    walk(&groups(steps), |seen| {
+        let mut new: Vec<String> = words::suspicion(&seen, &all).into_iter().collect();
+        if let (Role::Code, Rest::Shell, Some(text)) = (seen.role, seen.reading.of().rest, seen.element.literal()) {
+            new.extend(words::misplaced(&seen, &all));
+            new.extend(words::replaced(&seen, &all));
+            new.extend(Script { file: text, values: Values::of(&all[seen.here + 1..]) }.warnings(text));
+        }
+        for warning in new {
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+    });
+    warnings
+}
+
+/// Who runs what comes on the standard input of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::command) struct Reader<'a> {
+    /// The program.
+    pub(in crate::command) program: &'a str,
+    /// Whether that is code; else statements that callers may be meant to write.
+    pub(in crate::command) is_code: bool,
+}
+
+pub(super) fn reader(steps: &[Step]) -> Option<Reader<'_>> {
+    let all = elements(steps);
+    let left = walk(&groups(steps), |_| {});
+    let readers = left.into_iter().filter(|reading| reading.reads()).map(|reading| {
+        let program = all[reading.at].0.literal().map_or("", base_name);
+        Reader { program, is_code: !reading.of().takes_statements() }
+    });
+    readers.max_by_key(|reader| reader.is_code)
+}
+
+/// The file of a script, and what it is given.
+#[derive(Debug)]
+pub(in crate::command) struct Script<'a> {
+    /// Its name, as the command has it.
+    pub(in crate::command) file: &'a str,
+    values: Values,
+}
+
+impl Script<'_> {
+    /// What can be seen in its text: that it runs what it is given.
+    pub(in crate::command) fn warnings(&self, text: &str) -> Vec<String> {
+        script::suspects(text, &self.values).iter().map(|command| words::runs_values(command)).collect()
+    }
+}
+
+/// Files that are scripts of a shell, as far as the command tells, and the program itself, which may be one; those that get values.
+pub(super) fn scripts(steps: &[Step]) -> Vec<Script<'_>> {
+    let all = elements(steps);
+    let mut files: Vec<(&str, usize)> = Vec::new();
+    walk(&groups(steps), |seen| {
+        if let (Role::File, Rest::Shell, Some(file)) = (seen.role, seen.reading.of().rest, seen.element.literal())
+            && !files.contains(&(file, seen.here))
+        {
+            files.push((file, seen.here));
+        }
+    });
+    if let Some(program) = all.first().and_then(|(program, _)| program.literal()).filter(|program| table::find(program).is_none()) {
+        files.push((program, 0));
+    }
+    let scripts = files.into_iter().map(|(file, here)| Script { file, values: Values::of(&all[here..]) });
+    scripts.filter(|script| script.values.any()).collect()
+}

@@ -1,0 +1,133 @@
+//! The parameters of a tool, as far as its schema tells.
+
+use serde_json::Value;
+
+/// How deep lists of lists are looked into.
+const DEPTH_MAX: usize = 8;
+
+/// The parameters that a schema describes.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::command) struct Parameters<'a> {
+    schema: &'a Value,
+}
+
+impl<'a> Parameters<'a> {
+    pub(in crate::command) fn of(schema: &'a Value) -> Self {
+        Self { schema }
+    }
+
+    /// Each with its schema.
+    pub(in crate::command) fn all(self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        self.schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, schema)| (name.as_str(), schema))
+    }
+
+    fn get(self, name: &str) -> Option<&'a Value> {
+        self.schema.get("properties")?.get(name)
+    }
+
+    /// The parameter that a text like `{a b} and more` seems to begin with, but cannot: with such a name it is text.
+    pub(super) fn nameless(self, text: &str) -> Option<&'a str> {
+        let braced = |name: &str| text.strip_prefix('{').and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('}'));
+        self.all().map(|(name, _)| name).find(|name| !name.trim().is_empty() && braced(name))
+    }
+
+    /// Whether a value of this parameter is surely of this type (or null).
+    pub(super) fn is(self, name: &str, kind: &str) -> bool {
+        let Some(schema) = self.get(name) else { return false };
+        match self.meant(schema).get("type") {
+            Some(Value::String(only)) => only == kind,
+            Some(Value::Array(several)) => several.iter().any(|one| one == kind) && several.iter().all(|one| one == kind || one == "null"),
+            _ => false,
+        }
+    }
+
+    /// The schema that this one refers to; itself if it does not.
+    pub(in crate::command) fn meant(self, mut schema: &'a Value) -> &'a Value {
+        // Deep enough for people, and an end for references that go in circles.
+        for _ in 0..8 {
+            let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
+            let Some(next) = target.and_then(|pointer| self.schema.pointer(pointer)) else { break };
+            schema = next;
+        }
+        schema
+    }
+
+    /// Whether no value of it can be anything but a number, true or false, or one of those that its author wrote down: so nothing that
+    /// could be code.
+    pub(super) fn is_tame(self, name: &str) -> bool {
+        self.get(name).is_some_and(|schema| self.tame(schema, DEPTH_MAX))
+    }
+
+    fn tame(self, schema: &'a Value, depth: usize) -> bool {
+        let schema = self.meant(schema);
+        let is_tame = |kind: &Value| match kind.as_str() {
+            Some("integer" | "number" | "boolean" | "null") => true,
+            Some("array") => {
+                let items = schema.get("items").filter(|_| depth > 0 && schema.get("prefixItems").is_none());
+                items.is_some_and(|items| self.tame(items, depth - 1))
+            }
+            _ => false,
+        };
+        let is_chosen = schema.get("enum").is_some() || schema.get("const").is_some();
+        is_chosen
+            || match schema.get("type") {
+                Some(Value::Array(several)) => several.iter().all(is_tame),
+                Some(only) => is_tame(only),
+                None => false,
+            }
+    }
+
+    /// Whether a value of it may be of this type.
+    fn may_be(self, name: &str, kind: &str) -> bool {
+        let Some(schema) = self.get(name).map(|schema| self.meant(schema)) else { return true };
+        match (schema.get("type"), schema.get("enum")) {
+            (Some(Value::String(only)), _) => only == kind,
+            (Some(Value::Array(several)), _) => several.iter().any(|one| one == kind),
+            (_, Some(Value::Array(values))) => values.iter().any(|value| if kind == "null" { value.is_null() } else { value.is_array() }),
+            _ => true,
+        }
+    }
+
+    /// Whether a value of it may be a list, which becomes any number of arguments.
+    pub(super) fn may_be_list(self, name: &str) -> bool {
+        self.may_be(name, "array")
+    }
+
+    /// Whether every call has a value for it.
+    pub(super) fn is_sure(self, name: &str) -> bool {
+        let is_required = self.schema.get("required").and_then(Value::as_array).is_some_and(|names| names.iter().any(|one| one == name));
+        let has_default = self.get(name).and_then(|schema| schema.get("default")).is_some_and(|default| !default.is_null());
+        (is_required || has_default) && !self.may_be(name, "null") && !self.may_be_list(name)
+    }
+
+    /// An error if there is no such parameter. `hint` is what else may have been meant.
+    pub(in crate::command) fn require(self, name: &str, hint: &str) -> Result<(), String> {
+        if self.get(name).is_some() {
+            return Ok(());
+        }
+        let known: Vec<&str> = self.all().map(|(name, _)| name).collect();
+        let near = known.iter().map(|other| (distance(name, other), *other)).min().filter(|(far, _)| *far <= 1 + name.len() / 4);
+        let which = match (near, known.is_empty()) {
+            (Some((_, other)), _) => format!("did you mean `{other}`?"),
+            (None, true) => "the tool has none.".to_owned(),
+            (None, false) => format!("it has: {}.", known.join(", ")),
+        };
+        Err(format!("`{name}` is not a parameter of this tool: {which}{hint}"))
+    }
+}
+
+/// How many letters must be added, removed or replaced to make one name of the other.
+pub(super) fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (above, a) in one.chars().enumerate() {
+        let mut corner = above;
+        row[0] = above + 1;
+        for (at, b) in other.iter().enumerate() {
+            let replaced = corner + usize::from(a != *b);
+            corner = row[at + 1];
+            row[at + 1] = replaced.min(row[at] + 1).min(corner + 1);
+        }
+    }
+    row[other.len()]
+}

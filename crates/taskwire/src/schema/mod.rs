@@ -1,0 +1,165 @@
+//! JSON Schema 2020-12: checking arguments, results and answers, with errors that a model can act on.
+//!
+//! Schemas and values come from others, so each check has its bounds: `counted` is for yes or no, `explain` for what does not fit.
+
+mod counted;
+mod explain;
+mod leaf;
+mod names;
+mod say;
+#[cfg(test)]
+mod tests;
+mod unique;
+
+use std::borrow::Cow;
+
+use jsonschema::{Draft, ValidationOptions, Validator, error::ValidationErrorKind};
+use serde_json::Value;
+
+use self::{
+    counted::{LARGE_ROOM, ROOM, Stop, bounded, counted, watched, with_much_stack},
+    explain::{Explained, Explainer},
+    leaf::Leaves,
+};
+
+/// How a schema is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rules {
+    /// One of a tool that is served: always as 2020-12, and formats say nothing.
+    Tool,
+    /// One of a form: as 2020-12, and formats are checked.
+    Form,
+    /// One of a tool elsewhere: as the draft that it names.
+    Foreign,
+}
+
+impl Rules {
+    fn options(self) -> ValidationOptions<'static> {
+        bounded(match self {
+            Self::Tool => jsonschema::draft202012::options(),
+            Self::Form => jsonschema::draft202012::options().should_validate_formats(true).offline(),
+            Self::Foreign => jsonschema::options().offline(),
+        })
+    }
+
+    /// Whether they are those of a draft before 2019-09, which ignore what stands beside a reference.
+    fn are_old(self, schema: &Value) -> bool {
+        self == Self::Foreign && Draft::default().detect(schema) < Draft::Draft201909
+    }
+}
+
+/// A compiled schema. To check a value against it takes a bounded time and little memory, whatever both are.
+#[derive(Debug)]
+pub(crate) struct Schema {
+    rules: Rules,
+    /// As it was written. It must not move: `leaves` knows parts of it by their addresses.
+    text: Box<Value>,
+    validator: Validator,
+    leaves: Leaves,
+}
+
+/// Something that does not fit.
+#[derive(Debug)]
+pub(crate) struct Misfit<'v> {
+    /// The way to it.
+    pub(crate) path: Vec<String>,
+    /// The value there.
+    pub(crate) value: &'v Value,
+    /// What is wrong, for programs.
+    pub(crate) kind: ValidationErrorKind,
+    /// The same in words, which are few.
+    pub(crate) message: String,
+}
+
+impl<'v> Misfit<'v> {
+    fn in_words(path: Vec<String>, value: &'v Value, message: &str) -> Self {
+        let kind = ValidationErrorKind::Custom { keyword: String::new(), message: message.to_owned() };
+        Self { path, value, kind, message: message.to_owned() }
+    }
+
+    fn line(&self) -> String {
+        if self.path.is_empty() { self.message.clone() } else { format!("`{}`: {}", say::path(&self.path), self.message) }
+    }
+}
+
+/// Problems that one answer lists; a caller that sends hundreds of wrong values learns enough from these.
+const PROBLEMS_MAX: usize = 10;
+
+impl Schema {
+    /// A tool's schema.
+    pub(crate) fn compile(schema: &Value) -> Result<Self, String> {
+        Self::read(Rules::Tool, schema)
+    }
+
+    pub(crate) fn read(rules: Rules, schema: &Value) -> Result<Self, String> {
+        // In an old draft nothing can stand before a reference. The library remembers which schema takes what, behind a reference that
+        // comes back to itself: yes or no is not long there.
+        let text = if rules.are_old(schema) { Cow::Borrowed(schema) } else { Cow::Owned(counted(schema)) };
+        let validator = rules.options().build(&text).map_err(|error| error.to_string())?;
+        Ok(Self { rules, text: Box::new(schema.clone()), validator, leaves: Leaves::default() })
+    }
+
+    /// What is wrong with `value`, one line each; empty if nothing is.
+    pub(crate) fn problems(&self, value: &Value) -> Vec<String> {
+        self.misfits(value, PROBLEMS_MAX).iter().map(Misfit::line).collect()
+    }
+
+    /// Whether nothing is wrong with `value`.
+    pub(crate) fn fits(&self, value: &Value) -> bool {
+        self.misfits(value, 1).is_empty()
+    }
+
+    /// What is wrong with `value`, up to so many; empty if nothing is.
+    pub(crate) fn misfits<'v>(&self, value: &'v Value, max: usize) -> Vec<Misfit<'v>> {
+        let found = self.look(value, max, ROOM).or_else(|stop| match stop {
+            Stop::Depth => with_much_stack(|| self.look(value, max, LARGE_ROOM)).unwrap_or(Err(stop)),
+            Stop::Steps => Err(stop),
+        });
+        found.unwrap_or_else(|stop| {
+            let words = match stop {
+                Stop::Steps => "this is too complex to be checked against its schema; send something smaller",
+                Stop::Depth => "this is nested too deeply to be checked against its schema",
+            };
+            vec![Misfit::in_words(largest(value), value, words)]
+        })
+    }
+
+    /// The same with so much of the stack.
+    fn look<'v>(&self, value: &'v Value, max: usize, room: usize) -> Result<Vec<Misfit<'v>>, Stop> {
+        if self.decide(value, room)?.0 {
+            return Ok(Vec::new());
+        }
+        let Explained { found, stop, place } = Explainer::new(self.rules, &self.text, &self.leaves, room).explain(value, max);
+        match stop {
+            _ if !found.is_empty() => Ok(found),
+            Some(Stop::Depth) if room < LARGE_ROOM => Err(Stop::Depth),
+            Some(_) => Ok(vec![Misfit::in_words(place, value, "this does not fit its schema, and is too large to say what of it")]),
+            None => Ok(vec![Misfit::in_words(place, value, "this does not fit its schema")]),
+        }
+    }
+
+    /// Yes or no, and the steps that it took.
+    fn decide(&self, value: &Value, room: usize) -> Result<(bool, u64), Stop> {
+        watched(room, || self.validator.is_valid(value))
+    }
+}
+
+/// The name of the largest member, if there are any.
+fn largest(value: &Value) -> Vec<String> {
+    let members = value.as_object().into_iter().flatten();
+    members.max_by_key(|(_, member)| size(member)).map(|(name, _)| name.clone()).into_iter().collect()
+}
+
+/// How many values there are in a value.
+fn size(value: &Value) -> usize {
+    let (mut count, mut open) = (0, vec![value]);
+    while let Some(value) = open.pop() {
+        count += 1;
+        match value {
+            Value::Array(items) => open.extend(items),
+            Value::Object(members) => open.extend(members.values()),
+            _ => {}
+        }
+    }
+    count
+}

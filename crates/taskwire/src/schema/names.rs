@@ -1,0 +1,92 @@
+//! What the references in a schema mean, as far as that is within the schema.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use serde_json::Value;
+
+use super::counted::is_data;
+
+/// What the references in a schema can mean.
+pub(super) struct Names<'s> {
+    pub(super) root: &'s Value,
+    ids: HashMap<&'s str, &'s Value>,
+    anchors: HashMap<&'s str, &'s Value>,
+    /// Whether `#` means something else in some parts of it.
+    has_parts: bool,
+}
+
+impl<'s> Names<'s> {
+    pub(super) fn of(root: &'s Value) -> Self {
+        let mut names = Self { root, ids: HashMap::new(), anchors: HashMap::new(), has_parts: false };
+        names.collect(root);
+        names.has_parts = names.ids.values().any(|schema| !std::ptr::eq(*schema, root));
+        names
+    }
+
+    fn collect(&mut self, value: &'s Value) {
+        match value {
+            Value::Object(members) => {
+                let text = |key: &str| members.get(key).and_then(Value::as_str);
+                self.ids.extend(text("$id").map(|id| (id, value)));
+                self.anchors.extend(["$anchor", "$dynamicAnchor"].into_iter().filter_map(text).map(|name| (name, value)));
+                members.iter().filter(|(key, _)| !is_data(key)).for_each(|(_, value)| self.collect(value));
+            }
+            Value::Array(items) => items.iter().for_each(|item| self.collect(item)),
+            _ => {}
+        }
+    }
+
+    pub(super) fn find(&self, reference: &str) -> Option<&'s Value> {
+        match reference.strip_prefix('#') {
+            None => self.ids.get(reference).copied(),
+            Some(_) if self.has_parts => None,
+            Some("") => Some(self.root),
+            Some(pointer) if pointer.starts_with('/') => self.root.pointer(&without_escapes(pointer)),
+            Some(name) => self.anchors.get(name).copied(),
+        }
+    }
+}
+
+/// The text that a URI writes as `%C3%A4` and the like.
+fn without_escapes(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return text.into();
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let escaped = after.get(..2).filter(|_| byte == b'%').and_then(|digits| std::str::from_utf8(digits).ok());
+        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(escaped) => {
+                bytes.push(escaped);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn references_are_found_by_place_by_anchor_and_by_id() {
+        let text = json!({"$id": "https://example.com/s", "$defs": {"a b/c": {"$anchor": "x"}}, "const": {"$anchor": "y"}});
+        let names = Names::of(&text);
+        let meant = &text["$defs"]["a b/c"];
+        for (reference, found) in [("#", Some(&text)), ("#/$defs/a%20b~1c", Some(meant)), ("#x", Some(meant)), ("#y", None), ("t", None)] {
+            assert_eq!(names.find(reference), found, "{reference}");
+        }
+        let parts = json!({"$defs": {"n": {"$id": "node", "items": {"$ref": "node"}}}});
+        let names = Names::of(&parts);
+        assert_eq!(names.find("node"), Some(&parts["$defs"]["n"]));
+        assert_eq!(names.find("#"), None, "that depends on where it stands");
+    }
+}

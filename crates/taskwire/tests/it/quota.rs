@@ -1,0 +1,335 @@
+//! How much a caller may have stored, and what is still done where the disk is nearly full.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use serde_json::{Value, json};
+use taskwire::{
+    clock::ManualClock,
+    core::{CallerId, Epoch, Limits, Payload, TaskId, task::Task},
+    server::Config,
+    store::{self, Reader, SessionChange, SqliteStore, Store, Write},
+    tool::{Registry, TaskMode, Tool},
+};
+
+use crate::{
+    kit::{Client, Response, TempDir, TestServer, manual_clock, soon},
+    legacy::kit::{LATEST, Legacy},
+    stage::{HOUR, Stage, not_found},
+    tasks::{Gate, accept, life, name_form, quick, registry, reopened, tool, two_callers, with_limits},
+};
+
+const ROOM: u64 = 20_000;
+/// What a task may write, and then there is no room for [`call`].
+const MUCH: usize = 18_000;
+
+/// Two callers, each of which has little room.
+fn little_room() -> Config {
+    Config { auth: two_callers().auth, ..with_limits(Limits { stored_bytes_per_caller: ROOM, ..Limits::DEFAULT }) }
+}
+
+fn ann_and_bob(server: &TestServer) -> (Client, Client) {
+    (server.streaming_client().with_token("ann-token"), server.streaming_client().with_token("bob-token"))
+}
+
+async fn session_of(server: &TestServer, token: &str) -> Legacy {
+    Legacy::of(server.port, Some(token), LATEST, json!({"elicitation": {}})).await
+}
+
+/// What an error of the protocol says, and its code.
+fn error_of(response: &Response) -> (i64, String) {
+    let answer = response.json();
+    let code = answer["error"]["code"].as_i64().unwrap_or_else(|| panic!("no error: {answer}"));
+    (code, answer["error"]["message"].as_str().expect("a text").to_owned())
+}
+
+/// That there is too much, how much there may be, what counts, and where that is set.
+fn is_told(response: &Response) {
+    let (code, message) = error_of(response);
+    assert_eq!((response.status, code), (200, -31001), "{message}");
+    for words in ["ended ones included", "other callers are not affected", "20000", "`limits.stored_bytes_per_caller`"] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+}
+
+/// Calls until there is room again; until then each call is refused for the want of it.
+async fn until_room<F: Future<Output = Response>>(call: impl Fn() -> F) -> Value {
+    let calling = async {
+        loop {
+            let response = call().await;
+            if response.json().get("error").is_none() {
+                return response.json()["result"].clone();
+            }
+            is_told(&response);
+        }
+    };
+    soon("room", calling).await
+}
+
+/// A call that has something in it.
+fn call() -> Value {
+    json!({"name": "writes", "arguments": {"text": "x".repeat(3_000)}})
+}
+
+fn call_as_task() -> Value {
+    let mut call = call();
+    call["task"] = json!({});
+    call
+}
+
+// What a caller has.
+
+#[tokio::test]
+async fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
+    let mut stage = Stage::with(little_room()).await;
+    let (ann, bob) = ann_and_bob(&stage.server);
+    let (first, mut act) = stage.task_of(&ann).await;
+    act.writes(&"x".repeat(MUCH)).await;
+    is_told(&ann.raw("tools/call", call()).await);
+    let refused = act.tries(&"x".repeat(5_000)).await.expect_err("there is no room for that");
+    let (_, others) = stage.task_of(&bob).await;
+    others.writes(&"x".repeat(MUCH)).await;
+    // What the tool makes of it is its own affair; work can always end.
+    act.ends_with(Err(refused));
+    let task = soon("the end", ann.until(&first, "completed")).await;
+    let text = task["result"]["content"][0]["text"].as_str().expect("a text").to_owned();
+    assert!(text.contains("`limits.stored_bytes_per_caller`"), "{text}");
+    is_told(&ann.raw("tools/call", call()).await);
+    assert_eq!(ann.get(&first).await["status"], "completed", "what is stored can be read");
+    stage.clock.advance(HOUR);
+    let made = until_room(|| ann.raw("tools/call", call())).await;
+    assert_eq!(made["resultType"], "task", "what is forgotten does not count");
+    assert_eq!(ann.error("tasks/get", json!({"taskId": first})).await, not_found());
+}
+
+#[tokio::test]
+async fn a_session_of_a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
+    let mut stage = Stage::with(little_room()).await;
+    let (ann, bob) = (session_of(&stage.server, "ann-token").await, session_of(&stage.server, "bob-token").await);
+    let first = ann.start("writes", json!({})).await;
+    let mut act = stage.run().await;
+    act.writes(&"x".repeat(MUCH)).await;
+    is_told(&ann.raw("tools/call", call_as_task()).await);
+    act.ends("done");
+    assert_eq!(ann.result(&first).await["content"][0]["text"], "done");
+    is_told(&ann.raw("tools/call", call_as_task()).await);
+    is_told(&stage.server.client().with_token("ann-token").raw("tools/call", call()).await);
+    bob.start("writes", json!({})).await;
+    stage.run().await.writes(&"x".repeat(MUCH)).await;
+    stage.clock.advance(HOUR);
+    until_room(|| ann.raw("tools/call", call_as_task())).await;
+}
+
+/// Writes once, whatever happens, and waits.
+fn writes_half(gate: &Gate) -> Tool {
+    tool("writes", gate, |gate, ctx| async move {
+        if ctx.saved::<u64>()?.is_none() {
+            ctx.text("x".repeat(MUCH / 2 - 1_000)).await?;
+            ctx.checkpoint(&1).await?;
+        }
+        gate.started.send();
+        gate.go.wait().await;
+        Ok("done")
+    })
+    .task(TaskMode::Always)
+    .retry_on_interrupt()
+}
+
+#[test]
+fn what_a_caller_has_stored_counts_after_a_crash_too() {
+    let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
+    let tools = || registry([writes_half(&gate)]);
+    life(async {
+        let server = TestServer::start_in(dir.clone(), tools(), little_room(), Arc::new(clock.clone())).await;
+        let (ann, _) = ann_and_bob(&server);
+        let first = ann.start("writes", json!({})).await;
+        soon("the output", gate.started.wait()).await;
+        gate.go.send();
+        soon("the end", ann.until(&first, "completed")).await;
+        ann.start("writes", json!({})).await;
+        soon("the output", gate.started.wait()).await;
+        is_told(&ann.raw("tools/call", call()).await);
+    });
+    life(async {
+        let server = reopened(&dir, tools(), little_room(), &clock).await;
+        let (ann, bob) = ann_and_bob(&server);
+        soon("the second attempt", gate.started.wait()).await;
+        is_told(&ann.raw("tools/call", call()).await);
+        bob.start("writes", json!({})).await;
+        soon("the output", gate.started.wait()).await;
+        gate.go.send();
+        gate.go.send();
+        clock.advance(HOUR);
+        until_room(|| ann.raw("tools/call", call())).await;
+    });
+}
+
+#[tokio::test]
+async fn answers_ends_and_cancellations_are_taken_from_a_caller_that_has_stored_too_much() {
+    let mut stage = Stage::with(little_room()).await;
+    let (ann, _) = ann_and_bob(&stage.server);
+    let (asks, mut act) = stage.task_of(&ann).await;
+    let (runs, _running) = stage.task_of(&ann).await;
+    let ctx = act.ctx.clone();
+    let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
+    soon("the question", ann.until(&asks, "input_required")).await;
+    while act.tries(&"x".repeat(1_000)).await.is_ok() {}
+    let mut said = 0;
+    while act.ctx.status(said.to_string()).await.is_ok() {
+        said += 1;
+        assert!(said < 20, "words take room, too");
+    }
+    is_told(&ann.raw("tools/call", call()).await);
+    ann.answer(&asks, json!({"name": accept(&"A".repeat(5_000))})).await;
+    assert!(soon("the answer", asking).await.expect("no panic").is_ok(), "it was taken");
+    act.ends("x".repeat(10_000));
+    assert_eq!(soon("the end", ann.until(&asks, "completed")).await["result"]["content"][0]["text"], "x".repeat(10_000));
+    ann.cancel(&runs).await;
+    assert_eq!(ann.get(&runs).await["status"], "cancelled");
+}
+
+#[tokio::test]
+async fn calls_that_need_no_task_are_answered_however_much_their_caller_has_stored() {
+    let gate = Gate::new();
+    let slow = gate.tool("slow");
+    let mut stage = Stage::on(|writes, clock| {
+        let tools = registry([writes.task(TaskMode::Always), quick("quick"), slow]);
+        TestServer::start_with(tools, little_room(), Arc::new(clock))
+    })
+    .await;
+    let (ann, _) = ann_and_bob(&stage.server);
+    let (_, act) = stage.task_of(&ann).await;
+    act.writes(&"x".repeat(MUCH)).await;
+    // To the last byte: there is no room for any task.
+    while act.tries("x").await.is_ok() {}
+    is_told(&ann.raw("tools/call", call()).await);
+    let plain = stage.server.plain_client().with_token("ann-token");
+    for client in [&ann, &plain] {
+        assert_eq!(client.call("quick", json!({})).await["content"][0]["text"], "done");
+    }
+    // One that would become a task is held instead.
+    let clock = stage.clock.clone();
+    let later = async {
+        gate.started.wait().await;
+        clock.advance(Config::default().promote_after * 10);
+        is_told(&ann.raw("tools/call", call()).await);
+        gate.go.send();
+    };
+    let (done, ()) = soon("the result", async { tokio::join!(ann.call("slow", json!({})), later) }).await;
+    assert_eq!((&done["resultType"], &done["content"][0]["text"]), (&json!("complete"), &json!("done")));
+}
+
+// The disk.
+
+/// A store whose disk is as full as its test wants it.
+struct OnDisk {
+    store: SqliteStore,
+    free: Arc<AtomicU64>,
+}
+
+impl Store for OnDisk {
+    fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
+        self.store.load(id)
+    }
+
+    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, store::Error> {
+        self.store.request(id)
+    }
+
+    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, store::Error> {
+        self.store.by_idempotency_key(caller, key)
+    }
+
+    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
+        self.store.stored_bytes(id)
+    }
+
+    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
+        self.store.commit(writes, sessions)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        Some(self.free.load(Ordering::Acquire))
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.store.epoch()
+    }
+
+    fn secret(&self) -> [u8; 32] {
+        self.store.secret()
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        self.store.reader()
+    }
+}
+
+const RESERVE: u64 = 1_000_000;
+
+/// On a disk whose free space the test has in its hand.
+async fn on_disk(free: Arc<AtomicU64>, tools: Registry, clock: ManualClock) -> TestServer {
+    let dir = Arc::new(TempDir::new());
+    let store = OnDisk { store: SqliteStore::open(dir.path()).expect("a store"), free };
+    let config = with_limits(Limits { disk_reserve_bytes: RESERVE, ..Limits::DEFAULT });
+    TestServer::start_on(dir, store, tools, config, Arc::new(clock)).await
+}
+
+/// That it cannot be stored now, why, and when to come back.
+fn is_put_off(response: &Response) {
+    let (code, message) = error_of(response);
+    assert_eq!((response.status, code, response.header("retry-after")), (503, -31002, Some("1")), "{message}");
+    for words in ["disk", "try again later", "`limits.disk_reserve_bytes`"] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_is_nearly_full_is_left_to_work_that_ends() {
+    let free = Arc::new(AtomicU64::new(100 * RESERVE));
+    let its_free = free.clone();
+    let mut stage = Stage::on(|writes, clock| on_disk(its_free, registry([writes.task(TaskMode::Always), quick("quick")]), clock)).await;
+    let client = stage.client.clone();
+    let legacy = Legacy::declaring(&stage.server, json!({"elicitation": {}})).await;
+    let (one, mut first) = stage.task().await;
+    let (two, mut second) = stage.task().await;
+    let (three, third) = stage.task().await;
+    let ctx = third.ctx.clone();
+    let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
+    soon("the question", client.until(&three, "input_required")).await;
+
+    free.store(RESERVE - 1, Ordering::Release);
+    is_put_off(&client.raw("tools/call", call()).await);
+    is_put_off(&legacy.raw("tools/call", call_as_task()).await);
+    first.writes("work goes on").await;
+    assert_eq!(client.call("quick", json!({})).await["content"][0]["text"], "done", "so do calls that need no task");
+
+    free.store(RESERVE / 2 - 1, Ordering::Release);
+    let refused = first.tries("too much now").await.expect_err("there is no room for that");
+    first.ends_with(Err(refused));
+    let text = soon("the end", client.until(&one, "completed")).await["result"]["content"][0]["text"].to_string();
+    assert!(text.contains("`limits.disk_reserve_bytes`"), "{text}");
+
+    free.store(RESERVE / 4 - 1, Ordering::Release);
+    let answer = json!({"taskId": three, "inputResponses": {"name": accept("Ada")}});
+    is_put_off(&client.raw("tasks/update", answer).await);
+    second.ends("what it came to");
+    let failed = soon("the end", client.until(&two, "failed")).await;
+    assert_eq!(failed["error"]["code"], -31002, "it has ended, if only in few words: {failed}");
+
+    free.store(0, Ordering::Release);
+    assert_eq!(client.get(&three).await["status"], "input_required", "what is there can be read");
+    assert_eq!(legacy.get(&one).await["status"], "failed", "its result says so, which sessions call failed");
+
+    free.store(100 * RESERVE, Ordering::Release);
+    client.answer(&three, json!({"name": accept("Ada")})).await;
+    assert!(soon("the answer", asking).await.expect("no panic").is_ok());
+    stage.task().await;
+    legacy.start("writes", json!({})).await;
+
+    free.store(0, Ordering::Release);
+    client.cancel(&three).await;
+    assert_eq!(client.get(&three).await["status"], "cancelled", "what takes no room is always done");
+}
