@@ -30,13 +30,16 @@
 //! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`command`] commands as tools · [`engine`] tasks and their runs ·
 //! [`store`] where they are kept · [`clock`] where the time comes from. Transports and dialects are private.
 
+mod auth;
 pub mod client;
 pub mod clock;
 pub mod command;
+mod config;
 mod dialect;
 pub mod engine;
 mod feed;
 mod followup;
+pub mod form;
 mod ours;
 mod schema;
 pub mod server;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Deserialize;
-use taskwire::server::Auth;
+use taskwire::server::Tokens;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -27,8 +27,8 @@ impl fmt::Debug for Token {
 
 impl AuthTable {
     /// Tokens with their values; `env:NAME` stands for an environment variable. What is wrong, and with which, otherwise.
-    pub(super) fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> Result<Auth, (usize, String)> {
-        let mut auth = Auth::default();
+    pub(super) fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> Result<Tokens, (usize, String)> {
+        let mut auth = Tokens::default();
         for (n, entry) in self.tokens.iter().enumerate() {
             if entry.variable() == Some("") {
                 return Err((n, "`env:` needs the name of a variable after it".to_owned()));

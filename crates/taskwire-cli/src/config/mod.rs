@@ -12,6 +12,7 @@ use std::{
     collections::BTreeSet,
     fmt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -312,7 +313,8 @@ impl Config {
         set(&mut config.hold, self.hold.map(|span| span.0));
         set(&mut config.followups, self.followups);
         set(&mut config.inline_bytes, self.inline_bytes);
-        config.auth = self.auth.resolve(env).map_err(|(n, message)| self.refuse(&["auth", "tokens", &n.to_string()], &message))?;
+        let tokens = self.auth.resolve(env).map_err(|(n, message)| self.refuse(&["auth", "tokens", &n.to_string()], &message))?;
+        config.auth = Arc::new(tokens);
         check(&config).map_err(|(key, reason)| {
             let path: Vec<&str> = key.split('.').collect();
             self.refuse(&path, &format!("`{key}` {reason}"))
@@ -387,6 +389,8 @@ fn base(file: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
+    use taskwire::server::Authenticate as _;
+
     use super::*;
 
     fn parsed(text: &str) -> anyhow::Result<Config> {

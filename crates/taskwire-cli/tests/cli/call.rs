@@ -4,7 +4,7 @@ use std::{net::TcpListener, sync::mpsc};
 
 use serde_json::{Value, json};
 use taskwire::{
-    server::{Auth, Config},
+    server::{Config, Tokens},
     tool::{CallResult, Content, Ctx, TaskMode, Tool, ToolError},
 };
 
@@ -648,7 +648,7 @@ fn https_to_a_port_of_plain_http_says_so() {
 
 #[test]
 fn the_nearest_token_is_sent() {
-    let config = Config { auth: Auth::default().with_token("s3cret", "me"), ..Config::default() };
+    let config = Config { auth: std::sync::Arc::new(Tokens::default().with_token("s3cret", "me")), ..Config::default() };
     let (user, fixture) = (User::new(), Fixture::serve_with([echo()], config));
     let url = fixture.url();
     let call = |server: &str, more: &[&str], variables: &[(&str, &str)]| {

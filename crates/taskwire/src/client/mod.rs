@@ -25,7 +25,7 @@
 mod book;
 mod error;
 mod event;
-pub mod form;
+pub use crate::form;
 mod inbox;
 mod input;
 mod ledger;

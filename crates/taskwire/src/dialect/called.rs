@@ -12,14 +12,14 @@ use taskwire_core::{
 
 use super::{Fault, StreamId, catalog, params::present, waiter::is_timeout};
 use crate::{
-    server::Shared,
+    dialect::Context,
     tool::{CallResult, ReadyTool},
 };
 
 /// Bytes of an idempotency key.
 const KEY_BYTES_MAX: usize = 256;
 
-pub(super) fn find_tool(shared: &Shared, name: &str) -> Result<Arc<ReadyTool>, Fault> {
+pub(super) fn find_tool(shared: &Context, name: &str) -> Result<Arc<ReadyTool>, Fault> {
     // A tool of the provider goes before one of ours of the same name.
     let known = shared.provider.tool(name).or_else(|| shared.followups.iter().find(|tool| &*tool.0.name == name).cloned());
     known.ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))
@@ -50,7 +50,7 @@ pub(super) struct Wanted<'a> {
 }
 
 /// What is fixed about the task that a call may become, by the tool and the configuration.
-pub(super) fn spec(shared: &Shared, tool: &ReadyTool, wanted: &Wanted<'_>) -> Result<Spec, Fault> {
+pub(super) fn spec(shared: &Context, tool: &ReadyTool, wanted: &Wanted<'_>) -> Result<Spec, Fault> {
     let (config, policy) = (&shared.config, &tool.0.policy);
     if wanted.idempotency_key.is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
         return Err(Fault::params(format!("`dev.taskwire/idempotencyKey` needs 1 to {KEY_BYTES_MAX} bytes")));
@@ -73,7 +73,7 @@ pub(super) const CALLED_OFF: &str = "the call was cancelled by its caller";
 
 /// A notification that calls something off may say under which key that was sent. Losing its connection does not stop such
 /// a call, so this is the only word that does. The same goes for a call that shares a task with others that are the same.
-pub(crate) fn cancelled(shared: &Shared, caller: &CallerId, stream: Option<&StreamId>, params: &str) {
+pub(crate) fn cancelled(shared: &Context, caller: &CallerId, stream: Option<&StreamId>, params: &str) {
     #[derive(Deserialize)]
     struct Keyed<'a> {
         #[serde(borrow, rename = "_meta")]

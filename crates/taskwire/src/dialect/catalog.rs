@@ -9,8 +9,8 @@ use taskwire_core::{CallerId, Payload, wire::parse_strict};
 
 use super::{Fault, held, json, params::Members};
 use crate::{
+    dialect::Context,
     followup::resource::{self as output, ReadError},
-    server::Shared,
     tool::{CompletionRequest, Handler, Prompt, Provider, ReadyTool, Resource, ResourceCall},
 };
 
@@ -57,7 +57,7 @@ fn decode(cursor: &str) -> Option<usize> {
 }
 
 /// The tools that a caller sees: those of the provider and, if it has no tasks, those by which it gets on.
-pub(super) fn tools(shared: &Shared, has_tasks: bool) -> Vec<Arc<ReadyTool>> {
+pub(super) fn tools(shared: &Context, has_tasks: bool) -> Vec<Arc<ReadyTool>> {
     let mut tools = shared.provider.tools();
     if !has_tasks {
         let others = shared.followups.iter().filter(|ours| !tools.iter().any(|tool| tool.0.name == ours.0.name));
@@ -68,7 +68,7 @@ pub(super) fn tools(shared: &Shared, has_tasks: bool) -> Vec<Arc<ReadyTool>> {
 }
 
 /// A tool as a list shows it. Where a call may be answered with something else than the result, the shape of that is not promised.
-pub(super) fn shown(shared: &Shared, tool: &ReadyTool, wire: &Payload, has_tasks: bool) -> String {
+pub(super) fn shown(shared: &Context, tool: &ReadyTool, wire: &Payload, has_tasks: bool) -> String {
     if !has_tasks
         && held::follows(shared, tool)
         && wire.as_str().contains("\"outputSchema\"")
@@ -81,7 +81,7 @@ pub(super) fn shown(shared: &Shared, tool: &ReadyTool, wire: &Payload, has_tasks
 }
 
 /// What a list of either era has: its key, and its entries; nothing if there is no such list.
-pub(super) fn list(shared: &Shared, method: &str) -> Option<(&'static str, Vec<Value>)> {
+pub(super) fn list(shared: &Context, method: &str) -> Option<(&'static str, Vec<Value>)> {
     let provider = &shared.provider;
     Some(match method {
         "prompts/list" => ("prompts", provider.prompts().into_iter().map(|prompt| prompt.wire).collect()),
@@ -99,7 +99,7 @@ pub(super) fn list(shared: &Shared, method: &str) -> Option<(&'static str, Vec<V
 }
 
 /// The output of one of the caller's tasks, if the URI names that.
-pub(super) async fn task_output(shared: &Shared, caller: &CallerId, uri: &str) -> Option<Result<Value, Fault>> {
+pub(super) async fn task_output(shared: &Context, caller: &CallerId, uri: &str) -> Option<Result<Value, Fault>> {
     if !output::is_ours(uri) {
         return None;
     }

@@ -15,9 +15,9 @@ use taskwire_core::{
 use super::fingerprint::fingerprint;
 use crate::{
     clock::{Clock, Sleep},
+    dialect::Context,
     engine::{Phase, Run},
     followup,
-    server::Shared,
     tool::{CallResult, Content, ReadyTool, TaskMode, payload_lacks},
 };
 
@@ -37,12 +37,12 @@ pub(super) enum Settled {
 }
 
 /// Whether a call of this tool by a caller without tasks may be answered with something else than its result.
-pub(super) fn follows(shared: &Shared, tool: &ReadyTool) -> bool {
+pub(super) fn follows(shared: &Context, tool: &ReadyTool) -> bool {
     shared.config.followups && matches!(tool.0.policy.task, TaskMode::Auto | TaskMode::Always)
 }
 
 /// Whether this is one of the tools by which a caller without tasks gets on.
-pub(super) fn is_followup(shared: &Shared, tool: &Arc<ReadyTool>) -> bool {
+pub(super) fn is_followup(shared: &Context, tool: &Arc<ReadyTool>) -> bool {
     shared.followups.iter().any(|known| Arc::ptr_eq(known, tool))
 }
 
@@ -59,19 +59,19 @@ pub(super) struct Hold {
 
 impl Hold {
     /// Holds a call that is made now, by a caller without tasks that can be asked this; none if that is not for its tool.
-    pub(super) fn begin(shared: &Shared, tool: &ReadyTool, native: Accepts) -> Option<Self> {
+    pub(super) fn begin(shared: &Context, tool: &ReadyTool, native: Accepts) -> Option<Self> {
         let began = shared.engine.clock().now();
         follows(shared, tool).then(|| Self { began, until: began.after(shared.config.hold), native })
     }
 
     /// Holds on a call that was made then, and whose caller came back to it.
-    pub(super) fn resume(shared: &Shared, task: &Task, began: Timestamp, native: Accepts) -> Option<Self> {
+    pub(super) fn resume(shared: &Context, task: &Task, began: Timestamp, native: Accepts) -> Option<Self> {
         let follows = shared.config.followups && task.spec.hidden && task.spec.findable;
         follows.then(|| Self { began, until: began.after(shared.config.hold), native })
     }
 
     /// Holds the call as long again: its caller had something else to do than to wait.
-    pub(super) fn anew(self, shared: &Shared) -> Self {
+    pub(super) fn anew(self, shared: &Context) -> Self {
         Self { until: shared.engine.clock().now().after(shared.config.hold), ..self }
     }
 
@@ -101,7 +101,7 @@ impl Hold {
 }
 
 /// Waits until a call has been held long enough, or the server shuts down; for ever if it is held to its end.
-pub(super) async fn over(hold: Option<Hold>, shared: &Shared) {
+pub(super) async fn over(hold: Option<Hold>, shared: &Context) {
     let Some(hold) = hold else { return std::future::pending().await };
     let clock = shared.engine.clock();
     tokio::select! {
@@ -112,7 +112,7 @@ pub(super) async fn over(hold: Option<Hold>, shared: &Shared) {
 
 /// What a caller is told instead of the result of a task that goes on, if it is time for that: what the task asks, or, when the
 /// time is `over`, that it is still running.
-pub(super) fn instead(shared: &Shared, hold: Option<Hold>, task: &Task, over: bool) -> Option<Payload> {
+pub(super) fn instead(shared: &Context, hold: Option<Hold>, task: &Task, over: bool) -> Option<Payload> {
     let hold = hold.filter(|_| task.outcome.is_none())?;
     if hold.asks(task) {
         return Some(payload(&followup::asks(&shared.engine, task)));
@@ -126,19 +126,19 @@ pub(super) fn instead(shared: &Shared, hold: Option<Hold>, task: &Task, over: bo
 
 /// What a caller is told that knows of no task, only of its call, where that ended without a result: not an error of the protocol,
 /// which no model gets to see, but what a model can act on. None for any other end, and any other task.
-pub(super) fn failed(shared: &Shared, task: &Task) -> Option<Payload> {
+pub(super) fn failed(shared: &Context, task: &Task) -> Option<Payload> {
     let held = shared.config.followups && task.spec.hidden;
     held.then(|| followup::failed(&shared.engine, task)).flatten().as_ref().map(payload)
 }
 
 /// The same of a call that never was a task.
-pub(super) fn failed_at_once(shared: &Shared, spec: &Spec, outcome: &Outcome) -> Option<Payload> {
+pub(super) fn failed_at_once(shared: &Context, spec: &Spec, outcome: &Outcome) -> Option<Payload> {
     let held = shared.config.followups && spec.hidden;
     held.then(|| followup::failed_at_once(&spec.tool, outcome)).flatten().as_ref().map(payload)
 }
 
 /// Stops work that was held for long enough and can be no task, and says so: nobody could find it again, and it would count for nothing.
-pub(super) fn no_room(shared: &Shared, run: &Run, reject: &Reject) -> Payload {
+pub(super) fn no_room(shared: &Context, run: &Run, reject: &Reject) -> Payload {
     let spec = run.spec();
     tracing::info!(caller = spec.caller.as_str(), tool = %spec.tool, %reject, "a call was held for as long as it may be, and stops");
     run.call_off(NO_ROOM);

@@ -6,7 +6,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use taskwire_core::{CallerId, TaskId, task::Task};
 
 use super::{Fault, catalog};
-use crate::{engine, server::Shared};
+use crate::{dialect::Context, engine};
 
 /// One page of tasks, the latest first, and the cursor of the next.
 pub(super) struct Listing {
@@ -16,7 +16,7 @@ pub(super) struct Listing {
 
 /// The page that a request asks for; with the calls of clients that know no tasks, if they are not to be left out. A cursor is the
 /// last task before it.
-pub(super) fn tasks(shared: &Shared, caller: &CallerId, params: &str, with_hidden: bool) -> Result<Listing, Fault> {
+pub(super) fn tasks(shared: &Context, caller: &CallerId, params: &str, with_hidden: bool) -> Result<Listing, Fault> {
     let mut before = match catalog::cursor(params)? {
         None => None,
         Some(cursor) => Some(decode(&cursor).ok_or_else(catalog::bad_cursor)?),

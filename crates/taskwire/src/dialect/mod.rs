@@ -2,6 +2,7 @@
 
 mod called;
 mod catalog;
+mod context;
 mod era;
 mod fingerprint;
 mod held;
@@ -16,6 +17,7 @@ mod peer;
 mod prune;
 mod reply;
 mod room;
+pub(crate) mod router;
 mod view;
 mod waiter;
 
@@ -27,6 +29,7 @@ const LIST: &str = "dev.taskwire/list";
 const PARTIALS: &str = "dev.taskwire/partials";
 
 pub(crate) use called::cancelled;
+pub(crate) use context::{Context, Open};
 pub(crate) use era::{Era, is_modern};
 pub(crate) use outbox::{Framing, Gone, Outbox, StreamId};
 pub(crate) use peer::{Peer, Told};

@@ -32,9 +32,9 @@ use super::{
     held,
 };
 use crate::{
+    dialect::Context,
     engine::{self, Note, Phase, Resumed, Run},
     followup,
-    server::Shared,
     tool::ReadyTool,
 };
 
@@ -80,7 +80,7 @@ struct State {
 
 /// A call that waits for its work.
 pub(super) struct Waiting {
-    shared: Arc<Shared>,
+    shared: Arc<Context>,
     caller: CallerId,
     tool: Arc<str>,
     /// The arguments, if they are known; else they stand in the store.
@@ -110,7 +110,7 @@ pub(super) struct Waiter(Arc<Waiting>);
 impl Waiter {
     /// A call of `tool` that has no work yet, and the way back to its client.
     pub(super) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<Context>,
         caller: &CallerId,
         tool: &Arc<ReadyTool>,
         request: &Payload,
@@ -145,7 +145,7 @@ impl Waiter {
     }
 
     /// The call whose reader came back to this task: as it was `before`, if somebody still waits for it.
-    pub(super) fn again(shared: &Arc<Shared>, before: Option<Arc<Waiting>>, task: &Task) -> Self {
+    pub(super) fn again(shared: &Arc<Context>, before: Option<Arc<Waiting>>, task: &Task) -> Self {
         if let Some(before) = before {
             return Self(before);
         }
@@ -356,7 +356,7 @@ impl Waiter {
 }
 
 /// How long work of a tool goes on without its caller. The follow-up tools have no work of their own.
-fn linger(shared: &Shared, tool: &Arc<ReadyTool>) -> Duration {
+fn linger(shared: &Context, tool: &Arc<ReadyTool>) -> Duration {
     if held::is_followup(shared, tool) { Duration::ZERO } else { tool.0.policy.linger.unwrap_or(shared.config.linger) }
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value};
 use taskwire_core::{Payload, TaskId};
 
 use super::{ANSWER, arguments};
-use crate::client::form::{Choice, Field, FieldKind, Form};
+use crate::form::{Choice, Field, FieldKind, Form};
 
 /// Choices that are listed.
 const CHOICES_MAX: usize = 30;

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use taskwire_core::{CallerId, Timestamp};
 use tokio::sync::oneshot;
 
-use crate::server::Config;
+use crate::config::Config;
 
 /// Bytes of each message that need no room.
 const FREE_BYTES: usize = 4 * 1024;
@@ -235,14 +235,14 @@ fn append(bytes: &mut Vec<u8>, capacity: usize, piece: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::{Auth, HttpConfig};
+    use crate::{auth::Tokens, config::HttpConfig};
 
     const KIB: usize = 1024;
     const BODY: usize = 64 * KIB;
 
-    fn bodies(bytes: usize, auth: Auth) -> Arc<Bodies> {
+    fn bodies(bytes: usize, auth: Tokens) -> Arc<Bodies> {
         let http = HttpConfig { bodies_bytes: bytes, ..HttpConfig::default() };
-        Bodies::new(&Config { body_bytes: BODY, http, auth, ..Config::default() })
+        Bodies::new(&Config { body_bytes: BODY, http, auth: Arc::new(auth), ..Config::default() })
     }
 
     fn at(millis: i64) -> Timestamp {
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_comes_is_what_was_sent_and_its_room_is_given_back_with_it() {
-        let bodies = bodies(BODY, Auth::default());
+        let bodies = bodies(BODY, Tokens::default());
         for len in [0, 1, FREE_BYTES, FREE_BYTES + 1, 20 * KIB, BODY] {
             let sent: Vec<u8> = (0..len).map(|n| (n % 251) as u8).collect();
             let mut intake = bodies.begin(&caller("a"), 0, BODY, at(0)).expect("room");
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_body_whose_length_is_known_takes_no_more_than_that() {
-        let bodies = bodies(BODY, Auth::default());
+        let bodies = bodies(BODY, Tokens::default());
         let mut intake = bodies.begin(&caller("a"), 0, 20 * KIB, at(0)).expect("room");
         for _ in 0..20 {
             intake.add(&[b'x'; KIB], at(0)).expect("room");
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn small_messages_need_no_room_and_large_heads_do() {
-        let bodies = bodies(BODY, Auth::default());
+        let bodies = bodies(BODY, Tokens::default());
         let _all = [20 * KIB, 5 * KIB].map(|bytes| (0..).map_while(|_| half(&bodies, "a", bytes, 0).ok()).collect::<Vec<_>>());
         half(&bodies, "a", FREE_BYTES, 0).expect("small");
         half(&bodies, "a", FREE_BYTES + 1, 0).expect_err("not small");
@@ -309,7 +309,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_been_on_its_way_for_too_long_gives_way() {
-        let bodies = bodies(BODY, Auth::default());
+        let bodies = bodies(BODY, Tokens::default());
         let mut old = half(&bodies, "a", 40 * KIB, 0).expect("room");
         half(&bodies, "a", 40 * KIB, 999).expect_err("it is too early for that");
         assert!(used(&bodies) > 0, "the first is not touched");
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn one_of_several_callers_has_half_of_it_at_most() {
-        let bodies = bodies(4 * BODY, Auth::default().with_token("a", "a").with_token("b", "b"));
+        let bodies = bodies(4 * BODY, Tokens::default().with_token("a", "a").with_token("b", "b"));
         let _all = (0..).map_while(|_| half(&bodies, "a", 20 * KIB, 0).ok()).collect::<Vec<_>>();
         assert!((BODY..=2 * BODY).contains(&used(&bodies)), "{}", used(&bodies));
         half(&bodies, "a", 20 * KIB, 0).expect_err("that is its share");

@@ -12,7 +12,7 @@ use hyper::{
     },
 };
 
-use crate::server::HttpConfig;
+use crate::config::HttpConfig;
 
 /// Why a request is turned away.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming as HttpBody,
     header::{
-        ACCEPT, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN,
+        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN,
         RETRY_AFTER, WWW_AUTHENTICATE,
     },
     service::service_fn,
@@ -28,6 +28,7 @@ use tokio::{
 };
 
 use super::{
+    Endpoint,
     bodies::{Full, Intake, Taken},
     body::{Placed, ReplyBody, Stream},
     guard,
@@ -35,17 +36,18 @@ use super::{
     places::{Place, Places},
 };
 use crate::{
+    auth::{Denied, local_caller},
     clock::Clock,
-    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, StreamId, cancelled, is_modern, legacy, modern},
-    server::{Denied, Server, Shared},
+    dialect::{
+        Context, Era, Fault, Framing, Outbox, Peer, Reply, StreamId, cancelled, is_modern, legacy, modern,
+        router::{self, Channel, SESSION_ID, VERSION, takes_events, text},
+    },
 };
 
 /// Notes that wait for a call's reader; more are dropped.
 const NOTES_LEN: usize = 16;
 /// Pieces that wait for a stream's reader; then whoever sends waits. The reader drives the sender, so few are enough.
 const STREAM_LEN: usize = 4;
-const SESSION_ID: &str = "mcp-session-id";
-const VERSION: &str = "mcp-protocol-version";
 /// How long to wait after a failed accept (usually: too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What it costs to keep a header, besides its name and value.
@@ -58,18 +60,18 @@ pub(super) const STREAM: &str = "taskwire-stream";
 pub(super) const LEAVING: &str = "taskwire-leaving";
 
 /// Accepts connections for ever.
-pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible {
-    let places = Places::new(server.0.config.http.connections, server.0.config.http.idle_connections);
+pub(crate) async fn accept(endpoint: Arc<Endpoint>, listener: TcpListener) -> Infallible {
+    let places = places(&endpoint);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let place = places.take().await;
-                let shared = server.0.clone();
-                shared.connections.send_modify(|open| *open += 1);
+                let endpoint = endpoint.clone();
+                endpoint.connections.send_modify(|open| *open += 1);
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(async move {
-                    let _closed = Closed(shared.clone());
-                    connection(shared, stream, Peer::default(), place).await;
+                    let _closed = Closed(endpoint.clone());
+                    connection(endpoint, stream, Peer::default(), place).await;
                 });
             }
             Err(error) => {
@@ -82,25 +84,25 @@ pub(crate) async fn accept(server: Server, listener: TcpListener) -> Infallible 
 
 /// Serves processes of the same user until `shutdown` is ready. They are cut off then, and come back to whoever serves next: what they
 /// called for is left, and durable when this returns.
-pub(crate) async fn accept_local(server: &Server, listener: UnixListener, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn accept_local(endpoint: &Arc<Endpoint>, listener: UnixListener, shutdown: impl Future<Output = ()>) {
     let mut connections = JoinSet::new();
     tokio::select! {
         () = shutdown => {}
-        never = let_join(server, &listener, &mut connections) => match never {},
+        never = let_join(endpoint, &listener, &mut connections) => match never {},
     }
     connections.shutdown().await;
-    server.0.calls.settled().await;
+    endpoint.context.calls.settled().await;
 }
 
 /// Lets processes of the same user join for ever.
-async fn let_join(server: &Server, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
-    let places = Places::new(server.0.config.http.connections, server.0.config.http.idle_connections);
+async fn let_join(endpoint: &Arc<Endpoint>, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
+    let places = places(endpoint);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let place = places.take().await;
                 while connections.try_join_next().is_some() {}
-                connections.spawn(connection(server.0.clone(), stream, Peer::local(), place));
+                connections.spawn(connection(endpoint.clone(), stream, Peer::local(), place));
             }
             Err(error) => {
                 tracing::warn!(%error, "a process could not join");
@@ -111,7 +113,7 @@ async fn let_join(server: &Server, listener: &UnixListener, connections: &mut Jo
 }
 
 /// Counts a connection out when it ends, however it ends.
-struct Closed(Arc<Shared>);
+struct Closed(Arc<Endpoint>);
 
 impl Drop for Closed {
     fn drop(&mut self) {
@@ -119,22 +121,28 @@ impl Drop for Closed {
     }
 }
 
-async fn connection(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer, place: Arc<Place>) {
-    let http = &shared.config.http;
+fn places(endpoint: &Endpoint) -> Arc<Places> {
+    let http = &endpoint.context.config.http;
+    Places::new(http.connections, http.idle_connections)
+}
+
+async fn connection(endpoint: Arc<Endpoint>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer, place: Arc<Place>) {
+    let context = endpoint.context.clone();
+    let http = &context.config.http;
     // Who comes while the server shuts down is answered once: tasks can still be read, and `/readyz` says how it is.
-    let mut draining = *shared.draining.borrow();
+    let mut draining = *context.draining.borrow();
     let peer = Arc::new(peer);
     let service = {
-        let (shared, place) = (shared.clone(), place.clone());
+        let (endpoint, place) = (endpoint.clone(), place.clone());
         service_fn(move |request| {
-            let (shared, peer, place) = (shared.clone(), peer.clone(), place.clone());
+            let (endpoint, peer, place) = (endpoint.clone(), peer.clone(), place.clone());
             async move {
-                let response = route(shared, peer, &place, request).await;
+                let response = route(&endpoint, peer, &place, request).await;
                 Ok::<_, Infallible>(response.map(|body| Placed::new(body, place)))
             }
         })
     };
-    let io = Patient::new(TokioIo::new(stream), place.clone(), shared.engine.clock().clone(), http.write_timeout);
+    let io = Patient::new(TokioIo::new(stream), place.clone(), context.engine.clock().clone(), http.write_timeout);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(http.read_timeout)
@@ -146,7 +154,7 @@ async fn connection(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + U
         tokio::select! {
             result = connection.as_mut() => break result,
             () = place.lost() => return tracing::debug!("a connection that was quiet made room for another one"),
-            () = shared.drained(), if !draining => {
+            () = context.drained(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
@@ -198,20 +206,21 @@ fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
     response
 }
 
-async fn route(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn route(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
+    let context = &endpoint.context;
     // Probes come by whatever name the machine has.
     if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
-        let leaving = path == "/readyz" && (*shared.draining.borrow() || shared.engine.has_failed());
+        let leaving = path == "/readyz" && (*context.draining.borrow() || context.engine.has_failed());
         return if leaving { plain(StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") } else { plain(StatusCode::OK, "ok\n") };
     }
-    if let Some(refusal) = guard::check(request.uri(), request.headers(), &shared.config.http).err().filter(|_| !peer.is_local()) {
+    if let Some(refusal) = guard::check(request.uri(), request.headers(), &context.config.http).err().filter(|_| !peer.is_local()) {
         // Without a word to browsers: the page may be anybody's.
         return refuse(refusal.status, code::INVALID_REQUEST, refusal.message);
     }
     let origin = request.headers().get(ORIGIN).map(copied);
     let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).map(copied);
-    let (local, draining) = (peer.is_local(), shared.draining.subscribe());
-    let mut response = answer(shared, peer, place, request).await;
+    let (local, draining) = (peer.is_local(), context.draining.subscribe());
+    let mut response = answer(endpoint, peer, place, request).await;
     if local && *draining.borrow() {
         response.headers_mut().insert(LEAVING, HeaderValue::from_static("1"));
     }
@@ -221,9 +230,9 @@ async fn route(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Req
     response
 }
 
-async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn answer(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
     match (request.uri().path(), request.method()) {
-        ("/mcp", &Method::POST) => post(shared, peer, place, request).await,
+        ("/mcp", &Method::POST) => post(endpoint, peer, place, request).await,
         ("/mcp", &Method::OPTIONS) if request.headers().contains_key(ORIGIN) => {
             let mut response = Response::new(ReplyBody::Whole(None, None));
             *response.status_mut() = StatusCode::NO_CONTENT;
@@ -231,7 +240,7 @@ async fn answer(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Re
         }
         ("/mcp", &Method::GET | &Method::DELETE) if !text(request.headers(), VERSION).is_some_and(is_modern) => {
             // On the heap, as all that not every connection needs.
-            Box::pin(session(shared, &peer, place, &request)).await
+            Box::pin(session(endpoint.context.clone(), &peer, place, &request)).await
         }
         ("/mcp", method) => {
             // What belongs to sessions alone is not for who speaks of none.
@@ -266,24 +275,12 @@ fn head_bytes(headers: &HeaderMap) -> usize {
     kept + all.saturating_sub(BUFFER_BYTES)
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    // What is no text is still there, and will not be what is asked for.
-    headers.get(name).map(|value| value.to_str().unwrap_or("?"))
-}
-
-/// Whether a client takes an event stream for an answer.
-fn takes_events(headers: &HeaderMap) -> bool {
-    let kinds = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
-    let names = kinds.filter_map(|kind| kind.split(';').next()).map(str::trim);
-    names.into_iter().any(|kind| matches!(kind, "text/event-stream" | "text/*" | "*/*"))
-}
-
 /// Who calls. A process that can open our socket is ours.
-fn caller(shared: &Shared, peer: &Peer, headers: &HeaderMap) -> Result<CallerId, Denied> {
+fn caller(context: &Context, peer: &Peer, headers: &HeaderMap) -> Result<CallerId, Denied> {
     if peer.is_local() {
-        return Ok(shared.config.auth.owner());
+        return Ok(local_caller());
     }
-    shared.config.auth.caller(headers.get(AUTHORIZATION).map(HeaderValue::as_bytes))
+    context.config.auth.caller(headers.get(AUTHORIZATION).map(HeaderValue::as_bytes))
 }
 
 fn deny(denied: Denied) -> Response<ReplyBody> {
@@ -293,9 +290,9 @@ fn deny(denied: Denied) -> Response<ReplyBody> {
 }
 
 /// GET and DELETE, which only sessions have.
-async fn session(shared: Arc<Shared>, peer: &Peer, place: &Place, request: &Request<HttpBody>) -> Response<ReplyBody> {
+async fn session(context: Arc<Context>, peer: &Peer, place: &Place, request: &Request<HttpBody>) -> Response<ReplyBody> {
     let headers = request.headers();
-    let caller = match caller(&shared, peer, headers) {
+    let caller = match caller(&context, peer, headers) {
         Ok(caller) => caller,
         Err(denied) => return deny(denied),
     };
@@ -304,12 +301,12 @@ async fn session(shared: Arc<Shared>, peer: &Peer, place: &Place, request: &Requ
     }
     let (session, version) = (text(headers, SESSION_ID), text(headers, VERSION));
     if request.method() == Method::DELETE {
-        return match legacy::end(&shared, &caller, session, version).await {
+        return match legacy::end(&context, &caller, session, version).await {
             Ok(()) => whole(Reply::new(200, Vec::new())),
             Err(fault) => whole(Reply::fault(None, &fault)),
         };
     }
-    let listening = match legacy::listen(&shared, &caller, session, version, text(headers, "last-event-id")) {
+    let listening = match legacy::listen(&context, &caller, session, version, text(headers, "last-event-id")) {
         Ok(Some(listening)) => listening,
         // Nothing follows: what is said so is not asked for again.
         Ok(None) => return whole(Reply::new(204, Vec::new())),
@@ -320,9 +317,9 @@ async fn session(shared: Arc<Shared>, peer: &Peer, place: &Place, request: &Requ
     }
     let (sender, messages) = mpsc::channel(STREAM_LEN);
     let outbox = Outbox::new(sender, Framing::EVENTS);
-    let (clock, keep_alive) = (shared.engine.clock().clone(), shared.config.http.keep_alive);
+    let (clock, keep_alive) = (context.engine.clock().clone(), context.config.http.keep_alive);
     let answer = Box::pin(async move {
-        let told = AssertUnwindSafe(listening.run(&shared, &outbox)).catch_unwind().await;
+        let told = AssertUnwindSafe(listening.run(&context, &outbox)).catch_unwind().await;
         if told.is_err() {
             tracing::error!("a stream ended: what it reads from panicked");
         }
@@ -331,8 +328,9 @@ async fn session(shared: Arc<Shared>, peer: &Peer, place: &Place, request: &Requ
     stream(answer, messages, None, clock, keep_alive)
 }
 
-async fn post(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
-    let caller = match caller(&shared, &peer, request.headers()) {
+async fn post(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
+    let context = &endpoint.context;
+    let caller = match caller(context, &peer, request.headers()) {
         Ok(caller) => caller,
         Err(denied) => return deny(denied),
     };
@@ -345,14 +343,14 @@ async fn post(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Requ
         return refuse(415, code::INVALID_REQUEST, "the body must be `Content-Type: application/json`");
     }
     let (mut parts, body) = request.into_parts();
-    let max = shared.config.body_bytes;
+    let max = context.config.body_bytes;
     let announced = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > max as u64) {
         return Unread::TooLarge.told(max);
     }
     let most = announced.and_then(|length| usize::try_from(length).ok()).unwrap_or(max);
-    let clock = shared.engine.clock().clone();
-    let intake = match shared.bodies.begin(&caller, head_bytes(&parts.headers), most, clock.now()) {
+    let clock = context.engine.clock().clone();
+    let intake = match endpoint.bodies.begin(&caller, head_bytes(&parts.headers), most, clock.now()) {
         Ok(intake) => intake,
         Err(full) => return Unread::from(full).told(max),
     };
@@ -365,7 +363,7 @@ async fn post(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Requ
         None => {
             place.heard();
             headers = kept(&headers);
-            tokio::time::timeout(shared.config.http.read_timeout, reading).await.unwrap_or(Err(Unread::Late))
+            tokio::time::timeout(context.config.http.read_timeout, reading).await.unwrap_or(Err(Unread::Late))
         }
     };
     let taken = match came {
@@ -375,7 +373,7 @@ async fn post(shared: Arc<Shared>, peer: Arc<Peer>, place: &Place, request: Requ
     if !place.keep() {
         return displaced();
     }
-    Box::pin(respond(shared, peer, caller, headers, taken)).await
+    Box::pin(respond(context.clone(), peer, caller, headers, taken)).await
 }
 
 /// Why a body was not read.
@@ -452,41 +450,11 @@ fn stream(
     response
 }
 
-/// A message, and where it came from.
-struct Posted {
-    shared: Arc<Shared>,
-    peer: Arc<Peer>,
-    caller: CallerId,
-    headers: HeaderMap,
-    taken: Taken,
-    message: Incoming,
-    outbox: Outbox,
-}
-
-impl Posted {
-    async fn answer(self, era: Era) -> Reply {
-        let Self { shared, peer, caller, headers, taken: Taken { bytes, room: _room }, message, outbox: out } = self;
-        if era == Era::Modern {
-            // What a process that joined passes on came without any.
-            let headers = Some(headers).filter(|_| !peer.is_local());
-            let origin = modern::Origin { caller: &caller, peer: &peer, headers, out: &out };
-            return modern::answer(&shared, &message, &bytes, origin).await;
-        }
-        let way =
-            legacy::Way::Http { session: text(&headers, SESSION_ID), version: text(&headers, VERSION), events: takes_events(&headers) };
-        let origin = legacy::Origin { caller: &caller, way, out: &out };
-        if legacy::begins(&message) {
-            return legacy::begin(&shared, &message, &bytes, origin).await.0;
-        }
-        legacy::answer(&shared, &message, &bytes, origin).await
-    }
-}
-
-async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, mut headers: HeaderMap, taken: Taken) -> Response<ReplyBody> {
+async fn respond(context: Arc<Context>, peer: Arc<Peer>, caller: CallerId, mut headers: HeaderMap, taken: Taken) -> Response<ReplyBody> {
     let bytes = &taken.bytes;
     if bytes.trim_ascii_start().starts_with(b"[") && !text(&headers, VERSION).is_some_and(is_modern) {
-        let way = legacy::Way::Http { session: text(&headers, SESSION_ID), version: text(&headers, VERSION), events: false };
-        let answers = AssertUnwindSafe(Box::pin(legacy::batch(&shared, &caller, way, bytes))).catch_unwind().await;
+        let answers =
+            AssertUnwindSafe(Box::pin(legacy::batch(&context, &caller, router::way(&headers, false), bytes))).catch_unwind().await;
         return whole(answers.unwrap_or_else(|_| Reply::panicked(None)));
     }
     let message = match Incoming::parse(bytes) {
@@ -501,7 +469,7 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, mut hea
     let stream_id = text(&headers, STREAM).filter(|_| peer.is_local()).map(StreamId::from);
     if stream_id.is_some() && message.method.as_deref() == Some("notifications/cancelled") {
         // By the name of a request on a byte stream, whatever its era.
-        cancelled(&shared, &caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
+        cancelled(&context, &caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
         if text(&headers, SESSION_ID).is_none() {
             return whole(Reply::accepted());
         }
@@ -523,13 +491,15 @@ async fn respond(shared: Arc<Shared>, peer: Arc<Peer>, caller: CallerId, mut hea
         (Outbox::closed(), None)
     };
     let outbox = outbox.on(stream_id).local(peer.is_local());
-    let clock = shared.engine.clock().clone();
-    let keep_alive = shared.config.http.keep_alive;
-    let id = message.id.clone();
-    let posted = Posted { shared, peer, caller, headers, taken, message, outbox };
+    let clock = context.engine.clock().clone();
+    let keep_alive = context.config.http.keep_alive;
     // On the heap, so that a connection that waits for its next request takes little room.
-    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> =
-        Box::pin(async move { AssertUnwindSafe(posted.answer(era)).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(id.as_ref())) });
+    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
+        let Taken { bytes, room: _room } = taken;
+        let origin = router::Origin { caller: &caller, peer: &peer, channel: Channel::Http(headers), out: &outbox };
+        let answer = AssertUnwindSafe(router::answer(&context, era, &message, &bytes, origin)).catch_unwind().await;
+        answer.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
+    });
     let Some(mut messages) = messages else { return whole(answer.await) };
     let first = tokio::select! {
         biased;

@@ -20,8 +20,11 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Era, Fault, Framing, Outbox, Peer, Reply, Sent, StreamId, cancelled, legacy, modern},
-    server::Server,
+    auth::local_caller,
+    dialect::{
+        Context, Era, Fault, Framing, Outbox, Peer, Reply, Sent, StreamId, cancelled, legacy, modern,
+        router::{self, Channel},
+    },
 };
 
 /// Messages that wait to be written; then whoever sends waits.
@@ -64,7 +67,7 @@ impl InFlight {
 
 /// Serves one client until its input ends, `shutdown` is ready, or it stops reading.
 pub(crate) async fn run(
-    server: Server,
+    context: Arc<Context>,
     input: impl AsyncRead + Send + Unpin,
     output: impl AsyncWrite + Send + Unpin + 'static,
     shutdown: impl Future<Output = ()>,
@@ -74,7 +77,7 @@ pub(crate) async fn run(
     let mut writer = tokio::spawn(write(output, queue, stream_queue));
     let ending = watch::Sender::new(false);
     let mut client = Client {
-        server: server.clone(),
+        context: context.clone(),
         lines,
         streams,
         in_flight: Arc::default(),
@@ -84,7 +87,7 @@ pub(crate) async fn run(
         requests: JoinSet::new(),
         ending: ending.subscribe(),
     };
-    let mut input = Lines::new(input, server.0.config.body_bytes);
+    let mut input = Lines::new(input, context.config.body_bytes);
     let stopped = tokio::select! {
         read = client.read(&mut input) => {
             read?;
@@ -98,34 +101,34 @@ pub(crate) async fn run(
     ending.send_replace(true);
     let Client { lines, streams, mut requests, session, .. } = client;
     let result = match stopped {
-        Some(stopped) => finish(&server, &mut requests, session, (lines, streams), &mut writer, stopped).await,
+        Some(stopped) => finish(&context, &mut requests, session, (lines, streams), &mut writer, stopped).await,
         None => Ok(()),
     };
     writer.abort();
     // What was not answered is left, and must be durable before the process ends.
     requests.shutdown().await;
-    server.0.calls.settled().await;
+    context.calls.settled().await;
     result
 }
 
 /// Lets calls that are under way come to an end, for a while.
 async fn finish(
-    server: &Server,
+    context: &Arc<Context>,
     requests: &mut JoinSet<()>,
     session: Option<Arc<legacy::Session>>,
     ways: (mpsc::Sender<Line>, mpsc::Sender<Line>),
     writer: &mut JoinHandle<std::io::Result<()>>,
     stopped: bool,
 ) -> std::io::Result<()> {
-    let patience = server.0.engine.clock().sleep(server.0.config.drain);
+    let patience = context.engine.clock().sleep(context.config.drain);
     let finish = async {
         while requests.join_next().await.is_some() {}
         if let Some(session) = session {
-            legacy::end_stream(&server.0, &session).await;
+            legacy::end_stream(context, &session).await;
         }
         drop(ways);
         if stopped {
-            server.0.engine.idle().await;
+            context.engine.idle().await;
         }
         writer.await.map_err(std::io::Error::other)?
     };
@@ -235,7 +238,7 @@ async fn write(
 }
 
 struct Client {
-    server: Server,
+    context: Arc<Context>,
     lines: mpsc::Sender<Line>,
     streams: mpsc::Sender<Line>,
     in_flight: Arc<InFlight>,
@@ -268,7 +271,7 @@ impl Client {
     }
 
     async fn refuse_long_line(&self) {
-        let max = self.server.0.config.body_bytes;
+        let max = self.context.config.body_bytes;
         let message = format!("the message has more than {max} bytes (configuration key `body_bytes`)");
         self.send(Reply::fault(None, &Fault::new(400, code::INVALID_REQUEST, message))).await;
     }
@@ -281,7 +284,7 @@ impl Client {
 
     async fn take(&mut self, line: Vec<u8>) {
         if line.trim_ascii_start().starts_with(b"[") {
-            if self.requests.len() > self.server.0.config.requests_per_stream {
+            if self.requests.len() > self.context.config.requests_per_stream {
                 let fault = Fault::limit("too many requests are waiting for an answer already (configuration key `requests_per_stream`)");
                 return self.send(Reply::fault(None, &fault)).await;
             }
@@ -296,7 +299,7 @@ impl Client {
                 (Some(id), Some(_)) => (id.clone(), message),
                 (None, Some("notifications/cancelled")) => {
                     if let Some(params) = message.params(&line) {
-                        cancelled(&self.server.0, &self.server.0.config.auth.owner(), Some(&self.stream), params);
+                        cancelled(&self.context, &local_caller(), Some(&self.stream), params);
                     }
                     let off = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
                     if let Some(request) = off.and_then(|off| self.in_flight.with(|map| map.remove(&off.request_id))) {
@@ -311,7 +314,7 @@ impl Client {
                 (None, Some(_)) => return,
             },
         };
-        let max = self.server.0.config.requests_per_stream;
+        let max = self.context.config.requests_per_stream;
         let (known, count) = self.in_flight.with(|map| (map.contains_key(&id), map.len()));
         if known {
             let fault = Fault::new(400, code::INVALID_REQUEST, format!("the id `{id}` is in use by a request that is not answered yet"));
@@ -329,17 +332,17 @@ impl Client {
 
     /// Begins a session, before anything else is read: what comes next may belong to it.
     async fn open(&mut self, message: &Incoming, line: &[u8]) {
-        let (caller, out) = (self.server.0.config.auth.owner(), Outbox::closed());
+        let (caller, out) = (local_caller(), Outbox::closed());
         let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(self.session.as_ref()), out: &out };
-        let (reply, session) = legacy::begin(&self.server.0, message, line, origin).await;
+        let (reply, session) = legacy::begin(&self.context, message, line, origin).await;
         self.send(reply).await;
         let Some(session) = session else { return };
         self.session = Some(session.clone());
-        let (server, streams, ending) = (self.server.clone(), self.streams.clone(), self.ending.clone());
+        let (context, streams, ending) = (self.context.clone(), self.streams.clone(), self.ending.clone());
         self.requests.spawn(async move {
             let (sender, messages) = mpsc::channel(STREAM_LEN);
             let outbox = Outbox::new(sender, Framing::LINES).until(ending);
-            let told = async move { legacy::stand(&server.0, &session, &outbox).await };
+            let told = async move { legacy::stand(&context, &session, &outbox).await };
             let off = Arc::default();
             futures_util::future::join(relay(messages, &streams, &off), told).await;
         });
@@ -347,10 +350,10 @@ impl Client {
 
     /// Answers several messages at once, where the session has that.
     fn take_batch(&mut self, line: Vec<u8>) {
-        let (server, session, lines) = (self.server.clone(), self.session.clone(), self.lines.clone());
+        let (context, session, lines) = (self.context.clone(), self.session.clone(), self.lines.clone());
         self.requests.spawn(async move {
-            let caller = server.0.config.auth.owner();
-            let batch = legacy::batch(&server.0, &caller, legacy::Way::Stream(session.as_ref()), &line);
+            let caller = local_caller();
+            let batch = legacy::batch(&context, &caller, legacy::Way::Stream(session.as_ref()), &line);
             let reply = AssertUnwindSafe(batch).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(None));
             if !reply.body.is_empty() {
                 let _ = lines.send(Line::reply(reply, &Arc::default())).await;
@@ -362,16 +365,16 @@ impl Client {
         if self.session.is_none() {
             return;
         }
-        let (caller, out) = (self.server.0.config.auth.owner(), Outbox::closed());
+        let (caller, out) = (local_caller(), Outbox::closed());
         let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(self.session.as_ref()), out: &out };
-        let reply = legacy::answer(&self.server.0, &message, &line, origin).await;
+        let reply = legacy::answer(&self.context, &message, &line, origin).await;
         if !reply.body.is_empty() {
             tracing::debug!(reason = %String::from_utf8_lossy(&reply.body), "a response was not taken");
         }
     }
 
     fn begin(&mut self, id: RequestId, message: Incoming, line: Vec<u8>) {
-        let (server, in_flight, peer) = (self.server.clone(), self.in_flight.clone(), self.peer.clone());
+        let (context, in_flight, peer) = (self.context.clone(), self.in_flight.clone(), self.peer.clone());
         let era = Era::of_line(&message, &line);
         let streams = match era {
             Era::Modern => modern::besides(&message, &line) == modern::Besides::Stream,
@@ -388,20 +391,10 @@ impl Client {
             let _ = ready.wait_for(|go| *go).await;
             let (sender, messages) = mpsc::channel(room);
             let respond = async move {
-                let caller = server.0.config.auth.owner();
+                let caller = local_caller();
                 let out = Outbox::new(sender, Framing::LINES).until(ending).on(Some(stream));
-                let answer = async {
-                    match era {
-                        Era::Modern => {
-                            let origin = modern::Origin { caller: &caller, peer: &peer, headers: None, out: &out };
-                            modern::answer(&server.0, &message, &line, origin).await
-                        }
-                        Era::Legacy => {
-                            let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(session.as_ref()), out: &out };
-                            legacy::answer(&server.0, &message, &line, origin).await
-                        }
-                    }
-                };
+                let origin = router::Origin { caller: &caller, peer: &peer, channel: Channel::Stream(session.as_ref()), out: &out };
+                let answer = router::answer(&context, era, &message, &line, origin);
                 AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };
             let ((), reply) = futures_util::future::join(relay(messages, &lines, &off), respond).await;

@@ -16,7 +16,7 @@ use taskwire::{
         Limits, TaskId,
         task::{Status, Task},
     },
-    server::{Auth, Config, Server},
+    server::{Config, Server, Tokens},
     store::SqliteStore,
     tool::{CallResult, Ctx, IntoResult, Json, Policy, Progress, Question, Registry, Round, TaskMode, Tool, ToolError},
 };
@@ -160,7 +160,7 @@ fn config() -> Config {
 }
 
 fn two_callers() -> Config {
-    Config { auth: Auth::default().with_token("ann-token", "ann").with_token("bob-token", "bob"), ..config() }
+    Config { auth: Arc::new(Tokens::default().with_token("ann-token", "ann").with_token("bob-token", "bob")), ..config() }
 }
 
 /// How a caller speaks to a server.

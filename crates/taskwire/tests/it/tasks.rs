@@ -15,7 +15,7 @@ use taskwire::{
     clock::ManualClock,
     core::{Limits, Seq, TaskId},
     engine,
-    server::{Auth, Config},
+    server::{Config, Tokens},
     store::SqliteStore,
     tool::{Answer, Ctx, IntoResult, Question, Registry, TaskMode, Tool, ToolError},
 };
@@ -113,7 +113,7 @@ pub(crate) fn with_limits(limits: Limits) -> Config {
 
 /// Two callers, `ann` and `bob`, each with a token that says so.
 pub(crate) fn two_callers() -> Config {
-    Config { auth: Auth::default().with_token("ann-token", "ann").with_token("bob-token", "bob"), ..Config::default() }
+    Config { auth: Arc::new(Tokens::default().with_token("ann-token", "ann").with_token("bob-token", "bob")), ..Config::default() }
 }
 
 /// A form that asks for a name.

@@ -12,7 +12,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use taskwire::{
     clock::SystemClock,
-    server::{Auth, Config, HttpConfig},
+    server::{Config, HttpConfig, Tokens},
     tool::{CallResult, Ctx, Json, Progress, Prompt, Question, Registry, Resource, Round, TaskMode, Tool, ToolError},
 };
 use tokio::sync::Notify;
@@ -113,7 +113,7 @@ async fn start(tools: Registry, config: Config) -> TestServer {
 
 /// A server that knows Alice and Bob.
 async fn guarded(tools: Registry) -> TestServer {
-    let auth = Auth::default().with_token("a-token", "alice").with_token("b-token", "bob");
+    let auth = Arc::new(Tokens::default().with_token("a-token", "alice").with_token("b-token", "bob"));
     start(tools, Config { auth, ..Config::default() }).await
 }
 

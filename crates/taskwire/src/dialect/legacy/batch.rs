@@ -9,20 +9,17 @@ use taskwire_core::{
 };
 
 use super::{In, Way, answer_in, begins, find};
-use crate::{
-    dialect::{Fault, Outbox, Reply, Sent},
-    server::Shared,
-};
+use crate::dialect::{Context, Fault, Outbox, Reply, Sent};
 
 /// Answers each message of a batch. Nothing but responses comes back, so that nobody can be asked on the way.
-pub(crate) async fn batch(shared: &Arc<Shared>, caller: &CallerId, way: Way<'_>, bytes: &[u8]) -> Reply {
+pub(crate) async fn batch(shared: &Arc<Context>, caller: &CallerId, way: Way<'_>, bytes: &[u8]) -> Reply {
     match answers(shared, caller, way, bytes).await {
         Ok(reply) => reply,
         Err(fault) => Reply::fault(None, &fault),
     }
 }
 
-async fn answers(shared: &Arc<Shared>, caller: &CallerId, way: Way<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
+async fn answers(shared: &Arc<Context>, caller: &CallerId, way: Way<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
     let session = match way {
         Way::Http { session: Some(name), version, .. } => Some(find(shared, caller, Some(name), version)?),

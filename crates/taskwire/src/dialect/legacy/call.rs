@@ -27,14 +27,14 @@ use super::{
     view::{self, FALLBACK_MODE, IMMEDIATE_RESPONSE, RELATED_TASK},
 };
 use crate::{
+    config::Mode,
     dialect::{
-        Fault, Reply, Sent,
+        Fault, Open, Reply, Sent,
         called::{self, Wanted, find_tool, misfit},
         notes::Notes,
         params::{Members, present, text},
     },
     engine::{self, End, Note, Phase, Resumed, Run},
-    server::{Mode, Open},
     tool::{ReadyTool, TaskMode},
 };
 

@@ -7,12 +7,12 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::{VERSIONS, modes::mode_of, session::Agreed};
 use crate::{
+    config::Mode,
     dialect::{
-        Fault, IDEMPOTENCY, PARTIALS, catalog,
+        Context, Fault, IDEMPOTENCY, PARTIALS, catalog,
         json::Object,
         params::{Anything, Elicitation, Members, Sampling, accepts, level_of, text},
     },
-    server::{Mode, Shared},
 };
 
 /// Log lines that a client is sent that did not say what it wants.
@@ -107,7 +107,7 @@ pub(super) fn agree(params: &str) -> Result<Agreed, Fault> {
 }
 
 /// What a client is told about the server.
-pub(super) fn result(shared: &Shared, agreed: &Agreed) -> Object {
+pub(super) fn result(shared: &Context, agreed: &Agreed) -> Object {
     let config = &shared.config;
     let info = json!({"name": config.name, "version": config.version});
     let object =
@@ -119,11 +119,11 @@ pub(super) fn result(shared: &Shared, agreed: &Agreed) -> Object {
 }
 
 /// Whether the server answers in this way; with a task it always can.
-fn has(shared: &Shared, mode: Mode) -> bool {
+fn has(shared: &Context, mode: Mode) -> bool {
     mode == Mode::Task || shared.config.legacy.modes.contains(&mode)
 }
 
-fn capabilities(shared: &Shared, agreed: &Agreed) -> Value {
+fn capabilities(shared: &Context, agreed: &Agreed) -> Value {
     let mut capabilities = catalog::capabilities();
     if agreed.has_tasks() {
         let mut tasks = json!({"cancel": {}, "requests": {"tools": {"call": {}}}});

@@ -22,11 +22,11 @@ use super::session::Session;
 pub(super) use crate::dialect::called::CALLED_OFF;
 use crate::{
     dialect::{
+        Context, Open,
         prune::Prune,
         waiter::{Waiter, Waiting},
     },
     engine::Run,
-    server::{Open, Shared},
 };
 
 /// Tasks of one session whose last chunk is remembered.
@@ -342,7 +342,7 @@ impl Session {
     }
 
     /// A place among the streams of the caller for a standing stream: that of the one that it replaces, or another one.
-    pub(super) fn stands_open(&self, shared: &Shared) -> Option<Arc<Open>> {
+    pub(super) fn stands_open(&self, shared: &Context) -> Option<Arc<Open>> {
         let mut live = self.live();
         let open = live.stands_open.upgrade().or_else(|| shared.open_listen(&self.caller).map(Arc::new))?;
         live.stands_open = Arc::downgrade(&open);
@@ -445,7 +445,7 @@ impl Session {
     }
 
     /// Calls a request off; one whose sender only would not wait any longer (`timed_out`) leaves its work.
-    pub(super) fn call_off(&self, shared: &Shared, id: &RequestId, timed_out: bool) {
+    pub(super) fn call_off(&self, shared: &Context, id: &RequestId, timed_out: bool) {
         let (running, given_up) = {
             let mut live = self.live();
             let running = live.running.remove(id);

@@ -39,10 +39,9 @@ use self::{
     session::Agreed,
     tail::{Ended, Tail},
 };
-use super::{Fault, Gone, Outbox, Reply, called::Cancelled, held::Hold, json::Object, waiter::Waiter};
+use super::{Context, Fault, Gone, Open, Outbox, Reply, called::Cancelled, held::Hold, json::Object, waiter::Waiter};
 use crate::{
     engine,
-    server::{Open, Shared},
     tool::{REFUSED, fitting},
 };
 
@@ -74,7 +73,7 @@ pub(crate) enum Way<'a> {
 
 /// One request of a session.
 struct Cx<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<Context>,
     session: &'a Arc<Session>,
     id: &'a RequestId,
     /// The parameters as they came.
@@ -154,7 +153,7 @@ pub(crate) fn begins(message: &Incoming) -> bool {
 }
 
 /// Begins a session.
-pub(crate) async fn begin(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> (Reply, Option<Arc<Session>>) {
+pub(crate) async fn begin(shared: &Arc<Context>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> (Reply, Option<Arc<Session>>) {
     let Some(id) = &message.id else { return (Reply::accepted(), None) };
     match handshake(shared, message, bytes, origin).await {
         Ok(session) => {
@@ -167,7 +166,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8]
     }
 }
 
-async fn handshake(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Result<Arc<Session>, Fault> {
+async fn handshake(shared: &Arc<Context>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Result<Arc<Session>, Fault> {
     let already = match origin.way {
         Way::Http { session, .. } => session.map(|name| shared.sessions.find(shared, origin.caller, name)).transpose()?.is_some(),
         Way::Stream(session) => session.is_some_and(|session| !session.is_over()),
@@ -180,7 +179,7 @@ async fn handshake(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origi
 }
 
 /// Answers one message of a session, read from `bytes`.
-pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
+pub(crate) async fn answer(shared: &Arc<Context>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
     let found;
     let place = match origin.way {
         Way::Http { session, version, events } => match find(shared, origin.caller, session, version) {
@@ -219,7 +218,7 @@ fn refused(message: &Incoming, fault: Fault) -> Reply {
     Reply::fault(message.id.as_ref().filter(|_| message.method.is_some()), &downgraded(fault))
 }
 
-async fn answer_in(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], place: In<'_>) -> Reply {
+async fn answer_in(shared: &Arc<Context>, message: &Incoming, bytes: &[u8], place: In<'_>) -> Reply {
     let In { session, out, events, detaches } = place;
     let text = message.params(bytes).unwrap_or("{}");
     let answered = match (message.method.as_deref(), &message.id) {
@@ -256,7 +255,7 @@ async fn request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
 }
 
 /// The session that a request over HTTP names.
-fn find(shared: &Arc<Shared>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<Arc<Session>, Fault> {
+fn find(shared: &Arc<Context>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<Arc<Session>, Fault> {
     let name = session.ok_or_else(no_session)?;
     if let Some(version) = version.filter(|version| !VERSIONS.contains(version)) {
         let message = format!("the protocol version `{version}` is not spoken in sessions: use {}", VERSIONS.join(" or "));
@@ -273,7 +272,7 @@ fn no_session() -> Fault {
     )
 }
 
-fn notified(shared: &Shared, session: &Arc<Session>, method: &str, text: &str) {
+fn notified(shared: &Context, session: &Arc<Session>, method: &str, text: &str) {
     if method == "notifications/cancelled"
         && let Some(Cancelled { request_id, timed_out }) = Cancelled::read(text)
     {
@@ -283,7 +282,7 @@ fn notified(shared: &Shared, session: &Arc<Session>, method: &str, text: &str) {
 }
 
 /// Takes the answer to a question.
-async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&RequestId>, bytes: &[u8]) -> Result<Reply, Fault> {
+async fn take_answer(shared: &Arc<Context>, session: &Arc<Session>, id: Option<&RequestId>, bytes: &[u8]) -> Result<Reply, Fault> {
     #[derive(Deserialize)]
     struct Answer {
         #[serde(default)]
@@ -337,7 +336,7 @@ async fn take_answer(shared: &Arc<Shared>, session: &Arc<Session>, id: Option<&R
 /// answer for does not wait for ever for a client that cannot: in the end its tool is told so, and decides. Says whether the question
 /// stays open.
 async fn ask_again(
-    shared: &Shared,
+    shared: &Context,
     session: &Session,
     task: &Task,
     (key, times): (&InputKey, u32),
@@ -372,7 +371,7 @@ enum Since {
 
 /// Begins to listen, if that is possible; nothing if there is nothing left to be told.
 pub(crate) fn listen(
-    shared: &Arc<Shared>,
+    shared: &Arc<Context>,
     caller: &CallerId,
     session: Option<&str>,
     version: Option<&str>,
@@ -411,7 +410,7 @@ pub(crate) fn listen(
 
 impl Listening {
     /// Says what there is to say, for as long as there is.
-    pub(crate) async fn run(self, shared: &Arc<Shared>, out: &Outbox) {
+    pub(crate) async fn run(self, shared: &Arc<Context>, out: &Outbox) {
         // Who went away meanwhile need not be told anything.
         let _ = match self.from {
             Since::Standing(from) => {
@@ -463,18 +462,18 @@ impl Listening {
 }
 
 /// Tells a session on a byte stream what happens, for as long as it lasts.
-pub(crate) async fn stand(shared: &Arc<Shared>, session: &Arc<Session>, out: &Outbox) {
+pub(crate) async fn stand(shared: &Arc<Context>, session: &Arc<Session>, out: &Outbox) {
     standing::stand(shared, session, out, None).await;
 }
 
 /// Ends a session.
-pub(crate) async fn end(shared: &Arc<Shared>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<(), Fault> {
+pub(crate) async fn end(shared: &Arc<Context>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<(), Fault> {
     let session = find(shared, caller, session, version)?;
     Ok(shared.sessions.end_now(shared, &session.id).await?)
 }
 
 /// Ends the session of a byte stream that has ended.
-pub(crate) async fn end_stream(shared: &Arc<Shared>, session: &Arc<Session>) {
+pub(crate) async fn end_stream(shared: &Arc<Context>, session: &Arc<Session>) {
     if let Err(error) = shared.sessions.end_now(shared, &session.id).await {
         tracing::warn!(%error, "the end of a session could not be stored");
     }
@@ -490,7 +489,7 @@ fn downgraded(mut fault: Fault) -> Fault {
 }
 
 /// How long a call of a tool may take before something else than its result is said.
-fn promote_after(shared: &Shared, tool: &str) -> Duration {
+fn promote_after(shared: &Context, tool: &str) -> Duration {
     let own = shared.provider.tool(tool).and_then(|tool| tool.0.policy.promote_after);
     own.unwrap_or(shared.config.promote_after)
 }

@@ -1,6 +1,6 @@
 //! Which of several ways a call is answered in (SEP-1905).
 
-use crate::server::Mode;
+use crate::config::Mode;
 
 /// What a call comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

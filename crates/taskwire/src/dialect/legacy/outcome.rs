@@ -15,9 +15,8 @@ use super::{
     view::{self, RELATED_TASK},
 };
 use crate::{
-    dialect::{Fault, held, json::Object, waiter::Waiter},
+    dialect::{Context, Fault, held, json::Object, waiter::Waiter},
     engine,
-    server::Shared,
 };
 
 /// What a task made in this era keeps of the request that made it.
@@ -41,7 +40,7 @@ pub(super) fn progress_token(task: &Task) -> Option<RequestId> {
 }
 
 /// What a request for a task's result gets; the task is named if it is `known`. A call that waits for it may have joined it.
-pub(super) fn result(shared: &Shared, task: &Task, known: bool, waiter: Option<&Waiter>) -> Result<Object, Fault> {
+pub(super) fn result(shared: &Context, task: &Task, known: bool, waiter: Option<&Waiter>) -> Result<Object, Fault> {
     let noting = |result: Payload| waiter.map_or_else(|| result.clone(), |waiter| waiter.noting(result.clone()));
     if let Some(result) = held::failed(shared, task) {
         return Ok(view::call_result(&noting(result), None, None));
@@ -76,7 +75,7 @@ pub(super) fn result(shared: &Shared, task: &Task, known: bool, waiter: Option<&
 
 /// The response to such a request.
 pub(super) fn message(
-    shared: &Shared,
+    shared: &Context,
     request: &RequestId,
     task: &Arc<Task>,
     known: bool,

@@ -17,9 +17,9 @@ use tokio::sync::{Notify, watch};
 
 use super::live::Live;
 use crate::{
-    dialect::{Fault, prune::Prune},
+    config::Mode,
+    dialect::{Context, Fault, prune::Prune},
     engine,
-    server::{Mode, Shared},
     store::{self, SessionChange},
 };
 
@@ -124,7 +124,7 @@ impl Session {
     }
 
     /// Changes what was agreed on; it holds when this returns.
-    pub(super) async fn agree(&self, shared: &Shared, change: impl FnOnce(&mut Agreed)) -> Result<(), engine::Error> {
+    pub(super) async fn agree(&self, shared: &Context, change: impl FnOnce(&mut Agreed)) -> Result<(), engine::Error> {
         {
             let mut agreed = lock(&self.agreed);
             let mut next = Agreed::clone(&agreed);
@@ -140,7 +140,7 @@ impl Session {
         seen.0 > seen.1
     }
 
-    async fn store(&self, shared: &Shared) -> Result<(), engine::Error> {
+    async fn store(&self, shared: &Context) -> Result<(), engine::Error> {
         let _storing = self.storing.lock().await;
         let row = self.row(&self.agreed());
         let seen = row.seen;
@@ -161,7 +161,7 @@ impl Session {
 
     /// Notes that the session is in use. Not with every request in the store: a little earlier than need be it is
     /// forgotten, then.
-    pub(super) fn touch(self: &Arc<Self>, shared: &Arc<Shared>) {
+    pub(super) fn touch(self: &Arc<Self>, shared: &Arc<Context>) {
         let now = shared.engine.clock().now();
         let due = {
             let mut seen = lock(&self.seen);
@@ -204,7 +204,7 @@ impl Sessions {
     }
 
     /// The session of this name, if it is the caller's and still good.
-    pub(super) fn find(&self, shared: &Arc<Shared>, caller: &CallerId, name: &str) -> Result<Arc<Session>, Fault> {
+    pub(super) fn find(&self, shared: &Arc<Context>, caller: &CallerId, name: &str) -> Result<Arc<Session>, Fault> {
         let gone = || {
             let message = "there is no session of this name, or it is over: initialize again, without `Mcp-Session-Id`";
             Fault::new(404, taskwire_core::wire::code::INVALID_REQUEST, message)
@@ -243,7 +243,7 @@ impl Sessions {
     }
 
     /// Begins a session; others that were quiet for too long, or are too many, end.
-    pub(super) async fn open(&self, shared: &Arc<Shared>, caller: &CallerId, agreed: Agreed) -> Result<Arc<Session>, Fault> {
+    pub(super) async fn open(&self, shared: &Arc<Context>, caller: &CallerId, agreed: Agreed) -> Result<Arc<Session>, Fault> {
         let config = &shared.config.legacy;
         let now = shared.engine.clock().now();
         let before = Timestamp::from_millis(now.as_millis() - i64::try_from(config.session_idle.as_millis()).unwrap_or(i64::MAX));
@@ -269,7 +269,7 @@ impl Sessions {
     }
 
     /// Ends a session, sooner or later.
-    fn end(&self, shared: &Arc<Shared>, id: &SessionId) {
+    fn end(&self, shared: &Arc<Context>, id: &SessionId) {
         self.close(id);
         let (shared, id) = (shared.clone(), id.clone());
         tokio::spawn(async move {
@@ -280,7 +280,7 @@ impl Sessions {
     }
 
     /// Ends a session; it is over when this returns.
-    pub(super) async fn end_now(&self, shared: &Arc<Shared>, id: &SessionId) -> Result<(), engine::Error> {
+    pub(super) async fn end_now(&self, shared: &Arc<Context>, id: &SessionId) -> Result<(), engine::Error> {
         shared.engine.change_session(SessionChange::End(id.clone())).await?;
         self.close(id);
         Ok(())

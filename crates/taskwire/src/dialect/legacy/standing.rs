@@ -16,12 +16,11 @@ use super::{
 };
 use crate::{
     dialect::{
-        Gone, Outbox,
+        Context, Gone, Outbox,
         json::Object,
         notes::{Notes, notification},
     },
     engine,
-    server::Shared,
     store::{Cursor, Entry, Told},
     tool::{Changes, payload_lacks},
 };
@@ -50,7 +49,7 @@ impl From<engine::Error> for Ended {
 }
 
 struct Stream<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<Context>,
     session: &'a Arc<Session>,
     out: &'a Outbox,
     at: Standing,
@@ -102,7 +101,7 @@ impl Drop for Token<'_> {
 }
 
 /// Tells a session what happens, from a place on; without one, from where it was last told.
-pub(super) async fn stand(shared: &Arc<Shared>, session: &Arc<Session>, out: &Outbox, from: Option<Standing>) {
+pub(super) async fn stand(shared: &Arc<Context>, session: &Arc<Session>, out: &Outbox, from: Option<Standing>) {
     let (aside, mut asides) = mpsc::channel(ASIDE_LEN);
     let token = Token { session, token: Some(Arc::default()) };
     let (told, replaced) = session.stand(token.get(), from.is_some(), aside);

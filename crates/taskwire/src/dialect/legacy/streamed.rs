@@ -10,9 +10,10 @@ use taskwire_core::{
 
 use super::view::{self, RELATED_TASK, Segments};
 use crate::{
+    config::Initial,
+    dialect::Context,
     dialect::json::Object,
     engine::{self, Engine},
-    server::{Initial, Shared},
     store::{Cursor, Entry},
 };
 
@@ -103,7 +104,7 @@ pub(super) fn merged(engine: &Engine, id: TaskId) -> Result<String, engine::Erro
 const MERGE_BYTES: usize = 1024 * 1024;
 
 /// The result that carries a part. The last one says how it all ended.
-pub(super) fn result(shared: &Shared, task: &Arc<Task>, part: Part, with_task: bool) -> Result<Object, engine::Error> {
+pub(super) fn result(shared: &Context, task: &Arc<Task>, part: Part, with_task: bool) -> Result<Object, engine::Error> {
     let meta = json!({RELATED_TASK: {"taskId": task.id}});
     let shown = || view::task(Object::open(), task, shared.engine.clock().now(), &shared.config).into_text();
     let object = if with_task { Object::roomy().raw("task", &shown()) } else { Object::roomy() };
@@ -134,7 +135,7 @@ pub(super) fn result(shared: &Shared, task: &Arc<Task>, part: Part, with_task: b
 }
 
 /// The result that carries a part to who asked for it by number.
-pub(super) fn pulled(shared: &Shared, task: &Task, part: Part) -> Object {
+pub(super) fn pulled(shared: &Context, task: &Task, part: Part) -> Object {
     let outcome = task.outcome.as_ref().filter(|_| part.over);
     let failed = outcome.is_some_and(|outcome| !matches!(outcome, Outcome::Completed { is_error: false, .. }));
     let object = Object::roomy().raw("partial-content", &part.segments.into_json());
@@ -158,7 +159,7 @@ fn structured(outcome: &Outcome) -> Option<Value> {
 }
 
 /// The first answer to a streamed call. Where it has the task alone, what there is of output comes next.
-pub(super) fn first(shared: &Shared, task: &Arc<Task>, part: Part) -> Result<(Object, bool), engine::Error> {
+pub(super) fn first(shared: &Context, task: &Arc<Task>, part: Part) -> Result<(Object, bool), engine::Error> {
     let nothing = part.segments.is_empty() && !part.over;
     match shared.config.legacy.initial {
         Initial::Partial => Ok((result(shared, task, part, false)?, true)),
@@ -168,7 +169,7 @@ pub(super) fn first(shared: &Shared, task: &Arc<Task>, part: Part) -> Result<(Ob
 }
 
 /// A task that was made, and whatever else is to be said of it.
-pub(super) fn created(shared: &Shared, task: &Task, meta: &Value) -> Object {
+pub(super) fn created(shared: &Context, task: &Task, meta: &Value) -> Object {
     let shown = view::task(Object::open(), task, shared.engine.clock().now(), &shared.config).into_text();
     let object = Object::roomy().raw("task", &shown);
     if meta.as_object().is_none_or(serde_json::Map::is_empty) { object } else { object.put("_meta", meta) }

@@ -26,14 +26,13 @@ use super::{
 use crate::{
     clock::Sleep,
     dialect::{
-        Fault, Outbox,
+        Context, Fault, Outbox,
         held::{self, Hold},
         json::Object,
         notes::Notes,
         waiter::Waiter,
     },
     engine::{self, Note},
-    server::Shared,
     store::{Chunk, Cursor, Entry, Logged, Page},
 };
 
@@ -77,7 +76,7 @@ enum Turn {
 }
 
 pub(super) struct Tail<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<Context>,
     session: &'a Arc<Session>,
     out: &'a Outbox,
     agreed: Arc<Agreed>,
@@ -121,7 +120,7 @@ pub(super) struct Tail<'a> {
 impl<'a> Tail<'a> {
     /// Reads on at a place.
     pub(super) fn new(
-        shared: &'a Arc<Shared>,
+        shared: &'a Arc<Context>,
         session: &'a Arc<Session>,
         out: &'a Outbox,
         stream: Stream,

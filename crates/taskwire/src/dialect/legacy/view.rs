@@ -11,12 +11,12 @@ use taskwire_core::{
 
 use super::{live::Again, place::question_id, session::Agreed};
 use crate::{
+    config::Config,
     dialect::{
         json::{Object, text},
         notes::notification,
         view::{poll_interval, status_message},
     },
-    server::Config,
     store::Chunk,
 };
 

@@ -2,8 +2,8 @@
 
 use taskwire_core::Payload;
 
+use crate::dialect::Context;
 pub(super) use crate::dialect::json::{Object, text, write};
-use crate::server::Shared;
 
 /// A result of this kind.
 pub(super) fn typed(kind: &str) -> Object {
@@ -11,14 +11,14 @@ pub(super) fn typed(kind: &str) -> Object {
 }
 
 /// A result of the protocol, from one that the tool gave: with the members that this era adds.
-pub(super) fn complete(given: &Payload, shared: &Shared) -> Object {
+pub(super) fn complete(given: &Payload, shared: &Context) -> Object {
     let object = typed("complete");
     // A tool's own `_meta` stays as it is; a result may carry only one.
     if given.as_str().contains("\"_meta\"") { object.splice(given.as_str()) } else { with_info(object, shared).splice(given.as_str()) }
 }
 
 /// Adds the name and version of this server.
-pub(super) fn with_info(object: Object, shared: &Shared) -> Object {
+pub(super) fn with_info(object: Object, shared: &Context) -> Object {
     object.raw("_meta", &shared.modern_meta)
 }
 

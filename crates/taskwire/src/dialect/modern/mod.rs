@@ -31,7 +31,7 @@ use self::{
 };
 pub(crate) use self::{json::server_meta, view::Shown};
 use super::{Fault, LIST, Outbox, PARTIALS, Peer, Reply, Sent};
-use crate::server::Shared;
+use crate::dialect::Context;
 
 /// The versions that this dialect speaks.
 const VERSIONS: [&str; 1] = ["2026-07-28"];
@@ -42,7 +42,7 @@ const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 
 /// One request, after the checks that all methods share.
 struct Cx<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<Context>,
     caller: &'a CallerId,
     id: &'a RequestId,
     meta: Meta<'a>,
@@ -126,7 +126,7 @@ pub(crate) struct Origin<'a> {
 }
 
 /// Answers one message, read from `bytes`.
-pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
+pub(crate) async fn answer(shared: &Arc<Context>, message: &Incoming, bytes: &[u8], origin: Origin<'_>) -> Reply {
     let Some(method) = message.method.as_deref() else {
         let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
         return Reply::fault(None, &fault);
@@ -143,7 +143,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, message: &Incoming, bytes: &[u8
     }
 }
 
-async fn respond(shared: &Arc<Shared>, method: &str, id: &RequestId, text: &str, origin: Origin<'_>) -> Result<Done, Fault> {
+async fn respond(shared: &Arc<Context>, method: &str, id: &RequestId, text: &str, origin: Origin<'_>) -> Result<Done, Fault> {
     let Origin { caller, peer, headers, out } = origin;
     let mut params = Params::read(text)?;
     let meta = params.meta(method)?;

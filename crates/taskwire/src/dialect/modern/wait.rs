@@ -7,9 +7,8 @@ use taskwire_core::{TaskId, Version, task::Task};
 use super::{Cx, tasks::not_found};
 use crate::{
     clock::Sleep,
-    dialect::{Fault, Told, params::number, view::poll_interval},
+    dialect::{Fault, Open, Told, params::number, view::poll_interval},
     feed::Watch,
-    server::Open,
 };
 
 /// The task when it is time to show it: at once if its end or something new can be shown, else at its next change, or

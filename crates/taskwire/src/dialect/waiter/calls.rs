@@ -19,9 +19,8 @@ use tokio::sync::{MutexGuard, Notify, futures::Notified, watch};
 
 use super::{Waiting, lock};
 use crate::{
-    dialect::{StreamId, called::find_tool, fingerprint::fingerprint, prune::Prune},
+    dialect::{Context, StreamId, called::find_tool, fingerprint::fingerprint, prune::Prune},
     engine, followup,
-    server::Shared,
 };
 
 /// Entries before those that nobody can join any more are looked for.
@@ -40,7 +39,7 @@ pub(in crate::dialect) struct Key {
 }
 
 impl Key {
-    pub(super) fn of(shared: &Shared, caller: &CallerId, hidden: bool, tool: &str, request: &Payload) -> Self {
+    pub(super) fn of(shared: &Context, caller: &CallerId, hidden: bool, tool: &str, request: &Payload) -> Self {
         // One that is gone has no defaults.
         let definition: Value = find_tool(shared, tool).ok().and_then(|tool| tool.0.wire.read().ok()).unwrap_or_default();
         let arguments: Value = request.read().unwrap_or_default();
@@ -226,7 +225,7 @@ impl Calls {
     }
 
     /// Stops a task that its caller does not want any more, unless a call waits for it.
-    pub(in crate::dialect) fn stop(&self, shared: &Shared, caller: &CallerId, id: TaskId) {
+    pub(in crate::dialect) fn stop(&self, shared: &Context, caller: &CallerId, id: TaskId) {
         let awaited = self.with(|known| {
             let awaited = known.work.get(&id).is_some_and(|joinable| joinable.waiters > 0);
             if !awaited {
@@ -248,7 +247,7 @@ impl Calls {
 
     /// A task that an earlier life of the server left was taken over; none when all are. The same call finds it, also when it has
     /// ended since: whether somebody was told of it, nobody knows any more.
-    pub(crate) fn taken_over(&self, shared: &Shared, task: Option<&Arc<Task>>) {
+    pub(crate) fn taken_over(&self, shared: &Context, task: Option<&Arc<Task>>) {
         let Some(task) = task else {
             self.ready.send_replace(true);
             return;
@@ -268,14 +267,14 @@ impl Calls {
     }
 
     /// Lets others join the task that a call made and waits for.
-    pub(super) fn share(&self, shared: &Shared, key: Key, id: TaskId) {
+    pub(super) fn share(&self, shared: &Context, key: Key, id: TaskId) {
         self.trim(shared);
         let joinable = Joinable { shared: true, waiters: 1, ..Joinable::new(key, shared) };
         self.with(|known| known.insert(id, joinable));
     }
 
     /// Forgets what nobody can join any more, if there is much of it.
-    fn trim(&self, shared: &Shared) {
+    fn trim(&self, shared: &Context) {
         self.with(|known| {
             if !known.prune.is_due(known.work.len()) {
                 return;
@@ -303,7 +302,7 @@ impl Calls {
     }
 
     /// One more waits for a task that another call waits for, which is `counted` already or is now.
-    pub(super) fn attend_both(&self, shared: &Shared, key: Key, id: TaskId, counted: bool) {
+    pub(super) fn attend_both(&self, shared: &Context, key: Key, id: TaskId, counted: bool) {
         self.with(|known| match known.work.get_mut(&id) {
             Some(joinable) => joinable.waiters += if counted { 1 } else { 2 },
             None => known.insert(id, Joinable { waiters: 2, ..Joinable::new(key, shared) }),
@@ -327,7 +326,7 @@ impl Calls {
 
     /// A call is gone without an answer. If nobody waits for its work now, that is left, and has to be kept: says how often it was.
     /// Without a `key` it cannot be found by the same call.
-    pub(super) fn left(&self, shared: &Shared, id: TaskId, counted: bool, key: Option<Key>, ready: Ready) -> Option<u64> {
+    pub(super) fn left(&self, shared: &Context, id: TaskId, counted: bool, key: Option<Key>, ready: Ready) -> Option<u64> {
         self.trim(shared);
         let turn = self.with(|known| {
             match known.work.get_mut(&id) {
@@ -384,7 +383,7 @@ impl Calls {
     }
 
     /// Somebody who knows a task's id asks for it: it is not left alone.
-    pub(in crate::dialect) fn asked_for(&self, shared: &Shared, id: TaskId) {
+    pub(in crate::dialect) fn asked_for(&self, shared: &Context, id: TaskId) {
         if !self.is_empty() {
             let now = shared.engine.clock().now();
             self.with(|known| known.work.get_mut(&id).map(|joinable| joinable.since = now));
@@ -392,7 +391,7 @@ impl Calls {
     }
 
     /// The caller learnt of a task by a follow-up tool with these arguments: of its end, if it is over.
-    pub(in crate::dialect) fn followed_up(&self, shared: &Shared, caller: &CallerId, arguments: &Value) {
+    pub(in crate::dialect) fn followed_up(&self, shared: &Context, caller: &CallerId, arguments: &Value) {
         if self.is_empty() {
             return;
         }
@@ -404,14 +403,14 @@ impl Calls {
 }
 
 impl Joinable {
-    fn new(key: Key, shared: &Shared) -> Self {
+    fn new(key: Key, shared: &Context) -> Self {
         let since = shared.engine.clock().now();
         Self { key, waiters: 0, shared: false, known: false, answering: 0, turn: 0, since, ready: None }
     }
 }
 
 /// The arguments that a task was made with.
-pub(super) fn request(shared: &Shared, id: TaskId) -> Result<Option<Payload>, engine::Error> {
+pub(super) fn request(shared: &Context, id: TaskId) -> Result<Option<Payload>, engine::Error> {
     Ok(match shared.engine.reader().event(id, Version(1))? {
         Some(Event::Created { request, .. }) => Some(request),
         _ => None,
@@ -419,7 +418,7 @@ pub(super) fn request(shared: &Shared, id: TaskId) -> Result<Option<Payload>, en
 }
 
 /// By what a stored task can be found by the same call; none if it cannot.
-fn key_of(shared: &Shared, task: &Task) -> Result<Option<Key>, engine::Error> {
+fn key_of(shared: &Context, task: &Task) -> Result<Option<Key>, engine::Error> {
     let spec = &task.spec;
     if let Some(fingerprint) = spec.dedupe.clone() {
         return Ok(Some(Key { caller: spec.caller.clone(), hidden: spec.hidden, fingerprint }));
@@ -432,7 +431,7 @@ fn key_of(shared: &Shared, task: &Task) -> Result<Option<Key>, engine::Error> {
 }
 
 /// Whether the same call gets this task: one that goes on, or for a while one whose end nobody has had.
-pub(super) fn is_joinable(shared: &Shared, task: &Task) -> bool {
+pub(super) fn is_joinable(shared: &Context, task: &Task) -> bool {
     match (&task.outcome, task.ended) {
         (Some(Outcome::Cancelled { .. }), _) => false,
         (_, Some((at, _))) => shared.engine.clock().now().since(at) <= shared.config.hold,

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 
 use super::{Waiting, Work};
 use crate::{
+    dialect::Context,
     engine::{End, Phase, Run},
     feed::Watch,
-    server::Shared,
 };
 
 /// How often work that lingers for ever is looked at.
@@ -73,7 +73,7 @@ struct Left {
 
 impl Left {
     /// Makes it durable; says whether that was possible.
-    async fn keep(&self, shared: &Shared, work: Work, ready: watch::Sender<bool>) -> bool {
+    async fn keep(&self, shared: &Context, work: Work, ready: watch::Sender<bool>) -> bool {
         let kept = match &work {
             Work::Run(run) => self.promote(shared, run).await,
             // Behind what was asked of it before: it may not have been made yet.
@@ -94,7 +94,7 @@ impl Left {
     }
 
     /// Makes a task of work in memory.
-    async fn promote(&self, shared: &Shared, run: &Arc<Run>) -> bool {
+    async fn promote(&self, shared: &Context, run: &Arc<Run>) -> bool {
         let kept = match run.promote().await {
             Ok(Phase::Task(_)) => return true,
             Ok(Phase::Done(End::Outcome(outcome))) => {
@@ -111,7 +111,7 @@ impl Left {
     }
 
     /// Watches over it until somebody joins it, its end is there long enough, or its time is over.
-    async fn watch_over(&self, weak: Weak<Shared>, watch: Watch<TaskId>) {
+    async fn watch_over(&self, weak: Weak<Context>, watch: Watch<TaskId>) {
         loop {
             let Some(shared) = weak.upgrade() else { return };
             let Some(wait) = self.next(&shared) else { return };
@@ -125,7 +125,7 @@ impl Left {
     }
 
     /// How long it may go on as it is; none if there is nothing to watch over any more.
-    fn next(&self, shared: &Shared) -> Option<Duration> {
+    fn next(&self, shared: &Context) -> Option<Duration> {
         let (engine, calls, id) = (&shared.engine, &shared.calls, self.id);
         let now = engine.clock().now();
         // Else somebody joined it, or knows of it.

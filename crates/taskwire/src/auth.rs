@@ -7,13 +7,30 @@ use taskwire_core::CallerId;
 /// The caller of a server that knows no tokens.
 const LOCAL: &str = "local";
 
+/// Decides who sent a request.
+pub trait Authenticate: std::fmt::Debug + Send + Sync {
+    /// Whether callers must prove who they are.
+    fn is_required(&self) -> bool;
+
+    /// The caller that an `Authorization` header stands for.
+    ///
+    /// # Errors
+    /// When a proof is needed and this is none.
+    fn caller(&self, authorization: Option<&[u8]>) -> Result<CallerId, Denied>;
+}
+
+/// The caller on a byte stream or socket that only this process's user has.
+pub(crate) fn local_caller() -> CallerId {
+    CallerId::new(LOCAL)
+}
+
 /// The tokens that a server accepts, each with the caller that it stands for.
 #[derive(Clone, Default)]
-pub struct Auth {
+pub struct Tokens {
     tokens: Vec<(Vec<u8>, CallerId)>,
 }
 
-impl std::fmt::Debug for Auth {
+impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.tokens.iter().map(|(_, caller)| caller)).finish()
     }
@@ -24,40 +41,30 @@ impl std::fmt::Debug for Auth {
 #[error("send a known token as `Authorization: Bearer …`")]
 pub struct Denied;
 
-impl Auth {
+impl Tokens {
     /// Accepts a token for a caller.
     #[must_use]
     pub fn with_token(mut self, token: &str, caller: &str) -> Self {
         self.tokens.push((token.as_bytes().to_vec(), CallerId::new(caller)));
         self
     }
+}
 
-    /// Whether callers need a token.
-    #[must_use]
-    pub fn is_required(&self) -> bool {
+impl Authenticate for Tokens {
+    fn is_required(&self) -> bool {
         !self.tokens.is_empty()
     }
 
-    /// The caller that an `Authorization` header stands for.
-    ///
-    /// # Errors
-    /// When a token is needed and this is none that is known.
-    pub fn caller(&self, header: Option<&[u8]>) -> Result<CallerId, Denied> {
+    fn caller(&self, authorization: Option<&[u8]>) -> Result<CallerId, Denied> {
         if self.tokens.is_empty() {
-            return Ok(CallerId::new(LOCAL));
+            return Ok(local_caller());
         }
-        let header = header.ok_or(Denied)?;
+        let header = authorization.ok_or(Denied)?;
         let (scheme, token) = header.split_at_checked(7).ok_or(Denied)?;
         if !scheme.eq_ignore_ascii_case(b"bearer ") {
             return Err(Denied);
         }
         self.tokens.iter().find(|(known, _)| equal(known, token.trim_ascii())).map(|(_, caller)| caller.clone()).ok_or(Denied)
-    }
-
-    /// The caller on a byte stream that this process was given: whoever started it.
-    #[must_use]
-    pub fn owner(&self) -> CallerId {
-        CallerId::new(LOCAL)
     }
 }
 
@@ -73,12 +80,12 @@ mod tests {
 
     #[test]
     fn a_token_stands_for_its_caller() {
-        let auth = Auth::default().with_token("s3cret", "ci").with_token("other", "me");
+        let auth = Tokens::default().with_token("s3cret", "ci").with_token("other", "me");
         assert_eq!(auth.caller(Some(b"Bearer s3cret")), Ok(CallerId::new("ci")));
         assert_eq!(auth.caller(Some(b"bearer other")), Ok(CallerId::new("me")));
         for bad in [None, Some(&b"Bearer wrong"[..]), Some(b"Bearer "), Some(b"s3cret"), Some(b"Basic s3cret"), Some(b"Bearer s3cre")] {
             assert_eq!(auth.caller(bad), Err(Denied));
         }
-        assert_eq!(Auth::default().caller(None), Ok(CallerId::new("local")));
+        assert_eq!(Tokens::default().caller(None), Ok(CallerId::new("local")));
     }
 }

@@ -1,11 +1,13 @@
 //! Everything that can be set about a server, with its defaults.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::auth::Auth;
-use crate::engine;
+use crate::{
+    auth::{Authenticate, Tokens},
+    engine,
+};
 
 /// How a server behaves.
 #[derive(Debug, Clone)]
@@ -62,7 +64,7 @@ pub struct Config {
     /// Bytes of one message.
     pub body_bytes: usize,
     /// Who may call.
-    pub auth: Auth,
+    pub auth: Arc<dyn Authenticate>,
     /// What concerns HTTP alone.
     pub http: HttpConfig,
     /// What concerns clients that open a session alone.
@@ -96,7 +98,7 @@ impl Default for Config {
             read_bytes: 1024 * 1024,
             requests_per_stream: 1_000,
             body_bytes: 4 * 1024 * 1024,
-            auth: Auth::default(),
+            auth: Arc::new(Tokens::default()),
             http: HttpConfig::default(),
             legacy: LegacyConfig::default(),
         }
