@@ -9,10 +9,16 @@ use std::{
 
 /// Lines that a source file may have; tests may have more.
 const LINES_MAX: usize = 600;
-/// Documents that name tests.
-const DOCUMENTS: [&str; 2] = ["ARCHITECTURE.md", "docs/spec.md"];
-/// Fewer tests than this in a document, and the search for them has gone wrong.
-const REFERENCES_MIN: usize = 20;
+/// Documents that name tests, and how many at least: where fewer are found, the search for them has gone wrong.
+const DOCUMENTS: [(&str, usize); 3] = [("ARCHITECTURE.md", 12), ("docs/invariants.md", 300), ("docs/spec.md", 20)];
+/// Fewer invariants than this, and the search for them has gone wrong.
+const INVARIANTS_MIN: usize = 40;
+/// The same for places in the code that `ARCHITECTURE.md` names.
+const PLACES_MIN: usize = 50;
+/// Bytes that `ARCHITECTURE.md` may have: it is read as a whole.
+const ARCHITECTURE_BYTES_MAX: usize = 20_000;
+/// Lines that the README may have.
+const README_LINES_MAX: usize = 150;
 
 fn root() -> PathBuf {
     let library = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -122,7 +128,7 @@ fn has_test(source: &str, name: &str) -> bool {
 #[test]
 fn every_test_that_a_document_names_exists() {
     let mut missing = Vec::new();
-    for document in DOCUMENTS {
+    for (document, min) in DOCUMENTS {
         let text = read(&root().join(document));
         let mut count = 0;
         for (number, line) in (1..).zip(text.lines()) {
@@ -135,9 +141,108 @@ fn every_test_that_a_document_names_exists() {
                 }
             }
         }
-        assert!(count >= REFERENCES_MIN, "only {count} tests were found in {document}");
+        assert!(count >= min, "only {count} tests were found in {document}");
     }
     assert_none("documents name tests that do not exist", &missing);
+}
+
+/// The numbers of the invariants, each with what stands under it.
+fn invariants() -> Vec<(String, String)> {
+    let text = read(&root().join("docs/invariants.md"));
+    let mut found = Vec::new();
+    for section in text.split("\n### I").skip(1) {
+        let (number, rest) = section.split_once('\n').unwrap_or((section, ""));
+        if number.starts_with(|c: char| c.is_ascii_digit()) {
+            let body = rest.split("\n#").next().unwrap_or_default();
+            found.push((number.trim_end().to_owned(), body.to_owned()));
+        }
+    }
+    assert!(found.len() >= INVARIANTS_MIN, "only {} invariants were found", found.len());
+    found
+}
+
+#[test]
+fn every_invariant_has_a_test() {
+    let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+    for (number, text) in invariants() {
+        if !text.lines().flat_map(spans).any(|span| reference(span).is_some()) {
+            found.push(format!("I{number} names no test"));
+        }
+        if !seen.insert(number.clone()) {
+            found.push(format!("I{number} is there twice"));
+        }
+    }
+    assert_none("docs/invariants.md", &found);
+}
+
+#[test]
+fn every_invariant_that_is_referred_to_is_written_down() {
+    let known: BTreeSet<String> = invariants().into_iter().map(|(number, _)| number).collect();
+    let mut found = Vec::new();
+    for path in sources() {
+        for (at, line) in (1..).zip(read(&path).lines()) {
+            for (start, words) in line.match_indices("invariant I") {
+                let number: String = line[start + words.len()..].chars().take_while(char::is_ascii_alphanumeric).collect();
+                if !known.contains(&number) {
+                    found.push(format!("{}:{at}: I{number}", name_of(&path)));
+                }
+            }
+        }
+    }
+    assert_none("docs/invariants.md does not have these", &found);
+}
+
+/// Whether a source defines this: a function, a type, a trait or a constant.
+fn defines(source: &str, name: &str) -> bool {
+    ["fn", "struct", "enum", "trait", "type", "const"].iter().any(|kind| {
+        let opening = format!("{kind} {name}");
+        let mut openings = source.match_indices(opening.as_str());
+        openings.any(|(at, _)| !source[at + opening.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+    })
+}
+
+/// `crates/…` is a file or a directory, `crates/….rs::name` something that the file defines, and `::name` the same of the file before.
+#[test]
+fn every_place_in_the_code_that_the_architecture_names_exists() {
+    let text = read(&root().join("ARCHITECTURE.md"));
+    let (mut missing, mut count, mut path) = (Vec::new(), 0, PathBuf::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        for span in spans(line) {
+            let (file, name) = span.split_once("::").map_or((span, None), |(file, name)| (file, name.rsplit("::").next()));
+            if file.starts_with("crates/") {
+                path = root().join(file);
+            } else if !file.is_empty() || name.is_none() {
+                continue;
+            }
+            count += 1;
+            let exists = match name {
+                None => path.exists(),
+                Some(name) => path.is_file() && defines(&read(&path), name),
+            };
+            if !exists {
+                missing.push(format!("ARCHITECTURE.md:{number}: `{span}`"));
+            }
+        }
+    }
+    assert!(count >= PLACES_MIN, "only {count} places were found");
+    assert_none("ARCHITECTURE.md names what is not there", &missing);
+}
+
+#[test]
+fn documents_that_are_read_as_a_whole_are_short() {
+    let bytes = read(&root().join("ARCHITECTURE.md")).len();
+    assert!(bytes <= ARCHITECTURE_BYTES_MAX, "ARCHITECTURE.md has {bytes} bytes: it may have {ARCHITECTURE_BYTES_MAX}");
+    let lines = read(&root().join("README.md")).lines().count();
+    assert!(lines <= README_LINES_MAX, "README.md has {lines} lines: it may have {README_LINES_MAX}");
+}
+
+#[test]
+fn every_decision_is_listed() {
+    let dir = root().join("docs/decisions");
+    let list = read(&dir.join("README.md"));
+    let names = entries(&dir).into_iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
+    let missing: Vec<String> = names.filter(|name| name != "README.md" && !list.contains(&format!("({name})"))).collect();
+    assert_none("docs/decisions/README.md does not list these", &missing);
 }
 
 fn is_separator(line: &str) -> bool {
