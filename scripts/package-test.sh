@@ -135,7 +135,8 @@ unpacked=$(echo "$work"/tar/taskwire-*)
 works "tarball" "$unpacked/taskwire"
 has_all() {
   local file
-  for file in README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE THIRD-PARTY-LICENSES completions/_taskwire completions/taskwire.fish; do
+  for file in README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE THIRD-PARTY-LICENSES completions/_taskwire completions/taskwire.fish \
+    docs/manual/README.md docs/images/call.svg; do
     [[ -s $unpacked/$file ]] || { echo "no $file"; return 1; }
   done
   bash -n "$unpacked/completions/taskwire.bash"

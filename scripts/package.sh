@@ -90,8 +90,10 @@ depends=${depends#, }
 
 # What all of them have.
 common=$work/common
-mkdir -p "$common/completions"
+mkdir -p "$common/completions" "$common/docs"
 cp README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE "$common/"
+# What the README shows, and the manual that it leads to.
+cp -R docs/images docs/manual "$common/docs/"
 python3 -B packaging/third-party.py "$target" >"$common/THIRD-PARTY-LICENSES"
 "$program" completions bash >"$common/completions/taskwire.bash"
 "$program" completions zsh >"$common/completions/_taskwire"
@@ -119,7 +121,7 @@ debian() {
   install -D -m 644 "$common/completions/taskwire.bash" "$root/usr/share/bash-completion/completions/taskwire"
   install -D -m 644 "$common/completions/_taskwire" "$root/usr/share/zsh/vendor-completions/_taskwire"
   install -D -m 644 "$common/completions/taskwire.fish" "$root/usr/share/fish/vendor_completions.d/taskwire.fish"
-  cp README.md "$doc/"
+  cp -R README.md "$common/docs" "$doc/"
   gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
   gzip -9nc "$common/THIRD-PARTY-LICENSES" >"$doc/THIRD-PARTY-LICENSES.gz"
   # The text of the license, as that format wants it: indented, and no line empty.
@@ -148,7 +150,7 @@ CONTROL
 npm_package() {
   local root=$work/npm
   mkdir -p "$root/bin"
-  cp "$common"/{README.md,CHANGELOG.md,LICENSE-MIT,LICENSE-APACHE,THIRD-PARTY-LICENSES} "$root/"
+  cp -R "$common"/{docs,README.md,CHANGELOG.md,LICENSE-MIT,LICENSE-APACHE,THIRD-PARTY-LICENSES} "$root/"
   install -m 755 "$program" "$root/bin/taskwire"
   sed -e "s/@VERSION@/$version/; s/@OS@/linux/; s/@CPU@/$npm_cpu/; s/@LIBC@/glibc/" packaging/package.json >"$root/package.json"
   npm pack "$root" --pack-destination "$work/made" --cache "$work/npm-cache" --offline --silent >/dev/null

@@ -9,6 +9,8 @@ mod demo;
 #[cfg(target_os = "linux")]
 mod init;
 mod join;
+#[cfg(test)]
+mod manual;
 mod term;
 
 use std::{io::IsTerminal, path::PathBuf, process::ExitCode};

@@ -51,7 +51,16 @@ mod transport;
 
 pub use taskwire_core as core;
 
-/// The README's example must compile.
+/// The README's examples must compile, and so must those of the manual.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/manual/calling.md")]
+struct Calling;
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/manual/live-output.md")]
+struct LiveOutput;
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/manual/writing-tools.md")]
+struct WritingTools;

@@ -274,30 +274,127 @@ fn every_rule_of_the_protocol_says_what_holds_it() {
     assert_none("rows of docs/spec.md", &found);
 }
 
-/// The keys of a table in the configuration that the README shows.
-fn readme_keys(table: &str) -> Vec<String> {
-    let readme = read(&root().join("README.md"));
-    let (_, rest) =
-        readme.split_once("## Configuration").and_then(|(_, rest)| rest.split_once("```toml\n")).expect("the README shows a configuration");
-    let (toml, _) = rest.split_once("```").expect("the block ends");
-    let lines = toml.lines().skip_while(|line| line.trim() != table).skip(1).take_while(|line| !line.starts_with('['));
-    lines.filter_map(|line| line.split_once('=')).map(|(key, _)| key.trim().to_owned()).collect()
+/// The keys of a table in the configuration reference of the manual.
+fn reference_keys(table: &str) -> Vec<String> {
+    let page = read(&root().join("docs/manual/configuration.md"));
+    let heading = format!("\n## `{table}`\n");
+    let (_, rest) = page.split_once(heading.as_str()).unwrap_or_else(|| panic!("the reference has no section {table}"));
+    let section = rest.split("\n## ").next().unwrap_or_default();
+    section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).map(ToOwned::to_owned).collect()
 }
 
 #[test]
-fn every_limit_in_the_readme_is_reached_by_a_test() {
+fn every_limit_in_the_manual_is_reached_by_a_test() {
     let crates = root().join("crates");
     let mut tests = rust_files(&crates.join("taskwire/tests/it"));
     tests.push(crates.join("taskwire-core/src/task/tests.rs"));
     let texts: Vec<String> = tests.iter().map(|path| read(path)).collect();
-    let keys = readme_keys("[limits]");
-    assert!(!keys.is_empty(), "the README shows limits");
+    let keys = reference_keys("[limits]");
+    assert!(!keys.is_empty(), "the reference has limits");
     let is_named = |key: &str| {
         let (quoted, full) = (format!("\"{key}\""), format!("limits.{key}"));
         texts.iter().any(|text| text.contains(&quoted) || text.contains(&full))
     };
     let unreached: Vec<String> = keys.into_iter().filter(|key| !is_named(key)).collect();
     assert_none("no test names these limits", &unreached);
+}
+
+/// Every document in a directory, however deep.
+fn documents_in(dir: &Path) -> Vec<PathBuf> {
+    let mut documents = Vec::new();
+    for path in entries(dir) {
+        if path.is_dir() {
+            documents.extend(documents_in(&path));
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            documents.push(path);
+        }
+    }
+    documents
+}
+
+/// The documents of the project.
+fn documents() -> Vec<PathBuf> {
+    let root = root();
+    let mut documents = documents_in(&root.join("docs"));
+    documents.extend(entries(&root).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    documents.extend(["bench/README.md", "interop/README.md"].map(|name| root.join(name)));
+    documents
+}
+
+/// The lines of a document that are no code, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_code = false;
+    (1..).zip(text.lines()).filter(move |(_, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// The links of a document, each with the number of its line.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let mut links = Vec::new();
+    for (number, line) in prose(text) {
+        // Every second part is code.
+        let line: String = line.split('`').step_by(2).collect();
+        for (at, opening) in line.match_indices("](") {
+            let target = line[at + opening.len()..].split(')').next().unwrap_or_default();
+            links.push((number, target.to_owned()));
+        }
+    }
+    links
+}
+
+/// What a link to a heading of this document can name, as GitHub makes it of the heading.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter_map(|(_, line)| line.strip_prefix('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+    let anchor = |heading: &str| heading.to_lowercase().chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect::<String>();
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn links_and_anchors_are_found() {
+    let text = "# A `b`: c_d\n[one](x.md) `[no](y.md)` [`two`](#a-b)\n```sh\n# [no](z.md)\n```\n";
+    assert_eq!(links(text), [(2, "x.md".to_owned()), (2, "#a-b".to_owned())]);
+    assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), ["a-b-c_d"]);
+}
+
+#[test]
+fn every_link_between_documents_leads_somewhere() {
+    let mut broken = Vec::new();
+    let documents = documents();
+    for document in &documents {
+        let text = read(document);
+        let dir = document.parent().expect("a file is in a directory");
+        // What has a colon is an address.
+        for (number, link) in links(&text).into_iter().filter(|(_, link)| !link.contains(':')) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link.as_str(), ""));
+            let target = if path.is_empty() { document.clone() } else { dir.join(path) };
+            if !target.exists() || (!anchor.is_empty() && !anchors(&read(&target)).contains(anchor)) {
+                broken.push(format!("{}:{number}: {link}", name_of(document)));
+            }
+        }
+    }
+    assert!(documents.len() > 20, "only {} documents were found", documents.len());
+    assert_none("links that lead nowhere", &broken);
+}
+
+#[test]
+fn every_page_of_the_manual_is_listed_and_its_rust_is_compiled() {
+    let (library, manual) = (read(&root().join("crates/taskwire/src/lib.rs")), root().join("docs/manual"));
+    let index = read(&manual.join("README.md"));
+    let mut found = Vec::new();
+    for page in entries(&manual) {
+        let name = page.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name != "README.md" && !index.contains(&format!("]({name})")) {
+            found.push(format!("{name} is not in the index"));
+        }
+        if read(&page).contains("```rust") && !library.contains(&format!("docs/manual/{name}")) {
+            found.push(format!("{name} has Rust in it that `lib.rs` does not include"));
+        }
+    }
+    assert_none("pages of the manual", &found);
 }
 
 // Who may know whom.

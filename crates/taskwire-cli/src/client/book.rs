@@ -38,11 +38,11 @@ impl EraChoice {
     }
 }
 
-/// The file.
+/// The file. The manual's reference is made of what these comments say: a sentence, and the default.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Contents {
-    /// The server that is meant where none is named.
+pub(crate) struct Contents {
+    /// The server that is meant where none is named. Default: none.
     default: Option<String>,
     server: BTreeMap<String, Known>,
 }
@@ -51,12 +51,19 @@ struct Contents {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Known {
+    /// The server's address; `host:port` alone means `http://host:port/mcp`. Default: none, there is a `command` then.
     url: Option<String>,
+    /// The program that is started, with its arguments; its standard input and output are the connection. Default: none, there is a
+    /// `url` then.
     command: Option<Vec<String>>,
+    /// The bearer token. `"env:NAME"` is read from that environment variable. Default: none.
     token: Option<String>,
-    /// Whether it is signed in to.
+    /// Whether a person signs in to the server, in place of a `token`. Default: `false`.
     pub(crate) oauth: bool,
+    /// Headers that are sent with each request. A value `"env:NAME"` is read from that environment variable. Default: `{}`.
     headers: BTreeMap<String, String>,
+    /// Which era of the protocol is spoken: 2026-07-28, 2025-11-25 and before, or what the server turns out to speak.
+    /// Default: `"auto"`.
     pub(crate) era: EraChoice,
     #[serde(skip)]
     name: String,

@@ -8,6 +8,8 @@ use taskwire::server::Tokens;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AuthTable {
+    /// Who may call: each entry has a `token`, and the `caller` that it stands for. A token `"env:NAME"` is read from that environment
+    /// variable. Default: `[]`, and everybody who reaches the server is one caller.
     pub(crate) tokens: Vec<Token>,
 }
 

@@ -8,19 +8,36 @@ use super::set;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct LimitsTable {
+    /// One chunk of output, at least 1024; as much may wait to be written. Default: `262144`.
     chunk_bytes: Option<u64>,
+    /// One content block such as an image, as JSON; a block that is too large for a chunk becomes a resource with a link.
+    /// Default: `8388608`.
     block_bytes: Option<u64>,
+    /// All output of one task, as JSON; beyond it a command loses its oldest output and any other tool fails, unless the
+    /// tool says otherwise. Default: `67108864`.
     task_output_bytes: Option<u64>,
+    /// Output of one task in a second, at least 1024; a tool that writes faster has to wait. Default: `33554432`.
     output_bytes_per_second: Option<u64>,
+    /// Questions of one task. Default: `1000`.
     inputs_per_task: Option<u64>,
+    /// All questions and answers of one task. Default: `4194304`.
     input_bytes_per_task: Option<u64>,
+    /// Status messages, questions and answers of one task. Default: `100000`.
     events_per_task: Option<u64>,
+    /// One status message. Default: `4096`.
     message_bytes: Option<u64>,
+    /// One question, answer or checkpoint. Default: `1048576`.
     value_bytes: Option<u64>,
+    /// One final result. Default: `16777216`.
     result_bytes: Option<u64>,
+    /// Tasks of one caller that have not ended. Default: `1000`.
     tasks_per_caller: Option<u64>,
+    /// All tasks of one caller in the store, at least 65536; ended tasks count until they are forgotten. Default: `4294967296`.
     stored_bytes_per_caller: Option<u64>,
+    /// Free space on the disk. With less, no task is made; with half of it, running tasks write no more; `0` turns this off.
+    /// Default: `268435456`.
     disk_reserve_bytes: Option<u64>,
+    /// Changes that the stream of a session may be behind; older ones are left out. Default: `4096`.
     session_events: Option<u64>,
 }
 

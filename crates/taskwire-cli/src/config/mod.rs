@@ -4,6 +4,8 @@ mod auth;
 mod changes;
 mod limits;
 mod place;
+#[cfg(test)]
+mod reference;
 mod time;
 mod tool;
 mod words;
@@ -32,40 +34,74 @@ use tool::{Common, ToolTable};
 /// Names that the server itself has tools of, for clients that know no tasks.
 const FOLLOW_UPS: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_cancel"];
 
-/// The file.
+/// The file. The manual's reference is made of what these comments say, here and in the tables below: a sentence, and the default as
+/// the file would say it.
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
+    /// The address that the server listens on. An address beyond loopback needs `auth.tokens`. Default: `"127.0.0.1:8787"`.
     pub(crate) listen: String,
-    /// From the directory of the file on, if there is one.
+    /// The data directory, relative to this file. Default: `".taskwire"`.
     pub(crate) data: PathBuf,
+    /// Whether the server has the demo tools too. Default: `false`.
     pub(crate) demo: bool,
+    /// What models are told about the server. Default: nothing.
     instructions: Option<String>,
+    /// How long a call may run before it becomes a task. Default: `"1s"`.
     promote_after: Option<Span>,
-    poll_interval: Option<Span>,
+    /// How long a task is kept after its end. Default: `"1h"`.
     retention: Option<Keep>,
+    /// How long a task waits for an answer to its question. Default: `"1day"`.
     input_timeout: Option<Keep>,
+    /// How often the work of a task may be started, the first time included. Default: `10`.
     attempts_max: Option<u64>,
+    /// How long a cancelled tool may clean up. Default: `"5s"`.
     grace: Option<Span>,
-    coalesce_window: Option<Span>,
-    coalesce_bytes: Option<usize>,
+    /// How long running tools may go on after SIGTERM. Default: `"10s"`.
     drain: Option<Span>,
-    page_len: Option<usize>,
-    list_ttl: Option<Span>,
-    listens_per_caller: Option<usize>,
-    tasks_per_listen: Option<usize>,
-    waits_per_caller: Option<usize>,
-    wait_max: Option<Span>,
-    hold_polls: Option<bool>,
-    read_bytes: Option<usize>,
-    requests_per_stream: Option<usize>,
-    queue_len: Option<usize>,
-    cache_bytes: Option<usize>,
-    body_bytes: Option<usize>,
+    /// How long the call of a client without tasks waits for its result, at least `"1s"`; then the client is told how to follow up.
+    /// Default: `"45s"`.
     hold: Option<Span>,
+    /// Whether clients without tasks get the follow-up tools (`task_wait` and its relatives). Without these tools such clients wait to
+    /// the end. Default: `true`.
     followups: Option<bool>,
+    /// How long a call goes on after its client hung up; `"0s"` stops it at once. Default: `"10m"`.
     linger: Option<Keep>,
+    /// How much of a command's output its result has, and about how much one answer of a follow-up tool has; at least 256.
+    /// Default: `32768`.
     inline_bytes: Option<usize>,
+    /// How often a client should ask for a task's state, at first; later up to five times as long. Default: `"1s"`.
+    poll_interval: Option<Span>,
+    /// Whether a client that asks too early is answered only when there is news. Default: `true`.
+    hold_polls: Option<bool>,
+    /// How long a request may wait for news. Default: `"30s"`.
+    wait_max: Option<Span>,
+    /// How long output is gathered into one chunk; the first output goes out at once. Default: `"20ms"`.
+    coalesce_window: Option<Span>,
+    /// How much gathered output does not wait for the window to end. Default: `16384`.
+    coalesce_bytes: Option<usize>,
+    /// About how much output one answer has, at least 1024; the output that is left of an ended task comes at once (SEP-1905).
+    /// Default: `1048576`.
+    read_bytes: Option<usize>,
+    /// Entries of one page of a list. Default: `250`.
+    page_len: Option<usize>,
+    /// How long clients may cache lists. Default: `"1m"`.
+    list_ttl: Option<Span>,
+    /// Open listen streams of one caller, and standing streams of its sessions. Default: `100`.
+    listens_per_caller: Option<usize>,
+    /// Tasks that one listen stream may name, and resources that one session may subscribe to. Default: `1000`.
+    tasks_per_listen: Option<usize>,
+    /// Requests of one caller that may wait for news, and plain calls of its sessions that may run; one more gets status 429.
+    /// Default: `1000`.
+    waits_per_caller: Option<usize>,
+    /// Requests in flight on one stdio connection. Default: `1000`.
+    requests_per_stream: Option<usize>,
+    /// Changes that may wait to be written to the store, at least 2. Default: `4096`.
+    queue_len: Option<usize>,
+    /// One message, at least 1024. Default: `4194304`.
+    body_bytes: Option<usize>,
+    /// Recently changed tasks and output that are kept in memory. Default: `134217728`.
+    cache_bytes: Option<usize>,
     limits: LimitsTable,
     http: HttpTable,
     legacy: LegacyTable,
@@ -135,28 +171,47 @@ impl Default for Config {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct HttpTable {
+    /// Names besides those of this machine by which clients may address the server; `"*"` allows any. Default: `[]`.
     allowed_hosts: Vec<String>,
+    /// Origins besides those of this machine from which web pages may call; `"*"` allows any. Default: `[]`.
     allowed_origins: Vec<String>,
+    /// Whether a `tasks/*` request without `Mcp-Name` is refused. Default: `false`.
     strict_headers: bool,
+    /// Open connections; one more takes the place of the one that was idle longest. Default: `10000`.
     connections: Option<usize>,
+    /// Open connections on which no request is being answered; one more closes the one that was idle longest. Default: `4000`.
     idle_connections: Option<usize>,
+    /// The first line and the headers of one request, at least 8192; more gets status 431. Default: `16384`.
     head_bytes: Option<usize>,
+    /// All messages that are being read or answered, without the first 4 KiB of each; one more gets status 503. It cannot be less than
+    /// `body_bytes`. Default: `50331648`, or `body_bytes` if that is more.
     bodies_bytes: Option<usize>,
+    /// How often a quiet stream gets a comment. Default: `"15s"`.
     keep_alive: Option<Span>,
+    /// How long a client may take to send its request. Default: `"30s"`.
     read_timeout: Option<Span>,
+    /// How long a client may leave unread what it was sent; then the server closes the connection. Default: `"1m"`.
     write_timeout: Option<Span>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LegacyTable {
+    /// How a call may be answered (SEP-1905). Default: `["task", "immediate", "streaming"]`.
     modes: Option<Vec<Mode>>,
+    /// What the first answer to a streamed call has: the task, the output so far, or both (SEP-1905). Default: `"both"`.
     initial: Option<Initial>,
+    /// Whether a call that is answered with its result leaves a task behind (SEP-1905). Default: `false`.
     immediate_task: Option<bool>,
+    /// Whether callers may list their tasks. Default: `true`.
     list_tasks: Option<bool>,
+    /// Sessions of one caller; one more ends the one that was quiet longest. Default: `1000`.
     sessions_per_caller: Option<usize>,
+    /// How long a session may be quiet before it is forgotten. Default: `"1day"`.
     session_idle: Option<Span>,
+    /// How soon a client should come back whose stream the server ended (2025-11-25 only). Default: `"1s"`.
     retry: Option<Span>,
+    /// How long a stream lasts before the server ends it for its client to come back (2025-11-25 only). Default: `"never"`.
     reconnect_after: Option<Never>,
 }
 
@@ -399,26 +454,6 @@ mod tests {
 
     fn complaint(text: &str) -> String {
         format!("{:#}", parsed(text).expect_err(text))
-    }
-
-    #[test]
-    fn every_key_of_the_readme_is_known_and_has_the_default_that_it_says() {
-        let readme = include_str!("../../../../README.md");
-        let (_, rest) = readme
-            .split_once("## Configuration")
-            .and_then(|(_, rest)| rest.split_once("```toml\n"))
-            .expect("the README shows a configuration");
-        let (toml, _) = rest.split_once("```").expect("the block ends");
-        let shown = parsed(toml).expect("the README's configuration is valid");
-        let inline_bytes = shown.inline_bytes;
-        let mut shown = shown.server().expect("usable");
-        let defaults = server::Config::default();
-        shown.auth = defaults.auth.clone();
-        assert_eq!(format!("{shown:#?}"), format!("{defaults:#?}"), "the README shows the defaults");
-        assert_eq!(inline_bytes, Some(Definition::new("x", "", Vec::new()).inline_bytes));
-        for key in toml::from_str::<toml::Table>(toml).expect("a table").keys() {
-            assert!(readme.contains(key.as_str()));
-        }
     }
 
     #[test]

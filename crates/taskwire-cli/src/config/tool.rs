@@ -24,47 +24,85 @@ const DATE: &str = "$__toml_private_datetime";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ToolTable {
+    /// The name that clients call it by: 1 to 128 letters, digits, `_`, `.` or `-`. Required.
     pub(crate) name: String,
+    /// A title for people. Default: none.
     title: Option<String>,
+    /// What the tool does, for models. Default: the name of the program that it runs.
     description: Option<String>,
+    /// The program and its arguments; there is no shell. Required.
     command: Vec<Value>,
+    /// The parameters, each with its JSON Schema. A parameter is required unless it has `optional = true` or a `default`. Default: no
+    /// parameters.
     input: Option<Map<String, Value>>,
+    /// In place of `input`: a JSON Schema as a table, or the name of a JSON file that has it. Default: none.
     input_schema: Option<Value>,
+    /// The JSON Schema of the structured result, which the command must give then: as a table, or the name of a JSON file. Default: none.
     output_schema: Option<Value>,
+    /// Hints for clients, such as `{ readOnlyHint = true }`. Default: none.
     annotations: Option<Map<String, Value>>,
+    /// Parameters whose values may begin with a dash. Default: `[]`.
     #[serde(default)]
     allow_dash: Vec<String>,
+    /// Environment variables for the command; `{parameter}` stands for its value. Default: `{}`.
     #[serde(default)]
     env: BTreeMap<String, String>,
+    /// Which environment variables of the server the command gets: `true` for all, `false` for `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`,
+    /// `TZ` and `TMPDIR`, or a list of names. Default: `true`.
     inherit_env: Option<Value>,
+    /// The directory that the command runs in, relative to this file. Default: the directory of this file.
     cwd: Option<PathBuf>,
+    /// What the command reads from its standard input; `{parameter}` stands for its value. Default: nothing.
     stdin: Option<String>,
+    /// What standard output is: text, or one JSON value a line. Default: `"text"`.
     #[serde(default)]
     output: Format,
+    /// Where standard error goes: into the output in order, into the output in blocks of its own, or nowhere.
+    /// Default: `"together"`; with `output = "jsonl"` it is `"apart"`.
     stderr: Option<Stderr>,
+    /// Whether the command writes to a pseudo-terminal, so that its output comes at once. Default: `false`.
     #[serde(default)]
     pty: bool,
+    /// What happens to processes that are left when the command's own process has ended. Default: `"kill"`.
     #[serde(default)]
     leftovers: Leftovers,
+    /// A regular expression for lines that report progress, with groups named `done`, `total`, `percent` or `message`. Default: none.
     progress: Option<String>,
+    /// Regular expressions for what nobody may see of what the command writes, reports and asks. Default: `[]`.
     #[serde(default)]
     redact: Vec<String>,
+    /// Exit codes that are no error. Default: `[0]`.
     ok_codes: Option<Vec<i32>>,
+    /// How many commands of this tool run at one time; further calls wait. Default: `8`.
     concurrency: Option<usize>,
+    /// The time between SIGTERM and SIGKILL, at most `"10m"`. Default: `"5s"`.
     kill_after: Option<Span>,
+    /// How much of the output the result has, at least 256. Default: as for the server.
     inline_bytes: Option<usize>,
+    /// How much output may wait for the server before the command has to wait, at least 65536. Default: `67108864`.
     spool_bytes: Option<u64>,
+    /// When a call becomes a task: `"auto"` after `promote_after`, `"always"` at once, `"required"` at once and for no client without
+    /// tasks, `"never"` not at all. Default: `"auto"`.
     #[serde(default)]
     task: Mode,
+    /// How long a call may run before it becomes a task. Default: as for the server.
     promote_after: Option<Span>,
+    /// How long a call may take, from its arrival on. Default: for ever.
     timeout: Option<Span>,
+    /// How long a task is kept after its end. A tool cannot keep tasks `"forever"`; the server can. Default: as for the server.
     retention: Option<Keep>,
+    /// What happens beyond `limits.task_output_bytes`: the oldest output is dropped, or the command is stopped.
+    /// Default: `"drop_oldest"`.
     overflow: Option<Overflow>,
+    /// What happens when the command itself was lost: the task fails, or the command is started again. Default: `"fail"`.
     #[serde(default)]
     on_interrupt: Interrupt,
+    /// Whether a call joins one that is the same and still runs, also while somebody waits for that one. Default: `false`.
     #[serde(default)]
     dedupe: bool,
+    /// How long a call goes on after its client hung up. Default: as for the server.
     linger: Option<Keep>,
+    /// What a model may be told at once when a call has become a task (2025-11-25). Default: nothing.
     immediate_response: Option<String>,
 }
 

@@ -72,6 +72,49 @@ fn the_configuration_is_shown_alone_and_where_it_belongs_is_said() {
     assert!(goose.err.contains(&user.path("config/goose/config.yaml")), "{}", goose.err);
 }
 
+/// What a document says that the program shows: for which client, and what. Either a line `COMMAND # taskwire connect CLIENT`, or a block
+/// of configuration behind words that have `taskwire connect CLIENT` in them.
+fn said_in(document: &str) -> Vec<(String, String)> {
+    let (mut said, mut client, mut block) = (Vec::new(), String::new(), None::<String>);
+    for line in document.lines() {
+        match block.take() {
+            Some(text) if line == "```" => said.push((std::mem::take(&mut client), text)),
+            Some(text) => block = Some(format!("{text}{line}\n")),
+            None if !client.is_empty() && ["```json", "```toml", "```yaml"].contains(&line) => block = Some(String::new()),
+            None => {
+                if let Some((command, client)) = line.split_once(" # taskwire connect ") {
+                    said.push((client.trim().to_owned(), command.trim().to_owned()));
+                } else if let Some((_, rest)) = line.rsplit_once("`taskwire connect ") {
+                    client = rest.split('`').next().unwrap_or_default().to_owned();
+                }
+            }
+        }
+    }
+    said
+}
+
+#[test]
+fn the_readme_and_the_manual_show_what_the_program_shows() {
+    let user = user("");
+    for (document, clients) in [("README.md", 5), ("docs/manual/connect.md", 13)] {
+        let path = format!("{}/../../{document}", env!("CARGO_MANIFEST_DIR"));
+        let said = said_in(&fs::read_to_string(path).expect("the document"));
+        let mut named: Vec<&str> = said.iter().map(|(client, _)| client.as_str()).collect();
+        named.sort_unstable();
+        named.dedup();
+        assert_eq!(named.len(), clients, "{document} shows so many clients: {named:?}");
+        for (client, text) in &said {
+            let ended = done(&user, &[client.as_str()]);
+            let text = text.replace("/usr/bin/taskwire", PROGRAM).replace("/home/you/taskwire.toml", &user.path("taskwire.toml"));
+            if text.contains('\n') {
+                assert_eq!(ended.out.trim_end(), text.trim_end(), "{document}: {client}");
+            } else {
+                assert!(ended.err.contains(&format!("\n  {text}\n")), "{document}: {client}: `{text}` in: {}", ended.err);
+            }
+        }
+    }
+}
+
 #[test]
 fn every_client_can_be_shown_and_starts_what_it_is_told() {
     let user = user("");
