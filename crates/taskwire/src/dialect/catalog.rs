@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use taskwire_core::{CallerId, Payload, wire::parse_strict};
 
-use super::{Fault, held, json, params::Members};
+use super::{Fault, call::held, json, params::Members};
 use crate::{
     dialect::Context,
     followup::resource::{self as output, ReadError},

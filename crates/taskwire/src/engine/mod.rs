@@ -304,6 +304,11 @@ impl Engine {
         }
     }
 
+    /// The task, which `caller` must own.
+    pub(crate) fn require_task(&self, caller: &CallerId, id: TaskId) -> Result<Arc<Task>, Error> {
+        self.task(caller, id)?.ok_or(Error::Rejected(Reject::NotFound))
+    }
+
     /// The task, whoever owns it.
     pub(crate) fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
         match self.0.recent.task(id) {

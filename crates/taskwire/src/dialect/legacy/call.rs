@@ -30,11 +30,14 @@ use crate::{
     config::Mode,
     dialect::{
         Fault, Open, Reply, Sent,
-        called::{self, Wanted, find_tool, misfit},
+        call::{
+            self as calls, Wanted, find_tool, misfit,
+            wait::{self, CallEra, Settled, Wake, is_limit},
+        },
         notes::Notes,
         params::{Members, present, text},
     },
-    engine::{self, End, Note, Phase, Resumed, Run},
+    engine::{self, End, Note, Resumed, Run},
     tool::{ReadyTool, TaskMode},
 };
 
@@ -109,7 +112,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
         _ => {}
     }
     let augment = asked.map(|raw| augment(raw, agreed.modes.is_some())).transpose()?;
-    let (given, arguments) = called::arguments(&tool, params.arguments)?;
+    let (given, arguments) = calls::arguments(&tool, params.arguments)?;
     if let Some(misfit) = misfit(&tool, &given) {
         let Outcome::Completed { result, .. } = misfit.into_outcome() else { return Err(Fault::internal("a misfit is a result")) };
         if augment.is_none() {
@@ -129,7 +132,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     // A task can be answered elsewhere; a call only where it was made.
     let accepts = if augment.is_some() || cx.events { agreed.accepts } else { Accepts::default() };
     let wanted = Wanted { caller: &cx.session.caller, accepts, idempotency_key: meta.idempotency_key.as_deref() };
-    let mut spec = called::spec(cx.shared, &tool, &wanted)?;
+    let mut spec = calls::spec(cx.shared, &tool, &wanted)?;
     spec.origin = Origin::keep(meta.progress_token.clone());
     spec.follower = Some(Follower { session: cx.session.id.clone(), output: agreed.partial });
     let mut call = Call { cx, tool, given, arguments, token: meta.progress_token, spec };
@@ -257,24 +260,12 @@ impl Call<'_, '_> {
         let mut held = engine.launch(id, spec.clone(), self.arguments.clone(), Resumed::default(), Some(self.aside(id)));
         let run = held.run().clone();
         run.keep(Box::new(open));
-        let mut phase = held.start().await;
-        if matches!(phase, Phase::Loose) {
-            phase = tokio::select! {
-                biased;
-                settled = run.settled() => settled,
-                () = self.long_enough(&run, streams) => match run.promote().await {
-                    // No room for another task: the caller waits on, which costs it nothing but time.
-                    Err(engine::Error::Rejected(Reject::Limit { .. })) => run.settled().await,
-                    Err(error) => {
-                        run.call_off("the task could not be made");
-                        return Err(error.into());
-                    }
-                    Ok(promoted) => promoted,
-                },
-            };
-        }
-        match phase {
-            Phase::Done(End::Outcome(Outcome::Completed { result, is_error })) => {
+        let mut immediate = Immediate { call: &self, run: &run, streams, over: false };
+        let settled = wait::run(cx.shared, &mut held, None, None, &mut immediate).await.inspect_err(|_| {
+            run.call_off("the task could not be made");
+        })?;
+        match settled {
+            Settled::Ended { end: End::Outcome(Outcome::Completed { result, is_error }), .. } => {
                 let mut meta = None;
                 if cx.shared.config.legacy.immediate_task {
                     let spec = Arc::new(Spec { output_is_result: false, ..Spec::clone(&spec) });
@@ -282,7 +273,7 @@ impl Call<'_, '_> {
                     match engine.record(id, spec, self.arguments.clone(), outcome).await {
                         Ok(_) => meta = Some(json!({RELATED_TASK: {"taskId": id}})),
                         // The result is what counts.
-                        Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+                        Err(error) if is_limit(&error) => {}
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -290,30 +281,13 @@ impl Call<'_, '_> {
                 let object = if is_error { object } else { object.put("isError", &false) };
                 Ok(cx.reply(object).then(Some(hush)))
             }
-            Phase::Done(End::Outcome(Outcome::Failed(error))) => Err(error.into()),
-            Phase::Task(id) => {
+            Settled::Ended { end: End::Outcome(Outcome::Failed(error)), .. } => Err(error.into()),
+            Settled::Task(task) => {
                 // A task is found again, and counts as one.
                 run.keep(Box::new(()));
-                let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
                 if streams { self.stream(&task, choice, place, hush).await } else { Ok(self.created(&task, choice, hush)) }
             }
-            Phase::Done(_) | Phase::Loose => Err(Fault::internal("the tool went away")),
-        }
-    }
-
-    /// Waits for as long as a result may take to count as there at once. Output that could be shown does not wait for it much longer.
-    async fn long_enough(&self, run: &Run, streams: bool) {
-        let (clock, patience) = (self.cx.shared.engine.clock(), self.patience());
-        let has_shown = async {
-            if !streams {
-                std::future::pending::<()>().await;
-            }
-            run.wrote().await;
-            clock.sleep(patience / AT_ONCE_PART).await;
-        };
-        tokio::select! {
-            () = clock.sleep(patience) => {}
-            () = has_shown => {}
+            Settled::Ended { .. } | Settled::NoRoom(_) | Settled::Gone => Err(Fault::internal("the tool went away")),
         }
     }
 
@@ -386,6 +360,37 @@ impl Call<'_, '_> {
                 () = &mut patience => waited = true,
             }
         }
+    }
+}
+
+/// A call whose result is wanted at once, if it is there soon.
+struct Immediate<'a> {
+    call: &'a Call<'a, 'a>,
+    run: &'a Run,
+    streams: bool,
+    over: bool,
+}
+
+impl CallEra for Immediate<'_> {
+    /// Waits for as long as a result may take to count as there at once. Output that could be shown does not wait for it much longer.
+    async fn meanwhile(&mut self) -> Result<Wake, Fault> {
+        if self.over {
+            return std::future::pending().await;
+        }
+        let (clock, patience) = (self.call.cx.shared.engine.clock(), self.call.patience());
+        let has_shown = async {
+            if !self.streams {
+                std::future::pending::<()>().await;
+            }
+            self.run.wrote().await;
+            clock.sleep(patience / AT_ONCE_PART).await;
+        };
+        tokio::select! {
+            () = clock.sleep(patience) => {}
+            () = has_shown => {}
+        }
+        self.over = true;
+        Ok(Wake::Due)
     }
 }
 

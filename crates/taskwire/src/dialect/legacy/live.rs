@@ -19,12 +19,12 @@ pub(super) use self::again::Again;
 pub(super) use self::request::Request;
 use self::unanswered::Unanswered;
 use super::session::Session;
-pub(super) use crate::dialect::called::CALLED_OFF;
+pub(super) use crate::dialect::call::CALLED_OFF;
 use crate::{
     dialect::{
         Context, Open,
+        call::waiter::{Waiter, Waiting},
         prune::Prune,
-        waiter::{Waiter, Waiting},
     },
     engine::Run,
 };

@@ -39,7 +39,11 @@ use self::{
     session::Agreed,
     tail::{Ended, Tail},
 };
-use super::{Context, Fault, Gone, Open, Outbox, Reply, called::Cancelled, held::Hold, json::Object, waiter::Waiter};
+use super::{
+    Context, Fault, Gone, Open, Outbox, Reply,
+    call::{Cancelled, held::Hold, waiter::Waiter},
+    json::Object,
+};
 use crate::{
     engine,
     tool::{REFUSED, fitting},

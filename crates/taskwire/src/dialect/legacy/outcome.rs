@@ -15,7 +15,11 @@ use super::{
     view::{self, RELATED_TASK},
 };
 use crate::{
-    dialect::{Context, Fault, held, json::Object, waiter::Waiter},
+    dialect::{
+        Context, Fault,
+        call::{held, waiter::Waiter},
+        json::Object,
+    },
     engine,
 };
 

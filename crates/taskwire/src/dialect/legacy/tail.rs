@@ -27,10 +27,12 @@ use crate::{
     clock::Sleep,
     dialect::{
         Context, Fault, Outbox,
-        held::{self, Hold},
+        call::{
+            held::{self, HoldTimer},
+            waiter::Waiter,
+        },
         json::Object,
         notes::Notes,
-        waiter::Waiter,
     },
     engine::{self, Note},
     store::{Chunk, Cursor, Entry, Logged, Page},
@@ -93,7 +95,7 @@ pub(super) struct Tail<'a> {
     /// Whether its log was begun when all was done.
     late: bool,
     /// How the call is held if its caller can come back to it otherwise.
-    hold: Option<Hold>,
+    hold: HoldTimer<'a>,
     /// Whether its reader was cut off, and came back.
     resumed: bool,
     /// Whether its reader was told of progress since its last sign of life.
@@ -162,7 +164,7 @@ impl<'a> Tail<'a> {
             notes,
             live: None,
             earlier: Vec::new(),
-            hold: None,
+            hold: HoldTimer::new(shared, None, false),
             resumed,
             progressed: false,
             late: task.attempt == Attempt(1) && task.ended.is_some() && task.version == Version(2),
@@ -220,7 +222,7 @@ impl<'a> Tail<'a> {
         // Watch first, then read: no change can fall between.
         let watch = engine.watch(vec![self.stream.task], self.wants_output());
         self.prime(None).await?;
-        let comes_back = self.out.framing().named && self.prefix.is_some() && self.agreed.has_primes();
+        let comes_back = self.comes_back();
         let request = self.request;
         let mut earlier = std::mem::take(&mut self.earlier);
         while let Some(Ok(note)) = self.live.as_mut().map(mpsc::Receiver::try_recv) {
@@ -249,11 +251,7 @@ impl<'a> Tail<'a> {
             }
         };
         let mut patience: Sleep = engine.clock().sleep(self.patience);
-        let (held, mut held_out) = (held::over(self.hold, shared), false);
-        // The time of a call that waits for an answer may be over long before that.
-        let (closing, mut closed) = (shared.drained(), false);
-        tokio::pin!(drained, over, ending, reconnect, off, held, closing);
-        let mut asked = false;
+        tokio::pin!(drained, over, ending, reconnect, off);
         let session = self.session;
         let mut beat = self.beat()?;
         loop {
@@ -267,14 +265,7 @@ impl<'a> Tail<'a> {
                 Turn::More => continue,
                 Turn::Idle => {}
             }
-            let asks = self.hold.is_some() && self.task()?.is_some_and(|task| task.asked_at.is_some());
-            if std::mem::replace(&mut asked, asks) && !asks {
-                // Who took the time to answer is given the result, if that comes soon.
-                self.hold = self.hold.map(|hold| hold.anew(shared));
-                held.set(held::over(self.hold, shared));
-                held_out = false;
-            }
-            if let Some(result) = self.instead(held_out)? {
+            if let Some(result) = self.instead()? {
                 return self.respond_instead(&result).await;
             }
             if std::mem::take(&mut self.progressed)
@@ -287,8 +278,7 @@ impl<'a> Tail<'a> {
                 biased;
                 () = &mut off => return Ok(true),
                 () = &mut over => return Ok(true),
-                () = &mut held, if !held_out => held_out = true,
-                () = &mut closing, if self.hold.is_some() && !comes_back && !closed => (closed, held_out) = (true, true),
+                () = self.hold.expired() => {}
                 // What has a place to go on from goes on after the restart.
                 () = &mut drained, if comes_back => return self.leave(config.retry).await,
                 () = &mut ending, if waits => return Ok(true),
@@ -313,6 +303,11 @@ impl<'a> Tail<'a> {
                 () = released, if self.stream.kind != Kind::Streamed => {}
             }
         }
+    }
+
+    /// Whether a reader that is sent away comes back.
+    fn comes_back(&self) -> bool {
+        self.out.framing().named && self.prefix.is_some() && self.agreed.has_primes()
     }
 
     /// Whether it is this stream that tells of the task, and no later one. One that tells again asks what is open, and goes

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use taskwire_core::{
     Payload, Seq, TaskId,
-    task::{Authority, Command, Outcome, Reject, Spec, Task},
+    task::{Authority, Command, Outcome, Spec, Task},
 };
 use tokio::sync::mpsc;
 
@@ -23,15 +23,21 @@ use super::{
     view,
 };
 use crate::{
+    clock::Sleep,
     dialect::{
         Fault,
-        called::{self, Wanted, find_tool, misfit, ms},
-        held::{self, Beat, Hold, Settled},
+        call::{
+            self as calls, Wanted, find_tool,
+            held::{self, Beat, Hold},
+            misfit,
+            plan::{Plan, Started},
+            wait::{self, CallEra, Settled, Waited, Wake, is_limit},
+            waiter::Waiter,
+        },
         notes::Notes,
         params::text,
-        waiter::Waiter,
     },
-    engine::{self, End, Note, Phase, Resumed, Run},
+    engine::{End, Held, Note, Resumed},
     feed::Watch,
     followup,
     tool::{ReadyTool, TaskMode, fits_any, gist, payload_lacks},
@@ -46,9 +52,9 @@ const NOTES_MAX: usize = 256;
 #[derive(Debug, Clone, Copy, Default)]
 struct Wait {
     /// How long, before its caller is given a task; for ever if absent.
-    patience: Option<Duration>,
+    promote_delay: Option<Duration>,
     /// After which time a call that is held becomes a task, which its caller is not told of yet.
-    promote_after: Duration,
+    hidden_promote_delay: Duration,
     /// Whether its caller wants to see the first output rather than wait.
     eager: bool,
     /// How it is held if its caller has no tasks and can get on otherwise.
@@ -64,17 +70,17 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
     if tool.0.policy.task == TaskMode::Required {
         cx.needs_tasks()?;
     }
-    let (arguments, request) = called::arguments(&tool, cx.params.arguments)?;
+    let (arguments, request) = calls::arguments(&tool, cx.params.arguments)?;
     if let Some(headers) = &cx.headers {
         headers::check_arguments(headers, &tool, &arguments)?;
     }
     let binding = Binding { secret: cx.shared.engine.secret(), caller: cx.caller, method: "tools/call", name, arguments: &arguments };
     let (resumed, continued) = carried(cx, &binding)?;
-    let ours = held::is_followup(cx.shared, &tool);
-    let mut wait = Wait {
+    let is_followup = held::is_followup(cx.shared, &tool);
+    let wait = Wait {
         hold: if cx.meta.tasks { None } else { Hold::begin(cx.shared, &tool, cx.meta.accepts) },
         // The follow-up tools give some themselves.
-        beats: cx.shared.config.followups && !cx.meta.tasks && !ours,
+        beats: cx.shared.config.followups && !cx.meta.tasks && !is_followup,
         ..Wait::default()
     };
     if let Some(id) = continued {
@@ -84,113 +90,53 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Done, Fault> {
         return Ok(finished(cx, &misfit.into_outcome())?.into());
     }
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
-    let waiter = Waiter::new(cx.shared, cx.caller, &tool, &request, mode == TaskMode::Never, (cx.id, cx.out));
-    let mut spec = spec(cx, &tool, mode, wait.hold, &arguments)?;
-    spec.lingers = waiter.lingers();
-    let mut spec = Arc::new(spec);
-    wait.promote_after = tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after);
-    wait.patience = match mode {
-        TaskMode::Never => None,
-        TaskMode::Auto => Some(wait.promote_after),
-        TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
+    let wanted = Wanted { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
+    let spec = Spec { hidden: mode == TaskMode::Never, ..calls::spec(cx.shared, &tool, &wanted)? };
+    let mut plan = Plan::new(cx.shared, spec, &tool, (&arguments, request), wait.hold, (cx.id, cx.out))?;
+    plan.resumed = resumed;
+    let mut teller = Teller::new(cx, wait.promoting(cx, &tool, mode));
+    let must = teller.wait.promote_delay == Some(Duration::ZERO);
+    let done = match plan.start(must, &mut teller).await? {
+        Started::Task { task, .. } if must => Ok(handle(cx, &task, plan.waiter)),
+        Started::Task { task, joined } => follow(cx, &binding, task.id, joined, teller, plan.waiter).await,
+        Started::Run(held) => run(cx, &binding, &plan, held, teller).await,
     };
-    // Who wants to see output while it is produced need not wait for a task to see the first of it.
-    wait.eager = wait.patience.is_some() && cx.meta.partials && tool.0.policy.streams;
-    if *cx.shared.draining.borrow() {
-        return Err(engine::Error::Unavailable("it is shutting down".into()).into());
-    }
-    let engine = &cx.shared.engine;
-    if spec.idempotency_key.is_some() {
-        let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
-        let task = engine.create(id, spec, request, &resumed, teller.notes()).await?.task;
-        teller.hears_of(task.id, wait.hold.is_some() && task.id != id);
-        // The caller will ask again if it does not get this answer, so the task must live on: nothing waits for it here.
-        return teller.while_telling(follow(cx, &binding, task.id, wait, waiter)).await;
-    }
-    if spec.dedupe.is_some() {
-        let mut teller = Teller::new(cx, wait);
-        match waiter.join_or_create(spec.clone(), request.clone(), resumed.clone(), teller.notes()).await {
-            Ok(task) => {
-                teller.hears_of(task.id, waiter.joined().is_some());
-                return teller.while_telling(follow(cx, &binding, task.id, wait, waiter)).await;
-            }
-            // No room for another task: the call is held as one that shares none, whatever becomes of it.
-            Err(engine::Error::Rejected(Reject::Limit { .. })) => spec = Arc::new(Spec { dedupe: None, ..Spec::clone(&spec) }),
-            Err(error) => return Err(error.into()),
-        }
-    } else if let Some(task) = waiter.join().await? {
-        let mut teller = Teller::new(cx, wait);
-        teller.hears_of(task.id, true);
-        return teller.while_telling(follow(cx, &binding, task.id, wait, waiter)).await;
-    }
-    if wait.patience == Some(Duration::ZERO) {
-        let id = engine.new_id();
-        waiter.waits_for(id);
-        return match engine.create(id, spec, request, &resumed, None).await {
-            Ok(receipt) => Ok(handle(cx, &receipt.task, waiter)),
-            Err(error) => {
-                waiter.answered(true);
-                Err(error.into())
-            }
-        };
-    }
-    let done = hold(cx, &binding, spec, request, resumed, wait, waiter).await;
-    if ours && done.is_ok() {
+    if is_followup && done.is_ok() {
         cx.shared.calls.followed_up(cx.shared, cx.caller, &arguments);
     }
     done
 }
 
-fn spec(cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode, hold: Option<Hold>, arguments: &Value) -> Result<Spec, Fault> {
-    let wanted = Wanted { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
-    let mut spec = called::spec(cx.shared, tool, &wanted)?;
-    if mode == TaskMode::Never {
-        spec.hidden = true;
+impl Wait {
+    /// The same for a call of this tool, which may become a task as `mode` says.
+    fn promoting(self, cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Self {
+        let hidden_promote_delay = tool.0.policy.promote_after.unwrap_or(cx.shared.config.promote_after);
+        let promote_delay = match mode {
+            TaskMode::Never => None,
+            TaskMode::Auto => Some(hidden_promote_delay),
+            TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
+        };
+        // Who wants to see output while it is produced need not wait for a task to see the first of it.
+        let eager = promote_delay.is_some() && cx.meta.partials && tool.0.policy.streams;
+        Self { promote_delay, hidden_promote_delay, eager, ..self }
     }
-    if let Some(hold) = hold {
-        hold.open(&mut spec, tool, arguments);
-    }
-    if mode == TaskMode::Never && hold.is_none_or(Hold::asks_natively) {
-        // Nobody can answer a hidden task once the state that names it is no longer good.
-        let good_for = ms(STATE_GOOD_FOR);
-        spec.input_timeout_ms = Some(spec.input_timeout_ms.map_or(good_for, |span| span.min(good_for)));
-    }
-    Ok(spec)
 }
 
 /// Runs the call in memory until it ends, becomes a task, or has had its time.
-async fn hold(
-    cx: &Cx<'_>,
-    binding: &Binding<'_>,
-    spec: Arc<Spec>,
-    request: Payload,
-    resumed: Resumed,
-    wait: Wait,
-    waiter: Waiter,
-) -> Result<Done, Fault> {
-    let engine = &cx.shared.engine;
-    let (mut teller, id) = (Teller::new(cx, wait), engine.new_id());
-    teller.hears_of(id, false);
-    let mut held = engine.launch(id, spec.clone(), request.clone(), resumed.clone(), teller.notes());
+async fn run(cx: &Cx<'_>, binding: &Binding<'_>, plan: &Plan, mut held: Held, mut teller: Teller<'_, '_>) -> Result<Done, Fault> {
+    let (wait, waiter) = (teller.wait, plan.waiter.clone());
+    teller.hears_of(held.run().id(), false);
     if wait.eager {
         held.run().stream_at_once();
     }
-    let mut phase = held.start().await;
-    let at_once = !matches!(phase, Phase::Loose);
-    if !at_once {
-        waiter.runs(held.run());
-        phase = match teller.while_telling(settled(cx, held.run(), wait)).await? {
-            Settled::At(phase) => phase,
-            Settled::NoRoom(reject) => {
-                waiter.answered(true);
-                return Ok(complete(&held::no_room(cx.shared, held.run(), &reject), cx.shared).into());
-            }
-        };
+    if wait.promote_delay.is_some() || wait.hold.is_some() {
+        teller.due_after = Some(wait.promote_delay.unwrap_or(wait.hidden_promote_delay));
     }
+    let settled = wait::run(cx.shared, &mut held, Some(&waiter), wait.hold, &mut teller).await?;
     teller.tell_rest();
-    match phase {
-        Phase::Done(End::Outcome(outcome)) => {
-            let result = match held::failed_at_once(cx.shared, &spec, &outcome) {
+    match settled {
+        Settled::Ended { end: End::Outcome(outcome), at_once } => {
+            let result = match held::failed_at_once(cx.shared, &plan.spec, &outcome) {
                 Some(result) => Ok(complete(&result, cx.shared)),
                 None => finished(cx, &outcome),
             };
@@ -201,112 +147,45 @@ async fn hold(
             }
             Ok(Done { result: result?.end(), sent: answering })
         }
-        Phase::Done(End::Suspended(round)) => match again(cx, binding, &round) {
-            // What its caller cannot be asked by a second call, it is asked as a task.
-            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => {
-                ask_as_task(cx, binding, (spec, request, resumed), wait, teller, fault, waiter).await
-            }
+        Settled::Ended { end: End::Suspended(round), .. } => match again(cx, binding, &round) {
+            // What its caller cannot be asked by a second call, it is asked as a task: its caller answers with a follow-up tool.
+            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => match plan.create(teller.notes()).await {
+                Ok(task) => follow(cx, binding, task.id, false, teller, waiter).await,
+                Err(error) if is_limit(&error) => Err(fault),
+                Err(error) => Err(error.into()),
+            },
             again => Ok(again?.into()),
         },
-        Phase::Task(id) if wait.patience.is_some() => {
-            let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-            Ok(handle(cx, &task, waiter))
-        }
-        Phase::Task(id) => teller.while_telling(follow(cx, binding, id, wait, waiter)).await,
-        Phase::Loose => Err(Fault::internal("the tool went away")),
+        Settled::Task(task) if wait.promote_delay.is_some() => Ok(handle(cx, &task, waiter)),
+        Settled::Task(task) => follow(cx, binding, task.id, false, teller, waiter).await,
+        Settled::NoRoom(result) => Ok(complete(&result, cx.shared).into()),
+        Settled::Gone => Err(Fault::internal("nobody waits for the call")),
     }
 }
 
-/// Makes a call that wants to ask in a round a task: so it asks by itself, and its caller answers with a follow-up tool.
-async fn ask_as_task(
+/// Waits for a task that its caller does not know of, or not yet; `joined` if it is that of an earlier call.
+async fn follow(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
-    (spec, request, resumed): (Arc<Spec>, Payload, Resumed),
-    wait: Wait,
+    id: TaskId,
+    joined: bool,
     mut teller: Teller<'_, '_>,
-    fault: Fault,
     waiter: Waiter,
 ) -> Result<Done, Fault> {
-    let engine = &cx.shared.engine;
-    let id = engine.new_id();
-    waiter.waits_for(id);
-    teller.hears_of(id, false);
-    let fault = match engine.create(id, spec, request, &resumed, teller.notes()).await {
-        Ok(_) => return teller.while_telling(follow(cx, binding, id, wait, waiter)).await,
-        // No room for another task.
-        Err(engine::Error::Rejected(Reject::Limit { .. })) => fault,
-        Err(error) => error.into(),
-    };
-    waiter.answered(true);
-    Err(fault)
-}
-
-/// Waits until a run has ended or become a task, and makes it one when its caller has waited long enough.
-async fn settled(cx: &Cx<'_>, run: &Arc<Run>, wait: Wait) -> Result<Settled, Fault> {
-    let clock = cx.shared.engine.clock();
-    let promotes = wait.patience.is_some() || wait.hold.is_some();
-    let promote =
-        async { if promotes { clock.sleep(wait.patience.unwrap_or(wait.promote_after)).await } else { std::future::pending().await } };
-    let held = held::over(wait.hold, cx.shared);
-    tokio::pin!(promote, held);
-    let (mut due, mut over) = (false, false);
-    loop {
-        tokio::select! {
-            biased;
-            phase = run.settled() => return Ok(Settled::At(phase)),
-            () = &mut promote, if !due => due = true,
-            () = &mut held, if !over => over = true,
-        }
-        match run.promote().await {
-            // A server that shuts down gives it the time that there is.
-            Err(engine::Error::Rejected(reject @ Reject::Limit { .. })) if over && !*cx.shared.draining.borrow() => {
-                return Ok(Settled::NoRoom(reject));
-            }
-            // No room for another task: the caller waits on, which costs it nothing but time.
-            Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
-            promoted => return Ok(Settled::At(promoted?)),
-        }
-    }
-}
-
-/// Waits for a task that its caller does not know of, or not yet.
-async fn follow(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, wait: Wait, waiter: Waiter) -> Result<Done, Fault> {
-    let Wait { patience, eager, hold, .. } = wait;
-    let engine = &cx.shared.engine;
-    waiter.mark_slow();
-    let watch = engine.watch(vec![id], eager);
-    let promote = async {
-        match patience {
-            Some(span) => engine.clock().sleep(span).await,
-            None => std::future::pending().await,
-        }
-    };
-    let held = held::over(hold, cx.shared);
-    tokio::pin!(promote, held);
-    let (mut waited, mut over) = (patience == Some(Duration::ZERO), false);
-    loop {
-        let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-        if let Some(outcome) = task.outcome.as_ref().filter(|_| patience != Some(Duration::ZERO)) {
-            // Who wants to see all of the output gets the task where the result has only a part of it.
-            return if eager && is_cut(&task, outcome) { Ok(handle(cx, &task, waiter)) } else { concluded(cx, &task, outcome, waiter) };
-        }
-        if waited || (eager && engine.span(id)?.end > Seq(0)) || (patience.is_some() && task.asked_at.is_some()) {
-            return Ok(handle(cx, &task, waiter));
-        }
-        if task.asked_at.is_some() && !hold.is_some_and(|hold| hold.asks(&task)) {
+    teller.hears_of(id, joined);
+    (teller.due_after, teller.due) = (teller.wait.promote_delay, None);
+    let waited = wait::follow(cx.shared, id, &waiter, teller.wait.hold, &mut teller).await;
+    teller.tell_rest();
+    match waited? {
+        Waited::Ended(task) => concluded(cx, &task, waiter),
+        Waited::Handle(task) => Ok(handle(cx, &task, waiter)),
+        Waited::Questions(task) => {
             let questions = task.open_inputs().map(|(key, request)| (key.as_str(), request));
             let result = input_required(cx, binding, questions, Carried::Task(id)).end();
-            return Ok(Done { result, sent: Some(waiter.answering(false)) });
+            Ok(Done { result, sent: Some(waiter.answering(false)) })
         }
-        if let Some(result) = held::instead(cx.shared, hold, &task, over) {
-            let result = complete(&waiter.noting(result), cx.shared).end();
-            return Ok(Done { result, sent: Some(waiter.answering(false)) });
-        }
-        tokio::select! {
-            _ = watch.changed() => {}
-            () = &mut promote => waited = true,
-            () = &mut held, if !over => over = true,
-        }
+        Waited::HoldExpired(result) => Ok(Done { result: complete(&result, cx.shared).end(), sent: Some(waiter.answering(false)) }),
+        Waited::Gone => Err(Fault::internal("nobody waits for the call")),
     }
 }
 
@@ -317,11 +196,12 @@ fn is_cut(task: &Task, outcome: &Outcome) -> bool {
 }
 
 /// The answer of a task that has ended.
-fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome, waiter: Waiter) -> Result<Done, Fault> {
-    let ended = match (held::failed(cx.shared, task), outcome) {
+fn concluded(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Result<Done, Fault> {
+    let ended = match (held::failed(cx.shared, task), &task.outcome) {
         (Some(result), _) => Ok(complete(&waiter.noting(result), cx.shared)),
-        (None, Outcome::Completed { result, .. }) => Ok(complete(&waiter.noting(result.clone()), cx.shared)),
-        (None, _) => finished(cx, outcome),
+        (None, Some(Outcome::Completed { result, .. })) => Ok(complete(&waiter.noting(result.clone()), cx.shared)),
+        (None, Some(outcome)) => finished(cx, outcome),
+        (None, None) => Err(Fault::internal("the task has no outcome")),
     };
     match ended {
         Ok(object) => Ok(Done { result: object.end(), sent: Some(waiter.answering(true)) }),
@@ -335,25 +215,18 @@ fn concluded(cx: &Cx<'_>, task: &Task, outcome: &Outcome, waiter: Waiter) -> Res
 /// The caller came back with answers for a task that it knows only by the state it carried.
 async fn go_on(cx: &Cx<'_>, binding: &Binding<'_>, id: TaskId, resumed: Resumed, wait: Wait) -> Result<Done, Fault> {
     let engine = &cx.shared.engine;
-    let task = engine.task(cx.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
+    let task = engine.require_task(cx.caller, id)?;
     let answers = for_task(&task, resumed.responses)?;
     // As in the first call. What has a key needs nobody to wait for it.
     let waiter = Waiter::again(cx.shared, None, &task);
     if task.spec.idempotency_key.is_some() {
         waiter.clone().answered(false);
     }
-    let answered = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await;
-    match answered {
-        Ok(_) => {
-            let mut teller = Teller::new(cx, wait);
-            teller.hears_of(id, wait.hold.is_some());
-            teller.while_telling(follow(cx, binding, id, wait, waiter)).await
-        }
-        Err(error) => {
-            waiter.answered(false);
-            Err(error.into())
-        }
+    if let Err(error) = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await {
+        waiter.answered(false);
+        return Err(error.into());
     }
+    follow(cx, binding, id, wait.hold.is_some(), Teller::new(cx, wait), waiter).await
 }
 
 /// The handle of a task. If it does not reach its caller, that has left the task.
@@ -433,6 +306,7 @@ pub(super) fn carried(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(Resumed, Op
 /// Passes notes on to the caller of an open call. A note that the caller does not read in time is dropped.
 struct Teller<'a, 'c> {
     cx: &'a Cx<'c>,
+    wait: Wait,
     notes: Option<mpsc::Receiver<Note>>,
     wanted: Notes,
     beat: Option<Beat>,
@@ -440,17 +314,12 @@ struct Teller<'a, 'c> {
     task: Option<TaskId>,
     /// Wakes where the notes go to another call, so that progress is read from the task.
     reads: Option<Watch<TaskId>>,
+    /// After which time, from when it is first waited for, the call has waited long enough.
+    due_after: Option<Duration>,
+    due: Option<Sleep>,
 }
 
-impl<'a, 'c> Teller<'a, 'c> {
-    fn new(cx: &'a Cx<'c>, wait: Wait) -> Self {
-        let wanted = Notes::new(cx.meta.progress_token.clone(), cx.meta.log_level);
-        let clock = cx.shared.engine.clock();
-        let beat = (wait.beats && wanted.token.is_some()).then(|| Beat::new(clock, clock.now(), clock.now(), f64::NEG_INFINITY));
-        Self { cx, notes: None, wanted, beat, task: None, reads: None }
-    }
-
-    /// Where notes can be sent, if the caller wants any.
+impl CallEra for Teller<'_, '_> {
     fn notes(&mut self) -> Option<mpsc::Sender<Note>> {
         if !self.wanted.wanted() {
             return None;
@@ -460,32 +329,59 @@ impl<'a, 'c> Teller<'a, 'c> {
         Some(sender)
     }
 
-    /// Names the task, which `reads` if its notes go elsewhere.
-    fn hears_of(&mut self, id: TaskId, reads: bool) {
-        self.task = Some(id);
-        if reads && self.wanted.token.is_some() {
-            self.reads = Some(self.cx.shared.engine.watch(vec![id], false));
-            self.tell_read();
+    async fn meanwhile(&mut self) -> Result<Wake, Fault> {
+        if let Some(span) = self.due_after.take() {
+            self.due = Some(self.cx.shared.engine.clock().sleep(span));
         }
-    }
-
-    /// Waits for `future`, passing notes on meanwhile.
-    async fn while_telling<T>(&mut self, future: impl Future<Output = T>) -> T {
-        tokio::pin!(future);
         loop {
             tokio::select! {
                 biased;
-                done = &mut future => {
-                    self.tell_rest();
-                    return done;
-                }
                 note = next(&mut self.notes) => match note {
                     Some(note) => self.tell(&note),
                     None => self.notes = None,
                 },
                 () = changed(self.reads.as_ref()) => self.tell_read(),
                 () = held::due(&mut self.beat) => self.give_sign(),
+                () = passed(&mut self.due) => {
+                    self.due = None;
+                    return Ok(Wake::Due);
+                }
             }
+        }
+    }
+
+    fn wants_output(&self) -> bool {
+        self.wait.eager
+    }
+
+    fn answer_early(&self, task: &Arc<Task>, due: bool) -> Result<Option<Waited>, Fault> {
+        let Wait { promote_delay, eager, hold, .. } = self.wait;
+        if let Some(outcome) = &task.outcome {
+            // Who wants to see all of the output gets the task where the result has only a part of it.
+            return Ok((eager && is_cut(task, outcome)).then(|| Waited::Handle(task.clone())));
+        }
+        let asks = task.asked_at.is_some();
+        if due || (promote_delay.is_some() && asks) || (eager && self.cx.shared.engine.span(task.id)?.end > Seq(0)) {
+            return Ok(Some(Waited::Handle(task.clone())));
+        }
+        Ok((asks && !hold.is_some_and(|hold| hold.asks(task))).then(|| Waited::Questions(task.clone())))
+    }
+}
+
+impl<'a, 'c> Teller<'a, 'c> {
+    fn new(cx: &'a Cx<'c>, wait: Wait) -> Self {
+        let wanted = Notes::new(cx.meta.progress_token.clone(), cx.meta.log_level);
+        let clock = cx.shared.engine.clock();
+        let beat = (wait.beats && wanted.token.is_some()).then(|| Beat::new(clock, clock.now(), clock.now(), f64::NEG_INFINITY));
+        Self { cx, wait, notes: None, wanted, beat, task: None, reads: None, due_after: None, due: None }
+    }
+
+    /// Names the task, which `reads` if its notes go elsewhere.
+    fn hears_of(&mut self, id: TaskId, reads: bool) {
+        self.task = Some(id);
+        if reads && self.wanted.token.is_some() {
+            self.reads = Some(self.cx.shared.engine.watch(vec![id], false));
+            self.tell_read();
         }
     }
 
@@ -547,6 +443,14 @@ async fn next(notes: &mut Option<mpsc::Receiver<Note>>) -> Option<Note> {
 async fn changed(watch: Option<&Watch<TaskId>>) {
     match watch {
         Some(watch) => drop(watch.changed().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until a time has passed; for ever if there is none.
+async fn passed(sleep: &mut Option<Sleep>) {
+    match sleep {
+        Some(sleep) => sleep.as_mut().await,
         None => std::future::pending().await,
     }
 }

@@ -1,21 +1,23 @@
 //! A call whose caller wants its result, and knows of no task.
 //!
-//! It is held to its end or, if its caller can come back to it by the follow-up tools, for a while (`dialect/held`).
+//! It is held to its end or, if its caller can come back to it by the follow-up tools, for a while (`call/held`).
 
 use std::{sync::Arc, time::Duration};
 
-use taskwire_core::{
-    TaskId,
-    task::{OnInterrupt, Outcome, Reject, Task},
-};
+use taskwire_core::task::{OnInterrupt, Outcome, Task};
 use tokio::sync::mpsc;
 
 use super::{Call, NOTES_MAX};
 use crate::{
+    clock::Sleep,
     dialect::{
         Fault, Reply,
-        called::ms,
-        held::{self, Beat, Hold, Settled},
+        call::{
+            held::{self, Beat, Hold},
+            plan::{Plan, Started},
+            wait::{self, CallEra, Settled, Waited, Wake, is_limit},
+            waiter::Waiter,
+        },
         legacy::{
             live::{CALLED_OFF, Request},
             no_session, outcome,
@@ -24,25 +26,103 @@ use crate::{
             view,
         },
         notes::Notes,
-        waiter::Waiter,
     },
-    engine::{self, End, Note, Phase, Resumed, Run},
+    engine::{self, End, Note},
 };
-
-/// How long a call waits for an answer, at most.
-const INPUT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A call that is made once more after so long was given up: calls that are meant twice come together.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
 
 /// What a call hears of its work besides the result.
-struct Hearing {
+struct Heard {
     notes: mpsc::Receiver<Note>,
     /// What it heard before there was a stream.
     earlier: Vec<Note>,
     wanted: Notes,
     /// Whether it passes that on as it comes, since there will be no stream to come back to.
     aloud: bool,
+}
+
+/// A call while it waits.
+struct Hearing<'a> {
+    call: &'a Call<'a, 'a>,
+    request: &'a Request,
+    heard: Heard,
+    /// Whether its work is made a task, so that there is a log to be read, as soon as there is something to say or its time is over.
+    streams: bool,
+    due: Option<Sleep>,
+    beat: Option<Beat>,
+}
+
+impl CallEra for Hearing<'_> {
+    fn notes(&mut self) -> Option<mpsc::Sender<Note>> {
+        let (sender, notes) = mpsc::channel(NOTES_MAX);
+        self.heard.notes = notes;
+        Some(sender)
+    }
+
+    /// Joins what the same call left, or what this session called for before and has given up without a word: some clients do, and
+    /// call again.
+    async fn join(&mut self, waiter: &Waiter) -> Result<Option<Arc<Task>>, engine::Error> {
+        if let Some(task) = waiter.join().await? {
+            return Ok(Some(task));
+        }
+        if !waiter.lingers() {
+            return Ok(None);
+        }
+        let cx = self.call.cx;
+        let now = cx.shared.engine.clock().now();
+        if let Some(earlier) = cx.session.unanswered(waiter, |began| now.since(began) >= GIVEN_UP_AFTER)
+            && let Some(task) = waiter.join_unanswered(&earlier).await?
+        {
+            return Ok(Some(task));
+        }
+        // It may have been given up with a word just now.
+        waiter.join().await
+    }
+
+    async fn meanwhile(&mut self) -> Result<Wake, Fault> {
+        let (call, cx) = (self.call, self.call.cx);
+        let due = self.due.get_or_insert_with(|| cx.shared.engine.clock().sleep(call.patience()));
+        let heard = &mut self.heard;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.request.off() => return Ok(Wake::Gone),
+                () = cx.session.over() => return Err(no_session()),
+                Some(note) = heard.notes.recv(), if self.streams || heard.aloud => {
+                    if heard.aloud {
+                        call.say(&note, &mut heard.wanted);
+                    } else if matches!(note, Note::Disconnect(_)) || heard.wanted.message(&note, None).is_some() {
+                        heard.earlier.push(note);
+                        return Ok(Wake::Due);
+                    }
+                }
+                () = held::due(&mut self.beat) => {
+                    if let Some(message) = self.beat.as_mut().and_then(|beat| beat.message(&mut heard.wanted, None)) {
+                        cx.out.try_send(&message);
+                    }
+                }
+                () = due.as_mut(), if self.streams => return Ok(Wake::Due),
+            }
+        }
+    }
+
+    /// What it would have heard from the log, it hears as it comes.
+    fn no_task(&mut self) {
+        let (call, cx, heard) = (self.call, self.call.cx, &mut self.heard);
+        self.streams = false;
+        if cx.shared.config.followups && cx.events && !heard.aloud {
+            heard.aloud = true;
+            heard.wanted = call.notes();
+            for note in std::mem::take(&mut heard.earlier) {
+                call.say(&note, &mut heard.wanted);
+            }
+            let (clock, began) = (cx.shared.engine.clock(), self.request.made().map(|(began, _)| began));
+            let began = began.unwrap_or_else(|| clock.now());
+            self.beat = call.token.is_some().then(|| Beat::new(clock, began, began, f64::NEG_INFINITY));
+        }
+    }
 }
 
 impl Call<'_, '_> {
@@ -52,172 +132,52 @@ impl Call<'_, '_> {
         let engine = &cx.shared.engine;
         self.spec.hidden = true;
         let hold = Hold::begin(cx.shared, &self.tool, self.spec.accepts);
-        if let Some(hold) = hold {
-            hold.open(&mut self.spec, &self.tool, &self.given);
-        }
-        if hold.is_none_or(Hold::asks_natively) {
-            // Its caller may be gone for good: nobody is waited for as long as in a task that can be found again.
-            let input_timeout = ms(INPUT_TIMEOUT);
-            self.spec.input_timeout_ms = Some(self.spec.input_timeout_ms.map_or(input_timeout, |span| span.min(input_timeout)));
-        }
+        let call = (&self.given, self.arguments.clone());
+        let mut plan = Plan::new(cx.shared, self.spec.clone(), &self.tool, call, hold, (cx.id, cx.out))?;
         let keyed = self.spec.idempotency_key.is_some();
-        let waiter = Waiter::new(cx.shared, &cx.session.caller, &self.tool, &self.arguments, true, (cx.id, cx.out));
-        self.spec.lingers = waiter.lingers();
-        if !(keyed || hold.is_some() || self.spec.lingers || (cx.detaches && cx.events)) {
+        if !(keyed || hold.is_some() || plan.spec.lingers || (cx.detaches && cx.events)) {
             // Nobody can come back to it.
-            self.spec.on_interrupt = OnInterrupt::Fail;
+            Arc::make_mut(&mut plan.spec).on_interrupt = OnInterrupt::Fail;
         }
         // Before it is begun: else it would go on without anybody.
         let (open, request) = (cx.waits()?, cx.begin()?);
         request.is_made(hold.map_or_else(|| engine.clock().now(), |hold| hold.began), self.token.clone());
-        let (sender, mut hearing) = self.hearing();
-        let mut spec = Arc::new(self.spec.clone());
-        if keyed {
-            // Its caller will ask again if it does not get this answer, so it must live on.
-            let receipt = engine.create(engine.new_id(), spec, self.arguments.clone(), &Resumed::default(), Some(sender)).await?;
-            request.makes(&receipt.task);
-            return self.follow(&receipt.task, request, hearing, hold, waiter).await;
+        if !keyed {
+            request.waits(&plan.waiter);
         }
-        request.waits(&waiter);
-        if spec.dedupe.is_some() {
-            let (sender, hearing) = self.hearing();
-            match waiter.join_or_create(spec.clone(), self.arguments.clone(), Resumed::default(), Some(sender)).await {
-                Ok(task) => {
-                    request.makes(&task);
-                    return self.follow(&task, request, hearing, hold, waiter).await;
-                }
-                // No room for another task: the call is held as one that shares none, whatever becomes of it.
-                Err(engine::Error::Rejected(Reject::Limit { .. })) => {
-                    self.spec.dedupe = None;
-                    spec = Arc::new(self.spec.clone());
-                }
-                Err(_) if waiter.is_cancelled() => return Ok(Reply::accepted()),
-                Err(error) => return Err(error.into()),
+        let mut hearing = self.hearing(&request, None);
+        let mut held = match plan.start(false, &mut hearing).await {
+            Ok(Started::Task { task, .. }) => {
+                let heard = hearing.heard;
+                request.makes(&task);
+                return self.follow(&task, request, heard, &plan).await;
             }
-        } else if let Some(task) = self.join(&waiter).await? {
-            request.makes(&task);
-            return self.follow(&task, request, hearing, hold, waiter).await;
-        }
-        if waiter.is_cancelled() {
-            return Ok(Reply::accepted());
-        }
-        let mut held = engine.launch(engine.new_id(), spec, self.arguments.clone(), Resumed::default(), Some(sender));
-        let run = held.run().clone();
-        run.keep(Box::new(open));
-        request.runs(&run);
-        waiter.runs(&run);
-        let mut phase = held.start().await;
-        let at_once = !matches!(phase, Phase::Loose);
-        if !at_once {
-            phase = match self.settled(&run, &request, hold, &mut hearing).await? {
-                Settled::At(phase) => phase,
-                Settled::NoRoom(reject) => {
-                    waiter.answered(true);
-                    request.answered();
-                    return Ok(cx.reply(view::call_result(&held::no_room(cx.shared, &run, &reject), None, None)));
-                }
-            };
-        }
-        if request.is_off() {
-            return Ok(Reply::accepted());
-        }
-        match phase {
-            Phase::Done(End::Outcome(outcome)) => {
-                if at_once {
-                    // Who was answered in the same breath cannot have hung up.
-                    waiter.clone().answered(true);
-                }
-                self.finished(outcome, request, hearing, hold, waiter).await
+            Ok(Started::Run(_)) | Err(_) if plan.waiter.is_cancelled() => return Ok(Reply::accepted()),
+            Ok(Started::Run(held)) => held,
+            Err(error) => return Err(error.into()),
+        };
+        held.run().keep(Box::new(open));
+        request.runs(held.run());
+        let settled = wait::run(cx.shared, &mut held, Some(&plan.waiter), hold, &mut hearing).await?;
+        let heard = hearing.heard;
+        match settled {
+            Settled::NoRoom(result) => {
+                request.answered();
+                Ok(cx.reply(view::call_result(&result, None, None)))
             }
-            Phase::Task(id) => {
-                let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-                self.follow(&task, request, hearing, hold, waiter).await
-            }
-            Phase::Loose | Phase::Done(End::Suspended(_)) => Err(Fault::internal("the tool went away")),
+            _ if request.is_off() => Ok(Reply::accepted()),
+            Settled::Ended { end: End::Outcome(outcome), .. } => self.finished(outcome, request, heard, &plan).await,
+            Settled::Task(task) => self.follow(&task, request, heard, &plan).await,
+            Settled::Ended { end: End::Suspended(_), .. } | Settled::Gone => Err(Fault::internal("the tool went away")),
         }
     }
 
-    /// Joins what the same call left, or what this session called for before and has given up without a word: some clients do, and
-    /// call again.
-    async fn join(&self, waiter: &Waiter) -> Result<Option<Arc<Task>>, engine::Error> {
-        if let Some(task) = waiter.join().await? {
-            return Ok(Some(task));
-        }
-        if !waiter.lingers() {
-            return Ok(None);
-        }
-        let now = self.cx.shared.engine.clock().now();
-        if let Some(earlier) = self.cx.session.unanswered(waiter, |began| now.since(began) >= GIVEN_UP_AFTER)
-            && let Some(task) = waiter.join_unanswered(&earlier).await?
-        {
-            return Ok(Some(task));
-        }
-        // It may have been given up with a word just now.
-        waiter.join().await
-    }
-
-    fn hearing(&self) -> (mpsc::Sender<Note>, Hearing) {
-        let (sender, notes) = mpsc::channel(NOTES_MAX);
+    fn hearing<'a>(&'a self, request: &'a Request, heard: Option<Heard>) -> Hearing<'a> {
         // A follow-up tool has nothing to come back to: what it is about is a task already.
         let aloud = held::is_followup(self.cx.shared, &self.tool);
-        (sender, Hearing { notes, earlier: Vec::new(), wanted: self.notes(), aloud })
-    }
-
-    /// Waits until a run has ended or become a task. It is made one, so that there is a log to be read, when it has
-    /// something to say that its caller wants to hear, or has had its time; where there is no room for it, its caller waits until then.
-    async fn settled(&self, run: &Arc<Run>, request: &Request, hold: Option<Hold>, hearing: &mut Hearing) -> Result<Settled, Fault> {
-        let cx = self.cx;
-        let clock = cx.shared.engine.clock();
-        let began = hold.map_or_else(|| clock.now(), |hold| hold.began);
-        let (patience, held) = (clock.sleep(self.patience()), held::over(hold, cx.shared));
-        tokio::pin!(patience, held);
-        let (mut streams, mut over) = (cx.events && !hearing.aloud, false);
-        let mut beat: Option<Beat> = None;
-        loop {
-            tokio::select! {
-                biased;
-                phase = run.settled() => return Ok(Settled::At(phase)),
-                () = request.off() => return Ok(Settled::At(run.phase())),
-                () = cx.session.over() => return Err(no_session()),
-                Some(note) = hearing.notes.recv(), if streams || hearing.aloud => {
-                    if hearing.aloud {
-                        self.say(&note, &mut hearing.wanted);
-                        continue;
-                    }
-                    if !matches!(note, Note::Disconnect(_)) && hearing.wanted.message(&note, None).is_none() {
-                        continue;
-                    }
-                    hearing.earlier.push(note);
-                }
-                () = held::due(&mut beat) => {
-                    if let Some(message) = beat.as_mut().and_then(|beat| beat.message(&mut hearing.wanted, None)) {
-                        cx.out.try_send(&message);
-                    }
-                    continue;
-                }
-                () = &mut patience, if streams => {}
-                () = &mut held, if !over => over = true,
-            }
-            match run.promote().await {
-                // A server that shuts down gives it the time that there is.
-                Err(engine::Error::Rejected(reject @ Reject::Limit { .. })) if over && !*cx.shared.draining.borrow() => {
-                    return Ok(Settled::NoRoom(reject));
-                }
-                Err(engine::Error::Rejected(Reject::Limit { .. })) => {
-                    streams = false;
-                    if cx.shared.config.followups && cx.events && !hearing.aloud {
-                        // What it would have heard from the log, it hears as it comes.
-                        hearing.aloud = true;
-                        hearing.wanted = self.notes();
-                        for note in std::mem::take(&mut hearing.earlier) {
-                            self.say(&note, &mut hearing.wanted);
-                        }
-                        beat = self.token.is_some().then(|| Beat::new(clock, began, began, f64::NEG_INFINITY));
-                    }
-                }
-                promoted => return Ok(Settled::At(promoted?)),
-            }
-        }
+        let nothing = || Heard { notes: mpsc::channel(1).1, earlier: Vec::new(), wanted: self.notes(), aloud };
+        let heard = heard.unwrap_or_else(nothing);
+        Hearing { call: self, request, streams: self.cx.events && !heard.aloud, heard, due: None, beat: None }
     }
 
     /// Passes a note on, if there is room for it.
@@ -228,35 +188,27 @@ impl Call<'_, '_> {
     }
 
     /// The result is there: what was noted on the way goes before it.
-    async fn finished(
-        &self,
-        outcome: Outcome,
-        request: Request,
-        mut hearing: Hearing,
-        hold: Option<Hold>,
-        waiter: Waiter,
-    ) -> Result<Reply, Fault> {
-        let cx = self.cx;
-        while let Ok(note) = hearing.notes.try_recv() {
-            hearing.earlier.push(note);
+    async fn finished(&self, outcome: Outcome, request: Request, mut heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
+        let (cx, waiter) = (self.cx, plan.waiter.clone());
+        while let Ok(note) = heard.notes.try_recv() {
+            heard.earlier.push(note);
         }
-        if hearing.aloud {
-            for note in std::mem::take(&mut hearing.earlier) {
-                self.say(&note, &mut hearing.wanted);
+        if heard.aloud {
+            for note in std::mem::take(&mut heard.earlier) {
+                self.say(&note, &mut heard.wanted);
             }
         }
         let mut wanted = self.notes();
-        let told = hearing.earlier.iter().any(|note| wanted.message(note, None).is_some());
+        let told = heard.earlier.iter().any(|note| wanted.message(note, None).is_some());
         if told && cx.events {
             // A stream leads to something that is kept, so that its reader can come back.
             let engine = &cx.shared.engine;
-            let spec = Arc::new(self.spec.clone());
-            match engine.record(engine.new_id(), spec, self.arguments.clone(), outcome.clone()).await {
+            match engine.record(engine.new_id(), plan.spec.clone(), self.arguments.clone(), outcome.clone()).await {
                 Ok(receipt) => {
                     waiter.waits_for(receipt.task.id);
-                    return self.follow(&receipt.task, request, hearing, hold, waiter).await;
+                    return self.follow(&receipt.task, request, heard, plan).await;
                 }
-                Err(engine::Error::Rejected(Reject::Limit { .. })) => {}
+                Err(error) if is_limit(&error) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -265,76 +217,48 @@ impl Call<'_, '_> {
         if held::is_followup(cx.shared, &self.tool) {
             cx.shared.calls.followed_up(cx.shared, &cx.session.caller, &self.given);
         }
-        if let Some(result) = held::failed_at_once(cx.shared, &self.spec, &outcome).filter(|_| !off) {
-            return Ok(cx.reply(view::call_result(&result, None, None)).then(Some(waiter.answering(true))));
-        }
-        if let Outcome::Completed { result, .. } = outcome {
-            return Ok(cx.reply(view::call_result(&result, None, None)).then(Some(waiter.answering(true))));
-        }
-        waiter.answered(true);
-        match outcome {
-            Outcome::Completed { .. } => Err(Fault::internal("the result was not answered")),
-            Outcome::Failed(error) => Err(error.into()),
-            Outcome::Cancelled { .. } if off => Ok(Reply::accepted()),
-            Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
+        let result = match (held::failed_at_once(cx.shared, &plan.spec, &outcome).filter(|_| !off), outcome) {
+            (Some(result), _) | (None, Outcome::Completed { result, .. }) => Ok(result),
+            (None, Outcome::Failed(error)) => Err(Err(error.into())),
+            (None, Outcome::Cancelled { .. }) if off => Err(Ok(Reply::accepted())),
+            (None, Outcome::Cancelled { reason }) => Err(Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled")))),
+        };
+        match result {
+            Ok(result) => Ok(cx.reply(view::call_result(&result, None, None)).then(Some(waiter.answering(true)))),
+            Err(without) => {
+                waiter.answered(true);
+                without
+            }
         }
     }
 
     /// Reads the log of the task that the call became, to its end or for as long as the call is held.
-    async fn follow(
-        &self,
-        task: &Arc<Task>,
-        request: Request,
-        hearing: Hearing,
-        hold: Option<Hold>,
-        waiter: Waiter,
-    ) -> Result<Reply, Fault> {
-        let cx = self.cx;
-        waiter.mark_slow();
+    async fn follow(&self, task: &Arc<Task>, request: Request, heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
+        let (cx, waiter) = (self.cx, plan.waiter.clone());
         if !cx.events {
-            let answer = self.until_answer(task.id, &request, hold, waiter).await;
+            let mut hearing = self.hearing(&request, Some(heard));
+            let waited = wait::follow(cx.shared, task.id, &waiter, plan.hold, &mut hearing).await;
             request.answered();
-            return answer.map(|answer| answer.unwrap_or_else(Reply::accepted));
+            return match waited? {
+                Waited::Ended(task) => match outcome::result(cx.shared, &task, false, Some(&waiter)) {
+                    Ok(object) => Ok(cx.reply(object).then(Some(waiter.answering(true)))),
+                    Err(fault) => {
+                        waiter.answered(true);
+                        Err(fault)
+                    }
+                },
+                Waited::HoldExpired(result) => Ok(cx.reply(view::call_result(&result, None, None)).then(Some(waiter.answering(false)))),
+                Waited::Handle(_) | Waited::Questions(_) | Waited::Gone => Ok(Reply::accepted()),
+            };
         }
+        waiter.mark_slow();
         let stream = tail::stream(Kind::Call, task, cx.id);
         let tail = Tail::new(cx.shared, cx.session, cx.out, stream, None, task);
-        let tail = tail.of(&request).hearing(hearing.earlier, hearing.notes).holding(hold, self.token.as_ref()).answering(waiter);
+        let tail = tail.of(&request).hearing(heard.earlier, heard.notes).holding(plan.hold, self.token.as_ref()).answering(waiter);
         let ended = tail.run().await;
         if request.stops() {
             cx.shared.engine.call_off(cx.session.caller.clone(), task.id, CALLED_OFF);
         }
         cx.streamed(ended, request)
-    }
-
-    /// The answer to a call that gets nothing else; nothing if it was called off before.
-    async fn until_answer(&self, id: TaskId, request: &Request, hold: Option<Hold>, waiter: Waiter) -> Result<Option<Reply>, Fault> {
-        let cx = self.cx;
-        let engine = &cx.shared.engine;
-        let watch = engine.watch(vec![id], false);
-        let held = held::over(hold, cx.shared);
-        tokio::pin!(held);
-        let mut over = false;
-        loop {
-            let task = engine.task(&cx.session.caller, id)?.ok_or(engine::Error::Rejected(Reject::NotFound))?;
-            if task.ended.is_some() {
-                return match outcome::result(cx.shared, &task, false, Some(&waiter)) {
-                    Ok(object) => Ok(Some(cx.reply(object).then(Some(waiter.answering(true))))),
-                    Err(fault) => {
-                        waiter.answered(true);
-                        Err(fault)
-                    }
-                };
-            }
-            if let Some(result) = held::instead(cx.shared, hold, &task, over) {
-                let result = view::call_result(&waiter.noting(result), None, None);
-                return Ok(Some(cx.reply(result).then(Some(waiter.answering(false)))));
-            }
-            tokio::select! {
-                _ = watch.changed() => {}
-                () = request.off() => return Ok(None),
-                () = cx.session.over() => return Err(no_session()),
-                () = &mut held, if !over => over = true,
-            }
-        }
     }
 }

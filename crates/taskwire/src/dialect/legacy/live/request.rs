@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use super::{Made, Off};
 use crate::{
     dialect::{
+        call::waiter::{Waiter, Waiting},
         legacy::session::Session,
-        waiter::{Waiter, Waiting},
     },
     engine::Run,
 };

@@ -8,8 +8,8 @@ use std::{
 use taskwire_core::Timestamp;
 
 use crate::dialect::{
+    call::waiter::{Key, Waiting},
     prune::Prune,
-    waiter::{Key, Waiting},
 };
 
 /// Calls after which those that were answered are forgotten.

@@ -5,7 +5,7 @@ use taskwire_core::{Payload, wire::RequestId};
 use super::{Ended, Tail};
 use crate::{
     dialect::{
-        held::{self, Beat, Hold},
+        call::held::{Beat, Hold, HoldTimer},
         legacy::{
             live::Request,
             place::{At, Kind},
@@ -20,7 +20,7 @@ impl Tail<'_> {
     /// its task with another.
     pub(in crate::dialect::legacy) fn holding(mut self, hold: Option<Hold>, token: Option<&RequestId>) -> Self {
         if hold.is_some() {
-            self.hold = hold;
+            self.hold = HoldTimer::new(self.shared, hold, !self.comes_back());
             self.notes.token = token.cloned();
         }
         self
@@ -35,7 +35,7 @@ impl Tail<'_> {
         let now = clock.now();
         let work = task.as_deref().map_or(now, followup::began);
         let called = self.request.and_then(Request::made).map_or(work, |(began, _)| began);
-        let began = self.hold.map_or(called, |hold| hold.began);
+        let began = self.hold.hold().map_or(called, |hold| hold.began);
         // Who came back has just heard from us.
         let since = if self.resumed { now } else { began };
         // What its reader was told before it was cut off is less than this.
@@ -44,12 +44,12 @@ impl Tail<'_> {
     }
 
     /// What the client is told instead of the result, if it is time for that.
-    pub(super) fn instead(&self, over: bool) -> Result<Option<Payload>, Ended> {
-        if self.hold.is_none() {
+    pub(super) fn instead(&mut self) -> Result<Option<Payload>, Ended> {
+        if self.hold.hold().is_none() {
             return Ok(None);
         }
         let Some(task) = self.task()? else { return Err(self.forgotten()) };
-        Ok(held::instead(self.shared, self.hold, &task, over))
+        Ok(self.hold.result(&task))
     }
 
     /// Answers the request with something else than the result; nothing follows.

@@ -26,13 +26,9 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 pub(crate) use self::calls::Calls;
 pub(in crate::dialect) use self::calls::Key;
-use super::{
-    Outbox, Sent, StreamId,
-    called::{CALLED_OFF, find_tool},
-    held,
-};
+use super::{CALLED_OFF, find_tool, held};
 use crate::{
-    dialect::Context,
+    dialect::{Context, Outbox, Sent, StreamId},
     engine::{self, Note, Phase, Resumed, Run},
     followup,
     tool::ReadyTool,
@@ -49,7 +45,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Whether a caller gives something up because it would not wait any longer, and not because it is not wanted any more.
-pub(super) fn is_timeout(reason: &str) -> bool {
+pub(in crate::dialect) fn is_timeout(reason: &str) -> bool {
     let reason = reason.to_ascii_lowercase();
     reason.contains("timed out") || reason.contains("timeout")
 }
@@ -79,7 +75,7 @@ struct State {
 }
 
 /// A call that waits for its work.
-pub(super) struct Waiting {
+pub(in crate::dialect) struct Waiting {
     shared: Arc<Context>,
     caller: CallerId,
     tool: Arc<str>,
@@ -105,11 +101,11 @@ pub(super) struct Waiting {
 /// A call that waits for its work, for as long as this lives. Dropped before its answer is on its way, it leaves the work
 /// running for a while. Clones are of the same call.
 #[derive(Debug, Clone)]
-pub(super) struct Waiter(Arc<Waiting>);
+pub(in crate::dialect) struct Waiter(Arc<Waiting>);
 
 impl Waiter {
     /// A call of `tool` that has no work yet, and the way back to its client.
-    pub(super) fn new(
+    pub(in crate::dialect) fn new(
         shared: &Arc<Context>,
         caller: &CallerId,
         tool: &Arc<ReadyTool>,
@@ -145,7 +141,7 @@ impl Waiter {
     }
 
     /// The call whose reader came back to this task: as it was `before`, if somebody still waits for it.
-    pub(super) fn again(shared: &Arc<Context>, before: Option<Arc<Waiting>>, task: &Task) -> Self {
+    pub(in crate::dialect) fn again(shared: &Arc<Context>, before: Option<Arc<Waiting>>, task: &Task) -> Self {
         if let Some(before) = before {
             return Self(before);
         }
@@ -168,32 +164,36 @@ impl Waiter {
     }
 
     /// A way back to the call that does not keep it waiting.
-    pub(super) fn downgrade(&self) -> Weak<Waiting> {
+    pub(in crate::dialect) fn downgrade(&self) -> Weak<Waiting> {
         Arc::downgrade(&self.0)
     }
 
+    pub(in crate::dialect) fn caller(&self) -> &CallerId {
+        &self.0.caller
+    }
+
     /// Whether the work goes on without its caller.
-    pub(super) fn lingers(&self) -> bool {
+    pub(in crate::dialect) fn lingers(&self) -> bool {
         !self.0.linger.is_zero()
     }
 
     /// Says what it waits for: work in memory.
-    pub(super) fn runs(&self, run: &Arc<Run>) {
+    pub(in crate::dialect) fn runs(&self, run: &Arc<Run>) {
         self.0.wait_for(Work::Run(run.clone()));
     }
 
     /// Says what it waits for: a task that is there, or about to be made.
-    pub(super) fn waits_for(&self, id: TaskId) {
+    pub(in crate::dialect) fn waits_for(&self, id: TaskId) {
         self.0.wait_for(Work::Task(id));
     }
 
     /// When the work began, if it is that of an earlier call.
-    pub(super) fn joined(&self) -> Option<Timestamp> {
+    pub(in crate::dialect) fn joined(&self) -> Option<Timestamp> {
         self.0.joined.get().copied()
     }
 
     /// The result, which says so if it is that of an earlier call.
-    pub(super) fn noting(&self, result: Payload) -> Payload {
+    pub(in crate::dialect) fn noting(&self, result: Payload) -> Payload {
         match self.joined() {
             Some(began) => held::with_note(&result, &followup::joined(began, self.0.shared.engine.clock().now())),
             None => result,
@@ -201,12 +201,12 @@ impl Waiter {
     }
 
     /// Whether the caller said that it does not want the work any more.
-    pub(super) fn is_cancelled(&self) -> bool {
+    pub(in crate::dialect) fn is_cancelled(&self) -> bool {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
     /// Joins what the same call of the same caller left running, or whose result nobody has had, if there is such work.
-    pub(super) async fn join(&self) -> Result<Option<Arc<Task>>, engine::Error> {
+    pub(in crate::dialect) async fn join(&self) -> Result<Option<Arc<Task>>, engine::Error> {
         let calls = &self.0.shared.calls;
         if !self.lingers() {
             return Ok(None);
@@ -244,7 +244,7 @@ impl Waiter {
     }
 
     /// Notes that the call takes its time: its client may give it up, and call again.
-    pub(super) fn mark_slow(&self) {
+    pub(in crate::dialect) fn mark_slow(&self) {
         if self.lingers()
             && let Some(key) = self.key()
             && !self.0.slow.swap(true, Ordering::AcqRel)
@@ -254,17 +254,17 @@ impl Waiter {
     }
 
     /// What it has in common with calls that are the same; none if its arguments are not known.
-    pub(super) fn key(&self) -> Option<&Key> {
+    pub(in crate::dialect) fn key(&self) -> Option<&Key> {
         self.0.key()
     }
 
     /// Whether this is another call, and one that has work.
-    pub(super) fn is_other(&self, other: &Arc<Waiting>) -> bool {
+    pub(in crate::dialect) fn is_other(&self, other: &Arc<Waiting>) -> bool {
         !Arc::ptr_eq(&self.0, other) && lock(&other.state).work.is_some()
     }
 
     /// Joins the work of another call that is the same and still waits for it, if that goes on.
-    pub(super) async fn join_unanswered(&self, other: &Arc<Waiting>) -> Result<Option<Arc<Task>>, engine::Error> {
+    pub(in crate::dialect) async fn join_unanswered(&self, other: &Arc<Waiting>) -> Result<Option<Arc<Task>>, engine::Error> {
         let work = lock(&other.state).work.clone();
         let (Some(work), true) = (work, self.lingers()) else { return Ok(None) };
         if let Work::Run(run) = &work {
@@ -292,7 +292,7 @@ impl Waiter {
     }
 
     /// Joins work of the same call, whoever waits for it, or makes the task that others join.
-    pub(super) async fn join_or_create(
+    pub(in crate::dialect) async fn join_or_create(
         &self,
         spec: Arc<Spec>,
         request: Payload,
@@ -329,7 +329,7 @@ impl Waiter {
 
     /// The answer is about to be sent: how the work `ended`, or how its caller gets on. From now on the same call begins anew. If
     /// the answer never reaches its caller, it leaves the work after all.
-    pub(super) fn answering(self, ended: bool) -> Sent {
+    pub(in crate::dialect) fn answering(self, ended: bool) -> Sent {
         let shown = {
             let state = lock(&self.0.state);
             state.work.as_ref().map(Work::id).filter(|_| ended && state.counted)
@@ -347,7 +347,7 @@ impl Waiter {
     }
 
     /// The caller was answered: it knows how the work `ended`, or how to get on.
-    pub(super) fn answered(self, ended: bool) {
+    pub(in crate::dialect) fn answered(self, ended: bool) {
         let State { work, counted } = std::mem::take(&mut *lock(&self.0.state));
         if let Some(work) = work.filter(|_| counted) {
             self.0.shared.calls.told(work.id(), ended);
@@ -368,7 +368,7 @@ impl std::fmt::Debug for Waiting {
 
 impl Waiting {
     /// See [`Waiter::key`].
-    pub(super) fn key(&self) -> Option<&Key> {
+    pub(in crate::dialect) fn key(&self) -> Option<&Key> {
         let request = self.request.as_ref()?;
         Some(self.key.get_or_init(|| Key::of(&self.shared, &self.caller, self.hidden, &self.tool, request)))
     }
@@ -417,14 +417,14 @@ impl Waiting {
     }
 
     /// The caller does not want the work any more: it stops, unless another call waits for it, too.
-    pub(super) fn cancel(&self) {
+    pub(in crate::dialect) fn cancel(&self) {
         // In this order: who is about to find its work sees this then.
         self.cancelled.store(true, Ordering::Release);
         self.stop();
     }
 
     /// The caller does not wait any longer: its work is left from now on, whenever the request itself ends.
-    pub(super) fn give_up(&self) {
+    pub(in crate::dialect) fn give_up(&self) {
         let State { work, counted } = std::mem::take(&mut *lock(&self.state));
         if let Some(work) = work {
             left::leave(self, work, counted);

@@ -19,7 +19,11 @@ use tokio::sync::{MutexGuard, Notify, futures::Notified, watch};
 
 use super::{Waiting, lock};
 use crate::{
-    dialect::{Context, StreamId, called::find_tool, fingerprint::fingerprint, prune::Prune},
+    dialect::{
+        Context, StreamId,
+        call::{CALLED_OFF, find_tool, fingerprint::fingerprint},
+        prune::Prune,
+    },
     engine, followup,
 };
 
@@ -234,7 +238,7 @@ impl Calls {
             awaited
         });
         if !awaited {
-            shared.engine.call_off(caller.clone(), id, crate::dialect::called::CALLED_OFF);
+            shared.engine.call_off(caller.clone(), id, CALLED_OFF);
         }
     }
 

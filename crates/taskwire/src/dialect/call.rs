@@ -1,5 +1,11 @@
 //! A tool call, as far as both eras understand it alike.
 
+mod fingerprint;
+pub(super) mod held;
+pub(super) mod plan;
+pub(super) mod wait;
+pub(super) mod waiter;
+
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use serde::Deserialize;
@@ -10,7 +16,8 @@ use taskwire_core::{
     wire::RequestId,
 };
 
-use super::{Fault, StreamId, catalog, params::present, waiter::is_timeout};
+use self::waiter::is_timeout;
+use super::{Fault, StreamId, catalog, params::present};
 use crate::{
     dialect::Context,
     tool::{CallResult, ReadyTool},
