@@ -247,20 +247,18 @@ pub(crate) async fn on_signal(mut signal: Signal, live: Arc<Live>) {
     }
 }
 
-/// The socket of a running server; gone with this.
-#[derive(Debug)]
-pub(crate) struct Control(PathBuf);
-
-impl Control {
-    /// Listens from now on. Only whoever may read the tasks can talk to it.
-    pub(crate) async fn listen(data: &Path, live: Arc<Live>) -> io::Result<Self> {
-        let listener = socket::listen(data, NAME).await?;
-        tokio::spawn(accept(listener, live));
-        Ok(Self(data.join(NAME)))
-    }
+/// Listens from now on. Only whoever may read the tasks can talk to it.
+pub(crate) async fn listen(data: &Path, live: Arc<Live>) -> io::Result<SocketFile> {
+    let listener = socket::listen(data, NAME).await?;
+    tokio::spawn(accept(listener, live));
+    Ok(SocketFile(data.join(NAME)))
 }
 
-impl Drop for Control {
+/// The file of a socket, which is removed with this.
+#[derive(Debug)]
+pub(crate) struct SocketFile(pub(crate) PathBuf);
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
         // A socket that nobody listens to says as much as none.
         let _ = std::fs::remove_file(&self.0);
@@ -275,7 +273,7 @@ async fn accept(listener: UnixListener, live: Arc<Live>) {
                 let live = live.clone();
                 tokio::spawn(async move {
                     if let Err(error) = answer(stream, live).await {
-                        tracing::debug!(%error, "a talk on the control socket ended early");
+                        tracing::debug!(%error, "a connection to the control socket ended early");
                     }
                     drop(place);
                 });

@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::{
     cmd::serve::{Leader, Prepared, stop_signal},
-    control::{self, Description, Reply, Request},
+    control::{self, Description, Reply, Request, SocketFile},
     term::{escape, screen},
 };
 
@@ -35,9 +35,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Lets other processes join a server, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Joinable {
-    path: PathBuf,
     stop: watch::Sender<bool>,
-    serving: Option<JoinHandle<()>>,
+    serving: JoinHandle<()>,
+    _socket: SocketFile,
 }
 
 impl Joinable {
@@ -52,22 +52,13 @@ impl Joinable {
             };
             server.serve_local(listener, stopped).await;
         });
-        Ok(Self { path: data.join(NAME), stop, serving: Some(serving) })
+        Ok(Self { stop, serving, _socket: SocketFile(data.join(NAME)) })
     }
 
     /// Cuts off those that joined: they go on with whoever serves next. What they called for is durable when this returns.
-    pub(crate) async fn stop(mut self) {
+    pub(crate) async fn stop(self) {
         self.stop.send_replace(true);
-        if let Some(serving) = self.serving.take() {
-            let _ = serving.await;
-        }
-    }
-}
-
-impl Drop for Joinable {
-    fn drop(&mut self) {
-        // A socket that nobody listens to says as much as none.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = self.serving.await;
     }
 }
 
@@ -160,7 +151,7 @@ impl Dial for Way {
                 if began.elapsed() > PATIENCE && !self.joined.load(Ordering::Relaxed) {
                     let data = self.data.display();
                     let message =
-                        format!("another process has {data}, and lets nobody join ({refused}): stop it, or choose another directory");
+                        format!("another process uses {data} and accepts no others ({refused}): stop it, or choose another directory");
                     return Err(io::Error::new(refused.kind(), message));
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -194,7 +185,8 @@ impl Description {
         let said: Vec<String> =
             lists.into_iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what}: {list}")).collect();
         let file = self.file.as_ref().map(|file| format!(" ({})", file.display())).unwrap_or_default();
-        (!said.is_empty()).then(|| format!("the server that was joined has another configuration{file}, which counts. {}", said.join("; ")))
+        let used = "than this one; its configuration is used.";
+        (!said.is_empty()).then(|| format!("the server that was joined has another configuration{file} {used} {}", said.join("; ")))
     }
 }
 
@@ -214,8 +206,8 @@ mod tests {
         let mine = described(&[("a", 1), ("b", 2), ("d", 1)], &[("hold", 3), ("drain", 2), ("linger", 1)]);
         assert_eq!(
             theirs.differs_from(&mine).expect("it differs"),
-            "the server that was joined has another configuration (/a/taskwire.toml), which counts. tools only there: c; tools only here: d; \
-             tools that differ: b; keys that differ: `hold`, `linger`"
+            "the server that was joined has another configuration (/a/taskwire.toml) than this one; its configuration is used. tools \
+             only there: c; tools only here: d; tools that differ: b; keys that differ: `hold`, `linger`"
         );
     }
 }

@@ -151,7 +151,8 @@ fn contents(value: &str, files: &mut dyn Files) -> Result<String, String> {
     }
 }
 
-fn load(name: &str, files: &mut dyn Files) -> Result<String, String> {
+/// The text of a file, or of standard input for `-`.
+pub(crate) fn load(name: &str, files: &mut dyn Files) -> Result<String, String> {
     let called = if name == "-" { "standard input" } else { name };
     files.read(name).map_err(|error| format!("cannot read {called}: {error}"))
 }

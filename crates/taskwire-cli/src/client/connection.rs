@@ -11,7 +11,7 @@ use super::{
     exit::Problem,
     sign_in::{SignIn, When},
 };
-use crate::term::{escape, screen};
+use crate::term::{asking, escape, screen};
 
 const HEADING: &str = "Connection";
 /// So long a server is waited for that does not answer at all. Once it has, the library's patience counts.
@@ -24,21 +24,23 @@ const NOTICE_AFTER: Duration = Duration::from_millis(250);
 const START_PATIENCE: Duration = Duration::from_secs(8);
 /// So much longer it may take at all.
 const START_PATIENCE_MORE: Duration = Duration::from_secs(52);
+/// How long a server gets to end in good order.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to reach the server.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Connection {
-    /// Bearer token [default: the server's `token` in the client's configuration; $TASKWIRE_TOKEN for a server that is
-    /// not in there, if it is this machine or reached by https]
+    /// Bearer token [default: the server's `token` in client.toml; $TASKWIRE_TOKEN for a server that is not in there, if it
+    /// is this machine or reached by https]
     #[arg(long, value_name = "TOKEN", help_heading = HEADING)]
     token: Option<Secret>,
-    /// Sign in to the server, if it wants that: shows an address to open in a browser, and keeps what was agreed to
+    /// Sign in if the server requires it: prints an address to open, and remembers the sign-in
     #[arg(long, conflicts_with = "token", help_heading = HEADING)]
     oauth: bool,
     /// HTTP header to send with each request; can be repeated
     #[arg(long = "header", value_name = "'NAME: VALUE'", help_heading = HEADING)]
     headers: Vec<Secret>,
-    /// How to speak to the server
+    /// Which generation of MCP the server speaks
     #[arg(long, value_enum, value_name = "ERA", default_value_t = EraChoice::Auto, help_heading = HEADING)]
     era: EraChoice,
 }
@@ -118,7 +120,7 @@ impl Connection {
         if !problem.is_unauthorized() || self.token.is_some() || is_signed_in || !withheld(server) {
             return Err(problem);
         }
-        let why = "it is for this machine and https only, and for servers that the client's configuration does not name";
+        let why = "it is for this machine and https only, and for servers that client.toml does not name";
         Err(problem.and(&format!("; $TASKWIRE_TOKEN was not sent: {why}")))
     }
 
@@ -187,6 +189,11 @@ impl Connection {
     }
 }
 
+/// Says goodbye, if the server lets us.
+pub(crate) async fn close(client: Client) {
+    let _ = timeout(CLOSE_TIMEOUT, client.close()).await;
+}
+
 async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is_aside: bool) -> Result<Client, Problem> {
     let say = || {
         if !is_aside {
@@ -200,7 +207,7 @@ async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is
         }
         say();
         let waited = (START_PATIENCE + START_PATIENCE_MORE).as_secs();
-        let silent = |_| Problem::protocol(format!("{} said nothing of MCP within {waited} s", server.target));
+        let silent = |_| Problem::protocol(format!("{} sent no MCP message within {waited} s", server.target));
         return Ok(timeout(START_PATIENCE_MORE, connecting).await.map_err(silent)??);
     }
     if let Some(connected) = within(CONNECT_PATIENCE, server, options.clone(), sign_in).await {
@@ -256,14 +263,12 @@ fn is_safe(url: &str) -> bool {
     if url.starts_with("https://") {
         return true;
     }
-    let rest = url.strip_prefix("http://").unwrap_or_default();
-    let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or_default();
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let (before, host, _) = asking::parts(&url);
     let host = match host.strip_prefix('[') {
         Some(host) => host.split(']').next(),
         None => host.split(':').next(),
     };
-    host.is_some_and(|host| host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()))
+    before.starts_with("http://") && host.is_some_and(|host| host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()))
 }
 
 /// The name and the value of a header.

@@ -69,7 +69,7 @@ impl Problem {
         Self { exit: Exit::Cancelled, ..Self::protocol("given up") }
     }
 
-    /// Whether a server did not let us in.
+    /// Whether a server refused access.
     pub(crate) fn is_unauthorized(&self) -> bool {
         self.is_unauthorized
     }
@@ -115,7 +115,7 @@ impl From<client::Error> for Problem {
         let message = match &error {
             E::Unauthorized { server, reason } => {
                 let reason = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
-                format!("{server} does not let us in{reason}: give a token that it accepts with --token, or sign in with --oauth")
+                format!("{server} refuses access{reason}: give a token that it accepts with --token, or sign in with --oauth")
             }
             error => error.to_string(),
         };
@@ -187,8 +187,8 @@ mod tests {
     #[test]
     fn who_is_not_let_in_is_told_what_helps() {
         let refused = |reason: &str| Problem::from(client::Error::Unauthorized { server: "S".to_owned(), reason: reason.to_owned() });
-        let expected = "S does not let us in (no token): give a token that it accepts with --token, or sign in with --oauth";
+        let expected = "S refuses access (no token): give a token that it accepts with --token, or sign in with --oauth";
         assert_eq!((refused("no token").message.as_str(), refused("").exit as u8), (expected, 3));
-        assert!(refused("").is_unauthorized() && refused("").message.starts_with("S does not let us in: give"));
+        assert!(refused("").is_unauthorized() && refused("").message.starts_with("S refuses access: give"));
     }
 }

@@ -222,7 +222,7 @@ impl<'a> Follow<'a> {
         let event = match event {
             Some(Ok(event)) => event,
             Some(Err(error)) => return Err(self.broken(error).await),
-            None => return Err(Problem::protocol("the call ended, and nobody said how")),
+            None => return Err(Problem::protocol("the call ended without a result")),
         };
         if self.manner.json && !matches!(event, Event::Partial(_)) {
             let line = Line::of(self.task.as_ref().map(name_of), &event).map(|line| line.text());
@@ -247,7 +247,7 @@ impl<'a> Follow<'a> {
             Event::Progress { progress, total, message } => self.screen.progress(progress, total, message.as_deref()),
             Event::Input(input) => self.asked(run, input).await?,
             Event::Settled { key } if self.questions.settle(&key) => {
-                self.screen.note(&format!("“{key}” needs no answer any more"));
+                self.screen.note(&format!("“{key}” was answered or withdrawn"));
                 self.questions.ask_next(&mut self.screen);
             }
             Event::Settled { .. } => {}
@@ -358,7 +358,7 @@ impl<'a> Follow<'a> {
                 Outcome::Failed(_) => "failed",
                 Outcome::Cancelled { .. } => "cancelled",
             };
-            note = Some(format!("nothing new: the task has ended ({how}) and was shown wholly; --from 0 shows it again"));
+            note = Some(format!("nothing new: the task has ended ({how}) and was shown completely; --from 0 shows it again"));
         } else {
             let words = match outcome {
                 Outcome::Result(result) => render::last_words(out.before(), result),
@@ -402,7 +402,7 @@ impl<'a> Follow<'a> {
     }
 
     async fn nobody_answers(&mut self, run: &Run, input: &Input) {
-        self.screen.note("nobody is here to answer: answered with cancel");
+        self.screen.note("nobody can be asked here: answered with `cancel`");
         if let Err(error) = run.answer(&input.key, Answer::cancel()).await {
             self.screen.note(&format!("the answer could not be given: {error}"));
         }
@@ -465,7 +465,7 @@ impl<'a> Follow<'a> {
                 self.questions.prompt(&mut self.screen);
             }
             Err(client::Error::Answered { key } | client::Error::NoQuestion { key }) => {
-                self.screen.note(&format!("“{key}” needs no answer any more"));
+                self.screen.note(&format!("“{key}” was answered or withdrawn"));
             }
             Err(error) => {
                 self.screen.note(&format!("the answer could not be given: {error}"));

@@ -10,11 +10,11 @@ use taskwire::client::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use super::{call::close, cancel::id_of};
+use super::cancel::id_of;
 use crate::{
     client::{
         arguments::{self, Disk},
-        connection::Connection,
+        connection::{Connection, close},
         exit::{Exit, Problem},
         home::{Found, Home},
         questions,
@@ -68,13 +68,13 @@ pub(crate) struct Answer {
     /// key=value, key:=json, a JSON object, or the value of a form's only field
     #[arg(value_name = "VALUE", conflicts_with_all = ["accept", "decline", "cancel"])]
     values: Vec<String>,
-    /// Agree: to a form with its defaults, or to visit a page
+    /// Accept: a form with its defaults, or a page to visit
     #[arg(long, conflicts_with_all = ["decline", "cancel"])]
     accept: bool,
-    /// Say no
+    /// Decline (the tool is told no)
     #[arg(long, conflicts_with = "cancel")]
     decline: bool,
-    /// Say neither yes nor no
+    /// Dismiss the question without an answer
     #[arg(long)]
     cancel: bool,
     #[command(flatten)]

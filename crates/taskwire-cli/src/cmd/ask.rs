@@ -23,7 +23,7 @@ const CONFIRM: &str = "confirm";
 /// When the answer is no.
 const NO: u8 = 1;
 
-const HINT: &str = "taskwire ask: not inside a task, so nobody can be asked. (Commands that `taskwire serve` runs as tools \
+const HINT: &str = "taskwire ask: not run by a task, so nobody can be asked. (Commands that `taskwire serve` runs as tools \
                     can ask; --default gives the answer elsewhere.)\n";
 
 const EXAMPLES: &str = "Examples:

@@ -1,10 +1,8 @@
 //! `taskwire call`: one call of a tool, from its arguments to its result.
 
-use std::time::Duration;
-
 use clap::Args;
 use serde_json::Value;
-use taskwire::client::{Client, ToolInfo};
+use taskwire::client::ToolInfo;
 
 use super::tools;
 use crate::{
@@ -19,9 +17,6 @@ use crate::{
     term::{paint::shell_word, screen},
 };
 
-/// How long a server gets to end in good order.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-
 const EXAMPLES: &str = "ARGUMENT is one of:
   key=value      text; a number, true/false, list or object where the tool's
                  schema says so (a list element by element: tags=a tags=b)
@@ -31,10 +26,10 @@ const EXAMPLES: &str = "ARGUMENT is one of:
   {…}            a JSON object with several arguments; also @FILE or -
 
 Server:
-  a URL (host:port/path is http), stdio:<command line>, or a name from the
-  client's configuration ($TASKWIRE_CLIENT_CONFIG, else
-  ~/.config/taskwire/client.toml). If that has a default, SERVER may be left
-  out: a first word that names no server is then the TOOL.
+  a URL (host:port/path is http), stdio:<command line>, or a name from
+  client.toml ($TASKWIRE_CLIENT_CONFIG, else ~/.config/taskwire/client.toml).
+  If that has a `default`, SERVER may be left out: a first word that names no
+  server is then the TOOL.
 
     default = \"demo\"
 
@@ -58,7 +53,7 @@ Ctrl-C leaves the task running and says how to come back, as SIGTERM does;
 Ctrl-C again within two seconds cancels it, and with --cancel-on-interrupt the
 first one does. A call that is no task yet, and could not be found again, is
 given up.
-If this program is killed, `taskwire watch` goes on at the very byte.
+If this program is killed, `taskwire watch` continues at the exact byte.
 
 Exit codes:
   0  there is a result, or the task was left running
@@ -72,7 +67,7 @@ Exit codes:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Call {
-    /// URL, stdio:<command line>, or a name from the client's configuration, which may have a default
+    /// URL, stdio:<command line>, or a name from client.toml; may be left out if client.toml has a `default`
     server: String,
     /// The tool to call; `taskwire tools SERVER` lists them
     tool: Option<String>,
@@ -145,9 +140,4 @@ fn read(tool: &ToolInfo, words: &[String]) -> Result<Value, String> {
             Err(format!("the arguments of `{}` do not fit: {}", tool.name, told.join("; ")))
         }
     }
-}
-
-/// Says goodbye, if the server lets us.
-pub(crate) async fn close(client: Client) {
-    let _ = tokio::time::timeout(CLOSE_PATIENCE, client.close()).await;
 }

@@ -3,10 +3,9 @@
 use clap::Args;
 use taskwire::client::{Event, Outcome};
 
-use super::call::close;
 use crate::{
     client::{
-        connection::Connection,
+        connection::{Connection, close},
         exit::{Exit, Problem},
         home::{Found, Home, name_of},
     },
@@ -44,9 +43,7 @@ pub(crate) struct Cancel {
 pub(super) fn id_of(found: &Found, home: &Home) -> Result<String, Problem> {
     let unnamed = || {
         let name = home.short_name(&found.reference);
-        Problem::usage(format!(
-            "the server has named no task for this call yet: `taskwire watch {name}` sends it again, under the same key"
-        ))
+        Problem::usage(format!("this call is not a task yet: `taskwire watch {name}` sends it again, with the same key, and finds out"))
     };
     found.reference.task.clone().ok_or_else(unnamed)
 }

@@ -13,8 +13,8 @@ const EXAMPLES: &str = "Examples:
   taskwire completions fish > ~/.config/fish/completions/taskwire.fish
 
 In bash, zsh and fish not only commands and options are completed, but also
-servers (of the client's configuration, and those that were used before), the
-tools of a server and their arguments, tasks and their questions, and files.
+servers (of client.toml, and those that were used before), the tools of a
+server and their arguments, tasks and their questions, and files.
 A server at a URL is asked for its tools, and waited for less than a second;
 one on stdio is not started, and nobody is asked to sign in. `taskwire` must be
 in the path.";

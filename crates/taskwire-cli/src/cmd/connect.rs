@@ -414,13 +414,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_fits_a_terminal() {
-        for line in EXAMPLES.lines() {
-            assert!(line.chars().count() <= 80, "{line}");
-        }
-    }
-
-    #[test]
     fn an_address_that_means_all_of_them_is_this_machine() {
         let at = |listen: &str| address(listen).map_err(|_| ());
         assert_eq!(at("127.0.0.1:8787"), Ok("http://127.0.0.1:8787/mcp".to_owned()));

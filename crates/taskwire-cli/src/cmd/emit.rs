@@ -72,11 +72,10 @@ command prints. Several things in one call are emitted in this order: text,
 --json, --image, --audio, --link, --result. The last result counts.
 Elsewhere nothing is done but to say so.
 
-BLOCK and JSON can be in a file: @FILE, or @- for standard input. An image, a
-sound has at most 750 KiB, and with its third more on the way no more than
-`limits.block_bytes` of the server. One that is too large for the output itself
-(`limits.chunk_bytes`) is kept as a resource, with a link in its place. A text
-can be as long as it likes.
+BLOCK and JSON can be in a file: @FILE, or @- for standard input. An image or a
+sound may have 750 KiB, and as base64 at most `limits.block_bytes` of the
+server. One larger than `limits.chunk_bytes` is kept as a resource, and the
+output has a link to it. Text may have any length.
 
 Exit codes:
   0  it is written down, or there is no task

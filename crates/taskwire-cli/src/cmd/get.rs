@@ -3,15 +3,15 @@
 use clap::Args;
 use serde::Serialize;
 use taskwire::{
-    client::{Outcome, Reference, Status, TaskView},
+    client::{Era, Outcome, Reference, Status, TaskView},
     clock::{Clock, SystemClock},
 };
 use taskwire_core::{Payload, Timestamp, task::RpcError};
 
-use super::{call::close, cancel::id_of};
+use super::cancel::id_of;
 use crate::{
     client::{
-        connection::Connection,
+        connection::{Connection, close},
         exit::{Exit, Problem},
         home::{self, Home},
         questions,
@@ -55,11 +55,11 @@ pub(crate) struct Get {
 /// A task for programs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Object<'a> {
+pub(super) struct Object<'a> {
     task_id: &'a str,
     server: &'a str,
     era: String,
-    tool: &'a str,
+    tool: Option<&'a str>,
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'a str>,
@@ -68,7 +68,8 @@ struct Object<'a> {
     ttl_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     poll_ms: Option<u64>,
-    inputs: Vec<Asked<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inputs: Option<Vec<Asked<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<&'a Payload>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,27 +77,34 @@ struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    fn new(reference: &'a Reference, view: &'a TaskView) -> Self {
-        let (result, error) = match &view.outcome {
-            Some(Outcome::Result(result)) => (Some(&result.raw), None),
-            Some(Outcome::Failed(error)) => (None, Some(error)),
-            Some(Outcome::Cancelled { .. }) | None => (None, None),
-        };
+    /// Its state, without its questions and its end.
+    pub(super) fn state(server: &'a str, era: Era, tool: Option<&'a str>, view: &'a TaskView) -> Self {
         Self {
             task_id: &view.id,
-            server: &reference.server,
-            era: reference.era.to_string(),
-            tool: &reference.tool,
+            server,
+            era: era.to_string(),
+            tool,
             status: view.status.as_str(),
             message: view.message.as_deref(),
             created_at: &view.created_at,
             updated_at: &view.updated_at,
             ttl_ms: view.ttl_ms,
             poll_ms: view.poll_ms,
-            inputs: view.inputs.iter().map(|input| Asked::new(None, input)).collect(),
-            result,
-            error,
+            inputs: None,
+            result: None,
+            error: None,
         }
+    }
+
+    fn new(reference: &'a Reference, view: &'a TaskView) -> Self {
+        let (result, error) = match &view.outcome {
+            Some(Outcome::Result(result)) => (Some(&result.raw), None),
+            Some(Outcome::Failed(error)) => (None, Some(error)),
+            Some(Outcome::Cancelled { .. }) | None => (None, None),
+        };
+        let inputs = view.inputs.iter().map(|input| Asked::new(None, input)).collect();
+        let state = Self::state(&reference.server, reference.era, Some(&reference.tool), view);
+        Self { inputs: Some(inputs), result, error, ..state }
     }
 }
 
@@ -171,7 +179,7 @@ fn shown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use taskwire::client::{Era, Input, InputKind};
+    use taskwire::client::{Input, InputKind};
 
     use super::*;
 

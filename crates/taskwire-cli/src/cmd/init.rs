@@ -20,9 +20,12 @@ use taskwire::{
     tool::Registry,
 };
 
-use super::{call::close, file};
+use super::file;
 use crate::{
-    client::exit::{Exit, Problem, fail},
+    client::{
+        connection::close,
+        exit::{Exit, Problem, fail},
+    },
     config::Config,
     control::Live,
     term::{escape, out, paint::shell_word, screen},
@@ -202,17 +205,5 @@ impl Drop for Place {
     fn drop(&mut self) {
         // What is about to end may still write into it.
         let _ = fs::remove_dir_all(&self.0).or_else(|_| fs::remove_dir_all(&self.0));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_help_fits_a_terminal() {
-        for line in EXAMPLES.lines() {
-            assert!(line.chars().count() <= 80, "{line}");
-        }
     }
 }

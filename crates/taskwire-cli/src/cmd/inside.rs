@@ -7,7 +7,7 @@ use taskwire_core::Payload;
 
 use crate::{
     client::{
-        arguments::{Disk, Files},
+        arguments::{Disk, load},
         exit::{self, Problem},
     },
     term::screen,
@@ -31,7 +31,7 @@ pub(super) fn tell(command: &str, note: &Note) -> Result<(), Problem> {
 
 pub(super) fn hint(command: &str) {
     screen::write(&format!(
-        "taskwire {command}: not inside a task, so nobody is told. (Commands that `taskwire serve` runs as tools are.)\n"
+        "taskwire {command}: not run by a task, so this has no effect. (It has one in commands that `taskwire serve` runs as tools.)\n"
     ));
 }
 
@@ -54,10 +54,7 @@ pub(super) fn end(result: Result<(), Problem>) -> ExitCode {
 /// The JSON of an option, which may be in a file, or on standard input.
 pub(super) fn json(option: &str, text: &str) -> Result<Payload, Problem> {
     let text = match text.strip_prefix('@') {
-        Some(name) => {
-            let called = if name == "-" { "standard input" } else { name };
-            Disk::default().read(name).map_err(|error| Problem::usage(format!("{option}: cannot read {called}: {error}")))?
-        }
+        Some(name) => load(name, &mut Disk::default()).map_err(|error| Problem::usage(format!("{option}: {error}")))?,
         None => text.to_owned(),
     };
     Payload::parse(text).map_err(|error| Problem::usage(format!("{option}: this is not JSON: {error}")))

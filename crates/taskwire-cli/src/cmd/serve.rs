@@ -27,7 +27,7 @@ use tokio::{
 use crate::{
     client::exit::Exit,
     config::Config,
-    control::{self, Control, Description, Live},
+    control::{self, Description, Live, SocketFile},
     join::{self, Joinable},
     term::{escape, screen},
 };
@@ -165,7 +165,7 @@ impl Prepared {
             tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
         }
         let data = live.config().data.clone();
-        let control = Control::listen(&data, live.clone()).await;
+        let control = control::listen(&data, live.clone()).await;
         if let Err(error) = &control {
             tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
         }
@@ -226,7 +226,7 @@ pub(crate) struct Leader {
     /// How many tools it has.
     count: usize,
     joinable: Option<Joinable>,
-    _control: Option<Control>,
+    _control: Option<SocketFile>,
 }
 
 impl Leader {
@@ -331,7 +331,7 @@ pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
             _ = term.recv() => {}
             _ = int.recv() => {}
         }
-        tracing::info!("draining: again to stop at once");
+        tracing::info!("draining; send the signal again to stop at once");
         tokio::spawn(async move {
             tokio::select! {
                 _ = term.recv() => {}
@@ -350,13 +350,6 @@ mod tests {
 
     fn shown(commands: &[Definition], config: &Config) -> String {
         banner(SocketAddr::from(([127, 0, 0, 1], 7)), config, commands, commands.len())
-    }
-
-    #[test]
-    fn the_help_fits_a_terminal() {
-        for line in EXAMPLES.lines() {
-            assert!(line.chars().count() <= 80, "{line}");
-        }
     }
 
     #[test]

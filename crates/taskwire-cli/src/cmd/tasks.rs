@@ -55,9 +55,9 @@ a call whose answer was never seen. Servers on stdio are not started for this.
 With SERVER the server itself is asked for the caller's tasks, also those that
 were started elsewhere: a page of them, with --all all of them. TASK is then
 SERVER#ID, and the id alone at the default server (`taskwire call --help`).
-Each server gets what the client's configuration has for it, or an earlier
-sign-in. --token, --oauth, --header, --era and $TASKWIRE_TOKEN are for one
-server, and used only if all tasks that can be asked about are there.
+Each server gets what client.toml has for it, or an earlier sign-in. --token,
+--oauth, --header, --era and $TASKWIRE_TOKEN are for one server, and used only
+if all tasks that can be asked about are there.
 
 Exit codes:
   0  there they are
@@ -267,16 +267,9 @@ impl Tasks {
             let line = |row: &Row| serde_json::to_string(&row.object()).map(|line| escape::json(line) + "\n");
             return rows.iter().map(line).collect::<Result<_, _>>().map_err(|error| Problem::protocol(error.to_string()));
         }
-        if rows.is_empty() {
-            return Ok(String::new());
-        }
         let surroundings = Surroundings::look();
-        let paint = surroundings.stdout_paint();
-        let title = |text: &str| Cell::painted(text, paint.bold(text));
-        let mut cells = vec![["AGE", "STATUS", "TOOL", "SERVER", "TASK"].map(title).to_vec()];
-        cells.extend(rows.iter().map(|row| row.cells(now, paint)));
-        let lines = table::lines(&cells, Last::Whole, surroundings.stdout_columns(), surroundings.unicode);
-        Ok(lines.into_iter().map(|line| line + "\n").collect())
+        let cells = rows.iter().map(|row| row.cells(now, surroundings.stdout_paint()));
+        Ok(table::text(&["AGE", "STATUS", "TOOL", "SERVER", "TASK"], cells, Last::Whole, surroundings))
     }
 
     /// What one may want to do next.
@@ -303,7 +296,7 @@ impl Tasks {
         let is_one_of_many = addresses.len() > 1;
         if is_one_of_many && self.connection.is_for_one() {
             return Err(Problem::usage(format!(
-                "--token, --oauth, --header and --era are for one server, and these tasks are at {}: say it in the client's configuration",
+                "--token, --oauth, --header and --era are for one server, and these tasks are at {}: say it in client.toml",
                 addresses.len()
             )));
         }

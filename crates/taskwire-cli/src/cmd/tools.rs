@@ -4,10 +4,9 @@ use clap::Args;
 use serde_json::Value;
 use taskwire::client::{TaskSupport, ToolInfo};
 
-use super::call::close;
 use crate::{
     client::{
-        connection::Connection,
+        connection::{Connection, close},
         exit::{Exit, Problem},
         home::Home,
         schema::{Parameter, Parameters, nearest},
@@ -27,9 +26,9 @@ const EXAMPLES: &str = "Examples:
   taskwire tools 'stdio:taskwire serve --stdio'
   taskwire tools demo --json | jq -r .name
 
-SERVER is a URL, stdio:<command line>, or a name from the client's
-configuration, and may be left out if that has a default (`taskwire call
---help`): a first word that names no server is then the tool.
+SERVER is a URL, stdio:<command line>, or a name from client.toml, and may be
+left out if that has a `default` (`taskwire call --help`): a first word that
+names no server is then the tool.
 
 Exit codes:
   0  there they are
@@ -40,7 +39,7 @@ Exit codes:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Tools {
-    /// URL, stdio:<command line>, or a name from the client's configuration, which may have a default
+    /// URL, stdio:<command line>, or a name from client.toml; may be left out if client.toml has a `default`
     server: Option<String>,
     /// Only this one, in detail
     #[arg(value_name = "TOOL")]
@@ -84,10 +83,8 @@ impl Tools {
             (false, false) => {
                 if chosen.is_empty() {
                     screen::write(&format!("taskwire: {server_name} has no tools\n"));
-                    String::new()
-                } else {
-                    overview(&chosen, surroundings)
                 }
+                overview(&chosen, surroundings)
             }
         };
         out::print(&text)?;
@@ -97,14 +94,11 @@ impl Tools {
 }
 
 fn overview(tools: &[&ToolInfo], surroundings: Surroundings) -> String {
-    let paint = surroundings.stdout_paint();
-    let title = |text: &str| Cell::painted(text, paint.bold(text));
-    let mut rows = vec![vec![title("TOOL"), title("PARAMETERS"), title("WHAT IT DOES")]];
-    for tool in tools {
+    let row = |tool: &&ToolInfo| {
         let parameters: Vec<String> = Parameters::new(&tool.input_schema).all().iter().map(short).collect();
-        rows.push(vec![escape::line(&tool.name).into(), parameters.join(" ").into(), summary(tool).into()]);
-    }
-    table::lines(&rows, Last::Cut, surroundings.stdout_columns(), surroundings.unicode).iter().map(|line| format!("{line}\n")).collect()
+        [escape::line(&tool.name), parameters.join(" "), summary(tool)].map(Cell::from).to_vec()
+    };
+    table::text(&["TOOL", "PARAMETERS", "WHAT IT DOES"], tools.iter().map(row), Last::Cut, surroundings)
 }
 
 fn short(parameter: &Parameter<'_>) -> String {
@@ -171,7 +165,7 @@ fn notes(tool: &ToolInfo) -> impl Iterator<Item = &'static str> {
     let hint = |name: &str, text: &'static str| (tool.annotations[name] == true).then_some(text);
     let all = [
         task,
-        tool.streams.then_some("Output comes while it is made."),
+        tool.streams.then_some("Output is streamed."),
         hint("readOnlyHint", "It says that it changes nothing."),
         hint("destructiveHint", "It says that it may destroy something."),
         hint("idempotentHint", "It says that calling it twice does no more than once."),
@@ -256,7 +250,7 @@ mod tests {
         let expected = "word_count\n  Counts words\n  in a file\n\nParameters:\n  \
                         path   string, required: file to read\n  \
                         lines  integer, optional, default 10, at least 1, at most 99\n\n\
-                        Calls can be tasks.\nOutput comes while it is made.\nIt says that it changes nothing.\n\n\
+                        Calls can be tasks.\nOutput is streamed.\nIt says that it changes nothing.\n\n\
                         Example:\n  taskwire call demo word_count 'path=…'\n";
         assert_eq!(detail("demo", &counter(), Paint::plain()), expected);
     }

@@ -33,21 +33,20 @@ TASK is an id, a beginning of it that no other task has (`taskwire tasks`),
 or SERVER#ID (`taskwire tasks SERVER`). An id that is not known here is looked
 for at the default server, if there is one. Without TASK it is the latest that
 was started from here and was not seen to end, else the latest.
-How far the output was shown is counted to the byte: what `call` printed before
-it was killed and what `watch` prints then, joined, are the output. (Behind
-`>>`, and on other systems than Linux, up to 4096 bytes may come twice.)
-`--from` neither reads nor moves that place, nor does a second `watch` at the
-same time.
+The output continues at the exact byte: what `call` printed before it was
+killed, followed by what `watch` prints, is the whole output. (Behind `>>`, and
+on other systems than Linux, up to 4096 bytes may come twice.) `--from` ignores
+and does not move that position; neither does a second `watch` at the same time.
 Ctrl-C stops watching and leaves the task as it is: `taskwire cancel` cancels.
 Questions, output and exit codes are those of `taskwire call`.";
 
-/// Go on with a task: its output from where it was left, its questions, its result.
+/// Follow a task again: its output from where it was left, its questions, its result.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Watch {
     /// Id or a unique beginning of it, or SERVER#ID [default: the latest that has not ended]
     task: Option<String>,
-    /// Begin with this piece of output, counted from 0
+    /// Start at this chunk of the output; 0 is the first
     #[arg(long, value_name = "SEQ", conflicts_with = "no_stream")]
     from: Option<u64>,
     /// Print one JSON object a line: task, partial, status, input, result, error
@@ -56,7 +55,8 @@ pub(crate) struct Watch {
     /// Wait for the result without its output on the way
     #[arg(long)]
     no_stream: bool,
-    /// Send a call again whose answer was never seen, also after an hour
+    /// Send the call again although its reply was never seen, even if it is older than an hour (the server may run it a second
+    /// time)
     #[arg(long)]
     again: bool,
     #[command(flatten)]
@@ -72,8 +72,8 @@ impl Watch {
             return Ok(());
         }
         Err(Problem::usage(format!(
-            "this call was sent {} ago, and its answer was never seen; its server may have forgotten it, and would do the work once more: \
-             `taskwire watch {} --again` sends it all the same, `taskwire tasks --forget` strikes it out",
+            "this call was sent {} ago and its reply was never seen. The server may have forgotten it and would run it again: \
+             `taskwire watch {} --again` sends it, `taskwire tasks --forget` removes it from the list",
             span(age),
             shell_word(self.task.as_deref().unwrap_or_else(|| name_of(&found.reference)))
         )))

@@ -29,7 +29,7 @@ fn entries() -> Vec<Entry> {
     ledger().and_then(|ledger| ledger.entries().ok()).unwrap_or_default()
 }
 
-/// Those of the client's configuration, and those that were used before.
+/// Those of client.toml, and those that were used before.
 pub(super) fn servers() -> Vec<Candidate> {
     let book = Book::read().ok();
     let mut seen: BTreeSet<String> = book.iter().flat_map(Book::servers).map(|server| server.target.to_string()).collect();

@@ -32,7 +32,7 @@ use time::{Keep, Never, Span};
 use tool::{Common, ToolTable};
 
 /// Names that the server itself has tools of, for clients that know no tasks.
-const FOLLOW_UPS: [&str; 4] = ["task_wait", "task_output", "task_answer", "task_cancel"];
+const FOLLOW_UPS: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"];
 
 /// The file. The manual's reference is made of what these comments say, here and in the tables below: a sentence, and the default as
 /// the file would say it.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 use super::Config;
+use crate::client::schema::nearest;
 
 /// The complaint of the parser, or better words for it.
 pub(super) fn reworded(text: &str, error: &toml::de::Error) -> String {
@@ -34,12 +35,10 @@ fn unknown(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let key = quoted.next().unwrap_or_default();
     let known: Vec<&str> = quoted.collect();
-    let distance = |known: &str| strsim::damerau_levenshtein(key, known);
-    let nearest = known.iter().copied().min_by_key(|known| distance(known));
     if is_in_tool(text, span) && is_of_server(key) {
         return format!("`{key}` is a key of the server, not of a tool: put it above the first [[tool]]");
     }
-    match nearest.filter(|known| distance(known) <= known.len().max(key.len()) / 2) {
+    match nearest(key, known.iter().copied()) {
         Some(nearest) => format!("there is no key `{key}` here: did you mean `{nearest}`?"),
         None if known.is_empty() => format!("there is no key `{key}` here"),
         None => format!("there is no key `{key}` here; there are: {}", known.join(", ")),

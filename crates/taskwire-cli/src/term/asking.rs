@@ -282,7 +282,7 @@ fn page(url: &str, paint: Paint) -> String {
 }
 
 /// An address up to its host, the host, and the rest.
-fn parts(url: &str) -> (&str, &str, &str) {
+pub(crate) fn parts(url: &str) -> (&str, &str, &str) {
     let start = url.find("://").map_or(0, |at| at + 3);
     let end = url[start..].find(['/', '\\', '?', '#']).map_or(url.len(), |at| start + at);
     let host = url[start..end].rfind('@').map_or(start, |at| start + at + 1);

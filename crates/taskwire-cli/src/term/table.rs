@@ -1,6 +1,6 @@
 //! Tables: columns as wide as what is in them, the last one cut to the window.
 
-use super::screen::fit;
+use super::{paint::Surroundings, screen::fit};
 
 /// Between two columns.
 const GAP: &str = "  ";
@@ -41,6 +41,17 @@ impl Cell {
     pub(crate) fn painted(text: &str, painted: String) -> Self {
         Self { text: text.to_owned(), painted: Some(painted) }
     }
+}
+
+/// A table with titles for standard output; nothing without rows.
+pub(crate) fn text(titles: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>, last: Last, surroundings: Surroundings) -> String {
+    let title = |text: &&str| Cell::painted(text, surroundings.stdout_paint().bold(text));
+    let mut all: Vec<Vec<Cell>> = vec![titles.iter().map(title).collect()];
+    all.extend(rows);
+    if all.len() == 1 {
+        return String::new();
+    }
+    lines(&all, last, surroundings.stdout_columns(), surroundings.unicode).into_iter().map(|line| line + "\n").collect()
 }
 
 /// The lines of a table. Of the other columns the widest is cut where the window (`columns`) is too narrow.

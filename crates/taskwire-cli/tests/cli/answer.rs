@@ -248,7 +248,7 @@ fn a_call_that_is_no_task_is_not_kept_waiting() {
     let ended = user.run(&["call", &fixture.url(), "size"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let asked = "taskwire: the tool asks: Which size? (colour: red, green)\n";
-    assert_eq!(ended.err, format!("{asked}taskwire: nobody is here to answer: answered with cancel\n"));
+    assert_eq!(ended.err, format!("{asked}taskwire: nobody can be asked here: answered with `cancel`\n"));
     assert_eq!(serde_json::from_str::<Value>(&ended.out).expect("JSON")["action"], "cancel");
 }
 

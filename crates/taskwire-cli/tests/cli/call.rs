@@ -659,7 +659,7 @@ fn the_nearest_token_is_sent() {
     };
     let (code, words) = call(&url, &[], &[]);
     assert_eq!(code, Some(3));
-    assert!(words.starts_with(&format!("taskwire: {url} does not let us in")) && words.contains("give a token"), "{words}");
+    assert!(words.starts_with(&format!("taskwire: {url} refuses access")) && words.contains("give a token"), "{words}");
     assert_eq!(call(&url, &["--token", "s3cret"], &[]).0, Some(0));
     assert_eq!(call(&url, &["--header", "Authorization: Bearer s3cret"], &[]).0, Some(0));
     assert_eq!(call(&url, &[], &[("TASKWIRE_TOKEN", "s3cret")]).0, Some(0));
@@ -684,8 +684,8 @@ fn a_token_for_no_server_in_particular_is_kept_from_those_it_may_not_be_for() {
         assert!(!heard.is_empty(), "{server} was asked");
         (ended.err, heard.iter().any(|request| request.contains("s3cret")))
     };
-    let withheld = "; $TASKWIRE_TOKEN was not sent: it is for this machine and https only, and for servers that the client's \
-                    configuration does not name\n";
+    let withheld = "; $TASKWIRE_TOKEN was not sent: it is for this machine and https only, and for servers that client.toml does not \
+                    name\n";
     let (words, was_sent) = tools(&here);
     assert!(was_sent && !words.contains("TASKWIRE_TOKEN"), "{words}");
     let (words, was_sent) = tools(&anywhere);

@@ -264,5 +264,5 @@ fn what_a_script_should_not_ask_is_answered_with_nothing() {
         assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "", ""), "{words:?}");
     }
     let ended = user.run(&["complete", "zsh", "--", "taskwire", "call", "--er"]);
-    assert_eq!(ended.out, "whole\t--era\tHow to speak to the server\n");
+    assert_eq!(ended.out, "whole\t--era\tWhich generation of MCP the server speaks\n");
 }

@@ -1,5 +1,7 @@
 //! What the program says about itself.
 
+use std::process::Command;
+
 use crate::kit::run;
 
 /// All that can be done.
@@ -47,6 +49,21 @@ fn the_help_of_each_command_shows_how_and_what_its_exit_code_means() {
         }
         if !["serve", "completions"].contains(&command) {
             assert!(text.to_lowercase().contains("exit codes"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_help_fits_a_terminal() {
+    // The only line that is longer has a path that cannot be shorter.
+    for command in COMMANDS.into_iter().filter(|command| *command != "completions") {
+        let output = Command::new(env!("CARGO_BIN_EXE_taskwire")).args([command, "--help"]).output().expect("it runs");
+        let text = String::from_utf8(output.stdout).expect("text");
+        // What is before that is wrapped to the terminal.
+        let shown: Vec<&str> = text.lines().skip_while(|line| !["Examples:", "ARGUMENT is one of:"].contains(line)).collect();
+        assert!(!shown.is_empty(), "{command}: {text}");
+        for line in shown {
+            assert!(line.chars().count() <= 80, "{command}: {line}");
         }
     }
 }

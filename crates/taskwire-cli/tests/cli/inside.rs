@@ -132,7 +132,7 @@ fn accept(content: Value) -> Value {
 /// Exactly one line, which begins like this.
 #[track_caller]
 fn is_hint(text: &str, command: &str) {
-    assert!(text.starts_with(&format!("taskwire {command}: not inside a task, so nobody ")), "{text}");
+    assert!(text.starts_with(&format!("taskwire {command}: not run by a task, so ")), "{text}");
     assert!(text.contains("`taskwire serve`") && text.lines().count() == 1 && text.ends_with('\n'), "{text}");
 }
 
@@ -156,7 +156,8 @@ fn outside_a_task_reports_do_nothing_but_say_so() {
         is_hint(&ended.err, args[0]);
     }
     let ended = user.run(&["status", "working"]);
-    let expected = "taskwire status: not inside a task, so nobody is told. (Commands that `taskwire serve` runs as tools are.)\n";
+    let expected = "taskwire status: not run by a task, so this has no effect. (It has one in commands that `taskwire serve` runs as \
+                    tools.)\n";
     assert_eq!(ended.err, expected);
 }
 
@@ -176,7 +177,7 @@ fn outside_a_task_nobody_can_be_asked_but_a_default_answers() {
         let ended = user.run(args);
         assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{args:?}");
         is_hint(&ended.err, "ask");
-        assert!(ended.err.contains("--default"), "{}", ended.err);
+        assert!(ended.err.contains("so nobody can be asked") && ended.err.contains("--default"), "{}", ended.err);
     }
     let schema = r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#;
     let cases: &[(&[&str], i32, &str)] = &[

@@ -184,7 +184,7 @@ fn a_call_whose_answer_was_never_seen_is_listed_and_not_mistaken_for_a_task() {
     assert_eq!(ended.err, "", "whether it can be gone on with is not known");
     for command in ["get", "cancel"] {
         user.run(&[command, "0123456789ab"])
-            .is_refusal("the server has named no task for this call yet: `taskwire watch 0123456789ab` sends it again, under the same key");
+            .is_refusal("this call is not a task yet: `taskwire watch 0123456789ab` sends it again, with the same key, and finds out");
     }
 }
 
@@ -193,8 +193,8 @@ fn a_call_that_was_sent_long_ago_is_not_sent_again_by_accident() {
     let (user, hour) = (User::new(), Duration::from_secs(3600));
     user.ledger().begin(&reference(NOWHERE, None), ago(25 * hour)).expect("an entry");
     user.run(&["watch", "0123456789ab"]).is_refusal(
-        "this call was sent 1d 01h ago, and its answer was never seen; its server may have forgotten it, and would do the work once more: \
-         `taskwire watch 0123456789ab --again` sends it all the same, `taskwire tasks --forget` strikes it out",
+        "this call was sent 1d 01h ago and its reply was never seen. The server may have forgotten it and would run it again: \
+         `taskwire watch 0123456789ab --again` sends it, `taskwire tasks --forget` removes it from the list",
     );
     let ended = user.run(&["tasks", "--offline", "--prune"]);
     assert_eq!((ended.out.as_str(), ended.err.lines().next()), ("", Some("taskwire: forgot 1 task")), "{ended:?}");
@@ -207,7 +207,7 @@ fn what_is_for_one_server_is_not_told_to_several() {
         remember(&user, server, &name.repeat(32), Status::Working, Duration::ZERO);
     }
     user.run(&["tasks", "--token", "s3cret"]).is_refusal(
-        "--token, --oauth, --header and --era are for one server, and these tasks are at 2: say it in the client's configuration",
+        "--token, --oauth, --header and --era are for one server, and these tasks are at 2: say it in client.toml",
     );
 }
 

@@ -317,7 +317,7 @@ fn a_question_that_was_answered_elsewhere_is_not_asked_any_more() {
     assert_eq!(user.run(&["answer", &task, "name", "Eve"]).code, Some(0));
     assert_eq!(window.end(), Some(0), "{}", window.text());
     let lines = window.lines();
-    assert_eq!(&lines[lines.len() - 2..], ["taskwire: “name” needs no answer any more", "Hello, Eve!"], "{}", window.text());
+    assert_eq!(&lines[lines.len() - 2..], ["taskwire: “name” was answered or withdrawn", "Hello, Eve!"], "{}", window.text());
 }
 
 #[test]
@@ -488,7 +488,7 @@ fn ctrl_c_once_the_server_was_asked_to_cancel_only_stops_waiting() {
     asked.recv_timeout(PATIENCE).expect("the server is asked");
     window.press(CTRL_C);
     assert_eq!(window.end(), Some(4), "{}", window.text());
-    let words = format!("taskwire: asked to cancel, and not answered; see: taskwire watch {}", &task[..12]);
+    let words = format!("taskwire: cancel was sent; the server has not replied; see: taskwire watch {}", &task[..12]);
     assert_eq!(window.lines().last(), Some(&words), "{}", window.text());
 }
 

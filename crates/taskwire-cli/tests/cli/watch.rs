@@ -51,7 +51,7 @@ fn what_was_shown_wholly_is_not_shown_again_unless_one_asks() {
     gate.open(3);
     assert_eq!(user.run(&["watch", &task]).out, "three four\n");
     let again = user.run(&["watch", &task]);
-    let nothing = "taskwire: nothing new: the task has ended (completed) and was shown wholly; --from 0 shows it again\n";
+    let nothing = "taskwire: nothing new: the task has ended (completed) and was shown completely; --from 0 shows it again\n";
     assert_eq!((again.code, again.out.as_str(), again.err.as_str()), (Some(0), "", nothing));
     for (from, expected) in [("0", "one two\nthree four\n"), ("1", "two\nthree four\n"), ("3", "four\n")] {
         let ended = user.run(&["watch", &task, "--from", from]);
@@ -112,7 +112,7 @@ fn who_saw_only_the_result_has_seen_it_all() {
     let ended = running.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "one two\nthree four\n"), "{ended:?}");
     let again = user.run(&["watch", &task]);
-    let nothing = "taskwire: nothing new: the task has ended (completed) and was shown wholly; --from 0 shows it again\n";
+    let nothing = "taskwire: nothing new: the task has ended (completed) and was shown completely; --from 0 shows it again\n";
     assert_eq!((again.code, again.out.as_str(), again.err.as_str()), (Some(0), "", nothing));
 }
 

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use super::{Follow, written};
 use crate::{
     client::{
+        connection::CLOSE_TIMEOUT,
         exit::{Exit, Problem},
         home::name_of,
         signals::Stop,
@@ -25,13 +26,11 @@ use crate::{
 const SECOND_PRESS: Duration = Duration::from_secs(2);
 /// So long what is left to write may take when nobody waits for it any more.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a server gets to end in good order.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the word may take that a call is not wanted any more.
 const LAST_WORD_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a server on standard input and output means for its tasks.
-pub(super) const ENDS_WITH_US: &str = "the server ends with this program, and so does what it cannot take up again; the rest goes on with";
+pub(super) const ENDS_WITH_US: &str = "the server ends with this program; what it can resume is continued by";
 
 /// How showing a run ended.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +60,7 @@ pub(super) enum Parting {
 impl Parting {
     pub(super) async fn say(self, client: Client) {
         let patience = match self {
-            Self::Closing => CLOSE_PATIENCE,
+            Self::Closing => CLOSE_TIMEOUT,
             Self::GivingUp => LAST_WORD_PATIENCE,
             Self::Leaving => return,
         };
@@ -188,7 +187,7 @@ impl Follow<'_> {
         self.questions.drop_all();
         let was_told = self.stopping.is_leaving();
         let asked = match self.stopping {
-            Stopping::Asking => Some("asked to cancel, and not answered"),
+            Stopping::Asking => Some("cancel was sent; the server has not replied"),
             Stopping::Asked => Some("asked to cancel, not waited for"),
             _ => None,
         };
@@ -271,7 +270,7 @@ impl Follow<'_> {
 
     pub(super) fn way_back(&mut self) {
         let Some(reference) = self.task.clone().or_else(|| self.found_again()) else { return };
-        let what = if reference.task.is_some() { "the task may go on" } else { "the call may have been heard" };
+        let what = if reference.task.is_some() { "the task may go on" } else { "the call may have arrived" };
         let name = self.home.short_name(&reference);
         self.screen.note(&format!("{what}; come back with: taskwire watch {name}"));
     }

@@ -1,6 +1,5 @@
 //! `taskwire tasks SERVER`: the caller's tasks there, whoever started them.
 
-use serde::Serialize;
 use taskwire::{
     client::{Client, Entry, ListedTask},
     clock::{Clock, SystemClock},
@@ -11,10 +10,11 @@ use super::{State, Tasks};
 use crate::{
     client::{
         book::Server,
+        connection::close,
         exit::{Exit, Problem},
         home::{Home, name_of, prefix},
     },
-    cmd::call::close,
+    cmd::get,
     term::{
         escape, out,
         paint::{Surroundings, moment, shell_word, span},
@@ -25,24 +25,6 @@ use crate::{
 
 /// Pages that are followed at most.
 const PAGES_MAX: usize = 1000;
-
-/// A task for programs.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Object<'a> {
-    task_id: &'a str,
-    server: &'a str,
-    era: String,
-    tool: Option<&'a str>,
-    status: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<&'a str>,
-    created_at: &'a str,
-    updated_at: &'a str,
-    ttl_ms: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    poll_ms: Option<u64>,
-}
 
 /// A task of the list, with what is known of it here.
 struct Row {
@@ -64,22 +46,6 @@ impl Row {
         let of_entry = || known.map(|entry| entry.reference.tool.clone()).filter(|tool| !tool.is_empty());
         let tool = listed.tool.clone().or_else(of_entry);
         Self { listed, tool, name }
-    }
-
-    fn object<'a>(&'a self, server: &'a str, era: &str) -> Object<'a> {
-        let view = &self.listed.view;
-        Object {
-            task_id: &view.id,
-            server,
-            era: era.to_owned(),
-            tool: self.tool.as_deref(),
-            status: view.status.as_str(),
-            message: view.message.as_deref(),
-            created_at: &view.created_at,
-            updated_at: &view.updated_at,
-            ttl_ms: view.ttl_ms,
-            poll_ms: view.poll_ms,
-        }
     }
 
     fn cells(&self, now: Timestamp, surroundings: Surroundings) -> Vec<Cell> {
@@ -117,11 +83,14 @@ pub(super) async fn show(tasks: &Tasks, home: &Home, name: &str) -> Result<Exit,
     let entries = home.ledger_if_any().ok().and_then(|ledger| ledger.entries().ok()).unwrap_or_default();
     let rows: Vec<Row> = listed.into_iter().map(|listed| Row::new(home, &server, &entries, listed)).collect();
     let text = if tasks.json {
-        let (address, era) = (server.target.to_string(), client.peer().era.to_string());
-        let line = |row: &Row| serde_json::to_string(&row.object(&address, &era)).map(|line| escape::json(line) + "\n");
+        let (address, era) = (server.target.to_string(), client.peer().era);
+        let object = |row: &Row| serde_json::to_string(&get::Object::state(&address, era, row.tool.as_deref(), &row.listed.view));
+        let line = |row: &Row| object(row).map(|line| escape::json(line) + "\n");
         rows.iter().map(line).collect::<Result<String, _>>().map_err(|error| Problem::protocol(error.to_string()))?
     } else {
-        as_table(&rows)
+        let (now, surroundings) = (SystemClock.now(), Surroundings::look());
+        let cells = rows.iter().map(|row| row.cells(now, surroundings));
+        table::text(&["AGE", "STATUS", "TOOL", "TASK"], cells, Last::Whole, surroundings)
     };
     out::print(&text)?;
     if let Some(hint) = hint(&rows, name, is_more, tasks.json) {
@@ -129,19 +98,6 @@ pub(super) async fn show(tasks: &Tasks, home: &Home, name: &str) -> Result<Exit,
     }
     close(client).await;
     Ok(Exit::Done)
-}
-
-fn as_table(rows: &[Row]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let surroundings = Surroundings::look();
-    let paint = surroundings.stdout_paint();
-    let title = |text: &str| Cell::painted(text, paint.bold(text));
-    let mut cells = vec![["AGE", "STATUS", "TOOL", "TASK"].map(title).to_vec()];
-    let now = SystemClock.now();
-    cells.extend(rows.iter().map(|row| row.cells(now, surroundings)));
-    table::lines(&cells, Last::Whole, surroundings.stdout_columns(), surroundings.unicode).into_iter().map(|line| line + "\n").collect()
 }
 
 /// What one may want to do next; that a list is not whole is told to programs, too.

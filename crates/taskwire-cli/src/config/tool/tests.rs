@@ -286,7 +286,7 @@ fn no_command_sees_the_variables_that_tokens_come_from() {
 fn a_name_is_for_one_tool() {
     let twice = "[[tool]]\nname = \"t\"\ncommand = [\"true\"]\n\n[[tool]]\nname = \"t\"\ncommand = [\"true\"]\n";
     is_at(&refusal_of("twice", twice), 6, 8, "there is a tool `t` already");
-    for name in ["task_wait", "task_output", "task_answer", "task_cancel"] {
+    for name in ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"] {
         let own = format!("[[tool]]\nname = \"{name}\"\ncommand = [\"true\"]\n");
         is_at(&refusal_of("own", &own), 2, 8, "a tool of the server's own");
     }

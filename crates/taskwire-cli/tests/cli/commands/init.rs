@@ -189,6 +189,6 @@ fn the_server_hears_a_key_of_the_terminal_once() {
     // There is no shell that would let it go on.
     window.press(CTRL_Z);
     window.press(CTRL_C);
-    window.shows("draining: again to stop at once");
+    window.shows("draining; send the signal again to stop at once");
     assert_eq!(window.end(), Some(0), "{}", window.text());
 }

@@ -271,9 +271,8 @@ fn outside_a_task_there_is_a_hint_and_a_default() {
     for words in [["progress", "3"], ["status", "x"], ["emit", "x"]] {
         let ended = user.run(&words);
         assert_eq!((ended.code, ended.out.as_str()), (Some(0), ""), "{words:?}: {ended:?}");
-        let hint =
-            format!("taskwire {}: not inside a task, so nobody is told. (Commands that `taskwire serve` runs as tools are.)\n", words[0]);
-        assert_eq!(ended.err, hint);
+        let hint = "not run by a task, so this has no effect. (It has one in commands that `taskwire serve` runs as tools.)";
+        assert_eq!(ended.err, format!("taskwire {}: {hint}\n", words[0]));
     }
     let ended = user.run(&["ask", "Which?", "--default", "this one"]);
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "this one\n", ""));
