@@ -206,9 +206,8 @@ fn what_is_for_one_server_is_not_told_to_several() {
     for (server, name) in [(NOWHERE, "a"), ("http://127.0.0.1:2/mcp", "b")] {
         remember(&user, server, &name.repeat(32), Status::Working, Duration::ZERO);
     }
-    user.run(&["tasks", "--token", "s3cret"]).is_refusal(
-        "--token, --oauth, --header and --era are for one server, and these tasks are at 2: say it in client.toml",
-    );
+    user.run(&["tasks", "--token", "s3cret"])
+        .is_refusal("--token, --oauth, --header and --era are for one server, and these tasks are at 2: say it in client.toml");
 }
 
 // On a server.

@@ -37,7 +37,7 @@ use super::{
     definition::{Compiled, Definition, Format, Inherit, Leftovers},
     gate::Pass,
     journal::{self, Ended},
-    supervisor::Job,
+    supervisor::{JOB, Job, STDIN},
     sweep,
     talk::{self, FromSupervisor, ToSupervisor},
     view::Settings,
@@ -186,7 +186,7 @@ impl Hand {
             return Ok(job);
         }
         if mark.at > 0 || mark.run > 1 || dir.join(journal::FILE).exists() {
-            return Err(removed(dir, "job.json"));
+            return Err(removed(dir, JOB));
         }
         let Some(command) = command else {
             return Err(internal(format!("the tool `{}` is no longer there", self.run.spec().tool)));
@@ -463,7 +463,7 @@ impl Hand {
         let seq = self.run.engine().span(self.run.id()).map_err(from_engine)?.end;
         let next = Mark::start(mark.run + 1, seq.0);
         let next_dir = self.commands.spool(self.run.id(), next.run);
-        let stdin = job.stdin.then(|| fs::read_to_string(dir.join("stdin"))).transpose().map_err(|error| unusable(dir, &error))?;
+        let stdin = job.stdin.then(|| fs::read_to_string(dir.join(STDIN))).transpose().map_err(|error| unusable(dir, &error))?;
         let again = Job { run: next.run, ..job.clone() };
         write_job(&next_dir, &again, stdin.as_deref()).map_err(|error| unusable(&next_dir, &error))?;
         // Nothing of the lost run is left when the next one begins.
@@ -553,10 +553,10 @@ fn without(dir: &Path, text: &str) -> String {
 fn write_job(dir: &Path, job: &Job, stdin: Option<&str>) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     if let Some(stdin) = stdin {
-        write_private(&dir.join("stdin"), stdin.as_bytes())?;
+        write_private(&dir.join(STDIN), stdin.as_bytes())?;
     }
     let text = serde_json::to_vec(job)?;
-    replace(&dir.join("job.json"), &text)
+    replace(&dir.join(JOB), &text)
 }
 
 /// Puts a file in its place, whole or not at all.

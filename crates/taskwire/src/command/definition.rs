@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use taskwire_core::task::OnInterrupt;
 
 use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, is_code_variable, too_long};
-use crate::tool::{Overflow, Policy, Schema, header_params, integer};
+use crate::tool::{Overflow, Policy, Schema, header_params, integer, is_tool_name};
 
 mod flaw;
 #[cfg(test)]
@@ -22,19 +22,25 @@ pub(super) const CONCURRENCY: usize = 8;
 pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// The longest time that a command may be given to end by itself.
-const KILL_AFTER_MAX: Duration = Duration::from_secs(600);
+pub(super) const KILL_AFTER_MAX: Duration = Duration::from_secs(600);
 
 /// Less of the output in a result would say nothing.
-const INLINE_BYTES_MIN: usize = 256;
+pub(super) const INLINE_BYTES_MIN: usize = 256;
 
 /// With less room than this for output, a command would wait more than it works.
-const SPOOL_BYTES_MIN: u64 = 64 << 10;
+pub(super) const SPOOL_BYTES_MIN: u64 = 64 << 10;
+
+/// Where programs are looked for when nobody says.
+pub(super) const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Groups that the pattern for progress may have.
 const PROGRESS_GROUPS: [&str; 4] = ["done", "total", "percent", "message"];
 
-/// Variables that tell a command which task it works for. They are ours alone.
-const OWN_VARIABLES: [&str; 2] = ["TASKWIRE_TASK", "TASKWIRE_TASK_DIR"];
+/// Tells a process of a command which task it runs for.
+pub(super) const TASK_VARIABLE: &str = "TASKWIRE_TASK";
+
+/// Tells it where that task is, and us whose process it is.
+pub(super) const DIR_VARIABLE: &str = "TASKWIRE_TASK_DIR";
 
 /// Whether and how standard error is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -210,8 +216,7 @@ impl Definition {
     }
 
     pub(crate) fn compile(&self) -> Result<Compiled, Problem> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-        if self.name.is_empty() || self.name.len() > 128 || !self.name.chars().all(fits) {
+        if !is_tool_name(&self.name) {
             return Err(Problem::new("name", format!("the name {:?} cannot be used: it needs 1 to 128 of A-Z a-z 0-9 _ . -", self.name)));
         }
         let defaults = self.check_schemas()?;
@@ -358,7 +363,7 @@ impl Definition {
         };
         for name in self.env.keys() {
             usable("env", name)?;
-            if OWN_VARIABLES.contains(&name.as_str()) {
+            if [TASK_VARIABLE, DIR_VARIABLE].contains(&name.as_str()) {
                 return Err(Problem::new("env", format!("{name} tells the command which task it works for, so it cannot be set here")));
             }
         }
@@ -381,14 +386,16 @@ fn refuse_code(argv: &Template, env: &[(String, Text)], stdin: Option<&Text>) ->
     for (name, text) in env {
         if let Some(value) = text.loose().filter(|_| is_code_variable(name)) {
             let message = format!(
-                "what the variable {name} says is run by programs that look at it, so that {{{value}}} would be run as code: write it out, or                  give the value in a variable of your own"
+                "what the variable {name} says is run by programs that look at it, so that {{{value}}} would be run as code: write it out, or \
+                 give the value in a variable of your own"
             );
             return Err(Problem { key: "env", path: vec![name.clone()], message });
         }
     }
     if let (Some(value), Some(reader)) = (stdin.and_then(Text::loose), argv.reader().filter(|reader| reader.is_code)) {
         let message = format!(
-            "{} takes its code from standard input here, so that {{{value}}} would be run as code: name the file of a script in `command`,              which may then read the value from standard input",
+            "{} takes its code from standard input here, so that {{{value}}} would be run as code: name the file of a script in `command`, \
+             which may then read the value from standard input",
             reader.program
         );
         return Err(Problem::new("stdin", message));

@@ -10,15 +10,13 @@ use std::{collections::VecDeque, fmt::Write as _};
 use serde_json::{Map, Value, json};
 use taskwire_core::screen::{self, Screen};
 
-use super::view::STREAM;
+use super::{definition::INLINE_BYTES_MIN, view::STREAM};
 use crate::engine::large;
 
 /// Bytes of blocks that are not text, all together.
 const OTHERS_BYTES: usize = 1024 * 1024;
 /// What a block costs besides what is in it.
 const BLOCK_BYTES: usize = 64;
-/// With less than this there would be blocks without room for any text.
-const INLINE_BYTES_MIN: usize = 256;
 /// The longest line that is told as the last one.
 const LAST_LINE_BYTES: usize = 200;
 /// Text is taken in parts of this size, so that a large one is not copied whole to be cut then.
@@ -179,6 +177,7 @@ impl Digest {
     /// Nothing yet; at most these bytes of text are kept.
     pub(crate) fn new(inline_bytes: usize) -> Self {
         Self {
+            // With less there would be blocks without room for any text.
             inline_bytes: inline_bytes.max(INLINE_BYTES_MIN),
             written: 0,
             total: 0,

@@ -2,11 +2,13 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use taskwire_core::TaskId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::lock;
 
 /// The way into a tool.
 #[derive(Debug)]
@@ -30,18 +32,14 @@ impl Gate {
         Arc::new(Self { room: Arc::new(Semaphore::new(max)), state: Mutex::new(state) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How many may run.
     pub(super) fn max(&self) -> usize {
-        self.lock().max
+        lock(&self.state).max
     }
 
     /// Lets more or fewer run from now on. What runs is left alone.
     pub(super) fn resize(&self, max: usize) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if max >= state.max {
             let mut more = max - state.max;
             let owed = more.min(state.surplus);
@@ -58,12 +56,12 @@ impl Gate {
     /// Keeps a place for a command that runs already, even if there is none left.
     pub(super) fn keep(&self, id: TaskId) {
         let permit = self.room.clone().try_acquire_owned().ok();
-        self.lock().kept.insert(id, permit);
+        lock(&self.state).kept.insert(id, permit);
     }
 
     /// Gives up the place that was kept.
     pub(super) fn let_go(self: &Arc<Self>, id: TaskId) {
-        let kept = self.lock().kept.remove(&id);
+        let kept = lock(&self.state).kept.remove(&id);
         if let Some(permit) = kept {
             drop(Pass { gate: self.clone(), permit });
         }
@@ -71,7 +69,7 @@ impl Gate {
 
     /// A place at once: one that was kept, or a free one.
     pub(super) fn try_enter(self: &Arc<Self>, id: TaskId) -> Option<Pass> {
-        let kept = self.lock().kept.remove(&id);
+        let kept = lock(&self.state).kept.remove(&id);
         let permit = match kept {
             Some(permit) => permit,
             None => Some(self.room.clone().try_acquire_owned().ok()?),
@@ -97,7 +95,7 @@ pub(super) struct Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         let Some(permit) = self.permit.take() else { return };
-        let mut state = self.gate.lock();
+        let mut state = lock(&self.gate.state);
         if state.surplus > 0 {
             state.surplus -= 1;
             permit.forget();

@@ -19,17 +19,15 @@ use std::{
     path::Path,
 };
 
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::{Deserialize, Serialize};
 use taskwire_core::Payload;
 
-use super::socket;
-
-/// Where a command finds its task.
-const DIR_VARIABLE: &str = "TASKWIRE_TASK_DIR";
-/// The socket in that directory.
-const SOCKET: &str = "sock";
-/// The longest line that either side sends, with its end.
-const LINE_BYTES_MAX: usize = 1 << 20;
+pub use super::talk::Question;
+use super::{
+    definition::DIR_VARIABLE,
+    socket,
+    talk::{Hello, LINE_BYTES_MAX, SOCKET, ToInside},
+};
 
 /// Something that a command tells about its task.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -63,30 +61,6 @@ pub enum Note {
     },
 }
 
-/// Something that only the caller knows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Question {
-    message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    schema: Option<Payload>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-}
-
-impl Question {
-    /// A form for a person: `schema` describes a flat object of texts, numbers, booleans and choices.
-    #[must_use]
-    pub fn form(message: &str, schema: impl Into<Payload>) -> Self {
-        Self { message: message.to_owned(), schema: Some(schema.into()), url: None }
-    }
-
-    /// A page that a person should open.
-    #[must_use]
-    pub fn url(message: &str, url: &str) -> Self {
-        Self { message: message.to_owned(), schema: None, url: Some(url.to_owned()) }
-    }
-}
-
 /// What came back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
@@ -102,22 +76,12 @@ pub enum Answer {
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Say<'a> {
-    Hello(&'static str),
     Note(&'a Note),
     Ask {
         #[serde(skip_serializing_if = "Option::is_none")]
         key: Option<&'a str>,
         question: &'a Question,
     },
-}
-
-/// What it says.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Reply {
-    Ok(IgnoredAny),
-    Error(String),
-    Answer { value: Elicited },
 }
 
 #[derive(Deserialize)]
@@ -179,9 +143,9 @@ impl Inside {
             }
         }
         match self.exchange(&Say::Note(note))? {
-            Reply::Ok(_) => Ok(()),
-            Reply::Error(why) => Err(io::Error::other(why)),
-            Reply::Answer { .. } => Err(not_understood("it answers what nobody asked")),
+            ToInside::Ok {} => Ok(()),
+            ToInside::Error(why) => Err(io::Error::other(why)),
+            ToInside::Answer { .. } => Err(not_understood("it answers what nobody asked")),
         }
     }
 
@@ -192,10 +156,10 @@ impl Inside {
     /// # Errors
     /// When nobody can be asked, with why, or the task is over; [`ErrorKind::InvalidInput`] as for [`Inside::note`].
     pub fn ask(&mut self, key: Option<&str>, question: &Question) -> io::Result<Answer> {
-        let answer = match self.exchange(&Say::Ask { key, question })? {
-            Reply::Answer { value } => value,
-            Reply::Error(why) => return Err(io::Error::other(why)),
-            Reply::Ok(_) => return Err(not_understood("it says that all is well instead of an answer")),
+        let answer: Elicited = match self.exchange(&Say::Ask { key, question })? {
+            ToInside::Answer { value, .. } => value.read().map_err(|error| not_understood(&error.to_string()))?,
+            ToInside::Error(why) => return Err(io::Error::other(why)),
+            ToInside::Ok {} => return Err(not_understood("it says that all is well instead of an answer")),
         };
         match answer.action.as_str() {
             "accept" => Ok(Answer::Accept(answer.content)),
@@ -206,10 +170,10 @@ impl Inside {
     }
 
     /// Says something, and waits for what comes back.
-    fn exchange(&mut self, say: &Say<'_>) -> io::Result<Reply> {
+    fn exchange(&mut self, say: &Say<'_>) -> io::Result<ToInside> {
         let mut text = Vec::new();
         if !self.has_said_hello {
-            push_line(&mut text, &Say::Hello("inside"))?;
+            push_line(&mut text, &Hello::Inside)?;
         }
         push_line(&mut text, say)?;
         let sent = self.stream.get_mut().write_all(&text);
@@ -238,7 +202,7 @@ impl Inside {
     }
 }
 
-fn push_line(text: &mut Vec<u8>, say: &Say<'_>) -> io::Result<()> {
+fn push_line(text: &mut Vec<u8>, say: &impl Serialize) -> io::Result<()> {
     let start = text.len();
     serde_json::to_writer(&mut *text, say)?;
     text.push(b'\n');
@@ -375,8 +339,8 @@ mod tests {
             "{\"ok\":{}}\n",
             "{\"yes\":1}\n",
             "{\"answer\":{\"key\":\"k\"}}\n",
-            "{\"answer\":{\"value\":{}}}\n",
-            "{\"answer\":{\"value\":{\"action\":\"maybe\"}}}\n",
+            "{\"answer\":{\"key\":\"k\",\"value\":{}}}\n",
+            "{\"answer\":{\"key\":\"k\",\"value\":{\"action\":\"maybe\"}}}\n",
             &long,
         ] {
             let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");

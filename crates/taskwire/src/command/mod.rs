@@ -112,7 +112,6 @@ impl Commands {
         let mut tools = Vec::with_capacity(definitions.len());
         let mut limits = Vec::with_capacity(definitions.len());
         for (n, definition) in definitions.into_iter().enumerate() {
-            definition.check().map_err(|problem| (n, problem))?;
             limits.push((definition.name.clone(), definition.concurrency));
             tools.push(self.tool(definition).map_err(|problem| (n, problem))?);
         }

@@ -73,11 +73,14 @@ pub(crate) struct Asked {
     pub(crate) question: Question,
     /// Bytes of the journal when it was asked: what comes before it.
     pub(crate) at: u64,
+    /// Grows with each question, for the supervisor alone: a name can be asked again after it was refused.
+    #[serde(skip)]
+    pub(crate) serial: u64,
 }
 
 /// Something that only the caller knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Question {
+pub struct Question {
     /// For a person.
     pub(crate) message: String,
     /// The form's fields, in the order in which they were written.
@@ -86,6 +89,20 @@ pub(crate) struct Question {
     /// A page to open instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) url: Option<String>,
+}
+
+impl Question {
+    /// A form for a person: `schema` describes a flat object of texts, numbers, booleans and choices.
+    #[must_use]
+    pub fn form(message: &str, schema: impl Into<Payload>) -> Self {
+        Self { message: message.to_owned(), schema: Some(schema.into()), url: None }
+    }
+
+    /// A page that a person should open.
+    #[must_use]
+    pub fn url(message: &str, url: &str) -> Self {
+        Self { message: message.to_owned(), schema: None, url: Some(url.to_owned()) }
+    }
 }
 
 /// What a process of the command says.
@@ -254,7 +271,7 @@ mod tests {
         same(&FromSupervisor::Len(8), r#"{"len":8}"#);
         let question = Question { message: "m".to_owned(), schema: Some(payload(r#"{"z":{},"a":{}}"#)), url: None };
         same(
-            &FromSupervisor::Ask(Asked { key: "k".to_owned(), question: question.clone(), at: 9 }),
+            &FromSupervisor::Ask(Asked { key: "k".to_owned(), question: question.clone(), at: 9, serial: 0 }),
             r#"{"ask":{"key":"k","question":{"message":"m","schema":{"z":{},"a":{}}},"at":9}}"#,
         );
         same(&FromInside::Ask { key: None, question }, r#"{"ask":{"question":{"message":"m","schema":{"z":{},"a":{}}}}}"#);

@@ -84,8 +84,8 @@ pub(crate) enum Said {
 #[derive(Debug)]
 pub(crate) struct View {
     rules: Rules,
-    out: Pipe,
-    err: Pipe,
+    /// By [`Stream`].
+    pipes: [Pipe; 2],
 }
 
 impl View {
@@ -105,14 +105,14 @@ impl View {
             redact: Redact::new(&settings.redact)?,
             line_bytes: settings.line_bytes.max(LINE_BYTES_MIN),
         };
-        Ok(Self { rules, out: Pipe::default(), err: Pipe::default() })
+        Ok(Self { rules, pipes: Default::default() })
     }
 
     /// The same for streams that were read up to somewhere by another view. The rest of a line whose beginning has been given
     /// out already is then not searched for progress: of `120/200` it could see no more than `20/200`. What was [hidden](Self::hidden)
     /// still is.
     pub(crate) fn resumed(mut self, hidden: [bool; 2]) -> Self {
-        for (pipe, hidden) in [&mut self.out, &mut self.err].into_iter().zip(hidden) {
+        for (pipe, hidden) in self.pipes.iter_mut().zip(hidden) {
             (pipe.skip, pipe.hidden) = (true, hidden);
         }
         self
@@ -120,7 +120,7 @@ impl View {
 
     /// Whether what comes next of standard output, and of standard error, is the rest of a line of which nothing more may be seen.
     pub(crate) fn hidden(&self) -> [bool; 2] {
-        [self.out.hidden, self.err.hidden]
+        self.pipes.each_ref().map(|pipe| pipe.hidden)
     }
 
     /// What these bytes say, in order; of several progresses only the last.
@@ -188,29 +188,23 @@ impl View {
 
     /// The bytes of this stream that were fed and not yet given out: the last ones.
     pub(crate) fn held(&self, stream: Stream) -> u64 {
-        match stream {
-            Stream::Out => self.out.held.len() as u64,
-            Stream::Err => self.err.held.len() as u64,
-        }
+        self.pipes[stream as usize].held.len() as u64
     }
 
     fn take(&mut self, stream: Stream, bytes: &[u8], end: bool) -> Vec<Said> {
-        let Self { rules, out, err } = self;
+        let Self { rules, pipes } = self;
+        let pipe = &mut pipes[stream as usize];
         let mut said = Vec::new();
         match (stream, rules.format, rules.stderr) {
             (Stream::Err, _, Stderr::Drop) => {}
-            (Stream::Out, Format::Jsonl, _) => out.json_lines(rules, bytes, end, &mut said),
-            (Stream::Err, _, Stderr::Apart) => {
-                let (text, progress) = err.text(rules, bytes, end);
-                if !text.is_empty() {
+            (Stream::Out, Format::Jsonl, _) => pipe.json_lines(rules, bytes, end, &mut said),
+            (Stream::Out | Stream::Err, _, stderr) => {
+                let (text, progress) = pipe.text(rules, bytes, end);
+                if stream == Stream::Out || stderr != Stderr::Apart {
+                    push_text(&mut said, &text);
+                } else if !text.is_empty() {
                     said.push(Said::Block(json!({"type": "text", "text": text, "_meta": {STREAM: "stderr"}})));
                 }
-                said.extend(progress);
-            }
-            (Stream::Out | Stream::Err, _, _) => {
-                let pipe = if stream == Stream::Out { out } else { err };
-                let (text, progress) = pipe.text(rules, bytes, end);
-                push_text(&mut said, &text);
                 said.extend(progress);
             }
         }

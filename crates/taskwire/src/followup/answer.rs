@@ -4,18 +4,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use taskwire_core::{
     InputKey, Payload,
-    task::{Authority, Command, Input, Reject, Task},
+    task::{Command, Input, Task},
 };
 
 use super::{
     ANSWER, WAIT, arguments, find, gives,
     question::{Question, shortened},
-    quoted, say,
+    quoted, say, submit,
 };
-use crate::{
-    engine,
-    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError, fitting},
-};
+use crate::tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError, fitting};
 
 const DESCRIPTION: &str = "Answers a question that a task of this server asked (task_wait and the tool itself show the question, its key and \
     its fields). The answer goes to the question with that key; a question is answered once. Give only what your user told you or what \
@@ -84,14 +81,7 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
     let answer = give(&task, &key, &question, value, action).map_err(ToolError::new)?;
     let misfit = |why: String| ToolError::new(format!("The answer does not fit the question, so it was not given: {why}"));
     let answer = fitting(&request, answer).map_err(misfit)?;
-    let (engine, caller) = (ctx.run().engine(), ctx.run().spec().caller.clone());
-    let given = engine.submit(task.id, Authority::Caller(caller), Command::Answer(vec![(key.clone(), answer)])).await;
-    let receipt = match given {
-        Ok(receipt) => receipt,
-        // It was forgotten in this very moment.
-        Err(engine::Error::Rejected(Reject::NotFound)) => return Err(find(&ctx, &task_id).err().unwrap_or_else(ToolError::stopped)),
-        Err(error) => return Err(error.into()),
-    };
+    let receipt = submit(&ctx, &task_id, task.id, Command::Answer(vec![(key.clone(), answer)])).await?;
     let after = &receipt.task;
     if !receipt.changed {
         // Somebody else was faster, or the task ended: what is right now is what a second try would be told.
@@ -211,26 +201,17 @@ fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use taskwire_core::{
-        CallerId, Epoch, TaskId, Timestamp,
-        id::ID_RANDOM_BYTES,
-        task::{Event, Spec, create, evolve},
+        Timestamp,
+        task::{Event, evolve},
     };
 
     use super::*;
+    use crate::followup::say::tests::task;
 
     fn asked(keys: &[&str]) -> Task {
-        let at = Timestamp::from_millis(1_000);
-        let id = TaskId::new(at, [3; ID_RANDOM_BYTES]);
-        let spec = Arc::new(Spec::new(CallerId::new("me"), "deploy"));
-        let created = Event::Created { spec, request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0 };
-        let mut task = create(id, &created, at);
-        for key in keys {
-            evolve(&mut task, &Event::Asked { key: InputKey::new(key), request: form() }, at);
-        }
-        task
+        let events: Vec<Event> = keys.iter().map(|key| Event::Asked { key: InputKey::new(key), request: form() }).collect();
+        task(&events)
     }
 
     fn then(mut task: Task, events: &[Event]) -> Task {

@@ -2,13 +2,10 @@
 
 use serde::Deserialize;
 use serde_json::json;
-use taskwire_core::task::{Authority, Command, Reject, Task};
+use taskwire_core::task::{Command, Task};
 
-use super::{CANCEL, OUTPUT, WAIT, arguments, find};
-use crate::{
-    engine,
-    tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
-};
+use super::{CANCEL, OUTPUT, WAIT, arguments, find, submit};
+use crate::tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError};
 
 const DESCRIPTION: &str = "Stops a running task of this server for good. Its work ends and it gives no result. Use it when your user wants it, or \
     when the result is no longer needed; not because a task takes long.";
@@ -32,15 +29,9 @@ pub(super) fn tool() -> Tool {
 
 async fn cancel(ctx: Ctx) -> Result<CallResult, ToolError> {
     let Arguments { task_id } = ctx.arguments().read()?;
-    let task = find(&ctx, &task_id)?;
-    let (engine, caller) = (ctx.run().engine(), ctx.run().spec().caller.clone());
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
-    match engine.submit(task.id, Authority::Caller(caller), command).await {
-        Ok(receipt) => Ok(CallResult::of([Content::text(told(&receipt.task, receipt.changed))])),
-        // It was forgotten in this very moment.
-        Err(engine::Error::Rejected(Reject::NotFound)) => Err(find(&ctx, &task_id).err().unwrap_or_else(ToolError::stopped)),
-        Err(error) => Err(error.into()),
-    }
+    let receipt = submit(&ctx, &task_id, find(&ctx, &task_id)?.id, command).await?;
+    Ok(CallResult::of([Content::text(told(&receipt.task, receipt.changed))]))
 }
 
 fn told(task: &Task, changed: bool) -> String {

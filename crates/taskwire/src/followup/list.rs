@@ -9,7 +9,7 @@ use taskwire_core::{
     task::{Event, Task},
 };
 
-use super::{LIST, WAIT, began, quoted, span};
+use super::{LIST, WAIT, quoted, span};
 use crate::{
     engine::{self, Engine},
     tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
@@ -95,7 +95,7 @@ fn told(engine: &Engine, tasks: &[Arc<Task>], more: bool) -> String {
 
 /// One task in one line.
 fn line(task: &Task, arguments: Option<&str>, now: Timestamp) -> String {
-    let began = began(task);
+    let began = task.began();
     let given = arguments.map(|arguments| format!(" with {}", quoted(arguments))).unwrap_or_default();
     let how = match task.ended {
         None if task.asked_at.is_some() => format!("has a question, began {} ago", span(now.since(began))),

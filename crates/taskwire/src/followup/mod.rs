@@ -19,12 +19,12 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 use taskwire_core::{
-    CallerId, TaskId, Timestamp,
-    task::{Outcome, Task},
+    CallerId, TaskId,
+    task::{Authority, Command, Outcome, Reject, Task},
 };
 use tokio::sync::watch;
 
-pub(crate) use say::{asks, failed, failed_at_once, going_away, joined, no_room, still_running};
+pub(crate) use say::{failed, failed_at_once, going_away, joined, no_room, now};
 
 use crate::{
     engine::{self, Engine},
@@ -77,6 +77,16 @@ fn find(ctx: &Ctx, given: &str) -> Result<Arc<Task>, ToolError> {
     }
 }
 
+/// Does something to a task in the name of who calls. What is said of a task that was forgotten in this very moment is what is
+/// said of any other that is not there.
+async fn submit(ctx: &Ctx, given: &str, id: TaskId, command: Command) -> Result<engine::Receipt, ToolError> {
+    let by = Authority::Caller(ctx.run().spec().caller.clone());
+    ctx.run().engine().submit(id, by, command).await.map_err(|error| match error {
+        engine::Error::Rejected(Reject::NotFound) => find(ctx, given).err().unwrap_or_else(ToolError::stopped),
+        error => error.into(),
+    })
+}
+
 /// The id in a text. Models put quotes around it, now and then.
 pub(crate) fn read_id(given: &str) -> Option<TaskId> {
     let wrapping = |c: char| c.is_whitespace() || "`'\"<>".contains(c);
@@ -88,7 +98,7 @@ fn unknown(engine: &Engine, caller: &CallerId, given: &str) -> Result<String, en
     let now = engine.clock().now();
     let running = running(engine, caller)?;
     let list = running.iter().fold(String::new(), |list, task| {
-        let age = span(now.since(began(task)));
+        let age = span(now.since(task.began()));
         let asks = if task.asked_at.is_some() { ", has a question" } else { "" };
         format!("{list}\n- {}: `{}`, running for {age}{asks}", task.id, task.spec.tool)
     });
@@ -112,11 +122,6 @@ fn running(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine:
         }
     }
     Ok(found)
-}
-
-/// When the work of a task began. A call becomes a task only after a while, but its id is made at its beginning.
-pub(crate) fn began(task: &Task) -> Timestamp {
-    task.began()
 }
 
 /// A span of time for people, not more exact than they need it.
@@ -160,7 +165,7 @@ fn quoted(text: &str) -> String {
 mod tests {
     use serde_json::json;
     use taskwire_core::{
-        Epoch,
+        Epoch, Timestamp,
         id::ID_RANDOM_BYTES,
         task::{Event, Spec, create},
     };
@@ -210,9 +215,9 @@ mod tests {
         let spec = Arc::new(Spec::new(CallerId::new("me"), "t"));
         let created = |spent_ms| Event::Created { spec: spec.clone(), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms };
         let late = create(id(), &created(45_000), Timestamp::from_millis(50_000));
-        assert_eq!(began(&late), Timestamp::from_millis(5_000));
+        assert_eq!(late.began(), Timestamp::from_millis(5_000));
         let early = create(id(), &created(0), Timestamp::from_millis(4_000));
-        assert_eq!(began(&early), Timestamp::from_millis(4_000), "a clock that was set back makes no time before the task");
+        assert_eq!(early.began(), Timestamp::from_millis(4_000), "a clock that was set back makes no time before the task");
     }
 
     #[test]

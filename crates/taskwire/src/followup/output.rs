@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use taskwire_core::{Seq, TaskId, Version, screen::Screen, task::Task};
 
-use super::{OUTPUT, Settings, WAIT, arguments, began, find, gives, span};
+use super::{OUTPUT, Settings, WAIT, arguments, find, gives, span};
 use crate::{
     engine::{self, Engine, large},
     store::{Cursor, Entry},
@@ -97,7 +97,7 @@ fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> Stri
                 Some(_) => ("waits for an answer to its question", "shows the question"),
                 None => ("is still running", "waits for its result"),
             };
-            let age = span(engine.clock().now().since(began(task)));
+            let age = span(engine.clock().now().since(task.began()));
             format!("{so_far} The task {how} ({age}): {wait} {do_next}. Later output: `{OUTPUT}` with {next}.")
         }
         (nothing, false, Some(_)) => {

@@ -9,7 +9,7 @@ use taskwire_core::{
     wire::code,
 };
 
-use super::{ANSWER, CANCEL, LIST, OUTPUT, WAIT, arguments, began, output::text_at, question::Question, span};
+use super::{ANSWER, CANCEL, LIST, OUTPUT, WAIT, arguments, output::text_at, question::Question, span};
 use crate::{
     engine::{self, Engine},
     tool::{CallResult, Content},
@@ -24,12 +24,6 @@ const CHUNK_COST: usize = 1024;
 /// Questions that are asked at one time; the rest is asked when these are answered.
 const QUESTIONS_MAX: usize = 5;
 
-/// What a call is answered with that has been held long enough. Also right if the task has asked something meanwhile, or
-/// has ended.
-pub(crate) fn still_running(engine: &Engine, task: &Task) -> CallResult {
-    now(engine, task)
-}
-
 /// What a call is answered with that is held, or waits, while the server goes away. The task goes on, but for a moment nobody is
 /// there who could tell of it.
 pub(crate) fn going_away(engine: &Engine, task: &Task) -> CallResult {
@@ -39,12 +33,6 @@ pub(crate) fn going_away(engine: &Engine, task: &Task) -> CallResult {
         result.content.push(Content::text(text).into_payload());
     }
     result
-}
-
-/// What a call is answered with whose task asks something that its client cannot be asked. Also right if the question
-/// has been answered meanwhile, or the task has ended.
-pub(crate) fn asks(engine: &Engine, task: &Task) -> CallResult {
-    now(engine, task)
 }
 
 /// What a call is answered with whose caller knows of no task, and that ended with no result for a reason that a model can do something about:
@@ -99,8 +87,9 @@ pub(crate) fn joined(began: Timestamp, now: Timestamp) -> Content {
     ))
 }
 
-/// What is to be said of a task as it is now.
-pub(super) fn now(engine: &Engine, task: &Task) -> CallResult {
+/// What is to be said of a task as it is now. Right for a call that has been held long enough, and for one whose task asks
+/// something that its client cannot be asked, whatever the task has done meanwhile.
+pub(crate) fn now(engine: &Engine, task: &Task) -> CallResult {
     match ended(task) {
         Some(result) if matches!(task.outcome, Some(Outcome::Completed { .. })) => result,
         Some(mut result) => {
@@ -145,7 +134,7 @@ fn last_words(engine: &Engine, id: TaskId, title: &str) -> Option<Content> {
 
 fn running(engine: &Engine, task: &Task) -> CallResult {
     let (tool, same) = (&task.spec.tool, arguments(task.id, &[]));
-    let age = span(engine.clock().now().since(began(task)));
+    let age = span(engine.clock().now().since(task.began()));
     let said = said(task).map(|said| format!(" It says: {said}")).unwrap_or_default();
     let text = format!(
         "`{tool}` is still running, for {age} now, as task {}. This is not its result.{said}\n\
@@ -242,7 +231,7 @@ fn last_lines(text: &str, max: usize) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
@@ -254,7 +243,8 @@ mod tests {
 
     use super::*;
 
-    fn task(events: &[Event]) -> Task {
+    /// A task to which all this has happened.
+    pub(in crate::followup) fn task(events: &[Event]) -> Task {
         let at = Timestamp::from_millis(1_000);
         let id = TaskId::new(at, [3; ID_RANDOM_BYTES]);
         let spec = Arc::new(Spec::new(CallerId::new("me"), "deploy"));

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 use taskwire_core::task::Task;
 
-use super::{Settings, WAIT, began, find, going_away, say, span};
+use super::{Settings, WAIT, find, going_away, say, span};
 use crate::{
     clock::Sleep,
     engine::Engine,
@@ -117,7 +117,7 @@ impl Told {
         self.due = false;
         let total = task.progress.and_then(|progress| progress.total).filter(|total| self.done <= *total);
         let message =
-            task.message.as_deref().map_or_else(|| format!("running for {}", span(clock.now().since(began(task)))), str::to_owned);
+            task.message.as_deref().map_or_else(|| format!("running for {}", span(clock.now().since(task.began()))), str::to_owned);
         ctx.progress(Progress { done: self.done, total, message: Some(message) }).await
     }
 }

@@ -37,12 +37,33 @@ pub(super) enum Stop {
 
 /// What a validation on this thread may still take.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+pub(super) struct Run {
     steps: u64,
     /// Where its stack begins, and how much of it there is.
     base: usize,
     room: usize,
-    stop: Option<Stop>,
+    pub(super) stop: Option<Stop>,
+}
+
+impl Run {
+    /// From here on.
+    pub(super) fn new(steps: u64, room: usize) -> Self {
+        Self { steps, base: here(), room, stop: None }
+    }
+
+    /// Whether the validation may go on.
+    pub(super) fn spend(&mut self, cost: u64) -> bool {
+        if self.stop.is_none() {
+            if here().abs_diff(self.base) > self.room {
+                self.stop = Some(Stop::Depth);
+            } else if cost > self.steps {
+                self.stop = Some(Stop::Steps);
+            } else {
+                self.steps -= cost;
+            }
+        }
+        self.stop.is_none()
+    }
 }
 
 thread_local! {
@@ -60,14 +81,14 @@ impl Drop for Restore {
 
 /// Where on the stack this is.
 #[inline(never)]
-pub(super) fn here() -> usize {
+fn here() -> usize {
     let mark = 0_u8;
     std::ptr::from_ref(&mark).addr()
 }
 
 /// Runs a validation, and says how many steps it took.
 pub(super) fn watched(room: usize, validate: impl FnOnce() -> bool) -> Result<(bool, u64), Stop> {
-    let _restore = Restore(RUN.replace(Run { steps: STEPS_MAX, base: here(), room, stop: None }));
+    let _restore = Restore(RUN.replace(Run::new(STEPS_MAX, room)));
     let valid = validate();
     let run = RUN.get();
     run.stop.map_or(Ok((valid, STEPS_MAX - run.steps)), Err)
@@ -76,17 +97,9 @@ pub(super) fn watched(room: usize, validate: impl FnOnce() -> bool) -> Result<(b
 /// Whether the validation may go on.
 fn spend(cost: u64) -> bool {
     let mut run = RUN.get();
-    if run.stop.is_none() {
-        if here().abs_diff(run.base) > run.room {
-            run.stop = Some(Stop::Depth);
-        } else if cost > run.steps {
-            run.stop = Some(Stop::Steps);
-        } else {
-            run.steps -= cost;
-        }
-        RUN.set(run);
-    }
-    run.stop.is_none()
+    let may_go_on = run.spend(cost);
+    RUN.set(run);
+    may_go_on
 }
 
 /// Does it on a thread with much stack; nothing if there cannot be one now.

@@ -12,17 +12,15 @@ use serde_json::Value;
 
 use super::{
     Misfit, Rules,
-    counted::{Stop, here},
+    counted::{Run, Stop},
     leaf::{Leaf, Leaves, Members, address},
-    names::Names,
+    names::{HOPS_MAX, Names},
     say::{cut, shown},
     unique::is_unique,
 };
 
 /// Schemas that are looked at, each at some part of the value, before it is given up.
 const STEPS_MAX: u64 = 100_000;
-/// References and the like that are followed from one schema to the one that is meant.
-const HOPS_MAX: usize = 16;
 
 /// One step from a value to a part of it.
 #[derive(Debug, Clone, Copy)]
@@ -51,10 +49,7 @@ pub(super) struct Explainer<'s, 'v> {
     path: Vec<Step<'v>>,
     found: Vec<Misfit<'v>>,
     max: usize,
-    steps: u64,
-    base: usize,
-    room: usize,
-    stop: Option<Stop>,
+    budget: Run,
     place: Option<Vec<String>>,
 }
 
@@ -74,10 +69,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
             path: Vec::new(),
             found: Vec::new(),
             max: 0,
-            steps: STEPS_MAX,
-            base: here(),
-            room,
-            stop: None,
+            budget: Run::new(STEPS_MAX, room),
             place: None,
         }
     }
@@ -86,7 +78,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
     pub(super) fn explain(mut self, value: &'v Value, max: usize) -> Explained<'v> {
         self.max = max;
         self.visit(self.names.root, value, true);
-        Explained { found: self.found, stop: self.stop, place: self.place.unwrap_or_default() }
+        Explained { found: self.found, stop: self.budget.stop, place: self.place.unwrap_or_default() }
     }
 
     /// Whether a schema takes a value, as far as can be seen.
@@ -98,7 +90,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         if let Some(known) = self.known.get(&pair) {
             return *known;
         }
-        if !self.spend(1) {
+        if !self.budget.spend(1) {
             return true;
         }
         // A schema that comes back to itself at the same value asks for nothing more there.
@@ -111,13 +103,13 @@ impl<'s, 'v> Explainer<'s, 'v> {
     /// The same, and if it does not, tells why.
     fn holds(&mut self, schema: &'s Value, value: &'v Value, step: Option<Step<'v>>, tell: bool) -> bool {
         if self.fits(schema, value) {
-            if tell && self.stop.is_some() && self.place.is_none() {
+            if tell && self.budget.stop.is_some() && self.place.is_none() {
                 self.place = Some(self.path.iter().copied().chain(step).map(Step::name).collect());
             }
             return true;
         }
         let pair = (address(schema), address(value));
-        if tell && !self.telling.contains(&pair) && self.spend(1) {
+        if tell && !self.telling.contains(&pair) && self.budget.spend(1) {
             self.telling.push(pair);
             self.path.extend(step);
             self.visit(schema, value, true);
@@ -160,20 +152,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
 
     /// Whether to look at more would change nothing.
     fn is_enough(&self, fits: bool, tell: bool) -> bool {
-        self.stop.is_some() || if tell { self.found.len() >= self.max } else { !fits }
-    }
-
-    fn spend(&mut self, cost: u64) -> bool {
-        if self.stop.is_none() {
-            if here().abs_diff(self.base) > self.room {
-                self.stop = Some(Stop::Depth);
-            } else if cost > self.steps {
-                self.stop = Some(Stop::Steps);
-            } else {
-                self.steps -= cost;
-            }
-        }
-        self.stop.is_none()
+        self.budget.stop.is_some() || if tell { self.found.len() >= self.max } else { !fits }
     }
 
     fn tell(&mut self, value: &'v Value, kind: ValidationErrorKind, message: String) {
@@ -187,7 +166,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
     fn itself(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
         let mut fits = true;
         if let Some(leaf) = self.leaf(rules)
-            && self.spend(leaf.cost)
+            && self.budget.spend(leaf.cost)
             && !leaf.validator.is_valid(value)
         {
             fits = false;
@@ -218,7 +197,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         }
         if let Some(not) = rules.get("not")
             && self.fits(not, value)
-            && self.stop.is_none()
+            && self.budget.stop.is_none()
         {
             fits = false;
             if tell {
@@ -251,7 +230,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         // One by one: the library has a message for each that is wrong, however many these are.
         for name in members.keys() {
             let single = Value::Object(Members::from_iter([(name.clone(), Value::Null)]));
-            if self.spend(1) && !leaf.validator.is_valid(&single) {
+            if self.budget.spend(1) && !leaf.validator.is_valid(&single) {
                 fits = false;
                 if tell {
                     for error in leaf.validator.iter_errors(&single) {
@@ -326,7 +305,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         let bound = |key: &str| rules.get(key).and_then(Value::as_f64);
         let (least, most) = (bound("minContains").unwrap_or(1.0), bound("maxContains").unwrap_or(f64::INFINITY));
         let count = items.iter().filter(|item| self.fits(schema, item)).count() as f64;
-        let fits = self.stop.is_some() || (least..=most).contains(&count);
+        let fits = self.budget.stop.is_some() || (least..=most).contains(&count);
         if !fits && tell {
             let message = match count < least {
                 true => format!("None of {} are valid under the given schema", shown(value)),
@@ -344,7 +323,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
             let Some(branches) = rules.get(key).and_then(Value::as_array) else { continue };
             let wanted = if key == "anyOf" { 1 } else { 2 };
             let taken = branches.iter().filter(|branch| self.fits(branch, value)).take(wanted).count();
-            if taken == 1 || self.stop.is_some() {
+            if taken == 1 || self.budget.stop.is_some() {
                 continue;
             }
             fits = false;
@@ -438,7 +417,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
     }
 
     fn has_shape(&mut self, rules: &'s Members, value: &'v Value) -> bool {
-        self.leaf(rules).is_some_and(|leaf| self.spend(leaf.cost) && leaf.validator.is_valid(value))
+        self.leaf(rules).is_some_and(|leaf| self.budget.spend(leaf.cost) && leaf.validator.is_valid(value))
     }
 
     /// Members that no schema speaks of, where one says what these may be.
@@ -446,7 +425,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         let (Some(schema), Some(members)) = (rules.get("unevaluatedProperties"), value.as_object()) else { return true };
         let (mut fits, mut unexpected) = (true, Vec::new());
         for (name, member) in members {
-            if self.speaks_of(rules, value, name, 0) || self.stop.is_some() {
+            if self.speaks_of(rules, value, name, 0) || self.budget.stop.is_some() {
                 continue;
             }
             if *schema == false {
@@ -465,7 +444,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
     }
 
     fn speaks_of(&mut self, rules: &'s Members, value: &'v Value, name: &str, hops: usize) -> bool {
-        if hops > HOPS_MAX || !self.spend(1) {
+        if hops > HOPS_MAX || !self.budget.spend(1) {
             return true;
         }
         let schemas = |key: &str| rules.get(key).and_then(Value::as_object);
@@ -491,7 +470,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
 
     fn matches(&mut self, pattern: &'s str, name: &str) -> bool {
         let leaf = self.leaves.of_pattern(self.rules, self.names.root, pattern);
-        leaf.is_some_and(|leaf| self.spend(leaf.cost) && leaf.validator.is_valid(&Value::from(name)))
+        leaf.is_some_and(|leaf| self.budget.spend(leaf.cost) && leaf.validator.is_valid(&Value::from(name)))
     }
 }
 

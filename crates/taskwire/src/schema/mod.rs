@@ -22,6 +22,8 @@ use self::{
     leaf::Leaves,
 };
 
+pub(crate) use self::names::{meant, percent_decoded, referred};
+
 /// How a schema is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rules {

@@ -41,33 +41,50 @@ impl<'s> Names<'s> {
             None => self.ids.get(reference).copied(),
             Some(_) if self.has_parts => None,
             Some("") => Some(self.root),
-            Some(pointer) if pointer.starts_with('/') => self.root.pointer(&without_escapes(pointer)),
+            Some(pointer) if pointer.starts_with('/') => self.root.pointer(&percent_decoded(pointer)),
             Some(name) => self.anchors.get(name).copied(),
         }
     }
 }
 
-/// The text that a URI writes as `%C3%A4` and the like.
-fn without_escapes(text: &str) -> Cow<'_, str> {
-    if !text.contains('%') {
-        return text.into();
+/// References that are followed from one schema to the one that is meant.
+pub(super) const HOPS_MAX: usize = 16;
+
+/// The schema that this one refers to by its place in `root`; itself if it does not.
+pub(crate) fn meant<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
+    for _ in 0..HOPS_MAX {
+        let Some(next) = schema.get("$ref").and_then(|target| referred(root, target)) else { break };
+        schema = next;
     }
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        let escaped = after.get(..2).filter(|_| byte == b'%').and_then(|digits| std::str::from_utf8(digits).ok());
-        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(escaped) => {
-                bytes.push(escaped);
-                rest = &after[2..];
+    schema
+}
+
+/// What a `$ref` names by its place in `root`.
+pub(crate) fn referred<'s>(root: &'s Value, target: &Value) -> Option<&'s Value> {
+    root.pointer(target.as_str()?.strip_prefix('#')?)
+}
+
+/// The text that a part of a URI stands for: `%20` is a blank. What is no text stays as it is.
+pub(crate) fn percent_decoded(part: &str) -> Cow<'_, str> {
+    if !part.contains('%') {
+        return part.into();
+    }
+    let is_hex = |digits: &&str| digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let hex = |at: usize| part.get(at..at + 2).filter(is_hex).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+    let (mut bytes, mut at) = (Vec::with_capacity(part.len()), 0);
+    while let Some(byte) = part.as_bytes().get(at) {
+        match hex(at + 1).filter(|_| *byte == b'%') {
+            Some(meant) => {
+                bytes.push(meant);
+                at += 3;
             }
             None => {
-                bytes.push(byte);
-                rest = after;
+                bytes.push(*byte);
+                at += 1;
             }
         }
     }
-    String::from_utf8_lossy(&bytes).into_owned().into()
+    String::from_utf8(bytes).map_or(Cow::Borrowed(part), Cow::Owned)
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ pub struct Policy {
 
 impl Policy {
     /// Whether clients are told that it shows its output: only that of a task is shown.
-    fn shows_output(&self) -> bool {
+    pub(crate) fn shows_output(&self) -> bool {
         self.streams && self.task != TaskMode::Never
     }
 }
@@ -259,15 +259,16 @@ impl Tool {
     }
 }
 
+/// Whether a tool can have this name.
+pub(crate) fn is_tool_name(name: &str) -> bool {
+    (1..=128).contains(&name.len()) && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
 /// A tool that has been checked and is ready to be listed and called.
 pub(crate) struct Ready {
     pub(crate) name: Arc<str>,
-    /// The definition as lists show it.
+    /// The definition as lists show it, but for what an era adds.
     pub(crate) wire: Payload,
-    /// As those see it who want to know that it streams.
-    pub(crate) hinted: Option<Payload>,
-    /// As sessions see it: without tasks, with tasks, and with the hint that it streams.
-    pub(crate) sessions: [Payload; 3],
     pub(crate) policy: Policy,
     pub(crate) headers: Vec<HeaderParam>,
     /// The schema of the arguments as it is listed, and what they are checked with.
@@ -283,32 +284,10 @@ impl fmt::Debug for Ready {
     }
 }
 
-/// The definition for clients that open a session. Their structured results are objects, so that no other can be
-/// promised to them.
-fn for_sessions(wire: &Value, policy: &Policy) -> [Payload; 3] {
-    let mut plain = wire.clone();
-    if let Some(members) = plain.as_object_mut().filter(|members| members.get("outputSchema").is_some_and(|it| it["type"] != "object")) {
-        members.remove("outputSchema");
-    }
-    let support = match policy.task {
-        TaskMode::Never => "forbidden",
-        TaskMode::Auto | TaskMode::Always => "optional",
-        TaskMode::Required => "required",
-    };
-    let mut tasks = plain.clone();
-    tasks["execution"] = json!({"taskSupport": support});
-    let mut streams = tasks.clone();
-    if policy.shows_output() {
-        streams["execution"]["streamPartial"] = true.into();
-    }
-    [plain.into(), tasks.into(), streams.into()]
-}
-
 impl Ready {
     pub(crate) fn check(tool: Tool) -> Result<Self, InvalidSchema> {
         let invalid = |what, why| InvalidSchema { tool: tool.name.to_string(), what, why };
-        let fits = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-        if tool.name.is_empty() || tool.name.len() > 128 || !tool.name.chars().all(fits) {
+        if !is_tool_name(&tool.name) {
             return Err(invalid("the name", "it needs 1 to 128 of A-Z a-z 0-9 _ . -".to_owned()));
         }
         let schema = &tool.wire["inputSchema"];
@@ -325,15 +304,8 @@ impl Ready {
             Some(schema) => Some(Schema::compile(schema).map_err(|why| invalid("the output schema", why))?),
         };
         let listed = schema.clone();
-        let wire = Value::Object(tool.wire);
-        let hinted = tool.policy.shows_output().then(|| {
-            let mut wire = wire.clone();
-            wire["_meta"]["dev.taskwire/partials"] = json!({"streamPartial": true});
-            wire.into()
-        });
-        let sessions = for_sessions(&wire, &tool.policy);
         let (name, policy, body) = (tool.name, tool.policy, tool.body);
-        Ok(Self { name, wire: wire.into(), hinted, sessions, policy, headers, listed, input, output, body })
+        Ok(Self { name, wire: Value::Object(tool.wire).into(), policy, headers, listed, input, output, body })
     }
 
     /// Takes each `null` out of `arguments` that stands for something left out. Whether there was one.

@@ -96,6 +96,10 @@ impl ToolError {
         Self(Kind::Stopped)
     }
 
+    pub(crate) fn from_kind(kind: Kind) -> Self {
+        Self(kind)
+    }
+
     pub(crate) fn into_kind(self) -> Kind {
         self.0
     }
@@ -107,12 +111,6 @@ impl ToolError {
             Kind::Stopped => End::Outcome(Outcome::Cancelled { reason: None }),
             Kind::Round(round) => End::Suspended(Payload::of(&round).expect("a round consists of JSON already")),
         }
-    }
-}
-
-impl ToolError {
-    pub(crate) fn from_kind(kind: Kind) -> Self {
-        Self(kind)
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) use answer::{fits_any, fitting, gist};
 pub(crate) use content::WHY;
 pub use content::{CallResult, Content, IntoResult, Json};
 pub use ctx::Ctx;
+pub(crate) use definition::is_tool_name;
 pub use definition::{Policy, TaskMode, Tool};
 pub(crate) use error::{Kind, from_engine};
 pub use error::{Round, ToolError};

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-/// References that are followed, and schemas within schemas that are looked at, before it is given up.
+use crate::schema::{meant, referred};
+
+/// Schemas within schemas that are looked at before it is given up.
 const DEPTH_MAX: usize = 16;
 
 /// Takes out each `null` under a name that may be left out and whose schema takes no `null`, however deep. Whether there was one.
@@ -37,19 +39,6 @@ fn within(root: &Value, schema: &Value, value: &mut Value) -> bool {
         _ => {}
     }
     changed
-}
-
-/// The schema that this one refers to; itself if it does not.
-fn meant<'a>(root: &'a Value, mut schema: &'a Value) -> &'a Value {
-    for _ in 0..DEPTH_MAX {
-        let Some(next) = schema.get("$ref").and_then(|target| referred(root, target)) else { break };
-        schema = next;
-    }
-    schema
-}
-
-fn referred<'a>(root: &'a Value, target: &Value) -> Option<&'a Value> {
-    root.pointer(target.as_str()?.strip_prefix('#')?)
 }
 
 /// Whether `null` fits, as far as can be seen. Where it cannot be, it may: then whoever checks the arguments has the last word.

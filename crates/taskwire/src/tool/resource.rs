@@ -13,7 +13,7 @@ use super::{
     provider::Handler,
     typed::{read_texts, schema_of},
 };
-use crate::engine::Resumed;
+use crate::{engine::Resumed, schema::percent_decoded};
 
 /// A request for a resource.
 #[derive(Debug, Clone)]
@@ -105,8 +105,8 @@ impl Template {
         let (schema, pattern) = (schema_of::<A>(), Arc::<str>::from(template));
         Self::raw(json!({"uriTemplate": template, "name": name}), move |call: ResourceCall| {
             let uri = call.uri.clone();
-            let texts: Map<String, Value> =
-                variables(&pattern, &uri).into_iter().flatten().map(|(name, text)| (name.to_owned(), decoded(text).into())).collect();
+            let variables = variables(&pattern, &uri).into_iter().flatten();
+            let texts: Map<String, Value> = variables.map(|(name, text)| (name.to_owned(), percent_decoded(text).into())).collect();
             let reading = match read_texts::<A>(&schema, texts) {
                 Ok(args) => Ok(read(args, call)),
                 Err(error) => Err(ToolError::protocol(code::INVALID_PARAMS, format!("`{uri}` does not fit `{pattern}`: {error}"))),
@@ -194,26 +194,6 @@ fn variables<'t, 'u>(template: &'t str, uri: &'u str) -> Option<Vec<(&'t str, &'
     (pattern == rest).then_some(found)
 }
 
-/// The text that a part of a URI stands for: `%20` is a blank. What is no text stays as it is.
-fn decoded(part: &str) -> String {
-    let is_hex = |digits: &&str| digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let hex = |at: usize| part.get(at..at + 2).filter(is_hex).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-    let (mut bytes, mut at) = (Vec::with_capacity(part.len()), 0);
-    while let Some(byte) = part.as_bytes().get(at) {
-        match hex(at + 1).filter(|_| *byte == b'%') {
-            Some(meant) => {
-                bytes.push(meant);
-                at += 3;
-            }
-            None => {
-                bytes.push(*byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8(bytes).unwrap_or_else(|_| part.to_owned())
-}
-
 /// What a resource written in Rust may return.
 pub trait IntoContents {
     /// The `ReadResourceResult` that it stands for, under this URI.
@@ -278,7 +258,7 @@ mod tests {
         assert_eq!(variables("t://{a", "t://1"), None);
         for (part, meant) in [("a%20b", "a b"), ("caf%C3%A9", "café"), ("100%", "100%"), ("%zz", "%zz"), ("%ff", "%ff"), ("é%2", "é%2")]
         {
-            assert_eq!(decoded(part), meant);
+            assert_eq!(percent_decoded(part), meant);
         }
     }
 

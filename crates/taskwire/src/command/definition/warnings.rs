@@ -11,11 +11,9 @@ use std::{
 
 use serde_json::Map;
 
-use super::{Compiled, Definition, Inherit, Parameters, Text};
+use super::{Compiled, Definition, Inherit, Parameters, Text, USUAL_PATH};
 use crate::tool::portability;
 
-/// Where programs are looked for without PATH, as supervisors do.
-const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// How much of a script is looked at.
 const SCRIPT_BYTES_MAX: u64 = 256 * 1024;
 

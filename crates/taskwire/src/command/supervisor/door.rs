@@ -13,8 +13,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::questions;
-use crate::command::talk::{self, FromInside, FromSupervisor, Hello, LINE_BYTES_MAX, Lines, SERVER_LINE_BYTES_MAX, ToInside, ToSupervisor};
+use crate::command::talk::{
+    self, Asked, FromInside, FromSupervisor, Hello, LINE_BYTES_MAX, Lines, SERVER_LINE_BYTES_MAX, ToInside, ToSupervisor,
+};
 
 /// Connections that have not said who they are, and how long they may take for it.
 const STRANGERS_MAX: usize = 128;
@@ -32,7 +33,7 @@ pub(super) struct News {
     /// Bytes of the journal.
     pub(super) len: u64,
     /// Open questions.
-    pub(super) open: Arc<Vec<Arc<questions::Told>>>,
+    pub(super) open: Arc<Vec<Arc<Asked>>>,
 }
 
 /// What happens at the door.
@@ -207,13 +208,13 @@ async fn tell(mut to: OwnedWriteHalf, mut news: watch::Receiver<News>, knows: wa
         let now = news.borrow_and_update().clone();
         let mut told = Ok(());
         for question in now.open.iter().filter(|question| question.serial > serial) {
-            told = talk::send(&mut to, &FromSupervisor::Ask(question.asked.clone())).await;
+            told = talk::send(&mut to, &FromSupervisor::Ask(Asked::clone(question))).await;
             if told.is_err() {
                 break;
             }
         }
         serial = now.open.iter().map(|question| question.serial).fold(serial, u64::max);
-        let keys: Vec<String> = now.open.iter().map(|question| question.asked.key.clone()).collect();
+        let keys: Vec<String> = now.open.iter().map(|question| question.key.clone()).collect();
         if told.is_ok() && open.as_ref() != Some(&keys) {
             told = talk::send(&mut to, &FromSupervisor::Open(keys.clone())).await;
             open = Some(keys);
@@ -240,7 +241,7 @@ mod tests {
     use super::*;
     use crate::command::{
         socket,
-        talk::{Asked, Note, Question},
+        talk::{Note, Question},
     };
     use crate::testing::TempDir;
 
@@ -290,9 +291,9 @@ mod tests {
         FromInside::Note(Note::Status { message: message.to_owned() })
     }
 
-    fn question(serial: u64) -> Arc<questions::Told> {
+    fn question(serial: u64) -> Arc<Asked> {
         let question = Question { message: "q".to_owned(), schema: None, url: None };
-        Arc::new(questions::Told { serial, asked: Asked { key: format!("k{serial}"), question, at: 8 } })
+        Arc::new(Asked { key: format!("k{serial}"), question, at: 8, serial })
     }
 
     #[tokio::test]

@@ -18,10 +18,8 @@ use std::{
 use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 
 use super::{SETTLED, cgroup, is_alive, known_as};
-use crate::command::journal;
+use crate::command::{definition::DIR_VARIABLE, journal};
 
-/// Tells a process of a command where its task is, and us whose process it is.
-pub(super) const DIR_VARIABLE: &str = "TASKWIRE_TASK_DIR";
 /// How often orphans are looked for at most, and how long in between.
 const LOOKS_MAX: u32 = 500;
 const LOOK_PAUSE: Duration = Duration::from_millis(10);

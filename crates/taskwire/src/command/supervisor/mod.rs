@@ -42,7 +42,9 @@ use super::{
 use crate::ours::{self, Kind};
 
 /// What a supervisor is to do; written by the server.
-const JOB: &str = "job.json";
+pub(super) const JOB: &str = "job.json";
+/// What the command reads from its standard input; written by the server.
+pub(super) const STDIN: &str = "stdin";
 /// Held by the supervisor as long as it lives.
 const LOCK: &str = "lock";
 /// Made by a supervisor that leaves nothing to be cleared up: everything is gone, or stays on purpose.

@@ -14,15 +14,8 @@ const ANSWERED_MAX: usize = 1024;
 /// Bytes of a name.
 const KEY_BYTES_MAX: usize = 128;
 
-/// An open question, as servers are told of it. `serial` grows: a name can be asked again after it was refused.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Told {
-    pub(super) serial: u64,
-    pub(super) asked: Asked,
-}
-
 struct Open {
-    told: Arc<Told>,
+    asked: Arc<Asked>,
     waiting: Vec<oneshot::Sender<ToInside>>,
 }
 
@@ -47,8 +40,8 @@ impl Questions {
     }
 
     /// The open ones, oldest first.
-    pub(super) fn open(&self) -> Vec<Arc<Told>> {
-        self.open.iter().map(|open| open.told.clone()).collect()
+    pub(super) fn open(&self) -> Vec<Arc<Asked>> {
+        self.open.iter().map(|open| open.asked.clone()).collect()
     }
 
     /// Takes a question. Its answer goes to `reply`, now or later. Says whether servers must be told.
@@ -85,17 +78,17 @@ impl Questions {
                 another(&key)
             };
         }
-        if let Some(n) = self.open.iter().position(|open| open.told.asked.key == key) {
+        if let Some(n) = self.open.iter().position(|open| open.asked.key == key) {
             let open = &mut self.open[n];
             open.waiting.retain(|reply| !reply.is_closed());
-            return if open.told.asked.question == question { Taken::Joined(n) } else { another(&key) };
+            return if open.asked.question == question { Taken::Joined(n) } else { another(&key) };
         }
         if self.open.len() >= OPEN_MAX {
             return refuse(format!("{OPEN_MAX} questions wait for an answer already"));
         }
         self.serial += 1;
-        let told = Told { serial: self.serial, asked: Asked { key, question, at } };
-        self.open.push(Open { told: Arc::new(told), waiting: Vec::new() });
+        let asked = Asked { key, question, at, serial: self.serial };
+        self.open.push(Open { asked: Arc::new(asked), waiting: Vec::new() });
         Taken::New
     }
 
@@ -104,7 +97,7 @@ impl Questions {
         loop {
             self.count += 1;
             let key = if self.run > 1 { format!("run{}-ask-{}", self.run, self.count) } else { format!("ask-{}", self.count) };
-            if self.open.iter().all(|open| open.told.asked.key != key) && self.answered.iter().all(|old| old.key != key) {
+            if self.open.iter().all(|open| open.asked.key != key) && self.answered.iter().all(|old| old.key != key) {
                 return key;
             }
         }
@@ -116,7 +109,7 @@ impl Questions {
         if self.answered.len() >= ANSWERED_MAX {
             self.answered.pop_front();
         }
-        let Asked { key, question, .. } = asked.asked.clone();
+        let Asked { key, question, .. } = Asked::clone(&asked);
         self.answered.push_back(Answered { key, question, value: value.clone() });
         true
     }
@@ -136,14 +129,14 @@ impl Questions {
         self.open.len() < before
     }
 
-    fn close(&mut self, key: &str, said: &ToInside) -> Option<Arc<Told>> {
-        let n = self.open.iter().position(|open| open.told.asked.key == key)?;
+    fn close(&mut self, key: &str, said: &ToInside) -> Option<Arc<Asked>> {
+        let n = self.open.iter().position(|open| open.asked.key == key)?;
         let open = self.open.remove(n);
         for reply in open.waiting {
             // Who is gone is gone.
             let _ = reply.send(said.clone());
         }
-        Some(open.told)
+        Some(open.asked)
     }
 }
 
@@ -192,7 +185,7 @@ mod tests {
     }
 
     fn keys(questions: &Questions) -> Vec<String> {
-        questions.open().iter().map(|told| told.asked.key.clone()).collect()
+        questions.open().iter().map(|asked| asked.key.clone()).collect()
     }
 
     fn said(reply: &mut Reply) -> Option<ToInside> {

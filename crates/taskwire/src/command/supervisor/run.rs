@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     command::{
-        definition::Leftovers,
+        definition::{KILL_AFTER_MAX, Leftovers, SPOOL_BYTES_MIN},
         journal::{Began, Ended, Journal, OUTPUT_BYTES_MAX, Record},
         talk::{self, FromInside, Note, ToInside, ToSupervisor},
     },
@@ -36,8 +36,6 @@ use crate::{
 const DRAIN: Duration = Duration::from_secs(1);
 /// A machine that shuts down ends all processes at once: so long we wait whether we are among them.
 const LINGER: Duration = Duration::from_millis(250);
-/// The longest time between the gentle end and the other one.
-const KILL_AFTER_MAX: Duration = Duration::from_secs(600);
 /// How long killing may take before what cannot be killed is given up.
 pub(super) const KILLING_MAX: Duration = Duration::from_secs(10);
 /// How often it is looked whether all are gone, and how often they are killed again.
@@ -52,8 +50,6 @@ const FAREWELL: Duration = Duration::from_millis(500);
 const TURN_BYTES: usize = 256 * 1024;
 /// The most that a pipe holds.
 const PIPE_BYTES: usize = 1 << 20;
-/// The least that may wait in the journal.
-const SPOOL_BYTES_MIN: u64 = 64 * 1024;
 /// What may come on top of that when it goes to the end, for both streams: nobody will take anything before the end is there.
 const LAST_BYTES: u64 = 2 * PIPE_BYTES as u64;
 /// SIGTERM, and how a shell says that one of its commands got it.
@@ -111,12 +107,6 @@ enum Phase {
     Killing { until: Instant },
     /// That was all.
     Over,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Stream {
-    Out,
-    Err,
 }
 
 /// What woke the loop.
@@ -410,28 +400,21 @@ impl Run {
 
     /// Reads what the command has written, up to `most` bytes of each stream.
     fn read(&mut self, most: usize) {
-        self.read_stream(Stream::Out, most);
-        self.read_stream(Stream::Err, most);
+        self.read_stream(|run| &mut run.out, Record::Out, most);
+        self.read_stream(|run| &mut run.err, Record::Err, most);
     }
 
-    fn read_stream(&mut self, stream: Stream, most: usize) {
+    fn read_stream(&mut self, pipe_of: fn(&mut Self) -> &mut Option<Receiver>, record: fn(Vec<u8>) -> Record, most: usize) {
         let mut buffer = [0; OUTPUT_BYTES_MAX];
         let mut taken = 0;
         while taken < most && self.may_write() {
-            let place = match stream {
-                Stream::Out => &mut self.out,
-                Stream::Err => &mut self.err,
-            };
+            let place = pipe_of(self);
             let Some(pipe) = place else { return };
             // Not by way of the runtime: what it knows of the pipe may be older than what brought us here.
             match rustix::io::read(&*pipe, &mut buffer[..]) {
                 Ok(n) if n > 0 => {
                     taken += n;
-                    let bytes = buffer[..n].to_vec();
-                    self.write(match stream {
-                        Stream::Out => Record::Out(bytes),
-                        Stream::Err => Record::Err(bytes),
-                    });
+                    self.write(record(buffer[..n].to_vec()));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {

@@ -6,7 +6,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, ErrorKind},
-    os::unix::process::CommandExt,
+    os::{fd::OwnedFd, unix::process::CommandExt},
     path::Path,
     process::{Command, Stdio},
 };
@@ -14,15 +14,8 @@ use std::{
 use rustix::{fs::Mode, process::Pid};
 use tokio::net::unix::pipe::Receiver;
 
-use super::{Job, cgroup::Cgroup, kill::DIR_VARIABLE, terminal};
-use crate::command::definition::{Leftovers, Stderr};
-
-/// Tells a process of a command which task it runs for.
-const TASK_VARIABLE: &str = "TASKWIRE_TASK";
-/// Where programs are looked for when nobody says.
-const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// The spool's file for standard input.
-const STDIN: &str = "stdin";
+use super::{Job, STDIN, cgroup::Cgroup, terminal};
+use crate::command::definition::{DIR_VARIABLE, Leftovers, Stderr, TASK_VARIABLE, USUAL_PATH};
 
 /// A command that runs.
 pub(super) struct Started {
@@ -46,7 +39,8 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String
     let mut command = Command::new(program);
     command.args(args).current_dir(&job.cwd).env_clear().envs(environment(job, dir, env::vars_os())).process_group(0);
     command.stdin(if job.stdin { Stdio::from(File::open(dir.join(STDIN)).map_err(streams)?) } else { Stdio::null() });
-    let (out, err) = if job.pty { terminal::give(&mut command, job) } else { pipes(&mut command, job) }.map_err(streams)?;
+    let pair = if job.pty { terminal::pair } else { pipe };
+    let (out, err) = give(&mut command, job, pair).map_err(streams)?;
 
     // What may stay when the command has ended would keep its control group for ever.
     let cgroup = if job.leftovers == Leftovers::Keep { None } else { Cgroup::make(dir) };
@@ -74,23 +68,28 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String
     }
 }
 
-/// Gives the command its output streams, and us the other ends.
-fn pipes(command: &mut Command, job: &Job) -> io::Result<(Receiver, Option<Receiver>)> {
-    let (reader, writer) = io::pipe()?;
-    let out = Receiver::from_owned_fd(reader.into())?;
+/// Gives the command what it writes to, each made by `pair`, and us the other ends.
+fn give(command: &mut Command, job: &Job, pair: fn() -> io::Result<(Receiver, OwnedFd)>) -> io::Result<(Receiver, Option<Receiver>)> {
+    let (out, theirs) = pair()?;
     let mut err = None;
     if job.stderr == Stderr::Drop {
         command.stderr(Stdio::null());
     } else if job.is_split() {
-        let (reader, writer) = io::pipe()?;
-        err = Some(Receiver::from_owned_fd(reader.into())?);
-        command.stderr(writer);
+        let (ours, theirs) = pair()?;
+        err = Some(ours);
+        command.stderr(theirs);
     } else {
-        // One pipe, so that the order is exact.
-        command.stderr(writer.try_clone()?);
+        // One for both, so that the order is exact.
+        command.stderr(theirs.try_clone()?);
     }
-    command.stdout(writer);
+    command.stdout(theirs);
     Ok((out, err))
+}
+
+/// Our end of a pipe, and the command's.
+fn pipe() -> io::Result<(Receiver, OwnedFd)> {
+    let (ours, theirs) = io::pipe()?;
+    Ok((Receiver::from_owned_fd(ours.into())?, theirs.into()))
 }
 
 /// The command's environment, made of ours.

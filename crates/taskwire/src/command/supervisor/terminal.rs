@@ -4,11 +4,7 @@
 //! a password finds no terminal to ask on and says so, instead of waiting for somebody who is not there. So the command's processes are
 //! found and ended like any others.
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    process::{Command, Stdio},
-};
+use std::{io, os::fd::OwnedFd};
 
 use rustix::{
     fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open},
@@ -18,37 +14,17 @@ use rustix::{
 };
 use tokio::net::unix::pipe::Receiver;
 
-use super::Job;
-use crate::command::definition::Stderr;
-
 /// So wide that lines are not broken where a screen would end.
 const WINDOW: Winsize = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
 
 /// Variables of a command on a terminal, unless its tool sets them: programs should not draw, and a pager would wait for a key.
 pub(super) const VARIABLES: [(&str, &str); 3] = [("TERM", "dumb"), ("PAGER", "cat"), ("GIT_PAGER", "cat")];
 
-/// Gives the command a terminal to write to, or one for each of its streams, and us the other ends.
+/// Our end of a terminal, and the command's.
 ///
 /// # Errors
 /// When there is none to be had.
-pub(super) fn give(command: &mut Command, job: &Job) -> io::Result<(Receiver, Option<Receiver>)> {
-    let (out, theirs) = pair()?;
-    let mut err = None;
-    if job.stderr == Stderr::Drop {
-        command.stderr(Stdio::null());
-    } else if job.is_split() {
-        let (ours, theirs) = pair()?;
-        err = Some(ours);
-        command.stderr(theirs);
-    } else {
-        command.stderr(theirs.try_clone()?);
-    }
-    command.stdout(theirs);
-    Ok((out, err))
-}
-
-/// Our end of a terminal, and the command's.
-fn pair() -> io::Result<(Receiver, OwnedFd)> {
+pub(super) fn pair() -> io::Result<(Receiver, OwnedFd)> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
     fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
     grantpt(&ours)?;

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::schema::meant;
+
 /// How deep lists of lists are looked into.
 const DEPTH_MAX: usize = 8;
 
@@ -42,14 +44,8 @@ impl<'a> Parameters<'a> {
     }
 
     /// The schema that this one refers to; itself if it does not.
-    pub(in crate::command) fn meant(self, mut schema: &'a Value) -> &'a Value {
-        // Deep enough for people, and an end for references that go in circles.
-        for _ in 0..8 {
-            let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
-            let Some(next) = target.and_then(|pointer| self.schema.pointer(pointer)) else { break };
-            schema = next;
-        }
-        schema
+    pub(in crate::command) fn meant(self, schema: &'a Value) -> &'a Value {
+        meant(self.schema, schema)
     }
 
     /// Whether no value of it can be anything but a number, true or false, or one of those that its author wrote down: so nothing that

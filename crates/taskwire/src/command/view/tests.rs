@@ -415,7 +415,7 @@ fn seen(said: Vec<Said>) -> Vec<Said> {
 
 /// The same rules from the start, as a new view would have them, without the time to compile them.
 fn anew(view: &mut View) {
-    (view.out, view.err) = (Pipe::default(), Pipe::default());
+    view.pipes = Default::default();
 }
 
 fn fed(view: &mut View, stream: Stream, bytes: &[u8], step: usize) -> Vec<Said> {

@@ -153,12 +153,12 @@ fn instead(shared: &Context, hold: Hold, task: &Task, over: bool) -> Option<Payl
         return None;
     }
     if hold.asks(task) {
-        return Some(payload(&followup::asks(&shared.engine, task)));
+        return Some(payload(&followup::now(&shared.engine, task)));
     }
     // A person who was asked is not cut short, unless nobody will be there to hear the answer.
     let draining = *shared.draining.borrow();
     let goes_on = task.asked_at.is_none() || draining;
-    let tell = if draining { followup::going_away } else { followup::still_running };
+    let tell = if draining { followup::going_away } else { followup::now };
     (over && goes_on).then(|| payload(&tell(&shared.engine, task)))
 }
 
@@ -227,7 +227,7 @@ impl Beat {
     /// The next sign of life as it goes on the wire, if there is one to be given.
     pub(in crate::dialect) fn message(&mut self, notes: &mut notes::Notes, task: Option<&Task>) -> Option<Vec<u8>> {
         self.put_off();
-        let began = task.map_or(self.began, |task| followup::began(task).min(self.began));
+        let began = task.map_or(self.began, |task| task.began().min(self.began));
         let words = format!("running for {} s", self.clock.now().since(began).as_secs());
         notes.beat(self.floor, task.and_then(|task| task.message.as_deref()), &words)
     }

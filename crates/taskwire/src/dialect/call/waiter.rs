@@ -409,7 +409,7 @@ impl Waiting {
     }
 
     fn has_joined(&self, task: &Task) {
-        let _ = self.joined.set(followup::began(task));
+        let _ = self.joined.set(task.began());
         tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %task.id, "a call joined the work of an earlier one");
         if self.cancelled.load(Ordering::Acquire) {
             self.stop();

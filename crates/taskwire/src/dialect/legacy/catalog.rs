@@ -12,7 +12,7 @@ use crate::{
         params::{level_of, present, text as member},
     },
     engine::Resumed,
-    tool::{Kind, PromptCall, ResourceCall, ToolError},
+    tool::{Kind, PromptCall, ReadyTool, ResourceCall, TaskMode, ToolError},
 };
 
 /// The members that the methods here have.
@@ -40,13 +40,30 @@ fn page<T>(cx: &Cx<'_>, key: &str, all: &[T], wire: impl Fn(&T) -> String) -> Re
 
 pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
     let agreed = cx.session.agreed();
-    let shape = match (agreed.has_tasks(), agreed.partial) {
-        (false, _) => 0,
-        (true, false) => 1,
-        (true, true) => 2,
-    };
     // Whoever can make tasks here can also do without, with each call.
-    page(cx, "tools", &catalog::tools(cx.shared, false), |tool| catalog::shown(cx.shared, tool, &tool.0.sessions[shape], false))
+    page(cx, "tools", &catalog::tools(cx.shared, false), |tool| {
+        catalog::shown(cx.shared, tool, &definition(tool, agreed.has_tasks(), agreed.partial), false)
+    })
+}
+
+/// The definition of a tool. Structured results are objects in this era, so that no other can be promised.
+fn definition(tool: &ReadyTool, has_tasks: bool, has_partials: bool) -> Payload {
+    let (mut wire, policy) = (tool.0.wire.read::<Value>().unwrap_or_default(), &tool.0.policy);
+    if let Some(members) = wire.as_object_mut().filter(|members| members.get("outputSchema").is_some_and(|it| it["type"] != "object")) {
+        members.remove("outputSchema");
+    }
+    if has_tasks {
+        let support = match policy.task {
+            TaskMode::Never => "forbidden",
+            TaskMode::Auto | TaskMode::Always => "optional",
+            TaskMode::Required => "required",
+        };
+        wire["execution"] = json!({"taskSupport": support});
+        if has_partials && policy.shows_output() {
+            wire["execution"]["streamPartial"] = true.into();
+        }
+    }
+    wire.into()
 }
 
 /// Any other list.

@@ -56,9 +56,17 @@ fn page<T>(cx: &Cx<'_>, key: &str, all: &[T], wire: impl Fn(&T) -> String) -> Re
 pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
     let has_tasks = cx.meta.tasks;
     page(cx, "tools", &catalog::tools(cx.shared, has_tasks), |tool| {
-        let hinted = tool.0.hinted.as_ref().filter(|_| cx.meta.partials);
-        catalog::shown(cx.shared, tool, hinted.unwrap_or(&tool.0.wire), has_tasks)
+        let wire = &tool.0.wire;
+        let hinted = (cx.meta.partials && tool.0.policy.shows_output()).then(|| hinted(wire));
+        catalog::shown(cx.shared, tool, hinted.as_ref().unwrap_or(wire), has_tasks)
     })
+}
+
+/// The definition of a tool, with the hint that it shows its output.
+fn hinted(definition: &Payload) -> Payload {
+    let mut wire: Value = definition.read().unwrap_or_default();
+    wire["_meta"][PARTIALS] = json!({"streamPartial": true});
+    wire.into()
 }
 
 /// Any other list.

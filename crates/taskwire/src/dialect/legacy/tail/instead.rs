@@ -3,16 +3,13 @@
 use taskwire_core::{Payload, wire::RequestId};
 
 use super::{Ended, Tail};
-use crate::{
-    dialect::{
-        call::held::{Beat, Hold, HoldTimer},
-        legacy::{
-            live::Request,
-            place::{At, Kind},
-            view,
-        },
+use crate::dialect::{
+    call::held::{Beat, Hold, HoldTimer},
+    legacy::{
+        live::Request,
+        place::{At, Kind},
+        view,
     },
-    followup,
 };
 
 impl Tail<'_> {
@@ -33,7 +30,7 @@ impl Tail<'_> {
         }
         let (clock, task) = (self.shared.engine.clock(), self.task()?);
         let now = clock.now();
-        let work = task.as_deref().map_or(now, followup::began);
+        let work = task.as_deref().map_or(now, |task| task.began());
         let called = self.request.and_then(Request::made).map_or(work, |(began, _)| began);
         let began = self.hold.hold().map_or(called, |hold| hold.began);
         // Who came back has just heard from us.
