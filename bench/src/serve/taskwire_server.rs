@@ -10,8 +10,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use taskwire::{
-    engine::Coalesce,
-    server::{Config, Server},
+    server::{Coalesce, Config, Server},
     store::SqliteStore,
     tool::{Ctx, Registry, TaskMode, Tool, ToolError},
 };

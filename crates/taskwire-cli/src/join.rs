@@ -124,10 +124,9 @@ impl Way {
         };
         let prepared = place.prepared.take().ok_or_else(|| io::Error::other("this process could not take the place of its server"))?;
         let leader = prepared.lead(store).await.map_err(io::Error::other)?;
-        let (engine, failed) = (leader.engine(), self.failed.clone());
+        let (reason, failed) = (leader.failed(), self.failed.clone());
         tokio::spawn(async move {
-            let reason = engine.failed().await;
-            failed.send_replace(Some(reason.to_string()));
+            failed.send_replace(Some(reason.await.to_string()));
         });
         place.leader = Some(leader);
         tracing::info!(data = %self.data.display(), "the server that was joined has ended: this process takes its place");

@@ -18,8 +18,7 @@ use serde::Deserialize;
 use serde_json::json;
 use taskwire::{
     clock::{Clock, SystemClock},
-    engine,
-    server::{Config, HttpConfig, Server},
+    server::{Config, EngineConfig, HttpConfig, Server},
     store::SqliteStore,
     tool::{Content, Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, ToolError},
 };
@@ -61,7 +60,7 @@ fn config() -> Config {
     let limits = Limits { tasks_per_caller: PLENTY, stored_bytes_per_caller: u64::MAX, disk_reserve_bytes: 0, ..Limits::DEFAULT };
     Config {
         name: "taskwire-crash".to_owned(),
-        engine: engine::Config { limits, ..engine::Config::default() },
+        engine: EngineConfig { limits, ..EngineConfig::default() },
         attempts_max: PLENTY,
         listens_per_caller: LISTENS,
         // The clients of the crash test look as often as they can.

@@ -27,8 +27,8 @@
 //! ```
 //!
 //! # Layout
-//! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`command`] commands as tools · [`engine`] tasks and their runs ·
-//! [`store`] where they are kept · [`clock`] where the time comes from. Transports and dialects are private.
+//! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`command`] commands as tools ·
+//! [`store`] where tasks are kept · [`clock`] where the time comes from. The engine, transports and dialects are private.
 
 mod auth;
 pub mod client;
@@ -36,7 +36,7 @@ pub mod clock;
 pub mod command;
 mod config;
 mod dialect;
-pub mod engine;
+mod engine;
 mod feed;
 mod followup;
 pub mod form;

@@ -475,7 +475,7 @@ fn rooms_know_only_what_they_may() {
         ("store", &["ours"]),
         ("engine", &["clock", "feed", "store"]),
         ("tool", &["clock", "engine", "schema"]),
-        ("command", &["clock", "engine", "followup", "ours", "schema", "store", "tool"]),
+        ("command", &["clock", "engine", "followup", "ours", "schema", "server", "store", "tool"]),
         ("followup", &["clock", "engine", "feed", "form", "schema", "store", "tool"]),
         ("config", &["auth", "engine"]),
         ("dialect", &["auth", "clock", "config", "engine", "feed", "followup", "store", "tool"]),

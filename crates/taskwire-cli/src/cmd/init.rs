@@ -146,7 +146,7 @@ async fn call(config: Config, path: &Path, data: &Path) -> anyhow::Result<()> {
     let registry = Registry::new();
     let _live = Live::start(config, definitions, Some(path), Vec::new(), registry.clone(), commands.clone())?;
     let server = Server::start(commands.provider(registry), store, settings)?;
-    commands.begin(server.engine());
+    commands.begin(&server);
     let client = Client::connect(&server, Options::default()).await?;
     let mut run = client.start(TOOL, json!({"to": COUNT})).await?;
     let (mut shown, mut outcome) = (String::new(), None);

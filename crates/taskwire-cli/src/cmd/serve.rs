@@ -9,11 +9,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use taskwire::{
     command::{Commands, Definition, Supervisor},
-    engine::Engine,
     server::{self, Server},
     store::{self, SqliteStore},
     tool::{Provider, Registry},
@@ -159,7 +158,7 @@ impl Prepared {
         let live = Arc::new(live);
         let count = registry.tools().len();
         let server = Server::start(commands.provider(registry), store, settings)?;
-        commands.begin(server.engine());
+        commands.begin(&server);
         if file.is_some() {
             // Without a file there is nothing to read again, and the signal means what it means to any program.
             tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
@@ -230,9 +229,9 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
-    /// The engine of the server.
-    pub(crate) fn engine(&self) -> Engine {
-        self.server.engine().clone()
+    /// Waits until its store fails, and says why.
+    pub(crate) fn failed(&self) -> impl Future<Output = Arc<str>> + Send + use<> {
+        self.server.failed()
     }
 
     /// Lets go of the store for another process to take it.
@@ -263,9 +262,11 @@ fn told(error: &anyhow::Error) -> String {
 
 /// Why there is no store. A database does not say which file it is.
 fn unopened(error: store::Error, data: &Path) -> anyhow::Error {
-    let is_unnamed = matches!(error, store::Error::Database(_));
-    let error = anyhow::Error::from(error);
-    if is_unnamed { error.context(format!("cannot open {}", data.join("tasks.db").display())) } else { error }
+    match error {
+        store::Error::Locked { .. } => anyhow!("{error} (`--data`)"),
+        store::Error::Database(_) => anyhow::Error::from(error).context(format!("cannot open {}", data.join("tasks.db").display())),
+        error => error.into(),
+    }
 }
 
 /// Takes an address that another process may be about to let go.

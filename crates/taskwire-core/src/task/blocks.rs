@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::command::Reject;
+use super::{command::Reject, decide::bound};
 use crate::{limits::Limits, payload::Payload};
 
 /// The content of one chunk: the text of a JSON array, made once and only copied from then on.
@@ -32,10 +32,7 @@ impl Blocks {
     /// # Errors
     /// When it is larger than a chunk may be.
     pub fn check(block: &Payload, limits: &Limits) -> Result<(), Reject> {
-        if (block.as_str().len() + "[]".len()) as u64 > limits.chunk_bytes {
-            return Err(Reject::Limit { what: "the chunk is too large", max: limits.chunk_bytes, key: "chunk_bytes" });
-        }
-        Ok(())
+        bound("the chunk is too large", (block.as_str().len() + "[]".len()) as u64, limits.chunk_bytes, "chunk_bytes")
     }
 
     /// As they were stored.
@@ -82,7 +79,7 @@ impl<'de> Deserialize<'de> for Blocks {
 }
 
 /// JSON writes a byte of text with at most so many.
-const ESCAPE_MAX: usize = 6;
+pub const ESCAPE_MAX: usize = 6;
 /// What stands around the text of a block in a chunk that has nothing else.
 const FRAME: usize = r#"[{"type":"text","text":""}]"#.len();
 

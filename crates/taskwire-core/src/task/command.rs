@@ -44,6 +44,14 @@ pub struct NewTask {
     pub checkpoint: Option<Payload>,
 }
 
+impl NewTask {
+    /// One whose work has not begun.
+    #[must_use]
+    pub const fn new(spec: Arc<Spec>, request: Payload, epoch: Epoch) -> Self {
+        Self { spec, request, epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None, checkpoint: None }
+    }
+}
+
 /// What is asked of a task.
 #[derive(Debug, Clone)]
 pub enum Command {

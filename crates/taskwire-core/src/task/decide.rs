@@ -1,5 +1,7 @@
 //! What a command leads to. Pure: the same task, command, moment and limits give the same answer.
 
+use std::{fmt::Display, time::Duration};
+
 use super::{
     blocks::{Blocks, Draft},
     command::{Authority, Command, NewTask, Reject},
@@ -36,9 +38,7 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Append { chunks } if chunks.is_empty() => Err(Reject::EmptyChunk),
         Command::Append { chunks } => append(task.output, &task.spec, chunks, limits),
         Command::Say { message, progress } => {
-            let size = message.as_ref().map_or(0, |message| message.len() as u64);
-            bound("the status message is too long", size, limits.message_bytes, "message_bytes")?;
-            finite(*progress)?;
+            check_status(message.as_deref(), *progress, limits)?;
             room(task, limits)?;
             // Progress grows, or there is none: also when the work was begun anew.
             let progress = progress.filter(|progress| task.progress.is_none_or(|told| progress.done > told.done));
@@ -175,11 +175,12 @@ fn answer(task: &Task, answers: &[(InputKey, Payload)], limits: &Limits) -> Resu
 #[must_use]
 pub fn bounded(outcome: Outcome, limits: &Limits) -> Outcome {
     match outcome {
-        Outcome::Completed { result, .. } if result.as_str().len() as u64 > limits.result_bytes => Outcome::Failed(internal(format!(
-            "the result has {} bytes: the limit is {} (configuration key `limits.result_bytes`)",
-            result.as_str().len(),
-            limits.result_bytes
-        ))),
+        Outcome::Completed { result, .. } if result.as_str().len() as u64 > limits.result_bytes => {
+            let (bytes, max) = (result.as_str().len(), limits.result_bytes);
+            Outcome::Failed(RpcError::internal(format!(
+                "the result has {bytes} bytes: the limit is {max} (configuration key `limits.result_bytes`)"
+            )))
+        }
         outcome => outcome,
     }
 }
@@ -188,16 +189,21 @@ fn tick(task: &Task, now: Timestamp) -> Vec<Event> {
     if wants(task).due.is_none_or(|due| due > now) {
         return Vec::new();
     }
-    let span = |ms: Option<u64>| format!("{}", humantime::format_duration(std::time::Duration::from_millis(ms.unwrap_or(0))));
     vec![match (task.ended, task.asked_at) {
         (Some(_), _) => Event::Expired,
-        (None, Some(_)) => Event::Failed(internal(format!("nobody answered within {}", span(task.spec.input_timeout_ms)))),
-        (None, None) => Event::Failed(internal(format!(
-            "the tool `{}` did not finish within its timeout of {}",
-            task.spec.tool,
-            span(task.spec.timeout_ms)
-        ))),
+        (None, Some(_)) => Event::Failed(RpcError::internal(format!("nobody answered within {}", span(task.spec.input_timeout_ms)))),
+        (None, None) => Event::Failed(timed_out(&task.spec)),
     }]
+}
+
+/// That an attempt had its time.
+#[must_use]
+pub fn timed_out(spec: &Spec) -> RpcError {
+    RpcError::internal(format!("the tool `{}` did not finish within its timeout of {}", spec.tool, span(spec.timeout_ms)))
+}
+
+fn span(ms: Option<u64>) -> impl Display {
+    humantime::format_duration(Duration::from_millis(ms.unwrap_or(0)))
 }
 
 fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
@@ -222,12 +228,16 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
             OnInterrupt::Fail => "the tool is not marked as safe to run again (`on_interrupt`)".to_owned(),
             OnInterrupt::Retry | OnInterrupt::Resume => format!("it was already started {} times", task.attempt),
         };
-        Event::Failed(internal(format!("interrupted: the server stopped while the tool was running, and {why}")))
+        Event::Failed(RpcError::internal(format!("interrupted: the server stopped while the tool was running, and {why}")))
     }]
 }
 
-fn internal(message: String) -> RpcError {
-    RpcError { code: code::INTERNAL_ERROR, message, data: None }
+impl RpcError {
+    /// That something went wrong inside.
+    #[must_use]
+    pub const fn internal(message: String) -> Self {
+        Self { code: code::INTERNAL_ERROR, message, data: None }
+    }
 }
 
 fn finite(progress: Option<Progress>) -> Result<(), Reject> {
@@ -235,7 +245,21 @@ fn finite(progress: Option<Progress>) -> Result<(), Reject> {
     if numbers.into_iter().all(f64::is_finite) { Ok(()) } else { Err(Reject::NotANumber) }
 }
 
-fn bound(what: &'static str, value: u64, max: u64, key: &'static str) -> Result<(), Reject> {
+/// Whether the work may say this about itself.
+///
+/// # Errors
+/// When the message is too long, or the progress is no number.
+pub fn check_status(message: Option<&str>, progress: Option<Progress>, limits: &Limits) -> Result<(), Reject> {
+    let size = message.map_or(0, |message| message.len() as u64);
+    bound("the status message is too long", size, limits.message_bytes, "message_bytes")?;
+    finite(progress)
+}
+
+/// Refuses what is beyond a bound.
+///
+/// # Errors
+/// When `value` is more than `max`.
+pub fn bound(what: &'static str, value: u64, max: u64, key: &'static str) -> Result<(), Reject> {
     if value > max { Err(Reject::Limit { what, max, key }) } else { Ok(()) }
 }
 

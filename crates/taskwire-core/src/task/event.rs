@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{blocks::Blocks, state::Spec};
+use super::{
+    blocks::Blocks,
+    state::{Spec, is_zero},
+};
 use crate::{
     id::{Attempt, Epoch, InputKey, Seq},
     payload::Payload,
@@ -54,11 +57,6 @@ pub enum Outcome {
         /// Why, if anybody said.
         reason: Option<Arc<str>>,
     },
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
-fn is_zero(value: &u64) -> bool {
-    *value == 0
 }
 
 /// One thing that happened.

@@ -1,4 +1,5 @@
-//! The only code that changes a task (invariant I2). It cannot refuse: an event is a fact.
+//! The only code that changes a task (invariant I2). It cannot refuse: an event is a fact. Whoever reads a task from where it is stored
+//! completes it here, too.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -107,6 +108,25 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
             task.asked_at = None;
         }
         Event::Expired => {}
+    }
+}
+
+/// Applies the event that made `version` to a task that may not have been given the chunks before it.
+pub fn evolve_to(task: &mut Task, version: Version, event: &Event, at: Timestamp) {
+    task.version = Version(version.0 - 1);
+    evolve(task, event, at);
+}
+
+impl Task {
+    /// Gives a task that was read the outcome, which is stored as the event that ended it.
+    pub fn restore_outcome(&mut self, end: &Event) {
+        self.outcome = end.outcome();
+    }
+
+    /// Gives a task that was read what its last chunk says: how much it has written, and the version that it made.
+    pub fn restore_output(&mut self, output: Output, version: Version) {
+        self.output = output;
+        self.version = self.version.max(version);
     }
 }
 

@@ -42,7 +42,7 @@ pub enum Overflow {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
-fn is_zero(value: &u64) -> bool {
+pub(super) fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 

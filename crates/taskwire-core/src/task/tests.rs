@@ -44,16 +44,7 @@ struct World {
 impl World {
     fn new(spec: Spec) -> Self {
         let mut world = Self { now: 1_000, task: None, log: Vec::new() };
-        let new = NewTask {
-            spec: Arc::new(spec),
-            request: json!({}).into(),
-            epoch: Epoch(1),
-            carried: None,
-            spent_ms: 0,
-            chunks: vec![],
-            said: None,
-            checkpoint: None,
-        };
+        let new = NewTask::new(Arc::new(spec), json!({}).into(), Epoch(1));
         world.run(&Authority::Engine, &Command::Create(new)).expect("a new task");
         world
     }
@@ -303,16 +294,8 @@ fn every_limit_is_reached_and_named() {
     assert_eq!(world.work(1, &done(&"x".repeat(60))), Ok(1), "a task always ends");
     let Some(Outcome::Failed(error)) = &world.task().outcome else { panic!("the result is too large to keep") };
     assert!(error.message.contains("limits.result_bytes"), "{}", error.message);
-    let new = NewTask {
-        spec: Arc::new(spec()),
-        request: json!({}).into(),
-        epoch: Epoch(1),
-        carried: None,
-        spent_ms: 0,
-        chunks: vec![Blocks::of(&[text("xxxxx")]); 4],
-        said: None,
-        checkpoint: None,
-    };
+    let chunks = vec![Blocks::of(&[text("xxxxx")]); 4];
+    let new = NewTask { chunks, ..NewTask::new(Arc::new(spec()), json!({}).into(), Epoch(1)) };
     let made = decide(None, &Authority::Engine, &Command::Create(new), Timestamp::default(), &LIMITS);
     assert_eq!(key(made.map(|events| events.len())), "task_output_bytes");
 }

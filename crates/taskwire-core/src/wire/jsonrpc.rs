@@ -130,10 +130,7 @@ impl Incoming {
             None => return Err(invalid("`method` is missing")),
         };
         if envelope.params.is_some_and(|params| !params.get().starts_with('{')) {
-            return Err(Malformed {
-                error: RpcError { code: code::INVALID_PARAMS, message: "`params` must be an object".to_owned(), data: None },
-                ..invalid("")
-            });
+            return Err(fail(id.clone(), code::INVALID_PARAMS, "`params` must be an object".to_owned()));
         }
         let params = envelope.params.map(|params| {
             let start = params.get().as_ptr().addr() - text.as_ptr().addr();

@@ -201,21 +201,9 @@ impl Segments {
         self.blocks.is_empty()
     }
 
-    /// Whether the segment with this number has come.
-    #[must_use]
-    pub fn has(&self, seq_nr: u64) -> bool {
-        self.blocks.contains_key(&seq_nr)
-    }
-
     /// The numbers of the segments that have come, in order.
     pub fn received(&self) -> impl Iterator<Item = u64> {
         self.blocks.keys().copied()
-    }
-
-    /// The highest number that has come.
-    #[must_use]
-    pub fn highest(&self) -> Option<u64> {
-        self.blocks.last_key_value().map(|(seq_nr, _)| *seq_nr)
     }
 
     /// The numbers that are missing before the highest one, as ranges in order.

@@ -40,8 +40,8 @@ pub use supervisor::supervise;
 pub use template::{Part, literal};
 
 use crate::{
-    engine::Engine,
     ours::{self, Kind},
+    server::Server,
     tool::{Registry, Schema, Tool},
 };
 
@@ -163,8 +163,8 @@ impl Commands {
 
     /// Takes stock of the commands that an earlier life left running, and from now on ends those that belong to no task.
     /// Call it once, before the server serves.
-    pub fn begin(&self, engine: &Engine) {
-        sweep::begin(self, engine);
+    pub fn begin(&self, server: &Server) {
+        sweep::begin(self, server.engine());
     }
 
     /// The way into a tool. A tool that nobody knows any more lets everybody in.

@@ -6,7 +6,10 @@
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use taskwire_core::{Limits, TaskId, task::Reject};
+use taskwire_core::{
+    Limits, TaskId,
+    task::{ESCAPE_MAX, Reject, bound},
+};
 
 /// In the `_meta` of a part: of what it is one, its number from 0, and how many there are.
 pub(crate) const PART: &str = "dev.taskwire/part";
@@ -18,8 +21,6 @@ const FRAME_BYTES: usize = 512;
 const KIND_BYTES: usize = 100;
 /// With less room than this, a block would have too many parts.
 const PART_BYTES_MIN: usize = 256;
-/// JSON writes a byte of text with at most so many.
-const ESCAPE_MAX: usize = 6;
 /// Bytes of the name that a link has for people.
 const NAME_BYTES: usize = 100;
 
@@ -85,9 +86,7 @@ fn is_base64(byte: u8) -> bool {
 /// When it is too large for that too, or of a kind that has no parts.
 pub(crate) fn cut(id: TaskId, block: &Value, limits: &Limits) -> Result<Vec<Value>, Reject> {
     let whole = block.to_string();
-    if whole.len() as u64 > limits.block_bytes {
-        return Err(Reject::Limit { what: "the block is too large", max: limits.block_bytes, key: "block_bytes" });
-    }
+    bound("the block is too large", whole.len() as u64, limits.block_bytes, "block_bytes")?;
     let found = Content::of(block).and_then(|content| Some((content.parts(limits.chunk_bytes)?, content)));
     let Some((parts, content)) = found else {
         return Err(Reject::Limit { what: "the chunk is too large", max: limits.chunk_bytes, key: "chunk_bytes" });

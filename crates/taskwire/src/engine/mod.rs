@@ -34,14 +34,15 @@ use futures_util::future::BoxFuture;
 use taskwire_core::{
     Attempt, CallerId, Epoch, Limits, Payload, Seq, SessionId, TaskId,
     task::{Authority, Command, NewTask, Outcome, Overflow, Reject, RpcError, Spec, Task},
-    wire::code,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use call::{End, Note, Phase, Resumed};
-pub use emit::{Coalesce, Piece};
-pub use held::Held;
-pub use run::Run;
+pub use call::Resumed;
+pub(crate) use call::{End, Note, Phase};
+pub use emit::Coalesce;
+pub(crate) use emit::Piece;
+pub(crate) use held::Held;
+pub(crate) use run::Run;
 
 use crate::{
     clock::{Clock, new_task_id},
@@ -173,6 +174,17 @@ struct Inner {
     work: OnceLock<Arc<dyn Work>>,
     failed: watch::Sender<Option<Failure>>,
     runtime: tokio::runtime::Handle,
+}
+
+impl Inner {
+    /// Nothing can be stored any more. The first reason stays.
+    fn fail(&self, failure: Failure) {
+        self.failed.send_if_modified(|failed| {
+            let news = failed.is_none();
+            failed.get_or_insert(failure);
+            news
+        });
+    }
 }
 
 /// A way back to the engine that does not keep it.
@@ -320,11 +332,7 @@ impl Engine {
     /// What the store said. One that is gone ends the engine: nothing that it has can be relied on.
     fn read<T>(&self, read: Result<T, store::Error>) -> Result<T, Error> {
         if let Err(error @ store::Error::Gone { .. }) = &read {
-            self.0.failed.send_if_modified(|failed| {
-                let news = failed.is_none();
-                failed.get_or_insert_with(|| Failure::from(error));
-                news
-            });
+            self.0.fail(error.into());
         }
         read.map_err(Error::from)
     }
@@ -365,16 +373,7 @@ impl Engine {
         resumed: &Resumed,
         notes: Option<mpsc::Sender<Note>>,
     ) -> Result<Receipt, Error> {
-        let new = NewTask {
-            spec,
-            request,
-            epoch: self.0.epoch,
-            carried: resumed.to_payload(),
-            spent_ms: 0,
-            chunks: Vec::new(),
-            said: None,
-            checkpoint: None,
-        };
+        let new = NewTask { carried: resumed.to_payload(), ..NewTask::new(spec, request, self.0.epoch) };
         let listens = notes.map(|notes| Listener::new(self, id, notes));
         let receipt = self.submit(id, Authority::Engine, Command::Create(new)).await?;
         if let Some(listener) = listens.filter(|_| receipt.task.id == id) {
@@ -414,8 +413,7 @@ impl Engine {
     }
 
     async fn record_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
-        let new =
-            NewTask { spec, request, epoch: self.0.epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None, checkpoint: None };
+        let new = NewTask::new(spec, request, self.0.epoch);
         let (made, ended) = (oneshot::channel(), oneshot::channel());
         // Side by side, so that they share a commit.
         let mut room = self.0.queue.reserve_many(2).await.map_err(|_| self.gone())?;
@@ -519,8 +517,7 @@ impl Engine {
         self.0.runtime.spawn(async move {
             if let Err(error) = run::attempt(&engine, id, attempt).await {
                 tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
-                let message = format!("the task could not be run: {error}");
-                let failed = Outcome::Failed(RpcError { code: code::INTERNAL_ERROR, message, data: None });
+                let failed = Outcome::Failed(RpcError::internal(format!("the task could not be run: {error}")));
                 if engine.submit(id, Authority::Attempt(attempt), Command::finish(failed)).await.is_err() {
                     engine.0.runs.disown(id);
                 }

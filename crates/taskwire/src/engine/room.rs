@@ -120,8 +120,7 @@ mod tests {
 
     fn create() -> Command {
         let spec = Arc::new(Spec::new(CallerId::new("me"), "tool"));
-        let (request, epoch) = (serde_json::json!({}).into(), Epoch(1));
-        Command::Create(NewTask { spec, request, epoch, carried: None, spent_ms: 0, chunks: vec![], said: None, checkpoint: None })
+        Command::Create(NewTask::new(spec, serde_json::json!({}).into(), Epoch(1)))
     }
 
     fn append() -> Command {

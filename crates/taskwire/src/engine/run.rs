@@ -19,7 +19,7 @@ use std::{
 use futures_util::FutureExt;
 use taskwire_core::{
     Attempt, InputKey, Payload, TaskId, Timestamp, Version,
-    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded},
+    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded, check_status, timed_out},
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -31,12 +31,6 @@ use super::{
     log,
     switch::Switch,
 };
-
-enum Place {
-    Loose,
-    Task(TaskId),
-    Done,
-}
 
 /// One run of one tool.
 pub struct Run {
@@ -50,7 +44,7 @@ pub struct Run {
     attempt: Attempt,
     began: Timestamp,
     /// Held by whoever sends something on behalf of the work, until it is durable.
-    place: Mutex<Place>,
+    send_lock: Mutex<()>,
     emit: Emit,
     /// Whether it becomes a task with its first output.
     eager: AtomicBool,
@@ -91,7 +85,7 @@ impl Run {
             resumed: std::sync::Mutex::new(resumed),
             checkpoint: None,
             attempt: Attempt(1),
-            place: Mutex::new(Place::Loose),
+            send_lock: Mutex::default(),
             emit: Emit::default(),
             eager: AtomicBool::new(false),
             wrote: Switch::default(),
@@ -193,19 +187,13 @@ impl Run {
     /// When a limit is reached, the work must stop, or nothing can be stored.
     pub async fn say(self: &Arc<Self>, message: Option<Arc<str>>, progress: Option<Progress>) -> Result<(), Error> {
         self.go_on()?;
-        let limit = self.engine.limits().message_bytes;
-        if message.as_ref().is_some_and(|message| message.len() as u64 > limit) {
-            return Err(Reject::Limit { what: "the status message is too long", max: limit, key: "message_bytes" }.into());
-        }
+        check_status(message.as_deref(), progress, self.engine.limits())?;
         if let Some(progress) = progress {
-            if !progress.done.is_finite() || progress.total.is_some_and(|total| !total.is_finite()) {
-                return Err(Reject::NotANumber.into());
-            }
             self.note(Note::Progress { progress, message: message.clone() });
         } else if let Some(message) = &message {
             self.note(Note::Status(message.clone()));
         }
-        // Not under `place`, which is held for as long as a commit takes: the work itself must never wait for that.
+        // Not under `send_lock`, which is held for as long as a commit takes: the work itself must never wait for that.
         if self.emit.lock().say(&message, progress) {
             return Ok(());
         }
@@ -277,20 +265,21 @@ impl Run {
     }
 
     async fn become_task(self: Arc<Self>) -> Result<Phase, Error> {
-        let mut place = self.place.lock().await;
-        let Place::Loose = &*place else { return Ok(self.phase()) };
+        let _sending = self.send_lock.lock().await;
+        let phase = self.phase();
+        if !matches!(phase, Phase::Loose) {
+            return Ok(phase);
+        }
         let taken = self.take_output()?;
         let said = self.emit.lock().said.take();
         let now = self.engine.0.clock.now();
         let new = NewTask {
-            spec: self.spec.clone(),
-            request: self.request.clone(),
-            epoch: self.engine.0.epoch,
             carried: self.resumed().to_payload(),
             spent_ms: u64::try_from(now.since(self.began).as_millis()).unwrap_or(u64::MAX),
             chunks: taken.chunks.clone(),
             said: said.clone(),
             checkpoint: taken.mark.clone(),
+            ..NewTask::new(self.spec.clone(), self.request.clone(), self.engine.0.epoch)
         };
         let id = self.id;
         self.engine.0.runs.adopt(id, self.attempt, self.stop.clone(), &self.spec);
@@ -302,7 +291,6 @@ impl Run {
             }
             return Err(error);
         }
-        *place = Place::Task(id);
         self.settle(Phase::Task(id));
         // What was said while the task was being made goes before what is said from now on.
         let place_in_queue = self.engine.0.queue.reserve().await;
@@ -348,32 +336,27 @@ impl Run {
         if !matches!(self.phase(), Phase::Loose) {
             return std::future::pending().await;
         }
-        let span = Duration::from_millis(ms);
-        internal(format!("the tool `{}` did not finish within its timeout of {span:?}", self.spec.tool))
+        timed_out(&self.spec)
     }
 
     async fn finish(self: &Arc<Self>, end: End) {
-        let mut place = self.place.lock().await;
-        let id = match &*place {
-            Place::Task(id) => *id,
-            Place::Loose | Place::Done => {
-                *place = Place::Done;
-                let end = match end {
-                    End::Outcome(outcome) => {
-                        let outcome = if self.spec.output_is_result { self.with_written(outcome) } else { outcome };
-                        let outcome = bounded(outcome, self.engine.limits());
-                        log::ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
-                        End::Outcome(outcome)
-                    }
-                    suspended @ End::Suspended(_) => suspended,
-                };
-                self.settle(Phase::Done(end));
-                return;
-            }
+        let _sending = self.send_lock.lock().await;
+        let Phase::Task(id) = self.phase() else {
+            let end = match end {
+                End::Outcome(outcome) => {
+                    let outcome = if self.spec.output_is_result { self.with_written(outcome) } else { outcome };
+                    let outcome = bounded(outcome, self.engine.limits());
+                    log::ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
+                    End::Outcome(outcome)
+                }
+                suspended @ End::Suspended(_) => suspended,
+            };
+            self.settle(Phase::Done(end));
+            return;
         };
         let outcome = match end {
             End::Outcome(outcome) => outcome,
-            End::Suspended(_) => Outcome::Failed(internal(format!(
+            End::Suspended(_) => Outcome::Failed(RpcError::internal(format!(
                 "the tool `{}` asked for another call after it had become a task: it must ask with `ask`",
                 self.spec.tool
             ))),
@@ -399,10 +382,6 @@ impl Run {
     }
 }
 
-fn internal(message: String) -> RpcError {
-    RpcError { code: code::INTERNAL_ERROR, message, data: None }
-}
-
 /// Runs the work to its end: a panic fails it, and if it ignores its stop it is dropped after the grace period.
 pub(super) async fn execute(run: Arc<Run>) {
     let Some(work) = run.engine.work().cloned() else { return };
@@ -418,7 +397,7 @@ pub(super) async fn execute(run: Arc<Run>) {
         ended = &mut ended => ended.unwrap_or_else(|panic| {
             let message = format!("the tool `{}` panicked: {}", run.spec.tool, panic_text(&*panic));
             tracing::error!("{message}");
-            End::Outcome(Outcome::Failed(internal(message)))
+            End::Outcome(Outcome::Failed(RpcError::internal(message)))
         }),
         error = run.out_of_time() => {
             // The caller learns it now; the tool is stopped like any other.
@@ -475,7 +454,7 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         checkpoint,
         attempt,
         began: engine.0.clock.now(),
-        place: Mutex::new(Place::Task(id)),
+        send_lock: Mutex::default(),
         emit: Emit::live(),
         eager: AtomicBool::new(false),
         wrote: Switch::default(),

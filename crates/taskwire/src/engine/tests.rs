@@ -4,7 +4,6 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     pin::{Pin, pin},
-    sync::atomic::AtomicU64,
     task::Poll,
 };
 
@@ -21,33 +20,14 @@ use super::*;
 use crate::{
     clock::ManualClock,
     store::{SqliteStore, Write},
+    testing::TempDir,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A directory that goes away with the test.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("taskwire-engine-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        // A killed run of a process with the same number may have left one.
-        let _ = std::fs::remove_dir_all(&path);
-        Self(path)
-    }
-
-    fn database(&self) -> PathBuf {
-        self.0.join("tasks.db")
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn database(dir: &TempDir) -> PathBuf {
+    dir.0.join("tasks.db")
 }
 
 /// Gives `future` ten seconds of real time: a test that hangs should say where.
@@ -127,14 +107,6 @@ impl Store for TestStore {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
         fails(&self.faults.load)?;
         self.store.load(id)
-    }
-
-    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, store::Error> {
-        self.store.request(id)
-    }
-
-    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, store::Error> {
-        self.store.by_idempotency_key(caller, key)
     }
 
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
@@ -331,7 +303,7 @@ async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
     drop(first);
     drop(freed(&dir).await);
     // The first in the order in which they are taken over.
-    let connection = Connection::open(dir.database()).expect("the database");
+    let connection = Connection::open(database(&dir)).expect("the database");
     let changed = connection.execute("UPDATE task SET head = '{' WHERE id = ?", [&ids[0].as_bytes()[..]]).expect("writable");
     assert_eq!(changed, 1);
     drop(connection);
@@ -343,6 +315,17 @@ async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
     assert!(matches!(cancel(&second, ids[0]).await, Err(Error::Damaged(_))));
     assert!(!second.has_failed());
     made(&second, spec()).await;
+}
+
+#[tokio::test]
+async fn a_key_whose_task_has_lost_its_beginning_is_an_error() {
+    let dir = TempDir::new();
+    let engine = engine(freed(&dir).await);
+    made(&engine, under_key()).await;
+    let connection = Connection::open(database(&dir)).expect("the database");
+    assert_eq!(connection.execute("UPDATE log SET version = version + 10", []).expect("writable"), 1);
+    assert!(matches!(make(&engine, under_key()).await, Err(Error::Damaged(error)) if error.contains("its beginning is missing")));
+    assert!(!engine.has_failed());
 }
 
 #[tokio::test]
@@ -363,7 +346,7 @@ async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
     drop(first);
     drop(freed(&dir).await);
     let whole = ids[DAMAGED];
-    let connection = Connection::open(dir.database()).expect("the database");
+    let connection = Connection::open(database(&dir)).expect("the database");
     let damage = "UPDATE task SET head = replace(head, 'tool', 'tokl') WHERE id < ?";
     assert_eq!(connection.execute(damage, [&whole.as_bytes()[..]]).expect("writable"), DAMAGED);
     drop(connection);
@@ -391,7 +374,7 @@ async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
     }
     drop(first);
     drop(freed(&dir).await);
-    let connection = Connection::open(dir.database()).expect("the database");
+    let connection = Connection::open(database(&dir)).expect("the database");
     connection.execute("UPDATE log SET at = at + 1 WHERE task = ?", [&damaged.as_bytes()[..]]).expect("writable");
     drop(connection);
     let second = engine(freed(&dir).await);
@@ -411,7 +394,7 @@ async fn a_store_that_a_reader_finds_cut_short_ends_the_engine() {
     cancel(&first, id).await.expect("cancelled");
     drop(first);
     let second = engine(freed(&dir).await);
-    std::fs::OpenOptions::new().write(true).open(dir.database()).and_then(|file| file.set_len(0)).expect("cut");
+    std::fs::OpenOptions::new().write(true).open(database(&dir)).and_then(|file| file.set_len(0)).expect("cut");
     let lost = second.any_task(id);
     assert!(matches!(&lost, Err(Error::Unavailable(why)) if why.contains("cut short")), "{lost:?}");
     let reason = soon("the failure", second.failed()).await;
@@ -665,11 +648,13 @@ async fn a_store_that_fails_while_it_is_tidied_up_ends_the_engine() {
 #[tokio::test]
 async fn what_is_stored_is_for_this_user_alone() {
     let dir = TempDir::new();
-    let engine = engine(freed(&dir).await);
+    // Not there yet, so that the store makes it.
+    let data = dir.0.join("new");
+    let engine = engine(SqliteStore::open(&data).expect("a store"));
     made(&engine, spec()).await;
-    assert_eq!(mode(&dir.0), 0o700);
-    assert_eq!(mode(&dir.database()), 0o600);
-    for entry in std::fs::read_dir(&dir.0).expect("readable") {
+    assert_eq!(mode(&data), 0o700);
+    assert_eq!(mode(&data.join("tasks.db")), 0o600);
+    for entry in std::fs::read_dir(&data).expect("readable") {
         let path = entry.expect("readable").path();
         assert_eq!(mode(&path), 0o600, "{}", path.display());
     }

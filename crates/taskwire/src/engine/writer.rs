@@ -60,12 +60,8 @@ struct Alarm(Weak<Inner>);
 impl Drop for Alarm {
     fn drop(&mut self) {
         if let Some(inner) = self.0.upgrade() {
-            inner.failed.send_if_modified(|failed| {
-                let news = failed.is_none();
-                let words: Arc<str> = "the writer has ended".into();
-                failed.get_or_insert_with(|| Failure { reason: words.clone(), told: words });
-                news
-            });
+            let words: Arc<str> = "the writer has ended".into();
+            inner.fail(Failure { reason: words.clone(), told: words });
         }
     }
 }
@@ -85,6 +81,13 @@ struct Batch {
     keys: HashMap<(CallerId, Arc<str>), (TaskId, Payload)>,
     /// Tasks that this batch forgets.
     expired: HashSet<TaskId>,
+}
+
+impl Batch {
+    /// The last that it writes about a task.
+    fn last_write(&self, id: TaskId) -> Option<&Write> {
+        self.writes.iter().rev().find(|write| write.task.id == id)
+    }
 }
 
 impl<S: Store> Writer<S> {
@@ -112,7 +115,7 @@ impl<S: Store> Writer<S> {
                     Err(error) => {
                         tracing::error!(%error, "the store failed while it was tidied up: no more tasks are accepted");
                         if let Some(inner) = self.engine.upgrade() {
-                            inner.failed.send_replace(Some(Failure::from(&error)));
+                            inner.fail(Failure::from(&error));
                         }
                         return None;
                     }
@@ -147,7 +150,7 @@ impl<S: Store> Writer<S> {
             && let Err(error) = self.store.commit(&batch.writes, &batch.sessions)
         {
             // Before the receipts are dropped, so that whoever waits for one learns the reason.
-            engine.0.failed.send_replace(Some(Failure::from(&error)));
+            engine.0.fail(Failure::from(&error));
             return Err(error);
         }
         // Durable now; not a line of this may move up.
@@ -187,7 +190,7 @@ impl<S: Store> Writer<S> {
     fn decide(&mut self, engine: &Engine, envelope: &Envelope, now: Timestamp, batch: &mut Batch) -> Result<Decision, store::Error> {
         let Envelope { id, by, command, .. } = envelope;
         if let Command::Create(new) = command
-            && let Some(earlier) = self.earlier(new, batch)?
+            && let Some(earlier) = self.earlier(engine, new, batch)?
         {
             return Ok(earlier);
         }
@@ -196,7 +199,7 @@ impl<S: Store> Writer<S> {
             _ => match self.cache.get(id) {
                 Some(task) => Some(task.clone()),
                 // One that is not kept may have changed in this very batch.
-                None => match batch.writes.iter().rev().find(|write| write.task.id == *id) {
+                None => match batch.last_write(*id) {
                     Some(write) => Some(write.task.clone()),
                     None => self.load(*id)?,
                 },
@@ -273,22 +276,26 @@ impl<S: Store> Writer<S> {
     }
 
     /// The task that an earlier call made under the same idempotency key, if there was one.
-    fn earlier(&mut self, new: &NewTask, batch: &Batch) -> Result<Option<Decision>, store::Error> {
+    fn earlier(&mut self, engine: &Engine, new: &NewTask, batch: &Batch) -> Result<Option<Decision>, store::Error> {
         let Some(key) = new.spec.idempotency_key.clone() else { return Ok(None) };
-        let known = match batch.keys.get(&(new.spec.caller.clone(), key.clone())) {
-            Some(known) => Some(known.clone()),
-            None => match self.store.by_idempotency_key(&new.spec.caller, &key)? {
-                Some(id) if !batch.expired.contains(&id) => self.store.request(id)?.map(|request| (id, request)),
-                _ => None,
+        let (id, request) = match batch.keys.get(&(new.spec.caller.clone(), key.clone())) {
+            Some((id, request)) => (*id, Some(request.clone())),
+            // Only this thread commits, so a reader sees what it would see itself.
+            None => match engine.reader().keyed(&new.spec.caller, &key)? {
+                Some(id) if !batch.expired.contains(&id) => match engine.reader().event(id, Version(1))? {
+                    Some(Event::Created { request, .. }) => (id, Some(request)),
+                    _ => (id, None),
+                },
+                _ => return Ok(None),
             },
         };
-        let Some((id, request)) = known else { return Ok(None) };
         // A task of this very batch is not stored yet.
-        let task = match batch.writes.iter().rev().find(|write| write.task.id == id) {
+        let task = match batch.last_write(id) {
             Some(write) => Some(write.task.clone()),
             None => self.load(id)?,
         };
         let Some(task) = task else { return Ok(None) };
+        let request = request.ok_or_else(|| store::Error::corrupt_task(id, "its beginning is missing"))?;
         let same = task.spec.tool == new.spec.tool && same_json(&request, &new.request);
         Ok(Some(if same { Ok(Receipt { task, changed: false }) } else { Err(Reject::IdempotencyKeyReused(key.to_string()).into()) }))
     }
@@ -302,7 +309,7 @@ impl<S: Store> Writer<S> {
 
     /// What a task that has ended counts as: what it did at its end, when the limits may have been others.
     fn ended_bytes(&mut self, id: TaskId, batch: &Batch) -> Result<u64, store::Error> {
-        match batch.writes.iter().rev().find(|write| write.task.id == id) {
+        match batch.last_write(id) {
             Some(write) => Ok(write.stored_bytes),
             None => self.store.stored_bytes(id),
         }

@@ -13,6 +13,7 @@ pub use crate::transport::bridge::{Bridge, Dial};
 pub use crate::{
     auth::{Authenticate, Denied, Tokens},
     config::{Config, HttpConfig, Initial, LegacyConfig, Mode},
+    engine::{Coalesce, Config as EngineConfig},
 };
 
 use crate::{
@@ -64,7 +65,14 @@ impl Server {
         Ok(Self(Arc::new(Endpoint::new(Context::new(engine, provider, followups, config, draining)))))
     }
 
-    /// The engine behind it.
+    /// Waits until the server can no longer store anything, and says why. The server may be dropped meanwhile.
+    pub fn failed(&self) -> impl Future<Output = Arc<str>> + Send + use<> {
+        let engine = self.0.context.engine.clone();
+        async move { engine.failed().await }
+    }
+
+    /// The engine behind it. For tests, which look at what is stored: nothing of it is promised.
+    #[doc(hidden)]
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.0.context.engine

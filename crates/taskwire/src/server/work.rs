@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use taskwire_core::{
-    task::{Outcome, RpcError},
-    wire::code,
-};
+use taskwire_core::task::{Outcome, RpcError};
 
 use crate::{
     engine::{End, Phase, Resumed, Run, Work},
@@ -33,8 +30,7 @@ impl ToolWork {
 impl Work for ToolWork {
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End> {
         let Some(tool) = self.tool(&run.spec().tool) else {
-            let message = format!("the tool `{}` is no longer there", run.spec().tool);
-            let error = RpcError { code: code::INTERNAL_ERROR, message, data: None };
+            let error = RpcError::internal(format!("the tool `{}` is no longer there", run.spec().tool));
             return Box::pin(async { End::Outcome(Outcome::Failed(error)) });
         };
         Box::pin(async move {

@@ -19,7 +19,7 @@ mod wal;
 use std::{fmt, ops::Range, sync::Arc};
 
 use taskwire_core::{
-    CallerId, Epoch, Payload, Seq, SessionId, TaskId, Timestamp, Version,
+    CallerId, Epoch, Seq, SessionId, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task},
 };
 
@@ -83,11 +83,17 @@ pub struct Logged {
     pub event: Event,
 }
 
+/// What the database said.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct DatabaseError(rusqlite::Error);
+
 /// The world failed: a disk, a file, a format.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// Another process has the store.
-    #[error("the store in {path} is in use by {holder}: stop that process or choose another directory (`--data`)")]
+    #[error("the store in {path} is in use by {holder}: stop that process or choose another directory")]
     Locked {
         /// The data directory.
         path: String,
@@ -133,7 +139,7 @@ pub enum Error {
     },
     /// The database failed.
     #[error("the database failed: {0}")]
-    Database(#[from] rusqlite::Error),
+    Database(#[source] DatabaseError),
     /// What is stored is not what was written. It concerns one task, session or key, and no other.
     #[error(
         "what is stored of {of} is damaged ({what}), so it is not given out: whoever runs the server can put a copy of the store in its \
@@ -147,15 +153,20 @@ pub enum Error {
     },
 }
 
+impl From<rusqlite::Error> for Error {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Database(DatabaseError(error))
+    }
+}
+
 impl Error {
     /// The same in words for callers: where the store is on this machine is none of their business.
-    #[must_use]
-    pub fn for_callers(&self) -> String {
+    pub(crate) fn for_callers(&self) -> String {
         match self {
             Self::Gone { .. } => "the store was removed, replaced or cut short while it was in use".to_owned(),
             Self::File { source, .. } => format!("a file of the store cannot be used: {source}"),
             // Its message may name the file.
-            Self::Database(rusqlite::Error::SqliteFailure(code, _)) => format!("the database failed: {code}"),
+            Self::Database(DatabaseError(rusqlite::Error::SqliteFailure(code, _))) => format!("the database failed: {code}"),
             Self::Corrupt { .. } => self.to_string(),
             _ => "the store failed".to_owned(),
         }
@@ -179,13 +190,15 @@ impl Error {
             ErrorCode::{DatabaseCorrupt, NotADatabase},
         };
         match self {
-            Self::Database(
+            Self::Database(DatabaseError(
                 error @ (Sql::FromSqlConversionFailure(..)
                 | Sql::IntegralValueOutOfRange(..)
                 | Sql::InvalidColumnType(..)
                 | Sql::Utf8Error(..)),
-            ) => Self::corrupt(of, error),
-            Self::Database(error) if matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)) => Self::corrupt(of, error),
+            )) => Self::corrupt(of, error),
+            Self::Database(DatabaseError(error)) if matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)) => {
+                Self::corrupt(of, error)
+            }
             other => other,
         }
     }
@@ -195,12 +208,6 @@ impl Error {
 pub trait Store: Send + 'static {
     /// The task as of the last commit, complete.
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error>;
-
-    /// The arguments of the call that made a task.
-    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, Error>;
-
-    /// The task that `caller` made under this idempotency key.
-    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
 
     /// What a task that has ended counts as, since its end.
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error>;
@@ -305,8 +312,8 @@ mod tests {
             Error::NotOurs(std::io::Error::other(path())),
             Error::Busy { path: path(), minutes: 10 },
             Error::File { path: path(), source: std::io::Error::from_raw_os_error(28) },
-            Error::Database(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(14), unopened)),
-            Error::Database(rusqlite::Error::InvalidPath(path().into())),
+            rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(14), unopened).into(),
+            rusqlite::Error::InvalidPath(path().into()).into(),
         ];
         for error in errors {
             assert!(error.to_string().contains("/secret"), "the log has it: {error}");

@@ -9,17 +9,17 @@ use std::{borrow::Cow, fs::OpenOptions, os::unix::fs::DirBuilderExt, path::Path,
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use taskwire_core::{
-    CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
+    Epoch, Seq, TaskId, Timestamp,
     task::{Blocks, Event, Task, wants},
 };
 
 use super::{
-    Error, Reader, Session, SessionChange, Store, Told, Write,
+    Error, Reader, SessionChange, Store, Told, Write,
     busy::{self, begin, patiently},
     files::{DB, Files},
     lock::{DirLock, secure, unusable},
     space::{self, Space},
-    sqlite_read::{Numbers, SqliteReader, has_task, read_event, read_key, read_tail, read_task, steady},
+    sqlite_read::{Numbers, SqliteReader, read_tail, read_task, steady},
     sum,
     wal::{self, Last, Wal},
 };
@@ -208,27 +208,11 @@ impl Store for SqliteStore {
         let load = || -> Result<Option<Task>, Error> {
             let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
             if let Some(tail) = read_tail(&self.connection, id)? {
-                task.output = tail.output;
-                task.version = task.version.max(tail.version);
+                task.restore_output(tail.output, tail.version);
             }
             Ok(Some(task))
         };
         load().map_err(|error| error.about(format_args!("task {id}")))
-    }
-
-    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, Error> {
-        let read = || -> Result<Option<Payload>, Error> {
-            match read_event(&self.connection, id, Version(1))? {
-                Some(Event::Created { request, .. }) => Ok(Some(request)),
-                _ if has_task(&self.connection, id)? => Err(Error::corrupt_task(id, "its beginning is missing")),
-                _ => Ok(None),
-            }
-        };
-        read().map_err(|error| error.about(format_args!("task {id}")))
-    }
-
-    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
-        read_key(&self.connection, caller, key)
     }
 
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
@@ -291,43 +275,31 @@ const ROW_BYTES: usize = 256 * 1024;
 /// Chunks that follow each other in one write make one row, or some.
 #[derive(Default)]
 struct Chunks<'a> {
-    count: u64,
-    version: u64,
-    seq: u64,
-    first_block: u64,
-    blocks_total: u64,
+    numbers: Numbers,
     text: Cow<'a, str>,
 }
 
 impl<'a> Chunks<'a> {
     fn add(&mut self, version: u64, seq: Seq, first_block: u64, blocks: &'a Blocks) {
-        let blocks_total = first_block - 1 + blocks.count();
-        if self.count == 0 {
-            *self = Self { count: 1, version, seq: seq.0, first_block, blocks_total, text: blocks.as_str().into() };
-            return;
+        if self.numbers.count == 0 {
+            self.numbers = Numbers { seq: seq.0, version, first_block, ..Numbers::default() };
+            self.text = blocks.as_str().into();
+        } else {
+            // JSON of ours is one line, so lines keep them apart.
+            let text = self.text.to_mut();
+            text.push('\n');
+            text.push_str(blocks.as_str());
         }
-        // JSON of ours is one line, so lines keep them apart.
-        let text = self.text.to_mut();
-        text.push('\n');
-        text.push_str(blocks.as_str());
-        self.count += 1;
-        self.blocks_total = blocks_total;
+        self.numbers.count += 1;
+        self.numbers.blocks_total = first_block - 1 + blocks.count();
     }
 
     /// Writes the row, if there is one; the next begins a new one.
     fn put(&mut self, transaction: &Connection, write: &Write, bytes_total: u64) -> Result<(), Error> {
-        if self.count > 0 {
-            let (id, text_sum) = (write.task.id, sum::of_text(&self.text));
-            let numbers = Numbers {
-                seq: self.seq,
-                count: self.count,
-                version: self.version,
-                at: write.at.as_millis(),
-                first_block: self.first_block,
-                blocks_total: self.blocks_total,
-                bytes_total,
-                text_sum: Some(text_sum),
-            };
+        let Self { numbers, text } = std::mem::take(self);
+        if numbers.count > 0 {
+            let id = write.task.id;
+            let numbers = Numbers { at: write.at.as_millis(), bytes_total, text_sum: Some(sum::of_text(&text)), ..numbers };
             transaction.prepare_cached("INSERT INTO chunk VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
                 &id.as_bytes()[..],
                 numbers.seq,
@@ -339,9 +311,8 @@ impl<'a> Chunks<'a> {
                 numbers.bytes_total,
                 numbers.text_sum,
                 numbers.sum(id),
-                self.text
+                text
             ])?;
-            *self = Self::default();
         }
         Ok(())
     }
@@ -386,36 +357,18 @@ fn tell(transaction: &Connection, write: &Write) -> Result<(), Error> {
 }
 
 fn put_session(transaction: &Connection, change: &SessionChange) -> Result<(), Error> {
-    match change {
-        SessionChange::Begin(session) => {
-            transaction.prepare_cached("INSERT INTO session VALUES(?, ?, ?, ?, ?)")?.execute(params![
-                session.id.as_str(),
-                session.caller.as_str(),
-                session.seen.as_millis(),
-                session.data.as_str(),
-                sum_of_session(session)
-            ])?;
-        }
-        SessionChange::Put(session) => {
-            let sql = "UPDATE session SET caller = ?2, seen = ?3, data = ?4, sum = ?5 WHERE id = ?1";
-            transaction.prepare_cached(sql)?.execute(params![
-                session.id.as_str(),
-                session.caller.as_str(),
-                session.seen.as_millis(),
-                session.data.as_str(),
-                sum_of_session(session)
-            ])?;
-        }
+    let (session, sql) = match change {
+        SessionChange::Begin(session) => (session, "INSERT INTO session VALUES(?1, ?2, ?3, ?4, ?5)"),
+        SessionChange::Put(session) => (session, "UPDATE session SET caller = ?2, seen = ?3, data = ?4, sum = ?5 WHERE id = ?1"),
         SessionChange::End(id) => {
             transaction.prepare_cached("DELETE FROM session WHERE id = ?")?.execute([id.as_str()])?;
             transaction.prepare_cached("DELETE FROM told WHERE session = ?")?.execute([id.as_str()])?;
+            return Ok(());
         }
-    }
+    };
+    let (id, caller, seen, data) = (session.id.as_str(), session.caller.as_str(), session.seen.as_millis(), session.data.as_str());
+    transaction.prepare_cached(sql)?.execute(params![id, caller, seen, data, sum::of_session(id, caller, seen, data)])?;
     Ok(())
-}
-
-fn sum_of_session(session: &Session) -> i64 {
-    sum::of_session(session.id.as_str(), session.caller.as_str(), session.seen.as_millis(), session.data.as_str())
 }
 
 fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {

@@ -105,7 +105,7 @@ fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Res
     Ok(rows.filter_map(Result::transpose).collect::<Result<_, _>>()?)
 }
 
-pub(super) fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
+fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
     let mut statement = connection.prepare_cached("SELECT at, event, sum FROM log WHERE task = ? AND version = ?")?;
     let mut rows = statement.query(params![&id.as_bytes()[..], version.0])?;
     let Some(row) = rows.next()? else { return Ok(None) };
@@ -113,7 +113,7 @@ pub(super) fn read_event(connection: &Connection, id: TaskId, version: Version) 
 }
 
 /// Whether there is such a task, whatever is in it.
-pub(super) fn has_task(connection: &Connection, id: TaskId) -> Result<bool, Error> {
+fn has_task(connection: &Connection, id: TaskId) -> Result<bool, Error> {
     let mut statement = connection.prepare_cached("SELECT 1 FROM task WHERE id = ?")?;
     Ok(statement.exists([&id.as_bytes()[..]])?)
 }
@@ -138,26 +138,13 @@ pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Ta
     let Some(mut task) = read_head(connection, id)? else { return Ok(None) };
     if let Some((_, version)) = task.ended {
         match read_event(connection, id, version)? {
-            Some(event) => task.outcome = event.outcome(),
+            Some(event) => task.restore_outcome(&event),
             None if has_task(connection, id)? => return Err(Error::corrupt_task(id, "its end is missing")),
             // The task was forgotten between the two reads.
             None => return Ok(None),
         }
     }
     Ok(Some(task))
-}
-
-pub(super) fn read_key(connection: &Connection, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
-    let read = || -> Result<Option<TaskId>, Error> {
-        let mut statement = connection.prepare_cached("SELECT task, sum FROM idempotency WHERE caller = ? AND key = ?")?;
-        let mut rows = statement.query(params![caller.as_str(), key])?;
-        let Some(row) = rows.next()? else { return Ok(None) };
-        match id_of(row)? {
-            Some(id) if is_whole(row, 1, sum::of_key(caller.as_str(), key, id))? => Ok(Some(id)),
-            _ => Err(Error::corrupt("an idempotency key", "it does not fit its checksum")),
-        }
-    };
-    read().map_err(|error| error.about("an idempotency key"))
 }
 
 fn read_events(connection: &Connection, id: TaskId, after: Version, upto: Version, limit: usize) -> Result<Vec<Logged>, Error> {
@@ -179,6 +166,7 @@ fn number(value: u64) -> i64 {
 }
 
 /// All that a row of chunks says but for what is written in it.
+#[derive(Default)]
 pub(super) struct Numbers {
     pub(super) seq: u64,
     pub(super) count: u64,
@@ -354,7 +342,16 @@ impl Reader for SqliteReader {
     }
 
     fn keyed(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
-        self.with(|connection| read_key(connection, caller, key))
+        let read = self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT task, sum FROM idempotency WHERE caller = ? AND key = ?")?;
+            let mut rows = statement.query(params![caller.as_str(), key])?;
+            let Some(row) = rows.next()? else { return Ok(None) };
+            match id_of(row)? {
+                Some(id) if is_whole(row, 1, sum::of_key(caller.as_str(), key, id))? => Ok(Some(id)),
+                _ => Err(Error::corrupt("an idempotency key", "it does not fit its checksum")),
+            }
+        });
+        read.map_err(|error| error.about("an idempotency key"))
     }
 
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {

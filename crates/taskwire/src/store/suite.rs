@@ -7,12 +7,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs::{File, OpenOptions, Permissions},
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
-    path::{Path, PathBuf},
+    os::unix::fs::PermissionsExt,
+    path::Path,
     slice,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -28,6 +28,7 @@ use taskwire_core::{
 };
 
 use super::{Chunk, Cursor, Entry, Error, Logged, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store, Usage, Write};
+use crate::testing::TempDir;
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -71,27 +72,6 @@ suite!(sqlite, open_sqlite);
 
 fn open_sqlite(dir: &Path) -> Result<SqliteStore, Error> {
     SqliteStore::open(dir)
-}
-
-/// A directory for this user alone that is gone when the test is over.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("taskwire-store-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        // A killed run of a process with the same number may have left one.
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::DirBuilder::new().mode(0o700).create(&path).expect("makes a temporary directory");
-        Self(path)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A task in memory, and the writes that make it.
@@ -279,16 +259,7 @@ fn spec() -> Spec {
 
 fn make(spec: Spec, chunks: Vec<Blocks>) -> Command {
     let said = (!chunks.is_empty()).then(|| (Some("early".into()), None));
-    Command::Create(NewTask {
-        spec: Arc::new(spec),
-        request: json!({}).into(),
-        epoch: Epoch(1),
-        carried: None,
-        spent_ms: 0,
-        chunks,
-        said,
-        checkpoint: None,
-    })
+    Command::Create(NewTask { chunks, said, ..NewTask::new(Arc::new(spec), json!({}).into(), Epoch(1)) })
 }
 
 fn text(text: &str) -> Payload {
@@ -323,16 +294,7 @@ fn a_created_task_is_read_back_byte_for_byte<S: Store>(mut lab: Lab<S>) {
     let request = Payload::parse(r#"{ "b":1.0,  "a" : "\u00e9\/é" , "b": 1E2 }"#.to_owned()).expect("it is JSON");
     let accepts = Accepts { elicit_form: true, ..Accepts::default() };
     let spec = Arc::new(Spec { timeout_ms: Some(5), input_timeout_ms: Some(6), accepts, ..spec() });
-    let new = NewTask {
-        spec: spec.clone(),
-        request: request.clone(),
-        epoch: Epoch(1),
-        carried: None,
-        spent_ms: 0,
-        chunks: vec![],
-        said: None,
-        checkpoint: None,
-    };
+    let new = NewTask::new(spec.clone(), request.clone(), Epoch(1));
     let (mut driver, nobody) = (Driver::new(1), Driver::new(2));
     lab.run(&mut driver, &Command::Create(new));
     lab.reopen();
@@ -750,22 +712,21 @@ fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
 
 fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut lab: Lab<S>) {
     let keyed = |caller| make(Spec { caller: CallerId::new(caller), idempotency_key: Some("k".into()), ..spec() }, vec![]);
-    let find = |lab: &mut Lab<S>, caller, key| lab.store().by_idempotency_key(&CallerId::new(caller), key).expect("the key is read");
+    let find = |lab: &Lab<S>, caller, key| lab.reader().keyed(&CallerId::new(caller), key).expect("the key is read");
     let [mut mine, mut yours, mut again] = [1, 2, 3].map(Driver::new);
     lab.run(&mut mine, &keyed("me"));
     assert_eq!(lab.reader().owner(mine.id).expect("the owner is read"), Some(CallerId::new("me")));
     assert_eq!(lab.reader().owner(yours.id).expect("the owner is read"), None);
-    assert_eq!(lab.store().request(mine.id).expect("the request is read"), Some(json!({}).into()));
-    assert_eq!((find(&mut lab, "me", "k"), find(&mut lab, "you", "k"), find(&mut lab, "me", "j")), (Some(mine.id), None, None));
+    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k"), find(&lab, "me", "j")), (Some(mine.id), None, None));
     lab.run(&mut yours, &keyed("you"));
     lab.run(&mut mine, &ends()[0]);
     lab.reopen();
-    assert_eq!((find(&mut lab, "me", "k"), find(&mut lab, "you", "k")), (Some(mine.id), Some(yours.id)), "an ended task is still found");
+    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k")), (Some(mine.id), Some(yours.id)), "an ended task is still found");
     mine.now += 1_000;
     lab.run(&mut mine, &Command::Tick);
-    assert_eq!((find(&mut lab, "me", "k"), find(&mut lab, "you", "k")), (None, Some(yours.id)));
+    assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k")), (None, Some(yours.id)));
     lab.run(&mut again, &keyed("me"));
-    assert_eq!(find(&mut lab, "me", "k"), Some(again.id), "a key that was let go can be used again");
+    assert_eq!(find(&lab, "me", "k"), Some(again.id), "a key that was let go can be used again");
 }
 
 fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
@@ -777,7 +738,7 @@ fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
     lab.store().commit(&[chunk, birth.clone(), birth], &[]).expect_err("a task is created once");
     lab.reopen();
     lab.check_all(&[before, Driver::new(2)]);
-    assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
+    assert_eq!(lab.reader().keyed(&CallerId::new("me"), "k").expect("the key is read"), None);
 }
 
 fn session(name: &str, caller: &str, seen: i64) -> Session {
@@ -1223,7 +1184,7 @@ fn rows_of_format_3_are_taken_over_and_have_a_checksum_from_their_next_change_on
     let counted = lab.usage()[&CallerId::new("me")];
     assert!(counted.open == 1 && counted.bytes > 0, "they count, if only by and large: {counted:?}");
     assert_eq!(lab.session("one"), Some(session("one", "me", 1)));
-    assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), Some(driver.id));
+    assert_eq!(lab.reader().keyed(&CallerId::new("me"), "k").expect("the key is read"), Some(driver.id));
     let unsummed = |lab: &Lab<SqliteStore>, table: &str| -> u64 {
         tool(lab).query_row(&format!("SELECT count(*) FROM {table} WHERE sum IS NULL"), [], |row| row.get(0)).expect("rows are counted")
     };
@@ -1240,11 +1201,9 @@ fn rows_of_format_3_are_taken_over_and_have_a_checksum_from_their_next_change_on
 fn looks(lab: &mut Lab<SqliteStore>, id: TaskId) -> Vec<(&'static str, Result<String, Error>)> {
     let reader = lab.reader();
     let (me, one) = (CallerId::new("me"), SessionId::new("one"));
-    let store = lab.store();
     vec![
-        ("load", store.load(id).map(|task| format!("{task:?}"))),
-        ("request", store.request(id).map(|request| format!("{request:?}"))),
-        ("key", store.by_idempotency_key(&me, "k").map(|key| format!("{key:?}"))),
+        ("load", lab.store().load(id).map(|task| format!("{task:?}"))),
+        ("key", reader.keyed(&me, "k").map(|key| format!("{key:?}"))),
         ("task", reader.task(id).map(|task| format!("{task:?}"))),
         ("owner", reader.owner(id).map(|owner| format!("{owner:?}"))),
         ("created", reader.event(id, Version(1)).map(|event| format!("{event:?}"))),
@@ -1331,7 +1290,7 @@ fn a_value_that_was_changed_is_an_error_and_never_another_value() {
     // Under another number they are not found, and missed.
     tool(&lab).execute("UPDATE log SET version = version + 10 WHERE task = ?", [&driver.id.as_bytes()[..]]).expect("they are moved");
     for (look, said) in looks(&mut lab, driver.id) {
-        if ["load", "request", "task", "page"].contains(&look) {
+        if ["load", "task", "page"].contains(&look) {
             assert!(matches!(said, Err(Error::Corrupt { .. })), "{look}: {said:?}");
         }
     }
@@ -1346,7 +1305,7 @@ fn a_key_whose_task_is_gone_is_no_reason_to_end_the_server() {
     lab.run(&mut gone, &keyed());
     tool(&lab).execute_batch("DELETE FROM task; DELETE FROM log;").expect("its rows are gone");
     lab.run(&mut next, &keyed());
-    assert_eq!(lab.store().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), Some(next.id));
+    assert_eq!(lab.reader().keyed(&CallerId::new("me"), "k").expect("the key is read"), Some(next.id));
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod resource;
 mod schema;
 mod typed;
 
+pub use crate::engine::Resumed;
 pub use annotations::Annotations;
 pub(crate) use answer::{fits_any, fitting, gist};
 pub(crate) use content::WHY;

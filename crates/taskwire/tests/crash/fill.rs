@@ -92,7 +92,7 @@ fn spec(kind: Kind) -> Arc<Spec> {
 /// Everything that has happened to the task, in one write.
 fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> Write {
     let request = json!({ "n": n }).into();
-    let new = NewTask { spec: spec(kind), request, epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None, checkpoint: None };
+    let new = NewTask::new(spec(kind), request, epoch);
     let mut events = decide(None, &Authority::Engine, &Command::Create(new), at, &Limits::DEFAULT).expect("a new task");
     let mut task = create(id, events.first().expect("a task begins with its creation"), at);
     if let Some(command) = then(kind, n) {

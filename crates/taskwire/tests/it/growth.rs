@@ -7,8 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use taskwire::{
     core::Limits,
-    engine,
-    server::{Config, Server},
+    server::{Config, EngineConfig, Server},
     store::SqliteStore,
     tool::{Ctx, TaskMode, Tool, ToolError},
 };
@@ -45,7 +44,7 @@ fn processor() -> Duration {
 fn config() -> Config {
     let limits = Limits { tasks_per_caller: u64::MAX, ..Limits::default() };
     Config {
-        engine: engine::Config { limits, ..engine::Config::default() },
+        engine: EngineConfig { limits, ..EngineConfig::default() },
         hold_polls: false,
         listens_per_caller: WINDOW,
         hold: Duration::from_secs(3600),

@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use taskwire::{
     core::{
-        CallerId, Epoch, Payload, TaskId, Timestamp,
+        Epoch, Payload, TaskId, Timestamp,
         task::{Status, Task},
     },
     server::{Config, HttpConfig, Server},
@@ -170,14 +170,6 @@ struct Paced {
 impl Store for Paced {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
         self.store.load(id)
-    }
-
-    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, store::Error> {
-        self.store.request(id)
-    }
-
-    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, store::Error> {
-        self.store.by_idempotency_key(caller, key)
     }
 
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {

@@ -8,8 +8,7 @@ use futures_util::{FutureExt, StreamExt, stream};
 use serde_json::{Value, json};
 use taskwire::{
     core::Limits,
-    engine::{self, Coalesce},
-    server::Config,
+    server::{Coalesce, Config, EngineConfig},
     tool::{Content, Overflow, Progress, TaskMode, Tool, ToolError},
 };
 
@@ -110,7 +109,7 @@ async fn adjacent_text_becomes_one_block_and_other_blocks_stay_apart() {
 #[tokio::test]
 async fn enough_text_goes_out_before_the_window_is_over() {
     let coalesce = Coalesce { bytes: 100, ..Coalesce::default() };
-    let engine = engine::Config { coalesce, ..engine::Config::default() };
+    let engine = EngineConfig { coalesce, ..EngineConfig::default() };
     let mut stage = Stage::with(Config { engine, ..Config::default() }).await;
     let (id, act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 1).await;

@@ -8,7 +8,7 @@ use std::sync::{
 use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
-    core::{CallerId, Epoch, Limits, Payload, TaskId, task::Task},
+    core::{Epoch, Limits, TaskId, task::Task},
     server::Config,
     store::{self, Reader, SessionChange, SqliteStore, Store, Write},
     tool::{Registry, TaskMode, Tool},
@@ -232,14 +232,6 @@ struct OnDisk {
 impl Store for OnDisk {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
         self.store.load(id)
-    }
-
-    fn request(&mut self, id: TaskId) -> Result<Option<Payload>, store::Error> {
-        self.store.request(id)
-    }
-
-    fn by_idempotency_key(&mut self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, store::Error> {
-        self.store.by_idempotency_key(caller, key)
     }
 
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {

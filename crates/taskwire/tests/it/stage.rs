@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
     core::Limits,
-    engine::{self, Coalesce},
-    server::Config,
+    server::{Coalesce, Config, EngineConfig},
     tool::{CallResult, Ctx, IntoResult, Overflow, TaskMode, Tool, ToolError},
 };
 use tokio::{
@@ -117,7 +116,7 @@ impl Act {
 /// Each text is a chunk of its own, however fast they come.
 pub(crate) fn uncoalesced() -> Config {
     let coalesce = Coalesce { window: Duration::ZERO, bytes: 1 };
-    Config { engine: engine::Config { coalesce, ..engine::Config::default() }, ..Config::default() }
+    Config { engine: EngineConfig { coalesce, ..EngineConfig::default() }, ..Config::default() }
 }
 
 /// Listens to the state of a task, and to its output from `from` on.
@@ -287,7 +286,7 @@ pub(crate) fn sixty(n: u64) -> String {
 /// Large chunks, so that few of them fill what lies between server and reader.
 pub(crate) fn large_chunks(limits: Limits) -> Config {
     let coalesce = Coalesce { bytes: 40_000, ..Coalesce::default() };
-    Config { engine: engine::Config { coalesce, limits, ..engine::Config::default() }, ..Config::default() }
+    Config { engine: EngineConfig { coalesce, limits, ..EngineConfig::default() }, ..Config::default() }
 }
 
 /// Text for a large chunk that begins with its number.

@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
     core::{Limits, Seq, TaskId},
-    engine,
-    server::{Config, Tokens},
+    server::{Config, EngineConfig, Tokens},
     store::SqliteStore,
     tool::{Answer, Ctx, IntoResult, Question, Registry, TaskMode, Tool, ToolError},
 };
@@ -108,7 +107,7 @@ pub(crate) fn registry(tools: impl IntoIterator<Item = Tool>) -> Registry {
 }
 
 pub(crate) fn with_limits(limits: Limits) -> Config {
-    Config { engine: engine::Config { limits, ..engine::Config::default() }, ..Config::default() }
+    Config { engine: EngineConfig { limits, ..EngineConfig::default() }, ..Config::default() }
 }
 
 /// Two callers, `ann` and `bob`, each with a token that says so.

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use taskwire::{
     core::{Limits, task::Status},
-    engine,
-    server::Config,
+    server::{Config, EngineConfig},
     store::SqliteStore,
     tool::{Content, Ctx, Progress, TaskMode, Tool},
 };
@@ -77,7 +76,7 @@ async fn a_tool_that_ignores_its_stop_is_dropped_after_the_grace_period() {
         std::future::pending::<()>().await;
         Ok(())
     });
-    let config = Config { engine: engine::Config { grace: 5 * SECOND, ..engine::Config::default() }, ..Config::default() };
+    let config = Config { engine: EngineConfig { grace: 5 * SECOND, ..EngineConfig::default() }, ..Config::default() };
     let server = TestServer::start_with(registry([stubborn.task(TaskMode::Always)]), config, Arc::new(clock.clone())).await;
     let client = server.client();
     let id = client.start("stubborn", json!({})).await;

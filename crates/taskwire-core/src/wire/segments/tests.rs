@@ -36,7 +36,6 @@ fn assert_state(segments: &Segments, received: &[u64], missing: &[(u64, u64)], r
     assert_eq!(segments.received().collect::<Vec<_>>(), received);
     assert_eq!(gaps(segments), missing);
     assert_eq!(segments.resume_from(), resume_from);
-    assert_eq!((segments.highest(), segments.len()), (received.last().copied(), received.len()));
     assert_eq!(segments.is_empty(), received.is_empty());
 }
 
@@ -108,7 +107,7 @@ fn gaps_are_found_and_filled() {
         assert_eq!((gaps(&segments), segments.resume_from()), (missing, resume_from), "after {n}");
         assert_eq!(segments.merged(), None);
     }
-    assert!(segments.is_complete() && segments.has(9) && !segments.has(4));
+    assert!(segments.is_complete() && segments.received().any(|nr| nr == 9) && !segments.received().any(|nr| nr == 4));
     let answer = result(4..=9, true);
     assert_eq!(numbers(&segments.take(&answer).expect("taken")), [4, 6, 7, 8]);
     assert_state(&segments, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &[], Some(9));

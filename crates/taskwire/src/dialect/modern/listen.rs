@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 use taskwire_core::{
     Seq, TaskId, Version,
-    task::{Task, evolve},
+    task::{Task, evolve_to},
 };
 use tokio::sync::watch;
 
@@ -321,9 +321,7 @@ impl Stream<'_, '_> {
                 Entry::Event(logged) => {
                     self.send_output(id, &mut chunks).await?;
                     let Some(task) = followed.task.as_mut().map(Arc::make_mut) else { continue };
-                    // Chunks have versions too, so the next one is that of the event.
-                    task.version = Version(logged.version.0 - 1);
-                    evolve(task, &logged.event, logged.at);
+                    evolve_to(task, logged.version, &logged.event, logged.at);
                     if followed.told && logged.event.is_visible() {
                         self.show(task).await?;
                     }

@@ -1,4 +1,4 @@
-//! How a run's output gets into the log: taken by [`push`](Run::push), gathered, and sent by whoever holds `place`.
+//! How a run's output gets into the log: taken by [`push`](Run::push), gathered, and sent by whoever holds `send_lock`.
 
 use std::{
     borrow::Cow,
@@ -14,7 +14,7 @@ use taskwire_core::{
     task::{Authority, Blocks, Command, Outcome, Reject},
 };
 
-use super::{Place, Run};
+use super::Run;
 use crate::{
     engine::{
         Error,
@@ -225,11 +225,11 @@ impl Run {
     }
 
     async fn flush_now(&self) -> Result<(), Error> {
-        let place = self.place.lock().await;
-        let id = match &*place {
-            Place::Task(id) => *id,
-            Place::Loose => return Ok(()),
-            Place::Done => return Err(Reject::Ended.into()),
+        let _sending = self.send_lock.lock().await;
+        let id = match self.phase() {
+            Phase::Task(id) => id,
+            Phase::Loose => return Ok(()),
+            Phase::Done(_) => return Err(Reject::Ended.into()),
         };
         let taken = self.take_output()?;
         self.append(id, taken).await
@@ -249,7 +249,7 @@ impl Run {
         })
     }
 
-    /// What is written and not in the log. Only who holds `place` may take it, so that it stays in order.
+    /// What is written and not in the log. Only who holds `send_lock` may take it, so that it stays in order.
     pub(super) fn take_output(&self) -> Result<Taken, Error> {
         let taken = self.emit.lock().take(self.engine.0.clock.now());
         self.emit.room.notify_waiters();
@@ -278,7 +278,7 @@ impl Run {
     }
 
     async fn save_now(self: &Arc<Self>, id: TaskId, own: Vec<Blocks>, checkpoint: Payload) -> Result<(), Error> {
-        let _place = self.place.lock().await;
+        let _sending = self.send_lock.lock().await;
         let earlier = self.take_output()?;
         let chunks = earlier.chunks.iter().cloned().chain(own).collect();
         let saved = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Save { chunks, checkpoint }).await;

@@ -513,10 +513,10 @@ async fn client_05_streaming_mode() {
 async fn client_06_segment_tracking() {
     let (mut stage, legacy) = staged(Config::default()).await;
     let (call, _act, results) = five(&mut stage, &legacy).await;
-    assert_eq!((call.segments.received().collect::<Vec<_>>(), call.segments.highest()), (vec![1, 2, 3, 4, 5], Some(5)));
+    assert_eq!(call.segments.received().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     let mut lossy = Segments::new();
     results.iter().for_each(|result| drop(take(&mut lossy, &without(&[1, 3], result))));
-    assert_eq!((lossy.received().collect::<Vec<_>>(), lossy.highest()), (vec![2, 4, 5], Some(5)));
+    assert_eq!(lossy.received().collect::<Vec<_>>(), [2, 4, 5]);
 }
 
 #[tokio::test]
@@ -600,7 +600,10 @@ async fn client_12_error_handling() {
                 stage.clock.advance(HOUR);
                 gone(&legacy, &id).await;
                 assert_eq!(legacy.error("tasks/result", json!({"taskId": id, "lastSeqNr": 1})).await["code"], -32602);
-                assert!(!cut.segments.is_complete() && cut.segments.has(1), "what came is still there, and known not to be all");
+                assert!(
+                    !cut.segments.is_complete() && cut.segments.received().any(|nr| nr == 1),
+                    "what came is still there, and known not to be all"
+                );
                 continue;
             }
         }

@@ -142,7 +142,7 @@ impl Streamed {
         };
         assert_eq!(message["id"], self.id, "{message}");
         let result = &message["result"];
-        let next = self.segments.highest().unwrap_or(0) + 1;
+        let next = self.segments.received().max().unwrap_or(0) + 1;
         let listed = result["partial-content"].as_array().map_or(0, Vec::len) as u64;
         assert_eq!(self.take(result), Vec::from_iter(next..next + listed), "{result}");
         assert_eq!(result["_meta"][RELATED]["taskId"], self.task(), "{result}");
@@ -157,7 +157,7 @@ impl Streamed {
     /// The results of all responses up to the one that has this segment.
     pub(crate) async fn until(&mut self, seq_nr: u64) -> Vec<Value> {
         let mut results = Vec::new();
-        while !self.segments.has(seq_nr) {
+        while !self.segments.received().any(|received| received == seq_nr) {
             results.push(self.next().await.unwrap_or_else(|| panic!("the stream ended before segment {seq_nr}")));
         }
         results
