@@ -13,6 +13,20 @@ cargo fmt --all --check
 
 step "lints"
 cargo clippy --workspace --all-targets --quiet -- -D warnings
+for features in client server client,ledger client,oauth client,server; do
+  cargo clippy -p taskwire --no-default-features --features "$features" --quiet -- -D warnings
+done
+
+step "what each side brings along"
+without() {
+  local tree
+  tree=$(cargo tree -p taskwire --no-default-features --features "$1" -e normal --prefix none)
+  if grep "^$2 " <<<"$tree"; then echo "taskwire with the feature \`$1\` alone must not depend on $2"; exit 1; fi
+}
+without client rusqlite
+without client rmcp
+without server rmcp
+without server reqwest
 
 step "unit and integration tests"
 if ! cargo nextest --version >/dev/null 2>&1; then cargo install --quiet --locked cargo-nextest; fi

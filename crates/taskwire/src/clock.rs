@@ -6,7 +6,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use taskwire_core::{SessionId, TaskId, Timestamp, id::ID_RANDOM_BYTES};
+use taskwire_core::Timestamp;
+#[cfg(feature = "server")]
+use taskwire_core::{SessionId, TaskId, id::ID_RANDOM_BYTES};
 use tokio::sync::watch;
 
 /// A wait that can be kept in a struct.
@@ -92,6 +94,7 @@ impl Clock for ManualClock {
 ///
 /// # Panics
 /// When the operating system has no randomness to give: nothing safe can be done then.
+#[cfg(feature = "server")]
 #[must_use]
 pub(crate) fn new_task_id(now: Timestamp) -> TaskId {
     let mut random = [0; ID_RANDOM_BYTES];
@@ -100,6 +103,7 @@ pub(crate) fn new_task_id(now: Timestamp) -> TaskId {
 }
 
 /// A fresh, unguessable session id, of characters that are safe in a header.
+#[cfg(feature = "server")]
 pub(crate) fn new_session_id() -> SessionId {
     let mut random = [0; 20];
     getrandom::fill(&mut random).expect("the operating system gives random bytes");

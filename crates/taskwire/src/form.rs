@@ -195,6 +195,7 @@ impl Form {
 }
 
 /// What does not fit the schema of a tool. Formats are its server's business, and a schema that cannot be used forbids nothing.
+#[cfg(feature = "client")]
 pub(crate) fn misfits(schema: &Value, arguments: &Value) -> Vec<FieldError> {
     Schema::read(Rules::Foreign, schema).map_or_else(|_| Vec::new(), |compiled| wrong(&compiled, schema, arguments))
 }

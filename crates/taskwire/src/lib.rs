@@ -29,38 +29,56 @@
 //! # Layout
 //! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`command`] commands as tools ·
 //! [`store`] where tasks are kept · [`clock`] where the time comes from. The engine, transports and dialects are private.
+//!
+//! # Features
+//! All but the last are there by default. `client` · `ledger`: the client's record on disk, in SQLite · `oauth`: its sign-ins · `server`: all else but
+//! forms and clocks, which both sides need · `oauth-extensions`: more ways to sign in, and a second cryptographic library.
 
+#[cfg(feature = "server")]
 mod auth;
+#[cfg(feature = "client")]
 pub mod client;
 pub mod clock;
+#[cfg(feature = "server")]
 pub mod command;
+#[cfg(feature = "server")]
 mod config;
+#[cfg(feature = "server")]
 mod dialect;
+#[cfg(feature = "server")]
 mod engine;
+#[cfg(feature = "server")]
 mod feed;
+#[cfg(feature = "server")]
 mod followup;
 pub mod form;
+#[cfg(feature = "server")]
 mod ours;
+#[cfg_attr(not(feature = "server"), expect(dead_code, reason = "only the server has tools whose schemas it checks"))]
 mod schema;
+#[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
 pub mod store;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "server")]
 pub mod tool;
+#[cfg(feature = "server")]
 mod transport;
 
 pub use taskwire_core as core;
 
 /// The README's examples must compile, and so must those of the manual.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "ledger", feature = "server"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "ledger", feature = "server"))]
 #[doc = include_str!("../../../docs/manual/calling.md")]
 struct Calling;
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "ledger", feature = "server"))]
 #[doc = include_str!("../../../docs/manual/live-output.md")]
 struct LiveOutput;
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "ledger", feature = "server"))]
 #[doc = include_str!("../../../docs/manual/writing-tools.md")]
 struct WritingTools;

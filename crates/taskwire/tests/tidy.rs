@@ -481,7 +481,7 @@ fn rooms_know_only_what_they_may() {
         ("dialect", &["auth", "clock", "config", "engine", "feed", "followup", "store", "tool"]),
         ("transport", &["auth", "clock", "config", "dialect"]),
         ("server", &["auth", "clock", "config", "dialect", "engine", "followup", "store", "tool", "transport"]),
-        ("client", &["clock", "form", "ours", "server"]),
+        ("client", &["clock", "form", "server"]),
         ("testing", &[]),
     ];
     let mut found = Vec::new();

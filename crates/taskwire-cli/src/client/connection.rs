@@ -145,7 +145,7 @@ impl Connection {
             // Nobody here has a language model at hand.
             asks: Asks { form: true, url: true, sampling: false, roots: None },
             stream: wish.stream,
-            ledger: wish.ledger,
+            ledger: wish.ledger.map(|ledger| Arc::new(ledger) as Arc<dyn client::CallRecorder>),
             timing,
             ..Options::default()
         })

@@ -93,16 +93,7 @@ impl Home {
             Err(_) => None,
         };
         let is_era_known = entry.is_some();
-        let unknown = || Reference {
-            server: address,
-            era: Era::Modern,
-            task: Some(id.to_owned()),
-            tool: String::new(),
-            key: None,
-            session: None,
-            args: None,
-            next: 0,
-        };
+        let unknown = || Reference::of_task(&address, Era::Modern, id);
         let reference = entry.as_ref().map_or_else(unknown, |entry| entry.reference.clone());
         Ok(Found { reference, entry, server, is_era_known })
     }

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 use clap::Args;
 use serde::Serialize;
 use taskwire::{
-    client::{self, Entry, EntryId, Era, Status, TaskView},
+    client::{self, CallRecorder, Entry, EntryId, Era, Status, TaskView},
     clock::{Clock, SystemClock},
 };
 use taskwire_core::Timestamp;

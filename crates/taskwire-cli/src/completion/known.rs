@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::Value;
-use taskwire::client::{Client, Entry, Era, Input, InputKind, Ledger, Target, ToolInfo};
+use taskwire::client::{CallRecorder, Client, Entry, Era, Input, InputKind, Ledger, Target, ToolInfo};
 use tokio::time::timeout;
 
 use super::{Candidate, Typed, files};

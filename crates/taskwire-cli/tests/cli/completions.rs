@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 use taskwire::{
-    client::{Era, Reference, Status},
+    client::{CallRecorder, Era, Reference, Status},
     core::Timestamp,
     tool::{Question, TaskMode},
 };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Era, Reference, Status},
+    client::{CallRecorder, Era, Reference, Status},
     clock::{Clock, SystemClock},
     core::{Payload, Timestamp},
     server::Config,
@@ -177,7 +177,7 @@ fn programs_are_not_started_to_be_asked_about_their_tasks() {
 #[test]
 fn a_call_whose_answer_was_never_seen_is_listed_and_not_mistaken_for_a_task() {
     let user = User::new();
-    user.ledger().begin(&reference(NOWHERE, None), ago(Duration::ZERO)).expect("an entry");
+    user.ledger().adopt(&reference(NOWHERE, None), ago(Duration::ZERO)).expect("an entry");
     let ended = user.run(&["tasks"]);
     let rows = cells(&ended);
     assert_eq!(rows[1][1..], ["sent", "job", NOWHERE, "0123456789ab"], "{ended:?}");
@@ -191,7 +191,7 @@ fn a_call_whose_answer_was_never_seen_is_listed_and_not_mistaken_for_a_task() {
 #[test]
 fn a_call_that_was_sent_long_ago_is_not_sent_again_by_accident() {
     let (user, hour) = (User::new(), Duration::from_secs(3600));
-    user.ledger().begin(&reference(NOWHERE, None), ago(25 * hour)).expect("an entry");
+    user.ledger().adopt(&reference(NOWHERE, None), ago(25 * hour)).expect("an entry");
     user.run(&["watch", "0123456789ab"]).is_refusal(
         "this call was sent 1d 01h ago and its reply was never seen. The server may have forgotten it and would run it again: \
          `taskwire watch 0123456789ab --again` sends it, `taskwire tasks --forget` removes it from the list",

@@ -1,6 +1,7 @@
 //! `taskwire watch`: back to a task, at the very place where its output was left.
 
 use serde_json::{Value, json};
+use taskwire::client::CallRecorder;
 
 use crate::{
     fixture::{Fixture, Gate, steps},

@@ -1,13 +1,73 @@
-//! One run's page in the ledger, if there is a ledger.
+//! What a client wants to be kept of its calls, and one call's entry there, if there is a ledger.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use serde_json::Value;
+use taskwire_core::Timestamp;
 
-use super::{
-    Error, Options, Reference, Status,
-    ledger::{EntryId, Ledger, Recorded},
-};
+use super::{Error, Options, Reference, Status, run::is_refusal};
+
+/// Keeps calls, their tasks, and the answers to their questions, for whoever comes back to them. `Ledger` does, with the feature
+/// `ledger`. Its methods may block; when they fail, what they were to record is not done.
+pub trait CallRecorder: fmt::Debug + Send + Sync {
+    /// The entry of a call that is about to be sent, or of a task that may have been started elsewhere: it is made if there is none.
+    /// A call that was entered before under the same key is the same call. Its arguments are kept until its task has a name, if they
+    /// are not too large.
+    fn adopt(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error>;
+
+    /// The call became the task that its reference names now. What was asked and answered before belonged to the call, not
+    /// to the task, and goes. May be told again when the reference has changed in other ways.
+    fn name_task(&self, entry: EntryId, reference: &Reference, now: Timestamp) -> Result<(), Error>;
+
+    /// How the task was last seen. The first end stays, and no question is open behind it.
+    fn note(&self, entry: EntryId, status: Status, message: Option<&str>, now: Timestamp) -> Result<(), Error>;
+
+    /// Removes an entry and all that belongs to it. The task, if it still runs, goes on.
+    fn forget(&self, entry: EntryId) -> Result<(), Error>;
+
+    /// Records an answer that is about to be sent, if it is the first to its question.
+    fn answering(&self, entry: EntryId, key: &str, answer: &Value) -> Result<Recorded, Error>;
+
+    /// The server refused the answer: another may be given. One that it has stays.
+    fn unanswer(&self, entry: EntryId, key: &str) -> Result<(), Error>;
+
+    /// The server has the answer.
+    fn answered(&self, entry: EntryId, key: &str) -> Result<(), Error>;
+
+    /// Keeps a question that its server asks only once, for whoever follows the task next. What is asked under the same key
+    /// takes its place; one that is too large is not kept.
+    fn asked(&self, entry: EntryId, key: &str, question: &Value) -> Result<(), Error>;
+
+    /// The questions that were kept and whose answer the server does not have, oldest first.
+    fn unanswered(&self, entry: EntryId) -> Result<Vec<(String, Value)>, Error>;
+
+    /// The answers to a task's questions, oldest first: the question's key, the answer, and whether the server has it.
+    fn answers(&self, entry: EntryId) -> Result<Vec<(String, Value, bool)>, Error>;
+}
+
+/// Which entry of a ledger. Never given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EntryId(pub i64);
+
+impl fmt::Display for EntryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whether an answer is the first to its question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recorded {
+    /// It is, and was recorded.
+    New,
+    /// It is not, and was not.
+    Before {
+        /// The one that was.
+        answer: Value,
+        /// Whether the server has it.
+        acknowledged: bool,
+    },
+}
 
 /// Where a run is kept.
 #[derive(Debug, Clone, Default)]
@@ -15,7 +75,7 @@ pub(crate) struct Book(Option<Page>);
 
 #[derive(Debug, Clone)]
 struct Page {
-    ledger: Ledger,
+    ledger: Arc<dyn CallRecorder>,
     entry: EntryId,
     options: Arc<Options>,
 }
@@ -26,24 +86,11 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + S
 }
 
 impl Book {
-    /// Writes down that a call is about to be sent.
-    pub(crate) async fn begin(options: &Arc<Options>, reference: Reference) -> Result<Self, Error> {
-        Self::open(options, reference, Ledger::begin).await
-    }
-
-    /// Finds the page of a task, or begins one.
+    /// Finds the page of a call or task, or begins one.
     pub(crate) async fn adopt(options: &Arc<Options>, reference: Reference) -> Result<Self, Error> {
-        Self::open(options, reference, Ledger::adopt).await
-    }
-
-    async fn open(
-        options: &Arc<Options>,
-        reference: Reference,
-        how: impl FnOnce(&Ledger, &Reference, taskwire_core::Timestamp) -> Result<EntryId, Error> + Send + 'static,
-    ) -> Result<Self, Error> {
         let Some(ledger) = options.ledger.clone() else { return Ok(Self(None)) };
-        let now = options.clock.now();
-        let (ledger, entry) = blocking(move || how(&ledger, &reference, now).map(|entry| (ledger, entry))).await?;
+        let (recorder, now) = (ledger.clone(), options.clock.now());
+        let entry = blocking(move || recorder.adopt(&reference, now)).await?;
         Ok(Self(Some(Page { ledger, entry, options: options.clone() })))
     }
 
@@ -68,9 +115,36 @@ impl Book {
 
     /// The call ended without having been a task, or was never sent.
     pub(crate) async fn forget(&self) {
-        if let Err(error) = self.with(|page| page.ledger.ended_without_task(page.entry)).await {
+        if let Err(error) = self.with(|page| page.ledger.forget(page.entry)).await {
             tracing::warn!(%error, "a call that has ended could not be struck out");
         }
+    }
+
+    /// Answers the question `key`, which is called `name` here. Another answer may be under way: the first one that is written down
+    /// counts, and is the only one that is ever sent.
+    pub(crate) async fn answer_once<F: Future<Output = Result<(), Error>>>(
+        &self,
+        name: &str,
+        key: &str,
+        answer: &Value,
+        send: impl FnOnce(Value) -> F,
+    ) -> Result<(), Error> {
+        let answered_before = || Err(Error::Answered { key: key.to_owned() });
+        let first = match self.answering(name, answer).await? {
+            Recorded::New => answer.clone(),
+            Recorded::Before { acknowledged: true, .. } => return answered_before(),
+            Recorded::Before { answer, .. } => answer,
+        };
+        let is_ours = first == *answer;
+        if let Err(error) = send(first).await {
+            // The server will not have it: there may be a better one.
+            if is_refusal(&error) {
+                self.unanswer(name).await?;
+            }
+            return Err(error);
+        }
+        self.answered(name).await?;
+        if is_ours { Ok(()) } else { answered_before() }
     }
 
     /// About to answer: the first answer that is written down is the one that is given.
@@ -86,7 +160,7 @@ impl Book {
     }
 
     /// The server refused the answer.
-    pub(crate) async fn unanswer(&self, key: &str) -> Result<(), Error> {
+    async fn unanswer(&self, key: &str) -> Result<(), Error> {
         let key = key.to_owned();
         self.with(move |page| page.ledger.unanswer(page.entry, &key)).await.map(drop)
     }

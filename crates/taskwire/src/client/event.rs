@@ -9,7 +9,7 @@ use taskwire_core::{
     task::{RpcError, Status},
 };
 
-use super::input::Input;
+use super::{form::whole_number, input::Input};
 
 /// Which generation of the protocol a server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,6 +54,15 @@ pub struct Reference {
     /// The first chunk of output that was not handed out yet.
     #[serde(default)]
     pub next: u64,
+}
+
+impl Reference {
+    /// To a task of which no more is known.
+    #[must_use]
+    pub fn of_task(server: &str, era: Era, task: &str) -> Self {
+        let (server, task, tool) = (server.to_owned(), Some(task.to_owned()), String::new());
+        Self { server, era, task, tool, key: None, session: None, args: None, next: 0 }
+    }
 }
 
 /// `SERVER#TASK`, as the terminal client takes it.
@@ -119,7 +128,7 @@ pub enum Link {
 }
 
 /// A piece of output.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Partial {
     /// Its number within the task, from 0.
     pub seq: u64,
@@ -168,6 +177,27 @@ pub struct TaskView {
     pub outcome: Option<Outcome>,
     /// All that the server said.
     pub raw: Value,
+}
+
+impl TaskView {
+    /// Reads what both eras say of a task; they differ in the names of two times.
+    pub(crate) fn read(raw: &Payload, ttl: &str, poll: &str) -> Result<Self, String> {
+        let value: Value = raw.read().map_err(|error| format!("a task that is none: {error}"))?;
+        let text = |key: &str| value[key].as_str().map(str::to_owned);
+        let status = value["status"].as_str().ok_or("a task without `status`")?;
+        Ok(Self {
+            id: text("taskId").ok_or("a task without `taskId`")?,
+            status: Status::read(status).ok_or_else(|| format!("a task with the status `{status}`, which is none"))?,
+            message: text("statusMessage"),
+            created_at: text("createdAt").unwrap_or_default(),
+            updated_at: text("lastUpdatedAt").unwrap_or_default(),
+            ttl_ms: whole_number(&value[ttl]),
+            poll_ms: whole_number(&value[poll]),
+            inputs: Vec::new(),
+            outcome: None,
+            raw: value,
+        })
+    }
 }
 
 /// How a call ended.

@@ -10,7 +10,6 @@ mod tests;
 
 use std::{
     ffi::OsString,
-    fmt,
     fs::{self, DirBuilder, OpenOptions},
     io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -24,7 +23,10 @@ use taskwire_core::{Payload, Timestamp};
 
 use self::db::{FILE, Fault, connect, connect_read_only, known, make_private, make_room, present, remove, resolve, strike_out};
 pub use self::place::{Place, Shown};
-use super::{Error, Reference, Status};
+use super::{
+    Error, Reference, Status,
+    book::{CallRecorder, EntryId, Recorded},
+};
 
 /// Tasks that a ledger holds. One more, and the oldest goes; those that ended go first.
 pub const LEDGER_ENTRIES: usize = 10_000;
@@ -66,16 +68,6 @@ pub struct Ledger {
     entries_max: usize,
 }
 
-/// Which entry of a ledger. Never given twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EntryId(i64);
-
-impl fmt::Display for EntryId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// A call, and what is known of it.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -93,20 +85,6 @@ pub struct Entry {
     pub updated_at: Timestamp,
     /// Whether its end was seen.
     pub ended: bool,
-}
-
-/// Whether an answer is the first to its question.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Recorded {
-    /// It is, and was recorded.
-    New,
-    /// It is not, and was not.
-    Before {
-        /// The one that was.
-        answer: Value,
-        /// Whether the server has it.
-        acknowledged: bool,
-    },
 }
 
 impl Ledger {
@@ -181,193 +159,6 @@ impl Ledger {
         &self.dir
     }
 
-    /// Enters a call that is about to be sent. Its arguments are kept until its task has a name, if they are not too large.
-    /// A call that was entered before under the same key is the same call.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written; then the call should not be sent.
-    pub fn begin(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error> {
-        self.put(reference, now)
-    }
-
-    /// The call became the task that its reference names now. What was asked and answered before belonged to the call, not
-    /// to the task, and goes. May be told again when the reference has changed in other ways.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written, or has forgotten the call.
-    pub fn name_task(&self, entry: EntryId, reference: &Reference, now: Timestamp) -> Result<(), Error> {
-        let Some(task) = &reference.task else { return Err(Error::Ledger("a task without a name cannot be entered".to_owned())) };
-        let (kept, now) = (kept(reference)?, now.as_millis());
-        let gone = self.write(|db| {
-            let id = present(db, entry)?;
-            let (server, named): (String, Option<String>) =
-                db.query_row("SELECT server, task FROM entry WHERE id = ?", [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            if named.as_ref() == Some(task) {
-                db.execute("UPDATE entry SET reference = ?2 WHERE id = ?1 AND reference <> ?2", params![id, kept])?;
-                return Ok(None);
-            }
-            let mut other = db.prepare_cached("SELECT id, ended FROM entry WHERE server = ? AND task = ?")?;
-            let other: Option<(i64, bool)> = other.query_row([&server, task], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-            strike_out(db, id)?;
-            match other {
-                // Somebody follows the task already: from now on the two are one, or its questions could be answered twice.
-                Some((other, false)) => {
-                    let told = "UPDATE entry SET key = ?2, reference = ?3 WHERE id = ?1 AND key IS NULL";
-                    db.execute(told, params![other, reference.key, kept])?;
-                    let joined = "UPDATE entry SET same = ?2, task = NULL, args = NULL, ended = 1, updated_at = ?3
-                                  WHERE id = ?1 OR same = ?1";
-                    db.execute(joined, [id, other, now])?;
-                    return Ok(None);
-                }
-                // The server gives names again: that one cannot be reached any more.
-                Some((other, true)) => remove(db, other)?,
-                None => {}
-            }
-            let named = "UPDATE entry SET task = ?2, reference = ?3, args = NULL, status = NULL, message = NULL, ended = 0, updated_at = ?4
-                         WHERE id = ?1";
-            db.execute(named, params![id, task, kept, now])?;
-            Ok(other.map(|(other, _)| other))
-        })?;
-        self.drop_places(gone);
-        Ok(())
-    }
-
-    /// How the task was last seen. The first end stays, and no question is open behind it.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written.
-    pub fn note(&self, entry: EntryId, status: Status, message: Option<&str>, now: Timestamp) -> Result<(), Error> {
-        let message = message.map(|text| shorten(text, MESSAGE_BYTES_MAX));
-        self.write(|db| {
-            // Nothing is written, and nothing waits for the disk, where nothing is new.
-            let sql = "UPDATE entry SET status = ?2, message = ?3, updated_at = ?4, ended = ?5
-                       WHERE id = (SELECT ifnull(same, id) FROM entry WHERE id = ?1) AND ended = 0
-                       AND (status IS NOT ?2 OR message IS NOT ?3)";
-            db.prepare_cached(sql)?.execute(params![entry.0, status.as_str(), message, now.as_millis(), status.is_terminal()])?;
-            if status.is_terminal() {
-                db.execute("DELETE FROM question WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?)", [entry.0])?;
-            }
-            Ok(())
-        })
-    }
-
-    /// The call was answered at once and there is no task: the entry goes.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written.
-    pub fn ended_without_task(&self, entry: EntryId) -> Result<(), Error> {
-        self.forget(entry)
-    }
-
-    /// Records an answer that is about to be sent, if it is the first to its question.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written, or has forgotten the task; then the answer should not be sent.
-    pub fn answering(&self, entry: EntryId, key: &str, answer: &Value) -> Result<Recorded, Error> {
-        let text = answer.to_string();
-        self.write(|db| {
-            let id = present(db, entry)?;
-            let mut before = db.prepare_cached("SELECT answer, acknowledged FROM answer WHERE entry = ? AND key = ?")?;
-            let before: Option<(String, bool)> = before.query_row(params![id, key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-            if let Some((answer, acknowledged)) = before {
-                return Ok(Recorded::Before { answer: self.read_value(&answer)?, acknowledged });
-            }
-            let count: usize = db.query_row("SELECT count(*) FROM answer WHERE entry = ?", [id], |row| row.get(0))?;
-            if count >= QUESTIONS_MAX {
-                return Err(Error::Ledger(format!("a task was given {QUESTIONS_MAX} answers, and the ledger keeps no more")).into());
-            }
-            db.execute("INSERT INTO answer(entry, key, answer) VALUES(?, ?, ?)", params![id, key, text])?;
-            Ok(Recorded::New)
-        })
-    }
-
-    /// The server refused the answer: another may be given. One that it has stays.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written.
-    pub fn unanswer(&self, entry: EntryId, key: &str) -> Result<(), Error> {
-        self.write(|db| {
-            let Some(id) = resolve(db, entry)? else { return Ok(()) };
-            db.execute("DELETE FROM answer WHERE entry = ? AND key = ? AND acknowledged = 0", params![id, key])?;
-            Ok(())
-        })
-    }
-
-    /// The server has the answer.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written.
-    pub fn answered(&self, entry: EntryId, key: &str) -> Result<(), Error> {
-        self.write(|db| {
-            let Some(id) = resolve(db, entry)? else { return Ok(()) };
-            db.execute("UPDATE answer SET acknowledged = 1 WHERE entry = ? AND key = ? AND acknowledged = 0", params![id, key])?;
-            db.execute("DELETE FROM question WHERE entry = ? AND key = ?", params![id, key])?;
-            Ok(())
-        })
-    }
-
-    /// Keeps a question that its server asks only once, for whoever follows the task next. What is asked under the same key
-    /// takes its place; one that is too large is not kept.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written, or has forgotten the task.
-    pub fn asked(&self, entry: EntryId, key: &str, question: &Value) -> Result<(), Error> {
-        let text = question.to_string();
-        if text.len() > QUESTION_BYTES_MAX {
-            return Ok(());
-        }
-        self.write(|db| {
-            let id = present(db, entry)?;
-            let sql = "SELECT count(*) FROM question WHERE entry = ? AND key <> ?";
-            let count: usize = db.query_row(sql, params![id, key], |row| row.get(0))?;
-            if count >= QUESTIONS_MAX {
-                return Err(Error::Ledger(format!("a task asked {QUESTIONS_MAX} questions, and the ledger keeps no more")).into());
-            }
-            let sql = "INSERT INTO question(entry, key, question) VALUES(?, ?, ?)
-                       ON CONFLICT(entry, key) DO UPDATE SET question = excluded.question";
-            db.execute(sql, params![id, key, text])?;
-            Ok(())
-        })
-    }
-
-    /// The questions that were kept and whose answer the server does not have, oldest first.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
-    pub fn unanswered(&self, entry: EntryId) -> Result<Vec<(String, Value)>, Error> {
-        self.read(|db| {
-            let mut statement = db.prepare_cached(
-                "SELECT key, question FROM question WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?) AND NOT EXISTS(
-                     SELECT 1 FROM answer WHERE answer.entry = question.entry AND answer.key = question.key AND acknowledged = 1
-                 ) ORDER BY id",
-            )?;
-            let mut rows = statement.query([entry.0])?;
-            let mut questions = Vec::new();
-            while let Some(row) = rows.next()? {
-                questions.push((row.get(0)?, self.read_value(&row.get::<_, String>(1)?)?));
-            }
-            Ok(questions)
-        })
-    }
-
-    /// The answers to a task's questions, oldest first: the question's key, the answer, and whether the server has it.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
-    pub fn answers(&self, entry: EntryId) -> Result<Vec<(String, Value, bool)>, Error> {
-        self.read(|db| {
-            let mut statement = db.prepare_cached(
-                "SELECT key, answer, acknowledged FROM answer WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?) ORDER BY id",
-            )?;
-            let mut rows = statement.query([entry.0])?;
-            let mut answers = Vec::new();
-            while let Some(row) = rows.next()? {
-                answers.push((row.get(0)?, self.read_value(&row.get::<_, String>(1)?)?, row.get(2)?));
-            }
-            Ok(answers)
-        })
-    }
-
     /// The entry of a task.
     ///
     /// # Errors
@@ -378,14 +169,6 @@ impl Ledger {
             let mut rows = statement.query([server, task])?;
             rows.next()?.map(|row| self.read_entry(row)).transpose()
         })
-    }
-
-    /// The entry of a task that may have been started elsewhere: it is made if there is none.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written.
-    pub fn adopt(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error> {
-        self.put(reference, now)
     }
 
     /// All entries, the newest first, without arguments: those can be large, and [`Ledger::entry`] and [`Ledger::find`] have
@@ -441,22 +224,6 @@ impl Ledger {
         })
     }
 
-    /// Removes an entry and all that belongs to it. The task, if it still runs, goes on.
-    ///
-    /// # Errors
-    /// When the ledger cannot be written.
-    pub fn forget(&self, entry: EntryId) -> Result<(), Error> {
-        let gone = self.write(|db| {
-            let id = resolve(db, entry)?;
-            if let Some(id) = id {
-                remove(db, id)?;
-            }
-            Ok(id)
-        })?;
-        self.drop_places(gone);
-        Ok(())
-    }
-
     /// What of a task's output was shown. One at a time keeps it, until it is dropped or its process has ended.
     ///
     /// # Errors
@@ -464,24 +231,6 @@ impl Ledger {
     pub fn place(&self, entry: EntryId) -> Result<Place, Error> {
         let id = self.read(|db| present(db, entry))?;
         Place::open(self.place_path(id))
-    }
-
-    /// The entry that a reference means; a new one if there is none.
-    fn put(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error> {
-        let args = reference.args.as_ref().filter(|args| reference.task.is_none() && args.as_str().len() <= ARGS_BYTES_MAX);
-        let kept = kept(reference)?;
-        let (id, gone) = self.write(|db| {
-            if let Some(id) = known(db, reference)? {
-                return Ok((id, Vec::new()));
-            }
-            let gone = make_room(db, now, self.entries_max)?;
-            let sql = "INSERT INTO entry(server, task, key, created_at, updated_at, reference, args) VALUES(?1, ?2, ?3, ?4, ?4, ?5, ?6)";
-            let (Reference { server, task, key, .. }, at) = (reference, now.as_millis());
-            db.execute(sql, params![server, task, key, at, kept, args.map(Payload::as_str)])?;
-            Ok((db.last_insert_rowid(), gone))
-        })?;
-        self.drop_places(gone);
-        Ok(EntryId(id))
     }
 
     fn read_entry(&self, row: &Row<'_>) -> Result<Entry, Fault> {
@@ -541,6 +290,173 @@ impl Ledger {
     }
 }
 
+impl CallRecorder for Ledger {
+    fn adopt(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error> {
+        let args = reference.args.as_ref().filter(|args| reference.task.is_none() && args.as_str().len() <= ARGS_BYTES_MAX);
+        let kept = kept(reference)?;
+        let (id, gone) = self.write(|db| {
+            if let Some(id) = known(db, reference)? {
+                return Ok((id, Vec::new()));
+            }
+            let gone = make_room(db, now, self.entries_max)?;
+            let sql = "INSERT INTO entry(server, task, key, created_at, updated_at, reference, args) VALUES(?1, ?2, ?3, ?4, ?4, ?5, ?6)";
+            let (Reference { server, task, key, .. }, at) = (reference, now.as_millis());
+            db.execute(sql, params![server, task, key, at, kept, args.map(Payload::as_str)])?;
+            Ok((db.last_insert_rowid(), gone))
+        })?;
+        self.drop_places(gone);
+        Ok(EntryId(id))
+    }
+
+    fn name_task(&self, entry: EntryId, reference: &Reference, now: Timestamp) -> Result<(), Error> {
+        let Some(task) = &reference.task else { return Err(Error::Ledger("a task without a name cannot be entered".to_owned())) };
+        let (kept, now) = (kept(reference)?, now.as_millis());
+        let gone = self.write(|db| {
+            let id = present(db, entry)?;
+            let (server, named): (String, Option<String>) =
+                db.query_row("SELECT server, task FROM entry WHERE id = ?", [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            if named.as_ref() == Some(task) {
+                db.execute("UPDATE entry SET reference = ?2 WHERE id = ?1 AND reference <> ?2", params![id, kept])?;
+                return Ok(None);
+            }
+            let mut other = db.prepare_cached("SELECT id, ended FROM entry WHERE server = ? AND task = ?")?;
+            let other: Option<(i64, bool)> = other.query_row([&server, task], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+            strike_out(db, id)?;
+            match other {
+                // Somebody follows the task already: from now on the two are one, or its questions could be answered twice.
+                Some((other, false)) => {
+                    let told = "UPDATE entry SET key = ?2, reference = ?3 WHERE id = ?1 AND key IS NULL";
+                    db.execute(told, params![other, reference.key, kept])?;
+                    let joined = "UPDATE entry SET same = ?2, task = NULL, args = NULL, ended = 1, updated_at = ?3
+                                  WHERE id = ?1 OR same = ?1";
+                    db.execute(joined, [id, other, now])?;
+                    return Ok(None);
+                }
+                // The server gives names again: that one cannot be reached any more.
+                Some((other, true)) => remove(db, other)?,
+                None => {}
+            }
+            let named = "UPDATE entry SET task = ?2, reference = ?3, args = NULL, status = NULL, message = NULL, ended = 0, updated_at = ?4
+                         WHERE id = ?1";
+            db.execute(named, params![id, task, kept, now])?;
+            Ok(other.map(|(other, _)| other))
+        })?;
+        self.drop_places(gone);
+        Ok(())
+    }
+
+    fn note(&self, entry: EntryId, status: Status, message: Option<&str>, now: Timestamp) -> Result<(), Error> {
+        let message = message.map(|text| &text[..text.floor_char_boundary(MESSAGE_BYTES_MAX)]);
+        self.write(|db| {
+            // Nothing is written, and nothing waits for the disk, where nothing is new.
+            let sql = "UPDATE entry SET status = ?2, message = ?3, updated_at = ?4, ended = ?5
+                       WHERE id = (SELECT ifnull(same, id) FROM entry WHERE id = ?1) AND ended = 0
+                       AND (status IS NOT ?2 OR message IS NOT ?3)";
+            db.prepare_cached(sql)?.execute(params![entry.0, status.as_str(), message, now.as_millis(), status.is_terminal()])?;
+            if status.is_terminal() {
+                db.execute("DELETE FROM question WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?)", [entry.0])?;
+            }
+            Ok(())
+        })
+    }
+
+    fn forget(&self, entry: EntryId) -> Result<(), Error> {
+        let gone = self.write(|db| {
+            let id = resolve(db, entry)?;
+            if let Some(id) = id {
+                remove(db, id)?;
+            }
+            Ok(id)
+        })?;
+        self.drop_places(gone);
+        Ok(())
+    }
+
+    fn answering(&self, entry: EntryId, key: &str, answer: &Value) -> Result<Recorded, Error> {
+        let text = answer.to_string();
+        self.write(|db| {
+            let id = present(db, entry)?;
+            let mut before = db.prepare_cached("SELECT answer, acknowledged FROM answer WHERE entry = ? AND key = ?")?;
+            let before: Option<(String, bool)> = before.query_row(params![id, key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+            if let Some((answer, acknowledged)) = before {
+                return Ok(Recorded::Before { answer: self.read_value(&answer)?, acknowledged });
+            }
+            let count: usize = db.query_row("SELECT count(*) FROM answer WHERE entry = ?", [id], |row| row.get(0))?;
+            if count >= QUESTIONS_MAX {
+                return Err(Error::Ledger(format!("a task was given {QUESTIONS_MAX} answers, and the ledger keeps no more")).into());
+            }
+            db.execute("INSERT INTO answer(entry, key, answer) VALUES(?, ?, ?)", params![id, key, text])?;
+            Ok(Recorded::New)
+        })
+    }
+
+    fn unanswer(&self, entry: EntryId, key: &str) -> Result<(), Error> {
+        self.write(|db| {
+            let Some(id) = resolve(db, entry)? else { return Ok(()) };
+            db.execute("DELETE FROM answer WHERE entry = ? AND key = ? AND acknowledged = 0", params![id, key])?;
+            Ok(())
+        })
+    }
+
+    fn answered(&self, entry: EntryId, key: &str) -> Result<(), Error> {
+        self.write(|db| {
+            let Some(id) = resolve(db, entry)? else { return Ok(()) };
+            db.execute("UPDATE answer SET acknowledged = 1 WHERE entry = ? AND key = ? AND acknowledged = 0", params![id, key])?;
+            db.execute("DELETE FROM question WHERE entry = ? AND key = ?", params![id, key])?;
+            Ok(())
+        })
+    }
+
+    fn asked(&self, entry: EntryId, key: &str, question: &Value) -> Result<(), Error> {
+        let text = question.to_string();
+        if text.len() > QUESTION_BYTES_MAX {
+            return Ok(());
+        }
+        self.write(|db| {
+            let id = present(db, entry)?;
+            let sql = "SELECT count(*) FROM question WHERE entry = ? AND key <> ?";
+            let count: usize = db.query_row(sql, params![id, key], |row| row.get(0))?;
+            if count >= QUESTIONS_MAX {
+                return Err(Error::Ledger(format!("a task asked {QUESTIONS_MAX} questions, and the ledger keeps no more")).into());
+            }
+            let sql = "INSERT INTO question(entry, key, question) VALUES(?, ?, ?)
+                       ON CONFLICT(entry, key) DO UPDATE SET question = excluded.question";
+            db.execute(sql, params![id, key, text])?;
+            Ok(())
+        })
+    }
+
+    fn unanswered(&self, entry: EntryId) -> Result<Vec<(String, Value)>, Error> {
+        self.read(|db| {
+            let mut statement = db.prepare_cached(
+                "SELECT key, question FROM question WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?) AND NOT EXISTS(
+                     SELECT 1 FROM answer WHERE answer.entry = question.entry AND answer.key = question.key AND acknowledged = 1
+                 ) ORDER BY id",
+            )?;
+            let mut rows = statement.query([entry.0])?;
+            let mut questions = Vec::new();
+            while let Some(row) = rows.next()? {
+                questions.push((row.get(0)?, self.read_value(&row.get::<_, String>(1)?)?));
+            }
+            Ok(questions)
+        })
+    }
+
+    fn answers(&self, entry: EntryId) -> Result<Vec<(String, Value, bool)>, Error> {
+        self.read(|db| {
+            let mut statement = db.prepare_cached(
+                "SELECT key, answer, acknowledged FROM answer WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?) ORDER BY id",
+            )?;
+            let mut rows = statement.query([entry.0])?;
+            let mut answers = Vec::new();
+            while let Some(row) = rows.next()? {
+                answers.push((row.get(0)?, self.read_value(&row.get::<_, String>(1)?)?, row.get(2)?));
+            }
+            Ok(answers)
+        })
+    }
+}
+
 /// What is kept of a reference as a whole: all that has no column of its own.
 fn kept(reference: &Reference) -> Result<String, Error> {
     let kept = Reference { task: None, args: None, next: 0, ..reference.clone() };
@@ -559,13 +475,4 @@ fn state_dir(variable: impl Fn(&str) -> Option<OsString>, home: Option<PathBuf>)
     }
     let home = home.filter(|home| !home.as_os_str().is_empty())?;
     Some(home.join(if cfg!(target_os = "macos") { "Library/Application Support/taskwire" } else { ".local/state/taskwire" }))
-}
-
-/// The beginning of a text, at most so many bytes.
-fn shorten(text: &str, bytes_max: usize) -> &str {
-    if text.len() <= bytes_max {
-        return text;
-    }
-    let end = (0..=bytes_max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    &text[..end]
 }

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt, future::BoxFuture};
+use serde::Serialize;
 use serde_json::{Map, Value};
 use taskwire_core::{
     Payload,
@@ -219,6 +221,41 @@ impl Link {
     }
 }
 
+/// Tells the server that nobody waits for a call any more, unless it was answered or lost. Line by line the exchange itself says so;
+/// over HTTP closing a stream says nothing, or not enough.
+pub(crate) struct CancelOnDrop {
+    link: Arc<Link>,
+    cancelling: Option<BoxFuture<'static, ()>>,
+}
+
+impl CancelOnDrop {
+    pub(crate) fn new(link: &Arc<Link>, cancelling: impl Future<Output = ()> + Send + 'static) -> Self {
+        let cancelling = link.wire.http().map(|_| cancelling.boxed());
+        Self { link: link.clone(), cancelling }
+    }
+
+    /// Nothing is to be said.
+    pub(crate) fn disarm(&mut self) {
+        self.cancelling = None;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(cancelling) = self.cancelling.take() {
+            self.link.murmur(cancelling);
+        }
+    }
+}
+
+/// Waits for a future that may not be there: for ever, then.
+pub(crate) async fn if_any<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// The answer to request `id` among what comes; the rest is told to `aside`.
 pub(crate) async fn response(exchange: &mut Exchange, id: i64, mut aside: impl FnMut(Message)) -> Result<Payload, Failed> {
     loop {
@@ -252,7 +289,7 @@ pub(crate) fn answer_to(id: i64, message: Message) -> Result<Result<Payload, Rpc
 }
 
 /// A request as text.
-pub(crate) fn request(id: i64, method: &str, params: &Map<String, Value>) -> String {
+pub(crate) fn request(id: i64, method: &str, params: &impl Serialize) -> String {
     serde_json::json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
 }
 

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use taskwire_core::Payload;
 
-use super::{TaskView, view};
+use super::TaskView;
 
 /// A page of the caller's tasks on a server, the latest first.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ impl TaskPage {
         }
         let Read { tasks, next_cursor } = raw.read().map_err(|error| format!("its list of tasks is none: {error}"))?;
         let listed = |raw: &Payload| {
-            let view = view::read(raw, ttl, poll)?;
+            let view = TaskView::read(raw, ttl, poll)?;
             let tool = view.raw["tool"].as_str().map(str::to_owned);
             Ok(ListedTask { view, tool })
         };

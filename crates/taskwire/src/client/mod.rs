@@ -26,19 +26,22 @@ mod book;
 mod error;
 mod event;
 pub use crate::form;
+#[cfg(feature = "server")]
+mod in_process;
 mod inbox;
 mod input;
+#[cfg(feature = "ledger")]
 mod ledger;
 mod legacy;
 mod link;
 mod listing;
 mod modern;
+#[cfg(feature = "oauth")]
 mod oauth;
 mod options;
 mod run;
 mod target;
 mod tools;
-mod view;
 mod wire;
 
 use std::{
@@ -57,18 +60,21 @@ use self::{
     wire::{Http, Lines, Spawn, Wire},
 };
 pub use self::{
+    book::{CallRecorder, EntryId, Recorded},
     error::Error,
     event::{Era, Event, Finished, Link, Outcome, Partial, Reference, TaskView},
     input::{Answer, Input, InputKind},
-    ledger::{Entry, EntryId, LEDGER_ENTRIES, Ledger, Place, Recorded, Shown},
     listing::{ListedTask, TaskPage},
-    oauth::{Consent, Grant, LoopbackConsent, OAuth, OAuthSettings},
     options::{Answers, Asks, Bearer, Challenge, Credentials, Limits, Options, Timing, answer_with},
     run::Run,
-    target::Target,
+    target::{Connect, Target},
     tools::{TaskSupport, ToolInfo},
 };
 
+#[cfg(feature = "ledger")]
+pub use self::ledger::{Entry, LEDGER_ENTRIES, Ledger, Place, Shown};
+#[cfg(feature = "oauth")]
+pub use self::oauth::{Consent, Grant, LoopbackConsent, OAuth, OAuthSettings};
 pub use taskwire_core::task::Status;
 
 /// Who the server is, and what it can do.
@@ -132,7 +138,7 @@ impl Client {
         let wire = match target {
             Target::Url(url) => Wire::Http(Http::new(&url, options.clone())?),
             Target::Command(words) => Wire::Lines(Lines::new(Spawn::Command(words), options.clone())),
-            Target::Server(server) => Wire::Lines(Lines::new(Spawn::Server(server), options.clone())),
+            Target::InProcess(server) => Wire::Lines(Lines::new(Spawn::InProcess(server), options.clone())),
         };
         let link = Arc::new(link::Link::new(wire, options, server));
         let attempt = connect(link.clone());
@@ -203,7 +209,7 @@ impl Client {
     /// When the server refuses the call or cannot be reached.
     pub async fn send(&self, reference: Reference) -> Result<Run, Error> {
         let args = arguments(&reference)?;
-        let book = Book::begin(&self.0.link().options, reference.clone()).await?;
+        let book = Book::adopt(&self.0.link().options, reference.clone()).await?;
         let started = self.0.call(book.clone(), reference, args).await;
         if let Err(error) = &started
             && !matches!(error, Error::LostCall { .. } | Error::Unreachable { .. } | Error::Ledger(_))
@@ -432,33 +438,8 @@ impl Dialect {
     /// Answers a question without a run, and keeps the answer like one with a run.
     async fn answer_kept(&self, task: &str, key: &str, answer: Answer) -> Result<(), Error> {
         let link = self.link();
-        let reference = Reference {
-            server: link.server.clone(),
-            era: Era::Modern,
-            task: Some(task.to_owned()),
-            tool: String::new(),
-            key: None,
-            session: None,
-            args: None,
-            next: 0,
-        };
-        let book = Book::adopt(&link.options, reference).await?;
-        let mut answer = answer.value().clone();
-        let mut late = false;
-        if let Recorded::Before { answer: first, acknowledged } = book.answering(key, &answer).await? {
-            if acknowledged {
-                return Err(Error::Answered { key: key.to_owned() });
-            }
-            late = first != answer;
-            answer = first;
-        }
-        if let Err(error) = self.update(task, key, &answer).await {
-            if run::is_refusal(&error) {
-                book.unanswer(key).await?;
-            }
-            return Err(error);
-        }
-        book.answered(key).await?;
-        if late { Err(Error::Answered { key: key.to_owned() }) } else { Ok(()) }
+        let book = Book::adopt(&link.options, Reference::of_task(&link.server, Era::Modern, task)).await?;
+        let send = |answer: Value| async move { self.update(task, key, &answer).await };
+        book.answer_once(key, key, answer.value(), send).await
     }
 }

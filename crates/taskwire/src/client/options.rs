@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
-use super::{Answer, Era, Error, Input, Ledger};
+use super::{Answer, CallRecorder, Era, Error, Input};
 use crate::clock::{Clock, SystemClock};
 
 /// How a client behaves. The defaults are good for a person at a terminal.
@@ -31,8 +31,8 @@ pub struct Options {
     pub answers: Option<Arc<dyn Answers>>,
     /// Whether output is wanted while it is made.
     pub stream: bool,
-    /// Where started tasks and given answers are kept.
-    pub ledger: Option<Ledger>,
+    /// Where started tasks and given answers are kept; with the feature `ledger`, a `Ledger` does that.
+    pub ledger: Option<Arc<dyn CallRecorder>>,
     /// How much is taken.
     pub limits: Limits,
     /// How long to wait for what.

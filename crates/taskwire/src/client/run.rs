@@ -15,9 +15,7 @@ use serde_json::Value;
 use taskwire_core::wire::RequestId;
 use tokio::sync::{mpsc, watch};
 
-use super::{
-    Answer, Dialect, Error, Event, Input, Link as LinkState, Outcome, Reference, Status, TaskView, book::Book, ledger::Recorded, link::Word,
-};
+use super::{Answer, Dialect, Error, Event, Input, Link as LinkState, Outcome, Reference, Status, TaskView, book::Book, link::Word};
 
 /// Events that wait to be read.
 const QUEUE: usize = 64;
@@ -295,39 +293,20 @@ impl Shared {
 
     /// Gives an answer that fits.
     async fn give(&self, key: &str, way: Way, kept: Option<String>, answer: &Value) -> Result<(), Error> {
-        let mut answer = answer.clone();
-        let mut late = false;
-        if let Some(kept) = &kept
-            && let Recorded::Before { answer: first, acknowledged } = self.book.answering(kept, &answer).await?
-        {
-            // Another answer may be under way: the first one counts, and is the only one that is ever sent.
-            if acknowledged {
-                return Err(Error::Answered { key: key.to_owned() });
-            }
-            late = first != answer;
-            answer = first;
+        match kept {
+            Some(kept) => self.book.answer_once(&kept, key, answer, |answer| self.send(key, way, answer)).await,
+            None => self.send(key, way, answer.clone()).await,
         }
-        if let Err(error) = self.send(key, way, &answer).await {
-            // The server will not have it: there may be a better one.
-            if let (Some(kept), true) = (&kept, is_refusal(&error)) {
-                self.book.unanswer(kept).await?;
-            }
-            return Err(error);
-        }
-        if let Some(kept) = &kept {
-            self.book.answered(kept).await?;
-        }
-        if late { Err(Error::Answered { key: key.to_owned() }) } else { Ok(()) }
     }
 
-    async fn send(&self, key: &str, way: Way, answer: &Value) -> Result<(), Error> {
+    async fn send(&self, key: &str, way: Way, answer: Value) -> Result<(), Error> {
         match way {
-            Way::Round(round) => round.send((key.to_owned(), answer.clone())).await.map_err(|_| Error::NoQuestion { key: key.to_owned() }),
+            Way::Round(round) => round.send((key.to_owned(), answer)).await.map_err(|_| Error::NoQuestion { key: key.to_owned() }),
             Way::Update => {
                 let task = self.reference().task.ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
-                self.dialect.update(&task, key, answer).await
+                self.dialect.update(&task, key, &answer).await
             }
-            Way::Respond(id, session) => self.dialect.respond(&id, session, answer).await,
+            Way::Respond(id, session) => self.dialect.respond(&id, session, &answer).await,
         }
     }
 }

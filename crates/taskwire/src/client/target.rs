@@ -1,9 +1,10 @@
 //! Which server.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
+
+use tokio::io::DuplexStream;
 
 use super::Error;
-use crate::server::Server;
 
 /// Where a server is.
 #[derive(Debug, Clone)]
@@ -13,7 +14,13 @@ pub enum Target {
     /// A program that is started, and spoken to on its standard input and output.
     Command(Vec<String>),
     /// In this process.
-    Server(Server),
+    InProcess(Arc<dyn Connect>),
+}
+
+/// A server in this process; `Server` is one, with the feature `server`.
+pub trait Connect: fmt::Debug + Send + Sync {
+    /// Begins to serve one more client, one message a line, until the stream is dropped. Called within a runtime of tokio.
+    fn connect(&self) -> DuplexStream;
 }
 
 const STDIO: &str = "stdio:";
@@ -48,20 +55,8 @@ impl fmt::Display for Target {
                 }
                 Ok(())
             }
-            Self::Server(_) => f.write_str("in-process"),
+            Self::InProcess(_) => f.write_str("in-process"),
         }
-    }
-}
-
-impl From<Server> for Target {
-    fn from(server: Server) -> Self {
-        Self::Server(server)
-    }
-}
-
-impl From<&Server> for Target {
-    fn from(server: &Server) -> Self {
-        Self::Server(server.clone())
     }
 }
 

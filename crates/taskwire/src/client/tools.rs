@@ -1,14 +1,18 @@
 //! The tools of a server, as far as a client must know them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use serde::Deserialize;
-use serde_json::Value;
-use taskwire_core::Timestamp;
+use serde_json::{Value, json};
+use taskwire_core::{Payload, Timestamp};
 
 use super::{
-    Era,
-    form::{self, FieldError},
+    Era, Error,
+    form::{self, FieldError, whole_number},
+    link::{Failed, Link},
 };
 
 /// A tool.
@@ -91,13 +95,13 @@ impl ToolInfo {
 
 /// One page of a server's list.
 #[derive(Deserialize)]
-pub(crate) struct Page {
+struct Page {
     #[serde(default)]
-    pub(crate) tools: Vec<Value>,
+    tools: Vec<Value>,
     #[serde(default, rename = "nextCursor")]
-    pub(crate) next_cursor: Option<String>,
+    next_cursor: Option<String>,
     #[serde(default, rename = "ttlMs")]
-    pub(crate) ttl_ms: Value,
+    ttl_ms: Value,
 }
 
 /// The list as it was last seen.
@@ -119,11 +123,36 @@ impl Tools {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(tools, _)| tools.clone())
     }
 
-    /// Keeps a list until then; without a time until it is known to have changed.
-    pub(crate) fn keep(&self, tools: Vec<ToolInfo>, until: Option<Timestamp>) -> Arc<Vec<ToolInfo>> {
-        let tools = Arc::new(tools);
+    /// Asks for the list, page by page, and keeps it. Tools that `is_sound` does not want are left out.
+    pub(crate) async fn list<F: Future<Output = Result<Payload, Failed>>>(
+        &self,
+        link: &Link,
+        era: Era,
+        is_sound: fn(&Value) -> bool,
+        ask: impl Fn(Value) -> F,
+    ) -> Result<Arc<Vec<ToolInfo>>, Error> {
+        let max = link.options.limits.tools;
+        let (mut all, mut pages, mut until, mut params) = (Vec::new(), 0, None::<Timestamp>, json!({}));
+        loop {
+            pages += 1;
+            let page = ask(params).await.map_err(|failed| link.error(failed))?;
+            let page: Page = page.read().map_err(|error| link.error(Failed::Broken(format!("its list of tools is none: {error}"))))?;
+            // Servers of the legacy era say when it has changed.
+            if era == Era::Modern {
+                let ends = link.options.clock.now().after(Duration::from_millis(whole_number(&page.ttl_ms).unwrap_or_default()));
+                until = Some(until.map_or(ends, |until| until.min(ends)));
+            }
+            all.extend(page.tools.into_iter().filter(is_sound));
+            // Pages count too: they may be empty and go on for ever.
+            if all.len().max(pages) > max {
+                return Err(Error::Limit { what: "tools", max, key: "limits.tools" });
+            }
+            let Some(cursor) = page.next_cursor else { break };
+            params = json!({"cursor": cursor});
+        }
+        let tools: Arc<Vec<ToolInfo>> = Arc::new(all.into_iter().filter_map(|tool| ToolInfo::read(tool, era)).collect());
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((tools.clone(), until));
-        tools
+        Ok(tools)
     }
 
     /// The list has changed.
@@ -134,8 +163,6 @@ impl Tools {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use taskwire::{
-    client::{self, Client, Reference, Run},
+    client::{self, CallRecorder, Client, Reference, Run},
     clock::{Clock, Sleep, SystemClock},
 };
 use tokio::time::timeout;

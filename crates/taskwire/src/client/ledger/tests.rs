@@ -72,9 +72,9 @@ fn a_call_is_kept_until_it_was_answered() {
     let mut sent = called("k1");
     sent.args = Some(json!({"branch": "main"}).into());
     let first = dir.open();
-    let id = first.begin(&sent, at(1000)).expect("entered");
-    let direct = first.begin(&called("k2"), at(1001)).expect("entered");
-    first.ended_without_task(direct).expect("removed");
+    let id = first.adopt(&sent, at(1000)).expect("entered");
+    let direct = first.adopt(&called("k2"), at(1001)).expect("entered");
+    first.forget(direct).expect("removed");
     drop(first);
 
     let ledger = dir.open();
@@ -97,10 +97,10 @@ fn a_call_is_kept_until_it_was_answered() {
 fn the_same_call_is_entered_once() {
     let dir = TempDir::new();
     let ledger = dir.open();
-    let id = ledger.begin(&called("k1"), at(1)).expect("entered");
-    assert_eq!(ledger.begin(&called("k1"), at(2)).expect("entered"), id);
+    let id = ledger.adopt(&called("k1"), at(1)).expect("entered");
+    assert_eq!(ledger.adopt(&called("k1"), at(2)).expect("entered"), id);
     assert_eq!(ledger.adopt(&called("k1"), at(3)).expect("found"), id);
-    assert_ne!(ledger.begin(&called("k2"), at(4)).expect("entered"), id);
+    assert_ne!(ledger.adopt(&called("k2"), at(4)).expect("entered"), id);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_task_that_was_started_elsewhere_is_found_or_entered() {
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     assert_eq!(ledger.adopt(&task("t1"), at(2)).expect("found"), id);
-    let call = ledger.begin(&called("k2"), at(3)).expect("entered");
+    let call = ledger.adopt(&called("k2"), at(3)).expect("entered");
     assert_eq!(ledger.adopt(&reference(Some("t2"), Some("k2")), at(4)).expect("found"), call, "its call was known");
     assert_eq!(ledger.entry(SERVER, "t2").expect("it can be read").expect("it has its name").id, call);
     assert_eq!(names(&ledger), ["t2", "t1"]);
@@ -134,7 +134,7 @@ fn a_task_is_found_by_as_much_of_its_name_as_is_unique() {
     for (nth, name) in (1..).zip(["abc1", "abc2", "abc", "a_c", "ä100%"]) {
         ledger.adopt(&task(name), at(nth)).expect("entered");
     }
-    ledger.begin(&called("key-7"), at(9)).expect("entered");
+    ledger.adopt(&called("key-7"), at(9)).expect("entered");
     let found = |prefix: &str| ledger.find(prefix).map(|entry| entry.reference.task.or(entry.reference.key).expect("a name"));
     assert_eq!(found("abc1").expect("one"), "abc1");
     assert_eq!(found("abc").expect("a whole name counts first"), "abc");
@@ -180,7 +180,7 @@ fn entries_come_newest_first_and_without_arguments() {
     let dir = TempDir::new();
     let ledger = dir.open();
     for (key, when) in [("second", 5), ("first", 1), ("third", 9), ("fourth", 9)] {
-        ledger.begin(&Reference { args: Some(json!({}).into()), ..called(key) }, at(when)).expect("entered");
+        ledger.adopt(&Reference { args: Some(json!({}).into()), ..called(key) }, at(when)).expect("entered");
     }
     assert_eq!(names(&ledger), ["fourth", "third", "second", "first"]);
     assert!(ledger.entries().expect("it can be read").iter().all(|entry| entry.reference.args.is_none()));
@@ -257,7 +257,7 @@ fn a_reference_that_changes_is_kept_as_it_is_now() {
     let dir = TempDir::new();
     let ledger = dir.open();
     let mut reference = called("k1");
-    let id = ledger.begin(&reference, at(1)).expect("entered");
+    let id = ledger.adopt(&reference, at(1)).expect("entered");
     ledger.answering(id, "q1", &json!("to the call")).expect("recorded");
     reference.task = Some("t1".to_owned());
     for session in ["s1", "s2"] {
@@ -333,14 +333,14 @@ fn heard(lines: &mut impl Iterator<Item = io::Result<String>>) -> String {
 fn a_process_that_is_killed_loses_nothing() {
     if let Some(dir) = std::env::var_os(OTHER) {
         let ledger = Ledger::open(dir.as_ref()).expect("the ledger opens");
-        let id = ledger.begin(&called("k1"), at(1)).expect("entered");
+        let id = ledger.adopt(&called("k1"), at(1)).expect("entered");
         ledger.name_task(id, &reference(Some("t1"), Some("k1")), at(2)).expect("named");
         ledger.answering(id, "q1", &json!("yes")).expect("recorded");
         let mut place = ledger.place(id).expect("a place");
         let mut shown = Shown { seq: 3, offset: 7, ..Shown::default() };
         shown.add("one two");
         place.set(shown).expect("noted");
-        ledger.begin(&called("k2"), at(3)).expect("entered");
+        ledger.adopt(&called("k2"), at(3)).expect("entered");
         say("ready");
         loop {
             thread::park();
@@ -399,7 +399,7 @@ fn one_of_many_processes_answers() {
 fn a_call_that_turns_out_to_be_a_known_task_shares_its_answers() {
     let dir = TempDir::new();
     let (one, two) = (dir.open(), dir.open());
-    let call = one.begin(&called("k1"), at(1)).expect("entered");
+    let call = one.adopt(&called("k1"), at(1)).expect("entered");
     assert_eq!(one.answering(call, "q1", &json!("to the call")).expect("recorded"), Recorded::New);
     let followed = two.adopt(&task("t1"), at(2)).expect("entered");
     assert_eq!(two.answering(followed, "q1", &json!("to the task")).expect("recorded"), Recorded::New);
@@ -427,12 +427,12 @@ fn a_call_that_turns_out_to_be_a_known_task_shares_its_answers() {
 fn a_name_that_a_server_gives_again_is_that_of_the_new_task() {
     let dir = TempDir::new();
     let ledger = dir.open();
-    let old = ledger.begin(&called("k1"), at(1)).expect("entered");
+    let old = ledger.adopt(&called("k1"), at(1)).expect("entered");
     ledger.name_task(old, &reference(Some("1"), Some("k1")), at(2)).expect("named");
     ledger.answering(old, "q1", &json!("old")).expect("recorded");
     ledger.place(old).expect("a place").set(Shown { seq: 5, ..Shown::default() }).expect("noted");
     ledger.note(old, Status::Completed, None, at(3)).expect("noted");
-    let new = ledger.begin(&called("k2"), at(4)).expect("entered");
+    let new = ledger.adopt(&called("k2"), at(4)).expect("entered");
     ledger.name_task(new, &reference(Some("1"), Some("k2")), at(5)).expect("named");
     assert_eq!(ledger.answering(new, "q1", &json!("new")).expect("recorded"), Recorded::New);
     let entry = ledger.find("1").expect("it is there");
@@ -482,7 +482,7 @@ fn a_full_ledger_gives_up_the_oldest_task_that_ended() {
     let has = |name: &str| ledger.entry(SERVER, name).expect("it can be read").is_some();
     let count = || ledger.lock().query_row("SELECT count(*) FROM entry", [], |row| row.get::<_, usize>(0)).expect("a number");
     assert!(has("old-1") && has("old-3"));
-    ledger.begin(&called("k1"), at(20_000)).expect("entered");
+    ledger.adopt(&called("k1"), at(20_000)).expect("entered");
     assert_eq!(count(), LEDGER_ENTRIES);
     assert!(!has("old-1") && has("old-2") && has("old-3"));
     ledger.adopt(&task("t1"), at(20_001)).expect("entered");
@@ -498,7 +498,7 @@ fn a_ledger_full_of_open_tasks_gives_up_the_oldest() {
     let ids = ["t1", "t2", "t3"].map(|name| ledger.adopt(&task(name), at(1)).expect("entered"));
     ledger.place(ids[1]).expect("a place");
     ledger.note(ids[0], Status::Working, None, at(5)).expect("noted");
-    ledger.begin(&called("k4"), at(6)).expect("entered");
+    ledger.adopt(&called("k4"), at(6)).expect("entered");
     assert_eq!(names(&ledger), ["k4", "t3", "t1"], "t2 was seen longest ago");
     assert!(!exists(&ledger, ids[1]));
 }
@@ -512,9 +512,9 @@ fn what_ended_is_kept_for_thirty_days() {
     ledger.note(late, Status::Cancelled, None, at(2 * DAY)).expect("noted");
     ledger.place(ended).expect("a place");
     ledger.answering(ended, "q1", &json!("yes")).expect("recorded");
-    ledger.begin(&called("k1"), at(31 * DAY)).expect("entered");
+    ledger.adopt(&called("k1"), at(31 * DAY)).expect("entered");
     assert_eq!(names(&ledger), ["k1", "open", "late", "ended"]);
-    ledger.begin(&called("k2"), at(31 * DAY + 1)).expect("entered");
+    ledger.adopt(&called("k2"), at(31 * DAY + 1)).expect("entered");
     assert_eq!(names(&ledger), ["k2", "k1", "open", "late"]);
     assert!(!exists(&ledger, ended));
     let left: usize = ledger.lock().query_row("SELECT count(*) FROM answer", [], |row| row.get(0)).expect("a number");
@@ -530,7 +530,7 @@ fn arguments_that_are_too_large_are_not_kept() {
     for (key, bytes, kept) in [("just", ARGS_BYTES_MAX, true), ("more", ARGS_BYTES_MAX + 1, false)] {
         let args: Payload = json!("x".repeat(bytes - 2)).into();
         assert_eq!(args.as_str().len(), bytes);
-        ledger.begin(&Reference { args: Some(args), ..called(key) }, at(1)).expect("entered");
+        ledger.adopt(&Reference { args: Some(args), ..called(key) }, at(1)).expect("entered");
         assert_eq!(ledger.find(key).expect("it is there").reference.args.is_some(), kept, "{key}");
     }
 }

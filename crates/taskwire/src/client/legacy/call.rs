@@ -10,9 +10,9 @@ use crate::client::{
     Error, Event, Outcome, TaskSupport,
     event::Finished,
     inbox::Fact,
-    link::{self, Failed, KEY},
+    link::{self, CancelOnDrop, Failed, KEY},
     run::{Driver, Way},
-    wire::{Backoff, random},
+    wire::Backoff,
 };
 
 /// Calls a tool and follows what comes of it.
@@ -57,11 +57,7 @@ pub(crate) async fn drive(legacy: Arc<Legacy>, mut driver: Driver, tool: String,
         if !legacy.peer().idempotency && !repeatable && !matches!(&failed, Failed::Lost(lost) if lost.unheard()) {
             return Err(Error::LostCall { tool, reason: failed.reason() });
         }
-        // What stood for a while was there: patience is for a server that is not.
-        if legacy.link.options.clock.now().since(began) > legacy.link.options.timing.backoff_max {
-            backoff.reset();
-        }
-        let Some(wait) = backoff.next(legacy.link.options.clock.now(), failed.retry_after(), random()) else {
+        let Some(wait) = backoff.next_since(began, legacy.link.options.clock.now(), failed.retry_after()) else {
             return Err(legacy.link.error(failed));
         };
         driver.lost(failed.reason(), wait);
@@ -72,26 +68,6 @@ pub(crate) async fn drive(legacy: Arc<Legacy>, mut driver: Driver, tool: String,
     }
 }
 
-/// Tells the server that nobody waits for a call any more, unless it has been answered.
-struct Held {
-    legacy: Arc<Legacy>,
-    cancelled: Option<String>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let Some(cancelled) = self.cancelled.take() else { return };
-        // Line by line this is said by the exchange itself; over HTTP closing a stream says nothing.
-        if self.legacy.link.wire.http().is_none() {
-            return;
-        }
-        let legacy = self.legacy.clone();
-        self.legacy.link.murmur(async move {
-            let _ = legacy.say(cancelled).await;
-        });
-    }
-}
-
 /// Sends the call and waits for the first answer to it. Nothing if it was called off.
 async fn once(legacy: &Arc<Legacy>, driver: &mut Driver, seat: &Seat, params: &Value) -> Result<Option<(Stream, Payload)>, Failed> {
     let id = legacy.link.id();
@@ -99,9 +75,10 @@ async fn once(legacy: &Arc<Legacy>, driver: &mut Driver, seat: &Seat, params: &V
     let mut params = params.clone();
     params["_meta"]["progressToken"] = json!(id);
     let cancelled = link::cancelled(id, params.as_object().unwrap_or(&Map::new()));
-    let mut held = Held { legacy: legacy.clone(), cancelled: Some(cancelled) };
+    let me = legacy.clone();
+    let mut held = CancelOnDrop::new(&legacy.link, async move { drop(me.say(cancelled).await) });
     let mut stream = tokio::select! {
-        stream = legacy.send(id, "tools/call", &params, true) => stream.inspect_err(|_| held.cancelled = None)?,
+        stream = legacy.send(id, "tools/call", &params, true) => stream.inspect_err(|_| held.disarm())?,
         () = driver.stopped() => return Ok(None),
     };
     loop {
@@ -117,7 +94,7 @@ async fn once(legacy: &Arc<Legacy>, driver: &mut Driver, seat: &Seat, params: &V
                 }
                 outcome
             }
-            message = stream.next(Some(&seat.inbox)) => match link::answer_to(id, message.inspect_err(|_| held.cancelled = None)?) {
+            message = stream.next(Some(&seat.inbox)) => match link::answer_to(id, message.inspect_err(|_| held.disarm())?) {
                 Ok(outcome) => {
                     // What was told on the way comes before the answer.
                     while let Some(fact) = seat.inbox.try_next() {
@@ -133,7 +110,7 @@ async fn once(legacy: &Arc<Legacy>, driver: &mut Driver, seat: &Seat, params: &V
             () = driver.stopped() => return Ok(None),
         };
         if let Some(outcome) = outcome {
-            held.cancelled = None;
+            held.disarm();
             return outcome.map(|result| Some((stream, result))).map_err(Failed::Rpc);
         }
     }

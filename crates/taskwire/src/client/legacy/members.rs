@@ -193,11 +193,10 @@ impl Members {
         if state.calls.is_empty() {
             return false;
         }
-        let size = |fact: &Fact| fact.size();
-        let mut bytes: usize = state.early.iter().map(|(_, fact)| size(fact)).sum();
-        while state.early.len() >= EARLY_MAX || bytes + size(fact) > self.buffer {
+        let mut bytes: usize = state.early.iter().map(|(_, fact)| fact.size()).sum();
+        while state.early.len() >= EARLY_MAX || bytes + fact.size() > self.buffer {
             let Some((_, gone)) = state.early.pop_front() else { break };
-            bytes -= size(&gone);
+            bytes -= gone.size();
         }
         state.early.push_back((task.to_owned(), fact.clone()));
         true

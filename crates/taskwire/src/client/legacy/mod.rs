@@ -27,13 +27,12 @@ use taskwire_core::{
 pub(crate) use self::{call::drive, watch::attach};
 use self::{members::Members, session::Session, stream::Stream};
 use super::{
-    Answer, Error, Event, Peer, Reference, Run, Status, TaskPage, TaskView, ToolInfo,
+    Answer, Error, Event, Peer, Recorded, Reference, Run, Status, TaskPage, TaskView, ToolInfo,
     book::Book,
     event::Outcome,
     inbox::{Fact, Inbox},
-    ledger::Recorded,
     link::{self, Failed, Link},
-    tools::{self, Tools},
+    tools::Tools,
     wire::{Lost, Message, Outgoing, Wire},
 };
 
@@ -74,7 +73,7 @@ impl Legacy {
         let legacy = Arc::new(Self {
             members: Arc::new(Members::new(link.options.limits.buffer_bytes, link.wire.http().is_none())),
             link,
-            peer: Mutex::new(Arc::new(session::nobody())),
+            peer: Mutex::new(Arc::new(session::read_peer("", &Value::Null))),
             tools: Tools::default(),
             session: tokio::sync::Mutex::default(),
             alive: Mutex::default(),
@@ -116,8 +115,7 @@ impl Legacy {
         loop {
             let session = self.session().await?;
             let cancel = held.then(|| link::cancelled(id, params.as_object().unwrap_or(&Map::new())));
-            let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string();
-            let outgoing = Outgoing { id, body, headers: session.headers(), cancel };
+            let outgoing = Outgoing { id, body: link::request(id, method, params), headers: session.headers(), cancel };
             let sent = self.link.wire.request(outgoing).await;
             let unknown = match &sent {
                 // An answer to this very request knows the session well.
@@ -252,25 +250,7 @@ impl Legacy {
         if let Some(known) = self.tools.known() {
             return Ok(known);
         }
-        let (mut all, mut cursor) = (Vec::new(), None::<String>);
-        let mut pages = 0;
-        loop {
-            pages += 1;
-            let params = cursor.as_ref().map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
-            let page = self.ask("tools/list", params).await.map_err(|failed| self.link.error(failed))?;
-            let page: tools::Page =
-                page.read().map_err(|error| self.link.error(Failed::Broken(format!("its list of tools is none: {error}"))))?;
-            all.extend(page.tools);
-            // Pages count too: they may be empty and go on for ever.
-            if all.len().max(pages) > self.link.options.limits.tools {
-                return Err(Error::Limit { what: "tools", max: self.link.options.limits.tools, key: "limits.tools" });
-            }
-            cursor = page.next_cursor;
-            if cursor.is_none() {
-                break;
-            }
-        }
-        Ok(self.tools.keep(all.into_iter().filter_map(|tool| ToolInfo::read(tool, super::Era::Legacy)).collect(), None))
+        self.tools.list(&self.link, super::Era::Legacy, |_| true, |params| self.ask("tools/list", params)).await
     }
 
     /// One look at a task.
@@ -401,16 +381,7 @@ impl Legacy {
 
     /// What finds a task of this server.
     fn reference(&self, id: &str) -> Reference {
-        Reference {
-            server: self.link.server.clone(),
-            era: super::Era::Legacy,
-            task: Some(id.to_owned()),
-            tool: String::new(),
-            key: None,
-            session: None,
-            args: None,
-            next: 0,
-        }
+        Reference::of_task(&self.link.server, super::Era::Legacy, id)
     }
 
     pub(super) fn began(&self, task: &str) {
@@ -448,5 +419,5 @@ fn failure(error: RpcError, message: Option<String>) -> RpcError {
 
 /// Reads a task.
 pub(super) fn view(raw: &Payload) -> Result<TaskView, String> {
-    super::view::read(raw, "ttl", "pollInterval")
+    TaskView::read(raw, "ttl", "pollInterval")
 }

@@ -143,7 +143,7 @@ impl Legacy {
             "clientInfo": {"name": options.name, "version": options.version},
         });
         let id = self.link.id();
-        let body = json!({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).to_string();
+        let body = link::request(id, "initialize", &params);
         let mut exchange = self.link.wire.request(Outgoing { id, body, headers: Vec::new(), cancel: None }).await?;
         let result = link::response(&mut exchange, id, |message| self.aside(message, None)).await?;
         let peer = self.agreed(&result)?;
@@ -164,39 +164,27 @@ impl Legacy {
         if !VERSIONS.contains(&version) {
             return Err(Error::Version { server: self.link.server.clone(), supported: version.to_owned() }.into());
         }
-        let capabilities = &value["capabilities"];
-        // Tasks came with the latest version.
-        let tasks = if version == VERSIONS[0] { capabilities["tasks"].clone() } else { Value::Null };
-        let modes = tasks["responses"]["modes"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
-        Ok(Peer {
-            era: Era::Legacy,
-            protocol: version.to_owned(),
-            name: value["serverInfo"]["name"].as_str().unwrap_or_default().to_owned(),
-            version: value["serverInfo"]["version"].as_str().unwrap_or_default().to_owned(),
-            instructions: value["instructions"].as_str().map(str::to_owned),
-            tasks: tasks["requests"]["tools"]["call"].is_object(),
-            partials: tasks["streaming"]["partial"].is_object(),
-            idempotency: capabilities["experimental"][IDEMPOTENCY].is_object(),
-            lists: tasks["list"].is_object(),
-            modes,
-            capabilities: capabilities.clone(),
-        })
+        Ok(read_peer(version, &value))
     }
 }
 
-/// A server that has not been greeted yet.
-pub(super) fn nobody() -> Peer {
+/// Who answered `initialize` like this; nobody, if it is null.
+pub(super) fn read_peer(version: &str, value: &Value) -> Peer {
+    let capabilities = &value["capabilities"];
+    // Tasks came with the latest version.
+    let tasks = if version == VERSIONS[0] { capabilities["tasks"].clone() } else { Value::Null };
+    let modes = tasks["responses"]["modes"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
     Peer {
         era: Era::Legacy,
-        protocol: String::new(),
-        name: String::new(),
-        version: String::new(),
-        instructions: None,
-        tasks: false,
-        partials: false,
-        idempotency: false,
-        lists: false,
-        modes: Vec::new(),
-        capabilities: Value::Null,
+        protocol: version.to_owned(),
+        name: value["serverInfo"]["name"].as_str().unwrap_or_default().to_owned(),
+        version: value["serverInfo"]["version"].as_str().unwrap_or_default().to_owned(),
+        instructions: value["instructions"].as_str().map(str::to_owned),
+        tasks: tasks["requests"]["tools"]["call"].is_object(),
+        partials: tasks["streaming"]["partial"].is_object(),
+        idempotency: capabilities["experimental"][IDEMPOTENCY].is_object(),
+        lists: tasks["list"].is_object(),
+        modes,
+        capabilities: capabilities.clone(),
     }
 }

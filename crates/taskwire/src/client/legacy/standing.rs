@@ -7,7 +7,7 @@ use tokio::{sync::oneshot, task::AbortHandle};
 use super::Legacy;
 use crate::client::{
     Timing,
-    wire::{Backoff, Exchange, Lost, random},
+    wire::{Backoff, Exchange, random},
 };
 
 /// Opens it, and keeps it open. The receiver is told when the server has answered, whatever it has.
@@ -60,7 +60,7 @@ async fn keep(legacy: Weak<Legacy>, headers: Vec<(String, String)>, opened: ones
             }
             Err(lost) if lost.passes() => retry = retry.or(lost.retry_after()),
             // There is none to be had, or not for us: another process may have it.
-            Err(Lost::Status { .. } | Lost::Denied { .. } | Lost::TooLarge { .. } | Lost::Impossible(_)) | Err(_) => return,
+            Err(_) => return,
         }
         drop(opened.take());
         stands(&legacy, false);

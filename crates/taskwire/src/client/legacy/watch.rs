@@ -20,7 +20,7 @@ use crate::client::{
     Error, Event, Input, Outcome, Partial, Status, TaskView,
     event::Finished,
     inbox::{Fact, Inbox},
-    link::{self, Failed},
+    link::{self, Failed, if_any},
     modern::{self, PARTIALS},
     run::{Driver, Way},
     wire::{Backoff, random},
@@ -135,12 +135,7 @@ impl Watch {
             }
             let look_at = (looking.is_none() && ended.is_none()).then_some(due);
             let wake = [look_at, ask_again, self.gap_since.map(|since| since.after(options.timing.reorder))];
-            let timer = async {
-                match wake.into_iter().flatten().min() {
-                    Some(at) => clock.sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let mut timer = wake.into_iter().flatten().min().map(|at| clock.sleep_until(at));
             tokio::select! {
                 biased;
                 () = self.seat.inbox.ready() => {
@@ -160,7 +155,7 @@ impl Watch {
                         None => due = clock.now().after(self.poll),
                     }
                 }
-                seen = async { match &mut looking { Some(looking) => looking.await, None => std::future::pending().await } } => {
+                seen = if_any(&mut looking) => {
                     looking = None;
                     due = match seen {
                         Ok(view) => {
@@ -184,7 +179,7 @@ impl Watch {
                         Err(failed) => return Err(self.legacy.link.error_of(&self.task, failed)),
                     };
                 }
-                () = timer => if self.gap_since.is_some_and(|since| clock.now() >= since.after(options.timing.reorder)) {
+                () = if_any(&mut timer) => if self.gap_since.is_some_and(|since| clock.now() >= since.after(options.timing.reorder)) {
                     self.read_on(false).await?;
                     self.give_up_gap().await;
                 },
@@ -428,11 +423,7 @@ pub(super) async fn result(legacy: Arc<Legacy>, task: String, inbox: Arc<Inbox>)
             Err(failed) if failed.passes() => failed,
             Err(failed) => return Err(failed),
         };
-        // What stood for a while was there: patience is for a server that is not.
-        if clock.now().since(began) > legacy.link.options.timing.backoff_max {
-            backoff.reset();
-        }
-        let Some(wait) = backoff.next(clock.now(), failed.retry_after(), random()) else { return Err(failed) };
+        let Some(wait) = backoff.next_since(began, clock.now(), failed.retry_after()) else { return Err(failed) };
         inbox.push(Fact::Down { reason: failed.reason(), again_in: Some(wait) });
         clock.sleep(wait).await;
     }

@@ -9,11 +9,11 @@ use tokio::sync::mpsc;
 
 use super::{Modern, headers, outgoing, result_type, watch};
 use crate::client::{
-    Error, Event, Input, Outcome,
+    Error, Event, Input, Outcome, TaskView,
     event::Finished,
     link::{self, Failed, KEY},
     run::{Driver, Way},
-    wire::{Backoff, Lost, Message, random},
+    wire::{Backoff, Lost, Message},
 };
 
 /// A round that the server asks for.
@@ -50,7 +50,7 @@ pub(crate) async fn drive(modern: Arc<Modern>, mut driver: Driver, tool: String,
         match result_type(&result).map_err(|failed| modern.link.error(failed))?.as_str() {
             "complete" => return Ok(Outcome::Result(Finished::read(result).map_err(broken)?)),
             "task" => {
-                let created = crate::client::view::read(&seed(&result), "ttlMs", "pollIntervalMs").map_err(broken)?;
+                let created = TaskView::read(&seed(&result), "ttlMs", "pollIntervalMs").map_err(broken)?;
                 // The task has keys of its own.
                 driver.next_round();
                 driver.named(&created.id, None).await?;
@@ -144,31 +144,13 @@ async fn call(modern: &Arc<Modern>, driver: &mut Driver, tool: &str, args: &Valu
         if !again {
             return Err(Error::LostCall { tool: tool.to_owned(), reason: failed.reason() });
         }
-        // What stood for a while was there: patience is for a server that is not.
-        if modern.link.options.clock.now().since(began) > modern.link.options.timing.backoff_max {
-            backoff.reset();
-        }
-        let Some(wait) = backoff.next(modern.link.options.clock.now(), failed.retry_after(), random()) else {
+        let Some(wait) = backoff.next_since(began, modern.link.options.clock.now(), failed.retry_after()) else {
             return Err(modern.link.error(failed));
         };
         driver.lost(failed.reason(), wait);
         tokio::select! {
             () = modern.link.options.clock.sleep(wait) => {}
             () = driver.stopped() => return Ok(None),
-        }
-    }
-}
-
-/// Calls off what was not answered.
-struct Held {
-    modern: Arc<Modern>,
-    cancelled: Option<String>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(cancelled) = self.cancelled.take() {
-            self.modern.call_off(cancelled);
         }
     }
 }
@@ -181,24 +163,24 @@ async fn once(modern: &Arc<Modern>, driver: &mut Driver, tool: &str, args: &Valu
         modern.tools.known().and_then(|tools| tools.iter().find(|known| known.name == tool).map(|known| known.input_schema.clone()));
     let annotated = schema.filter(|_| modern.link.wire.http().is_some()).and_then(|schema| headers::of_schema(&schema).ok());
     let more = annotated.map(|annotated| headers::of_arguments(&annotated, args)).unwrap_or_default();
-    let mut held = Held { modern: modern.clone(), cancelled: Some(link::cancelled(id, &params)) };
+    let mut held = modern.cancel_on_drop(link::cancelled(id, &params));
     let request = modern.link.wire.request(outgoing(&modern.link, id, "tools/call", params, Some(tool), more));
     let mut exchange = tokio::select! {
-        exchange = request => exchange.inspect_err(|_| held.cancelled = None)?,
+        exchange = request => exchange.inspect_err(|_| held.disarm())?,
         () = driver.stopped() => return Ok(None),
     };
     loop {
         let message = tokio::select! {
-            message = exchange.next() => message.inspect_err(|_| held.cancelled = None)?,
+            message = exchange.next() => message.inspect_err(|_| held.disarm())?,
             () = driver.stopped() => return Ok(None),
         };
         let Some(message) = message else {
-            held.cancelled = None;
+            held.disarm();
             return Err(link::ended(exchange.status()).into());
         };
         match link::answer_to(id, message) {
             Ok(outcome) => {
-                held.cancelled = None;
+                held.disarm();
                 return outcome.map(Some).map_err(Failed::Rpc);
             }
             Err(Message::Notification { method, params }) => match method.as_str() {

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use super::{Modern, PARTIALS, object};
 use crate::client::{
     inbox::{Fact, Inbox},
-    link::{self, Failed},
+    link::{self, Failed, if_any},
     wire::{Backoff, Exchange, Lost, Message, random},
 };
 
@@ -165,7 +165,7 @@ async fn listen(modern: Weak<Modern>, members: Arc<Members>) {
         }
         tokio::select! {
             () = members.came.notified() => changed = true,
-            opened = async { match &mut opening { Some(opening) => opening.await, None => std::future::pending().await } } => {
+            opened = if_any(&mut opening) => {
                 (opening, changed) = (None, true);
                 match opened {
                     Ok(stream) => {
@@ -185,7 +185,7 @@ async fn listen(modern: Weak<Modern>, members: Arc<Members>) {
                     }
                 }
             }
-            () = async { match &mut waiting { Some(waiting) => waiting.await, None => std::future::pending().await } } => (waiting, changed) = (None, true),
+            () = if_any(&mut waiting) => (waiting, changed) = (None, true),
             message = async { match &mut current { Some(stream) => stream.exchange.next().await, None => std::future::pending().await } } => {
                 let Some(stream) = &current else { continue };
                 let reason = match message {

@@ -13,7 +13,7 @@ use std::{
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use taskwire_core::{Payload, Timestamp, wire::code};
+use taskwire_core::{Payload, wire::code};
 
 pub(crate) use self::{
     call::{drive, progress},
@@ -21,11 +21,10 @@ pub(crate) use self::{
     watch::attach,
 };
 use super::{
-    Era, Error, Input, Outcome, Peer, Status, TaskPage, TaskView, ToolInfo,
+    Era, Error, Input, Outcome, Partial, Peer, Status, TaskPage, TaskView, ToolInfo,
     event::Finished,
-    form::whole_number,
-    link::{self, Failed, Link},
-    tools::{self, Tools},
+    link::{self, CancelOnDrop, Failed, Link},
+    tools::Tools,
     wire::{Exchange, Outgoing},
 };
 
@@ -158,22 +157,24 @@ fn object(value: Value) -> Map<String, Value> {
     }
 }
 
+/// Whether a tool can be called over HTTP.
+fn has_sound_headers(tool: &Value) -> bool {
+    let sound = headers::of_schema(&tool["inputSchema"]).is_ok();
+    if !sound {
+        tracing::warn!(tool = %tool["name"], "the tool is left out: its `x-mcp-header` annotations are not allowed");
+    }
+    sound
+}
+
 /// A page of output.
 #[derive(Deserialize)]
 pub(crate) struct OutputPage {
     #[serde(default)]
-    pub(crate) chunks: Vec<OutputChunk>,
+    pub(crate) chunks: Vec<Partial>,
     #[serde(default, rename = "fromSeq")]
     pub(crate) from: Option<u64>,
     #[serde(default)]
     pub(crate) done: bool,
-}
-
-/// A piece of it.
-#[derive(Deserialize)]
-pub(crate) struct OutputChunk {
-    pub(crate) seq: u64,
-    pub(crate) content: Payload,
 }
 
 impl Modern {
@@ -197,67 +198,33 @@ impl Modern {
         Ok(self.link.wire.request(outgoing(&self.link, id, method, params, name, Vec::new())).await?)
     }
 
-    /// Tells the server that nobody waits for a call any more. Closing its stream says so, too, but not to a server that
-    /// would wait for the call to be sent again.
-    fn call_off(self: &Arc<Self>, cancelled: String) {
-        if self.link.wire.http().is_none() || !self.peer().idempotency {
-            return;
-        }
-        let me = self.clone();
-        self.link.murmur(async move {
+    /// Cancels a call that nobody waits for any more. Closing its stream does so, too, but not with a server that would wait for the
+    /// call to be sent again.
+    fn cancel_on_drop(&self, cancelled: String) -> CancelOnDrop {
+        let link = self.link.clone();
+        let mut on_drop = CancelOnDrop::new(&self.link, async move {
             let headers = [("MCP-Protocol-Version", VERSION), ("Mcp-Method", "notifications/cancelled")];
             let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-            let _ = me.link.wire.say(cancelled, headers).await;
+            let _ = link.wire.say(cancelled, headers).await;
         });
-    }
-
-    /// Asks once, and waits no longer than a request without work takes.
-    pub(crate) async fn ask_once(&self, method: &str, params: Value, name: Option<&str>, held: Duration) -> Result<Payload, Failed> {
-        ask_once(&self.link, method, params, name, held).await
+        if !self.peer().idempotency {
+            on_drop.disarm();
+        }
+        on_drop
     }
 
     /// Asks until there is an answer. For what may be asked twice.
     pub(crate) async fn ask(&self, method: &str, params: Value, name: Option<&str>) -> Result<Payload, Failed> {
-        self.link.persist(|| self.ask_once(method, params.clone(), name, Duration::ZERO), |_, _| {}).await
+        self.link.persist(|| ask_once(&self.link, method, params.clone(), name, Duration::ZERO), |_, _| {}).await
     }
 
     pub(crate) async fn list_tools(&self) -> Result<Arc<Vec<ToolInfo>>, Error> {
-        let clock = &self.link.options.clock;
-        if let Some(known) = self.tools.fresh(clock.now()) {
+        if let Some(known) = self.tools.fresh(self.link.options.clock.now()) {
             return Ok(known);
         }
-        let (mut all, mut cursor, mut fresh) = (Vec::new(), None::<String>, None::<Timestamp>);
-        let mut pages = 0;
-        loop {
-            pages += 1;
-            let mut params = json!({});
-            if let Some(cursor) = &cursor {
-                params["cursor"] = json!(cursor);
-            }
-            let page = self.ask("tools/list", params, None).await.map_err(|failed| self.link.error(failed))?;
-            let page: tools::Page =
-                page.read().map_err(|error| self.link.error(Failed::Broken(format!("its list of tools is none: {error}"))))?;
-            let until = clock.now().after(Duration::from_millis(whole_number(&page.ttl_ms).unwrap_or_default()));
-            fresh = Some(fresh.map_or(until, |fresh| fresh.min(until)));
-            // Only over HTTP do parameters become headers.
-            let http = self.link.wire.http().is_some();
-            all.extend(page.tools.into_iter().filter(|tool| {
-                let sound = !http || headers::of_schema(&tool["inputSchema"]).is_ok();
-                if !sound {
-                    tracing::warn!(tool = %tool["name"], "the tool is left out: its `x-mcp-header` annotations are not allowed");
-                }
-                sound
-            }));
-            // Pages count too: they may be empty and go on for ever.
-            if all.len().max(pages) > self.link.options.limits.tools {
-                return Err(Error::Limit { what: "tools", max: self.link.options.limits.tools, key: "limits.tools" });
-            }
-            cursor = page.next_cursor;
-            if cursor.is_none() {
-                break;
-            }
-        }
-        Ok(self.tools.keep(all.into_iter().filter_map(|tool| ToolInfo::read(tool, Era::Modern)).collect(), fresh))
+        // Only over HTTP do parameters become headers.
+        let is_sound: fn(&Value) -> bool = if self.link.wire.http().is_some() { has_sound_headers } else { |_| true };
+        self.tools.list(&self.link, Era::Modern, is_sound, |params| self.ask("tools/list", params, None)).await
     }
 
     /// One look at a task.
@@ -281,11 +248,6 @@ impl Modern {
         let params = json!({"taskId": id, "inputResponses": {key: answer}});
         self.ask("tasks/update", params, Some(id)).await.map(drop).map_err(|failed| self.link.error_of(id, failed))
     }
-
-    /// A page of output from `from` on. Held for `wait` if there is none.
-    pub(crate) async fn read(&self, id: &str, from: u64, wait: Duration) -> Result<OutputPage, Failed> {
-        read(&self.link, id, from, wait).await
-    }
 }
 
 /// Asks once, and waits no longer than a request without work takes.
@@ -299,7 +261,8 @@ async fn ask_once(link: &Link, method: &str, params: Value, name: Option<&str>, 
     link.within(link.options.timing.request.saturating_add(held), asking).await
 }
 
-/// A page of a task's output. Our servers take this request also from who speaks to them in the other era.
+/// A page of a task's output from `from` on, held for `wait` if there is none. Our servers take this request also from who speaks to
+/// them in the other era.
 pub(crate) async fn read(link: &Link, id: &str, from: u64, wait: Duration) -> Result<OutputPage, Failed> {
     let mut params = json!({"taskId": id, "fromSeq": from});
     if !wait.is_zero() {
@@ -341,7 +304,7 @@ fn view_of(id: &str, raw: &Payload) -> Result<TaskView, Failed> {
 
 /// Reads a task with all that belongs to its state.
 pub(crate) fn view(raw: &Payload) -> Result<TaskView, String> {
-    let mut view = super::view::read(raw, "ttlMs", "pollIntervalMs")?;
+    let mut view = TaskView::read(raw, "ttlMs", "pollIntervalMs")?;
     match view.status {
         Status::InputRequired => {
             // As they were written: the order of a form's fields is its author's.

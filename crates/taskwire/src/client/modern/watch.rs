@@ -7,11 +7,11 @@ use futures_util::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use taskwire_core::{Timestamp, wire::InOrder};
 
-use super::{Modern, OutputPage, call::known_answer, hub::Seat, view, view_of};
+use super::{Modern, OutputPage, ask_once, call::known_answer, hub::Seat, view, view_of};
 use crate::client::{
     Error, Event, Outcome, Partial, Status, TaskView,
     inbox::Fact,
-    link::Failed,
+    link::{Failed, if_any},
     run::{Driver, Way},
     wire::{Backoff, random},
 };
@@ -99,14 +99,6 @@ fn is_before(one: &str, other: &str) -> bool {
     !one.is_empty() && one.trim_end_matches('Z') < other.trim_end_matches('Z')
 }
 
-/// A future that may not be there.
-async fn if_any<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
-    match future {
-        Some(future) => future.await,
-        None => std::future::pending().await,
-    }
-}
-
 impl Watch {
     async fn run(mut self, created: Option<TaskView>) -> Result<Outcome, Error> {
         let clock = self.modern.link.options.clock.clone();
@@ -142,13 +134,7 @@ impl Watch {
                 reading = Some(self.read(timing.wait));
             }
             let next = [(looking.is_none(), due), (reads && reading.is_none(), read_due)].into_iter().filter(|(waits, _)| *waits);
-            let next = next.map(|(_, at)| at).min();
-            let timer = async {
-                match next {
-                    Some(at) => clock.sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let mut timer = next.map(|(_, at)| at).min().map(|at| clock.sleep_until(at));
             tokio::select! {
                 biased;
                 () = self.seat.inbox.ready() => {
@@ -197,7 +183,7 @@ impl Watch {
                         }
                     };
                 }
-                () = timer => {}
+                () = if_any(&mut timer) => {}
             }
         }
     }
@@ -215,7 +201,7 @@ impl Watch {
             }
         }
         async move {
-            let result = modern.ask_once("tasks/get", params, Some(&task), held).await?;
+            let result = ask_once(&modern.link, "tasks/get", params, Some(&task), held).await?;
             view_of(&task, &result)
         }
         .boxed()
@@ -223,8 +209,8 @@ impl Watch {
 
     /// Reads output; held by the server until there is some.
     fn read(&self, wait: Duration) -> Reading {
-        let (modern, task, from) = (self.modern.clone(), self.task.clone(), self.order.next());
-        async move { modern.read(&task, from, wait).await }.boxed()
+        let (link, task, from) = (self.modern.link.clone(), self.task.clone(), self.order.next());
+        async move { super::read(&link, &task, from, wait).await }.boxed()
     }
 
     /// What came of a look: when to look again.
@@ -356,10 +342,9 @@ impl Watch {
 
     /// Fetches what is missing. What cannot be had is told, and passed over.
     async fn pull(&mut self) -> Result<(), Error> {
-        let (link, modern) = (self.modern.link.clone(), self.modern.clone());
-        let (task, from) = (self.task.clone(), self.order.next());
-        let driver = &mut self.driver;
-        let page = link.persist(|| modern.read(&task, from, Duration::ZERO), |reason, wait| driver.lost(reason, wait)).await;
+        let (link, from) = (self.modern.link.clone(), self.order.next());
+        let (task, driver) = (&self.task, &mut self.driver);
+        let page = link.persist(|| super::read(&link, task, from, Duration::ZERO), |reason, wait| driver.lost(reason, wait)).await;
         match page {
             Ok(page) => {
                 self.driver.back();
@@ -391,10 +376,9 @@ impl Watch {
         let whole = self.end_pushed && !left_out && self.order.missing().is_none();
         let mut read = whole || self.all_read || !self.streams;
         while !read {
-            let from = self.order.next();
-            let (link, modern, task) = (self.modern.link.clone(), self.modern.clone(), self.task.clone());
-            let driver = &mut self.driver;
-            let page = link.persist(|| modern.read(&task, from, Duration::ZERO), |reason, wait| driver.lost(reason, wait)).await;
+            let (link, from) = (self.modern.link.clone(), self.order.next());
+            let (task, driver) = (&self.task, &mut self.driver);
+            let page = link.persist(|| super::read(&link, task, from, Duration::ZERO), |reason, wait| driver.lost(reason, wait)).await;
             read = match page {
                 Ok(page) => {
                     self.take_page(page).await;

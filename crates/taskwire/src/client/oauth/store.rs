@@ -283,10 +283,7 @@ fn moment(seconds: u64) -> Timestamp {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => Err(Error::Auth(error.to_string())),
-    }
+    tokio::task::spawn_blocking(work).await.map_err(|error| Error::Auth(error.to_string()))?
 }
 
 fn trouble(path: &Path, error: impl std::fmt::Display) -> Error {

@@ -34,6 +34,14 @@ impl Backoff {
         let wait = doubled.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0).max(asked.unwrap_or_default());
         (now.since(since).saturating_add(wait) <= self.timing.patience).then_some(wait)
     }
+
+    /// The same for what began at `began`: if it stood for a while, the server was there, and patience is for one that is not.
+    pub(crate) fn next_since(&mut self, began: Timestamp, now: Timestamp, asked: Option<Duration>) -> Option<Duration> {
+        if now.since(began) > self.timing.backoff_max {
+            self.reset();
+        }
+        self.next(now, asked, random())
+    }
 }
 
 /// Something in 0..1.

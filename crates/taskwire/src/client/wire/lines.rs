@@ -20,21 +20,16 @@ use super::{
     Lost, Message, Outgoing,
     child::{Child, Farewell},
 };
-use crate::{
-    client::{Error, Options},
-    server::Server,
-};
+use crate::client::{Connect, Error, Options};
 
 /// Messages that wait to be written, or to be read by who asked.
 const QUEUE: usize = 256;
-/// Bytes between a client and a server in one process.
-const PIPE_BYTES: usize = 256 * 1024;
 
 /// How the other side is started.
 #[derive(Debug, Clone)]
 pub(crate) enum Spawn {
     Command(Vec<String>),
-    Server(Server),
+    InProcess(Arc<dyn Connect>),
 }
 
 /// The other side, started when it is needed and again when it has ended.
@@ -67,14 +62,12 @@ struct Pipe {
     routes: Arc<Routes>,
     child: Option<Child>,
     reader: JoinHandle<()>,
-    serving: Option<JoinHandle<()>>,
 }
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        self.reader.abort();
         // A server in this process ends by itself, with its input.
-        drop(self.serving.take());
+        self.reader.abort();
     }
 }
 
@@ -156,21 +149,13 @@ impl Lines {
                 let (child, input, output) = Child::start(words, self.options.clock.clone())?;
                 tokio::spawn(write(input, queue, routes.clone(), Some(child.farewell())));
                 let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), Some(child.farewell())));
-                Ok(Pipe { writer, routes, child: Some(child), reader, serving: None })
+                Ok(Pipe { writer, routes, child: Some(child), reader })
             }
-            Spawn::Server(server) => {
-                let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
-                let (input, output) = tokio::io::split(theirs);
-                let server = server.clone();
-                let serving = tokio::spawn(async move {
-                    if let Err(error) = server.serve_stream(input, output, std::future::pending()).await {
-                        tracing::warn!(%error, "the server in this process ended");
-                    }
-                });
-                let (output, input) = tokio::io::split(ours);
+            Spawn::InProcess(server) => {
+                let (output, input) = tokio::io::split(server.connect());
                 tokio::spawn(write(input, queue, routes.clone(), None));
                 let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), None));
-                Ok(Pipe { writer, routes, child: None, reader, serving: Some(serving) })
+                Ok(Pipe { writer, routes, child: None, reader })
             }
         }
     }

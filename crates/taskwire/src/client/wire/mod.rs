@@ -86,10 +86,10 @@ impl Lost {
 
     /// As an error of a request to `server`.
     pub(crate) fn at(self, server: &str) -> Error {
-        let server = server.to_owned();
+        let (server, passes) = (server.to_owned(), self.passes());
         match self {
             Self::Unsent(reason) | Self::Cut(reason) | Self::Ended(reason) => Error::Unreachable { server, reason },
-            Self::Status { status, reason, .. } if matches!(status, 408 | 425 | 429 | 502 | 503 | 504) => {
+            Self::Status { status, reason, .. } if passes => {
                 Error::Unreachable { server, reason: format!("HTTP status {status} {}", shortened(&reason)).trim().to_owned() }
             }
             Self::Status { status, reason, .. } => Error::Refused { server, status, reason: shortened(&reason) },
@@ -160,43 +160,35 @@ impl Exchange {
         }
     }
 
+    fn http(&self) -> Option<&http::Answer> {
+        match self {
+            Self::Http(answer) => Some(answer),
+            Self::Lines(_) => None,
+        }
+    }
+
     /// The HTTP status; 200 where there is none.
     pub(crate) fn status(&self) -> u16 {
-        match self {
-            Self::Http(answer) => answer.status,
-            Self::Lines(_) => 200,
-        }
+        self.http().map_or(200, |answer| answer.status)
     }
 
     /// Whether it is there already, as an answer to this request.
     pub(crate) fn answers(&self, id: i64) -> bool {
-        match self {
-            Self::Http(answer) => answer.answers(id),
-            Self::Lines(_) => false,
-        }
+        self.http().is_some_and(|answer| answer.answers(id))
     }
 
     /// The session that the server named.
     pub(crate) fn session(&self) -> Option<&str> {
-        match self {
-            Self::Http(answer) => answer.session.as_deref(),
-            Self::Lines(_) => None,
-        }
+        self.http()?.session.as_deref()
     }
 
     /// The last event that had a name.
     pub(crate) fn last_event(&self) -> Option<&str> {
-        match self {
-            Self::Http(answer) => answer.last_event.as_deref(),
-            Self::Lines(_) => None,
-        }
+        self.http()?.last_event.as_deref()
     }
 
     /// How long the server wants us to wait before coming back.
     pub(crate) fn retry(&self) -> Option<Duration> {
-        match self {
-            Self::Http(answer) => answer.retry,
-            Self::Lines(_) => None,
-        }
+        self.http()?.retry
     }
 }

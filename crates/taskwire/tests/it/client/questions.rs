@@ -1,8 +1,10 @@
 //! Questions of tasks of the modern era: each told once, each answered once, also by who was started anew (digest B15.3).
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Answer, Client, Error, Input, Ledger, Options, Target, answer_with},
+    client::{Answer, CallRecorder, Client, Error, Input, Ledger, Options, Target, answer_with},
     tool::{TaskMode, ToolError},
 };
 
@@ -230,7 +232,7 @@ async fn a_key_is_answered_once_also_after_a_restart() {
     let script = Script::start().await;
     let dir = TempDir::new();
     let ledger = || Ledger::open(dir.path()).expect("a ledger");
-    let options = || Options { ledger: Some(ledger()), ..script.options() };
+    let options = || Options { ledger: Some(Arc::new(ledger())), ..script.options() };
     let recorded = || {
         let entry = ledger().entry(&script.url(), "t1").expect("readable").expect("an entry");
         ledger().answers(entry.id).expect("readable")
@@ -289,7 +291,7 @@ async fn a_key_is_answered_once_also_after_a_restart() {
 async fn of_two_clients_with_one_ledger_one_answers() {
     let script = Script::start().await;
     let dir = TempDir::new();
-    let options = || Options { ledger: Some(Ledger::open(dir.path()).expect("a ledger")), ..script.options() };
+    let options = || Options { ledger: Some(Arc::new(Ledger::open(dir.path()).expect("a ledger"))), ..script.options() };
     script.always("tasks/get", complete(asks()));
     let one = script.client_with(options(), everything()).await;
     let (mut first, mut listen) = script.watched(&one, "t1").await;

@@ -1,7 +1,7 @@
 //! What a client does when answers do not come: it tries again where nothing can happen twice, waits as long as it is told to, and
 //! gives up in the end. And what it writes down before anything can be lost.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
@@ -383,7 +383,7 @@ async fn a_call_is_written_down_before_it_is_sent() {
     let script = Script::start().await;
     let dir = TempDir::new();
     let ledger = Ledger::open(dir.path()).expect("a ledger");
-    let client = script.client_with(Options { ledger: Some(ledger.clone()), ..script.options() }, everything()).await;
+    let client = script.client_with(Options { ledger: Some(Arc::new(ledger.clone())), ..script.options() }, everything()).await;
     let call = async {
         let asked = script.expect("tools/call").await;
         let key = asked.meta()[KEY].as_str().expect("a key").to_owned();
@@ -418,7 +418,7 @@ async fn a_call_that_was_no_task_is_struck_out_when_it_ends() {
     let script = Script::start().await;
     let dir = TempDir::new();
     let ledger = Ledger::open(dir.path()).expect("a ledger");
-    let client = script.client_with(Options { ledger: Some(ledger.clone()), ..script.options() }, everything()).await;
+    let client = script.client_with(Options { ledger: Some(Arc::new(ledger.clone())), ..script.options() }, everything()).await;
     called(&client, json!({}), script.answers("tools/call", said("done"))).await.0.expect("a result");
     assert!(ledger.entries().expect("readable").is_empty());
 }
@@ -427,7 +427,7 @@ async fn a_call_that_was_no_task_is_struck_out_when_it_ends() {
 async fn a_call_whose_answer_never_came_is_taken_up_from_the_ledger() {
     let script = Script::start().await;
     let dir = TempDir::new();
-    let options = || Options { ledger: Some(Ledger::open(dir.path()).expect("a ledger")), ..script.options() };
+    let options = || Options { ledger: Some(Arc::new(Ledger::open(dir.path()).expect("a ledger"))), ..script.options() };
     // The first life ends before its call is answered, without a word.
     let life = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let (first, target) = (options(), script.target());

@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Answer, Bearer, Client, Error, Ledger, Options, Target, Timing},
+    client::{Answer, Bearer, CallRecorder, Client, Error, Ledger, Options, Target, Timing},
     clock::Clock,
     tool::{Progress, TaskMode, ToolError},
 };
@@ -240,7 +240,7 @@ async fn another_answer_after(code: i64) {
     script.may_remain("tasks/get");
     let dir = TempDir::new();
     let ledger = || Ledger::open(dir.path()).expect("a ledger");
-    let options = || Options { ledger: Some(ledger()), ..script.options() };
+    let options = || Options { ledger: Some(Arc::new(ledger())), ..script.options() };
     let recorded = || {
         let entry = ledger().entry(&script.url(), "t1").expect("readable").expect("an entry");
         ledger().answers(entry.id).expect("readable")
