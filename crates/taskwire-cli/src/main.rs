@@ -12,6 +12,9 @@ mod join;
 #[cfg(test)]
 mod manual;
 mod term;
+#[cfg(test)]
+#[path = "../../taskwire/src/testing.rs"]
+mod testing;
 
 use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
 

@@ -1,28 +1,45 @@
-//! What unit tests of several rooms need.
+//! What tests of several rooms need: the unit tests here, and by this file's path every other test of this crate and of the program.
 
 use std::{
     fs,
     os::unix::fs::DirBuilderExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// A directory for this user alone, whatever the usual rights are. It goes away with the test.
+/// A directory that goes away with its test, unless the test fails: then it says where it is.
+#[derive(Debug)]
 pub(crate) struct TempDir(pub(crate) PathBuf);
 
 impl TempDir {
+    /// For this user alone, whatever the usual rights are.
     pub(crate) fn new() -> Self {
+        let dir = Self::absent();
+        fs::DirBuilder::new().mode(0o700).create(&dir.0).expect("a temporary directory");
+        dir
+    }
+
+    /// Only a path: the code that is tested makes the directory.
+    pub(crate) fn absent() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("taskwire-unit-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("taskwire-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
+        // A killed run of a process with the same number may have left one.
         let _ = fs::remove_dir_all(&path);
-        fs::DirBuilder::new().mode(0o700).create(&path).expect("a directory");
         Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 }
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        if std::thread::panicking() {
+            eprintln!("what the test left is in {}", self.0.display());
+        } else {
+            let _ = fs::remove_dir_all(&self.0);
+        }
     }
 }

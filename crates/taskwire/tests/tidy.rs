@@ -7,8 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Lines that a source file may have; tests may have more.
+/// Lines that a source file may have.
 const LINES_MAX: usize = 600;
+/// Lines that a file of tests may have.
+const TEST_LINES_MAX: usize = 1_000;
 /// Documents that name tests, and how many at least: where fewer are found, the search for them has gone wrong.
 const DOCUMENTS: [(&str, usize); 3] = [("ARCHITECTURE.md", 12), ("docs/invariants.md", 300), ("docs/spec.md", 20)];
 /// Fewer invariants than this, and the search for them has gone wrong.
@@ -56,10 +58,15 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// Every Rust file in this directory of every crate that has one.
+fn files_in(dir: &str) -> Vec<PathBuf> {
+    let dirs = entries(&root().join("crates")).into_iter().map(|path| path.join(dir));
+    dirs.filter(|path| path.is_dir()).flat_map(|path| rust_files(&path)).collect()
+}
+
 /// The sources of every crate, without their tests and examples.
 fn sources() -> Vec<PathBuf> {
-    let crates = entries(&root().join("crates"));
-    crates.iter().filter(|path| path.is_dir()).flat_map(|path| rust_files(&path.join("src"))).collect()
+    files_in("src")
 }
 
 /// A source without the lines that are comments.
@@ -544,34 +551,45 @@ fn every_source_file_begins_by_saying_what_it_is_for() {
     assert_none("these do not begin with `//!`", &silent);
 }
 
+/// Those of these files that have more lines than they may, and how many they have.
+fn longer_than(max: usize, files: &[PathBuf]) -> Vec<String> {
+    let counted = files.iter().map(|path| (path, read(path).lines().count()));
+    counted.filter(|(_, count)| *count > max).map(|(path, count)| format!("{} has {count} lines", name_of(path))).collect()
+}
+
 #[test]
-fn source_files_are_short() {
-    let is_test = |path: &Path| path.file_name().is_some_and(|name| name == "tests.rs" || name == "suite.rs");
-    let mut long = Vec::new();
-    for path in sources().iter().filter(|path| !is_test(path)) {
-        let count = read(path).lines().count();
-        if count > LINES_MAX {
-            long.push(format!("{} has {count} lines", name_of(path)));
-        }
-    }
-    assert_none(&format!("a file has at most {LINES_MAX} lines"), &long);
+fn files_are_short() {
+    let is_test = |path: &PathBuf| path.file_name().is_some_and(|name| name == "tests.rs" || name == "suite.rs");
+    let (mut tests, sources): (Vec<_>, Vec<_>) = sources().into_iter().partition(is_test);
+    tests.extend(files_in("tests"));
+    assert!(!tests.is_empty() && !sources.is_empty(), "there are tests and sources");
+    assert_none(&format!("a source file has at most {LINES_MAX} lines"), &longer_than(LINES_MAX, &sources));
+    assert_none(&format!("a file of tests has at most {TEST_LINES_MAX} lines"), &longer_than(TEST_LINES_MAX, &tests));
+}
+
+/// The module that a file is, and the file that must declare it.
+fn module_of(path: &Path) -> Option<(&str, PathBuf)> {
+    let (dir, name) = match path.file_stem()?.to_str()? {
+        "mod" => (path.parent()?.parent()?, path.parent()?.file_name()?.to_str()?),
+        stem => (path.parent()?, stem),
+    };
+    let above = [dir.join("main.rs"), dir.join("mod.rs"), dir.with_extension("rs")];
+    Some((name, above.into_iter().find(|file| file.is_file())?))
 }
 
 #[test]
 fn no_test_file_is_forgotten() {
     let mut forgotten = Vec::new();
-    for binary in ["it", "crash"] {
-        let dir = root().join("crates/taskwire/tests").join(binary);
-        let main = read(&dir.join("main.rs"));
-        let declared: BTreeSet<&str> = main.lines().filter_map(|line| line.trim().strip_prefix("mod ")?.strip_suffix(';')).collect();
-        for path in entries(&dir).iter().filter(|path| path.is_dir() || path.extension().is_some_and(|extension| extension == "rs")) {
-            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-            if stem != "main" && !declared.contains(stem) {
+    for binary in ["taskwire/tests/it", "taskwire/tests/crash", "taskwire-cli/tests/cli"] {
+        for path in rust_files(&root().join("crates").join(binary)).iter().filter(|path| !path.ends_with("main.rs")) {
+            let declares = |name: &str, line: &str| line.trim_start_matches("pub(crate) ") == format!("mod {name};");
+            let is_declared = module_of(path).is_some_and(|(name, above)| read(&above).lines().any(|line| declares(name, line)));
+            if !is_declared {
                 forgotten.push(name_of(path));
             }
         }
     }
-    assert_none("these are no modules of their `main.rs`", &forgotten);
+    assert_none("no file above declares these modules", &forgotten);
 }
 
 #[test]

@@ -1,13 +1,9 @@
 //! The client is killed in the middle of its output. What it has written and what the next one writes, joined, is the output.
 
-use std::{
-    fs::File,
-    hash::{BuildHasher, Hasher, RandomState},
-    process::Stdio,
-    thread,
-};
+use std::{fs::File, process::Stdio, thread};
 
 use crate::{
+    commands::place::Dice,
     fixture::{Fixture, Gate, steps},
     user::{Running, User},
 };
@@ -16,26 +12,6 @@ use crate::{
 const LARGE_BYTES: usize = 100_000;
 /// How often to look at a file that grows. Each look is a call of the system.
 const LOOKS: usize = 10_000_000;
-
-/// Numbers that nobody foresees. The seed is told; in `TASKWIRE_SEED` it brings them back.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let given = std::env::var("TASKWIRE_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
-        eprintln!("TASKWIRE_SEED={seed}");
-        Self(seed | 1)
-    }
-
-    /// Less than `end`.
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % end.max(1) as u64).expect("less than a usize")
-    }
-}
 
 /// Words of which no two are alike, some of which end a line.
 fn words(count: usize) -> Vec<String> {
@@ -74,13 +50,13 @@ fn check(joined: &[u8], whole: &str, when: &str) {
 
 /// Kills a call, and whoever goes on with it, each after a random share of what is left; the last one may end.
 fn kill_again_and_again(url: &str, tool: &str, whole: &str, kills: usize) {
-    let (user, mut random) = (User::new(), Random::new());
+    let (user, mut dice) = (User::new(), Dice::new());
     let mut running = user.start(&["call", url, tool]);
     let task = running.task();
     let mut joined = Vec::<u8>::new();
     for kill in 1..=kills {
         // It may be nothing, and it is in the middle of a page.
-        let share = random.below((whole.len() - joined.len()) * 2 / (kills + 2 - kill) + 1);
+        let share = dice.below((whole.len() - joined.len()) * 2 / (kills + 2 - kill) + 1);
         running.out.until_len(share);
         running.kill();
         joined.extend(running.out.rest());
@@ -102,7 +78,7 @@ fn finish(mut running: Running, mut joined: Vec<u8>, whole: &str) {
 
 /// Kills whoever shows the output as soon as the newest of it was seen, which is before it can have done much else.
 fn kill_at_every_word(era: &str) {
-    let (user, gate, mut random) = (User::new(), Gate::closed(), Random::new());
+    let (user, gate, mut dice) = (User::new(), Gate::closed(), Dice::new());
     let texts = words(120);
     let output = texts.concat();
     let fixture = Fixture::serve([steps("tell", &gate, texts.clone(), &output)]);
@@ -111,7 +87,7 @@ fn kill_at_every_word(era: &str) {
     let task = running.task();
     let (mut joined, mut opened) = (Vec::<u8>::new(), 0);
     for kill in 1..=10 {
-        let more = 1 + random.below(10);
+        let more = 1 + dice.below(10);
         gate.open(more);
         opened += more;
         let so_far: usize = texts[..opened].iter().map(String::len).sum();
@@ -161,7 +137,7 @@ fn killed_within_a_result_the_next_one_goes_on_within_it() {
 
 #[test]
 fn killed_while_it_writes_to_a_file_the_next_one_goes_on_in_another() {
-    let (user, gate, mut random) = (User::new(), Gate::closed(), Random::new());
+    let (user, gate, mut dice) = (User::new(), Gate::closed(), Dice::new());
     let texts = pages(20);
     let whole = format!("{}\n", texts.concat().trim_end_matches('\n'));
     let fixture = Fixture::serve([steps("print", &gate, texts.clone(), &texts.concat())]);
@@ -171,7 +147,7 @@ fn killed_while_it_writes_to_a_file_the_next_one_goes_on_in_another() {
     for kill in 1..=8 {
         let path = user.path(&format!("part-{kill}"));
         let file = File::create(&path).expect("a file");
-        let share = random.below((whole.len() - joined.len()) / 2 + 1) as u64;
+        let share = dice.below((whole.len() - joined.len()) / 2 + 1) as u64;
         let mut child = user.command(&["watch", &task]).stdout(file).stderr(Stdio::null()).spawn().expect("the program starts");
         let written = |path: &str| std::fs::metadata(path).expect("the file is there").len();
         let seen = (0..LOOKS).any(|_| {

@@ -3,53 +3,25 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    os::unix::fs::DirBuilderExt,
-    path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
-    sync::{
-        atomic::{AtomicU64, Ordering},
-        mpsc::{self, RecvTimeoutError},
-    },
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::Duration,
 };
 
 use serde_json::{Value, json};
 
+pub(crate) use crate::testing::TempDir;
+
 /// How long anything may take: a test that hangs should say where.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How often to look for something that shows only when one looks. Each look is a request.
 pub(crate) const LOOKS: usize = 100_000;
 
-/// A directory that goes away with the test.
-#[derive(Debug)]
-pub(crate) struct TempDir(PathBuf);
-
 impl TempDir {
-    pub(crate) fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("taskwire-cli-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        // A killed run of a process with the same number may have left one.
-        let _ = std::fs::remove_dir_all(&path);
-        // For this user alone, whatever the usual rights are.
-        std::fs::DirBuilder::new().mode(0o700).create(&path).expect("a temporary directory");
-        Self(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
     /// A place in it, as an argument.
     pub(crate) fn join(&self, name: &str) -> String {
         self.0.join(name).to_str().expect("a path of plain text").to_owned()
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -88,7 +60,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    fn spawn(command: &mut Command) -> Self {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
         let mut child = command.spawn().expect("the program starts");
         let lines = lines_of(child.stdout.take().expect("its output is a pipe"));
         let errors = child.stderr.take().map(lines_of);

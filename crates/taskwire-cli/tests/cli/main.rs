@@ -20,6 +20,8 @@ mod serve;
 mod stdio;
 mod tasks;
 mod terminal;
+#[path = "../../../taskwire/src/testing.rs"]
+mod testing;
 mod tools;
 mod user;
 mod watch;

@@ -26,8 +26,10 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn database(dir: &TempDir) -> PathBuf {
-    dir.0.join("tasks.db")
+impl TempDir {
+    fn database(&self) -> PathBuf {
+        self.0.join("tasks.db")
+    }
 }
 
 /// Gives `future` ten seconds of real time: a test that hangs should say where.
@@ -255,7 +257,7 @@ fn mode(path: &Path) -> u32 {
 
 #[tokio::test]
 async fn a_commit_that_fails_ends_the_engine() {
-    let (dir, faults) = (TempDir::new(), Faults::default());
+    let (dir, faults) = (TempDir::absent(), Faults::default());
     let engine = engine(TestStore::new(&dir, &faults));
     let kept = made(&engine, spec()).await;
     faults.commit.store(true, Ordering::Release);
@@ -276,7 +278,7 @@ async fn a_commit_that_fails_ends_the_engine() {
 
 #[tokio::test]
 async fn a_task_that_cannot_be_read_fails_its_own_command_and_no_other() {
-    let (dir, faults) = (TempDir::new(), Faults::default());
+    let (dir, faults) = (TempDir::absent(), Faults::default());
     let engine = engine(TestStore::new(&dir, &faults));
     // Ended, so that the writer does not keep it in memory.
     let id = made(&engine, spec()).await;
@@ -293,7 +295,7 @@ async fn a_task_that_cannot_be_read_fails_its_own_command_and_no_other() {
 
 #[tokio::test]
 async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let first = engine(freed(&dir).await);
     let mut ids = Vec::new();
     for _ in 0..3 {
@@ -303,7 +305,7 @@ async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
     drop(first);
     drop(freed(&dir).await);
     // The first in the order in which they are taken over.
-    let connection = Connection::open(database(&dir)).expect("the database");
+    let connection = Connection::open(dir.database()).expect("the database");
     let changed = connection.execute("UPDATE task SET head = '{' WHERE id = ?", [&ids[0].as_bytes()[..]]).expect("writable");
     assert_eq!(changed, 1);
     drop(connection);
@@ -322,7 +324,7 @@ async fn a_key_whose_task_has_lost_its_beginning_is_an_error() {
     let dir = TempDir::new();
     let engine = engine(freed(&dir).await);
     made(&engine, under_key()).await;
-    let connection = Connection::open(database(&dir)).expect("the database");
+    let connection = Connection::open(dir.database()).expect("the database");
     assert_eq!(connection.execute("UPDATE log SET version = version + 10", []).expect("writable"), 1);
     assert!(matches!(make(&engine, under_key()).await, Err(Error::Damaged(error)) if error.contains("its beginning is missing")));
     assert!(!engine.has_failed());
@@ -332,7 +334,7 @@ async fn a_key_whose_task_has_lost_its_beginning_is_an_error() {
 async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
     // More than get their tick together, and all of them due before the one that is whole.
     const DAMAGED: usize = 300;
-    let (dir, clock) = (TempDir::new(), clock());
+    let (dir, clock) = (TempDir::absent(), clock());
     let first = engine_at(&clock, freed(&dir).await, config());
     let spec = Spec { retention_ms: Some(1_000), ..spec() };
     let mut ids = Vec::new();
@@ -346,7 +348,7 @@ async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
     drop(first);
     drop(freed(&dir).await);
     let whole = ids[DAMAGED];
-    let connection = Connection::open(database(&dir)).expect("the database");
+    let connection = Connection::open(dir.database()).expect("the database");
     let damage = "UPDATE task SET head = replace(head, 'tool', 'tokl') WHERE id < ?";
     assert_eq!(connection.execute(damage, [&whole.as_bytes()[..]]).expect("writable"), DAMAGED);
     drop(connection);
@@ -366,7 +368,7 @@ async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
 
 #[tokio::test]
 async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let first = engine(freed(&dir).await);
     let (damaged, whole) = (made(&first, spec()).await, made(&first, spec()).await);
     for id in [damaged, whole] {
@@ -374,7 +376,7 @@ async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
     }
     drop(first);
     drop(freed(&dir).await);
-    let connection = Connection::open(database(&dir)).expect("the database");
+    let connection = Connection::open(dir.database()).expect("the database");
     connection.execute("UPDATE log SET at = at + 1 WHERE task = ?", [&damaged.as_bytes()[..]]).expect("writable");
     drop(connection);
     let second = engine(freed(&dir).await);
@@ -388,13 +390,13 @@ async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
 
 #[tokio::test]
 async fn a_store_that_a_reader_finds_cut_short_ends_the_engine() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let first = engine(freed(&dir).await);
     let id = made(&first, spec()).await;
     cancel(&first, id).await.expect("cancelled");
     drop(first);
     let second = engine(freed(&dir).await);
-    std::fs::OpenOptions::new().write(true).open(database(&dir)).and_then(|file| file.set_len(0)).expect("cut");
+    std::fs::OpenOptions::new().write(true).open(dir.database()).and_then(|file| file.set_len(0)).expect("cut");
     let lost = second.any_task(id);
     assert!(matches!(&lost, Err(Error::Unavailable(why)) if why.contains("cut short")), "{lost:?}");
     let reason = soon("the failure", second.failed()).await;
@@ -405,7 +407,7 @@ async fn a_store_that_a_reader_finds_cut_short_ends_the_engine() {
 
 #[tokio::test]
 async fn a_task_that_may_be_retried_is_not_failed_for_the_time_that_nobody_worked_on_it() {
-    let (dir, clock) = (TempDir::new(), clock());
+    let (dir, clock) = (TempDir::absent(), clock());
     let first = engine_at(&clock, freed(&dir).await, config());
     let id = made(&first, Spec { timeout_ms: Some(10_000), ..may_be_retried() }).await;
     drop(first);
@@ -422,7 +424,7 @@ async fn a_task_that_may_be_retried_is_not_failed_for_the_time_that_nobody_worke
 
 #[tokio::test]
 async fn a_retried_task_has_its_whole_time_again_and_no_more() {
-    let (dir, clock) = (TempDir::new(), clock());
+    let (dir, clock) = (TempDir::absent(), clock());
     let first = engine_at(&clock, freed(&dir).await, config());
     let id = made(&first, Spec { timeout_ms: Some(10_000), ..may_be_retried() }).await;
     drop(first);
@@ -440,7 +442,7 @@ async fn a_retried_task_has_its_whole_time_again_and_no_more() {
 
 #[tokio::test]
 async fn an_answer_does_not_start_the_attempt_of_an_earlier_life() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let key = InputKey::new("question");
     let first = engine(freed(&dir).await);
     let id = made(&first, may_be_retried()).await;
@@ -463,7 +465,7 @@ async fn an_answer_does_not_start_the_attempt_of_an_earlier_life() {
 
 #[tokio::test]
 async fn an_engine_that_is_dropped_lets_go_of_its_directory() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let engine = engine(freed(&dir).await);
     engine.begin();
     // Something for the timers to wait for.
@@ -478,7 +480,7 @@ async fn an_engine_that_is_dropped_lets_go_of_its_directory() {
 
 #[tokio::test]
 async fn two_calls_under_one_key_at_one_time_are_one_task() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let (store, mut hand) = TestStore::paced(&dir);
     let engine = engine(store);
     // Holds the writer up, so that what comes now is decided together.
@@ -499,7 +501,7 @@ async fn two_calls_under_one_key_at_one_time_are_one_task() {
 
 #[tokio::test]
 async fn the_same_arguments_in_another_order_are_the_same_call() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let engine = engine(freed(&dir).await);
     let first = make_with(&engine, under_key(), r#"{"a": 1, "b": {"c": [2], "d": null}}"#).await.expect("a task");
     let again = make_with(&engine, under_key(), r#"{"b":{"d":null,"c":[2]},"a":1}"#).await.expect("the same task");
@@ -512,7 +514,7 @@ async fn the_same_arguments_in_another_order_are_the_same_call() {
 
 #[tokio::test]
 async fn a_key_can_be_used_anew_when_its_task_is_forgotten() {
-    let (dir, clock) = (TempDir::new(), clock());
+    let (dir, clock) = (TempDir::absent(), clock());
     let engine = engine_at(&clock, freed(&dir).await, config());
     let first = made(&engine, under_key()).await;
     cancel(&engine, first).await.expect("cancelled");
@@ -526,7 +528,7 @@ async fn a_key_can_be_used_anew_when_its_task_is_forgotten() {
 
 #[tokio::test]
 async fn a_key_can_be_used_anew_in_the_batch_that_forgets_its_task() {
-    let (dir, clock) = (TempDir::new(), clock());
+    let (dir, clock) = (TempDir::absent(), clock());
     let (store, mut hand) = TestStore::paced(&dir);
     let engine = engine_at(&clock, store, config());
     let first = hand.passing(made(&engine, under_key())).await;
@@ -553,7 +555,7 @@ async fn a_key_can_be_used_anew_in_the_batch_that_forgets_its_task() {
 
 #[tokio::test]
 async fn commands_beyond_the_length_of_the_queue_wait_outside() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let (store, mut hand) = TestStore::paced(&dir);
     let engine = engine_at(&clock(), store, Config { queue_len: 1, ..config() });
     let mut first = pin!(make(&engine, spec()));
@@ -595,7 +597,7 @@ fn has_too_much(refused: &Result<Receipt, Error>) -> bool {
 
 #[tokio::test]
 async fn what_is_forgotten_is_taken_off_as_it_was_counted_whatever_the_limits_are_by_then() {
-    let (dir, clock) = (TempDir::new(), clock());
+    let (dir, clock) = (TempDir::absent(), clock());
     let first = engine_at(&clock, freed(&dir).await, little_room(40_000));
     let id = made(&first, Spec { overflow: Overflow::DropOldest, ..under_key() }).await;
     for _ in 0..6 {
@@ -616,7 +618,7 @@ async fn what_is_forgotten_is_taken_off_as_it_was_counted_whatever_the_limits_ar
 
 #[tokio::test]
 async fn tasks_that_an_earlier_life_left_count_when_they_are_taken_over() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let first = engine_at(&clock(), freed(&dir).await, little_room(100_000));
     let id = made(&first, may_be_retried()).await;
     write(&first, id, 45_000).await.expect("written");
@@ -635,7 +637,7 @@ async fn tasks_that_an_earlier_life_left_count_when_they_are_taken_over() {
 
 #[tokio::test]
 async fn a_store_that_fails_while_it_is_tidied_up_ends_the_engine() {
-    let (dir, faults) = (TempDir::new(), Faults::default());
+    let (dir, faults) = (TempDir::absent(), Faults::default());
     faults.tidy.store(true, Ordering::Release);
     let engine = engine(TestStore::new(&dir, &faults));
     let reason = soon("the failure", engine.failed()).await;
@@ -647,14 +649,12 @@ async fn a_store_that_fails_while_it_is_tidied_up_ends_the_engine() {
 
 #[tokio::test]
 async fn what_is_stored_is_for_this_user_alone() {
-    let dir = TempDir::new();
-    // Not there yet, so that the store makes it.
-    let data = dir.0.join("new");
-    let engine = engine(SqliteStore::open(&data).expect("a store"));
+    let dir = TempDir::absent();
+    let engine = engine(freed(&dir).await);
     made(&engine, spec()).await;
-    assert_eq!(mode(&data), 0o700);
-    assert_eq!(mode(&data.join("tasks.db")), 0o600);
-    for entry in std::fs::read_dir(&data).expect("readable") {
+    assert_eq!(mode(&dir.0), 0o700);
+    assert_eq!(mode(&dir.database()), 0o600);
+    for entry in std::fs::read_dir(&dir.0).expect("readable") {
         let path = entry.expect("readable").path();
         assert_eq!(mode(&path), 0o600, "{}", path.display());
     }
@@ -668,7 +668,7 @@ async fn a_task_that_was_acknowledged_keeps_the_engine_from_being_idle() {
             Box::pin(std::future::pending())
         }
     }
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let engine = engine(TestStore::new(&dir, &Faults::default()));
     engine.set_work(Arc::new(Parked));
     for n in 1..=200 {
@@ -697,7 +697,7 @@ async fn what_is_kept_in_memory_is_what_the_store_has() {
             })
         }
     }
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let engine = engine(TestStore::new(&dir, &Faults::default()));
     engine.set_work(Arc::new(Talks));
     let task = ended(&engine, made(&engine, spec()).await).await;

@@ -18,6 +18,8 @@ mod session;
 mod stalled;
 mod stored;
 mod stream;
+#[path = "../../src/testing.rs"]
+mod testing;
 
 use std::{
     collections::HashSet,

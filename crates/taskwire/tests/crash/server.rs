@@ -3,7 +3,6 @@
 use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -12,32 +11,26 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::dice::Dice;
+use crate::{dice::Dice, testing::TempDir};
 
-/// Where a server lives: its port and its files, which go away with this unless a test has failed.
+/// Where a server lives: its port and its files.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) port: u16,
-    dir: PathBuf,
+    dir: TempDir,
 }
 
 impl Place {
     pub(crate) fn new(dice: &mut Dice) -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("taskwire-crash-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(name);
-        // A killed run of a process with the same number may have left one.
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir_all(&dir).expect("a temporary directory");
-        Self { port: free_port(dice), dir }
+        Self { port: free_port(dice), dir: TempDir::new() }
     }
 
     pub(crate) fn data(&self) -> PathBuf {
-        self.dir.join("data")
+        self.dir.path().join("data")
     }
 
     pub(crate) fn journal(&self) -> PathBuf {
-        self.dir.join("journal")
+        self.dir.path().join("journal")
     }
 
     /// Starts the server; it does not accept connections yet.
@@ -46,16 +39,6 @@ impl Place {
         command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
         command.arg("--data").arg(self.data()).arg("--journal").arg(self.journal());
         Server { child: command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts") }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("crash: what the server left is in {}", self.dir.display());
-        } else {
-            let _ = std::fs::remove_dir_all(&self.dir);
-        }
     }
 }
 

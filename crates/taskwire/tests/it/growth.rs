@@ -11,13 +11,11 @@ use taskwire::{
     store::SqliteStore,
     tool::{Ctx, TaskMode, Tool, ToolError},
 };
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
-    sync::mpsc,
-};
+use tokio::sync::mpsc;
 
 use crate::{
     kit::{Client, PARTIALS, TASKS, TempDir, soon},
+    pipe::Pipe,
     shutdown::settle,
     tasks::{Signal, quick, registry, tool},
 };
@@ -67,8 +65,7 @@ fn waits(is_task: &Signal) -> Tool {
 /// A server and a byte stream to it.
 struct Wire {
     server: Server,
-    input: DuplexStream,
-    output: Lines<BufReader<DuplexStream>>,
+    pipe: Pipe,
     client: Client,
     /// Whether the messages are of 2026-07-28.
     modern: bool,
@@ -81,12 +78,9 @@ impl Wire {
         let dir = TempDir::new();
         let store = SqliteStore::open(dir.path()).expect("a store");
         let server = Server::start(registry(tools), store, config()).expect("a server");
-        let (input, server_input) = tokio::io::duplex(1 << 20);
-        let (server_output, output) = tokio::io::duplex(1 << 20);
-        let serving = server.clone();
-        tokio::spawn(async move { serving.serve_stream(server_input, server_output, std::future::pending()).await });
+        let pipe = Pipe::with_room(&server, 1 << 20, 1 << 20);
         let client = Client::new(0).declaring(capabilities);
-        Self { server, input, output: BufReader::new(output).lines(), client, modern: true, last_id: 0, _dir: dir }
+        Self { server, pipe, client, modern: true, last_id: 0, _dir: dir }
     }
 
     /// Opens a session of 2025-11-25.
@@ -121,11 +115,11 @@ impl Wire {
     }
 
     async fn send(&mut self, lines: &str) {
-        soon("room in the pipe", self.input.write_all(lines.as_bytes())).await.expect("writable");
+        self.pipe.write(lines.as_bytes()).await;
     }
 
     async fn line(&mut self) -> String {
-        soon("a line", self.output.next_line()).await.expect("readable").expect("the stream goes on")
+        self.pipe.line().await.expect("the stream goes on")
     }
 
     /// Sends requests and reads their results, some at a time; what else is said is passed over.

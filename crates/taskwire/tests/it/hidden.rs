@@ -11,40 +11,23 @@ use std::{
 
 use serde_json::{Value, json};
 use taskwire::{
-    core::{
-        Epoch, Payload, TaskId, Timestamp,
-        task::{Status, Task},
-    },
-    server::{Config, HttpConfig, Server},
-    store::{self, Reader, SessionChange, SqliteStore, Store, Write},
-    tool::{Ctx, Progress, Round, TaskMode, Tool, ToolError},
+    core::{Payload, TaskId, Timestamp, task::Status},
+    server::{Config, HttpConfig},
+    tool::{Progress, Round, TaskMode, Tool, ToolError},
 };
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::{
-    kit::{Client, TASKS, TempDir, TestServer, manual_clock, soon},
+    kit::{Client, KEY, TASKS, TempDir, TestServer, manual_clock, soon},
+    store::TestStore,
     tasks::{Gate, Signal, accept, life, name_form, name_in, registry, reopened, tool},
 };
-
-const KEY: &str = "dev.taskwire/idempotencyKey";
-
-/// Says that it has come so far, and goes on when told to.
-async fn wait(gate: &Gate, ctx: &Ctx) -> Result<&'static str, ToolError> {
-    gate.started.send();
-    tokio::select! {
-        () = gate.go.wait() => Ok("done"),
-        () = ctx.cancelled() => {
-            gate.stopped.send();
-            Err(ToolError::stopped())
-        }
-    }
-}
 
 /// Saves something, which makes its call a task, then waits.
 fn saves(gate: &Gate) -> Tool {
     tool("saves", gate, |gate, ctx| async move {
         ctx.checkpoint(&1).await?;
-        wait(&gate, &ctx).await
+        gate.pass(&ctx).await
     })
 }
 
@@ -145,7 +128,7 @@ async fn a_call_that_goes_on_after_a_question_is_cancelled_when_its_caller_goes_
     let gate = Gate::new();
     let asks = tool("asks", &gate, |gate, ctx| async move {
         ctx.ask("name", name_form("Name?")).await?;
-        wait(&gate, &ctx).await
+        gate.pass(&ctx).await
     });
     let server = TestServer::start(registry([asks.linger(Duration::ZERO)])).await;
     let client = forms(&server);
@@ -160,56 +143,23 @@ async fn a_call_that_goes_on_after_a_question_is_cancelled_when_its_caller_goes_
     assert_eq!(status(&server, id), Status::Cancelled);
 }
 
-/// A store that makes each commit wait for the test.
-struct Paced {
-    store: SqliteStore,
-    began: Signal,
-    go: std::sync::mpsc::Receiver<()>,
-}
-
-impl Store for Paced {
-    fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
-        self.store.load(id)
-    }
-
-    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
-        self.store.stored_bytes(id)
-    }
-
-    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
-        self.began.send();
-        // An error means that the test is over.
-        let _ = self.go.recv();
-        self.store.commit(writes, sessions)
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.store.epoch()
-    }
-
-    fn secret(&self) -> [u8; 32] {
-        self.store.secret()
-    }
-
-    fn reader(&self) -> Arc<dyn Reader> {
-        self.store.reader()
-    }
-}
-
 #[tokio::test]
 async fn a_task_whose_caller_went_away_before_its_handle_was_there_is_cancelled_where_nothing_lingers() {
-    let (gate, began, dir) = (Gate::new(), Signal::new(), TempDir::new());
+    let (gate, began, dir) = (Gate::new(), Signal::new(), Arc::new(TempDir::new()));
     let (go, its_go) = std::sync::mpsc::channel();
-    let store = Paced { store: SqliteStore::open(dir.path()).expect("a store"), began: began.clone(), go: its_go };
+    let its_began = began.clone();
+    // Each commit waits for the test.
+    let before_commit = move || {
+        its_began.send();
+        // An error means that the test is over.
+        let _ = its_go.recv();
+    };
+    let store = TestStore { before_commit: Box::new(before_commit), ..TestStore::open(&dir) };
     let config = Config { http: HttpConfig { connections: 1, ..HttpConfig::default() }, ..Config::default() };
     let tools = registry([gate.tool("slow").task(TaskMode::Always).linger(Duration::ZERO)]);
-    let server = Server::start_with_clock(tools, store, config, Arc::new(manual_clock())).expect("a server");
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let serving = server.clone();
-    tokio::spawn(async move { serving.serve(listener, std::future::pending()).await });
-    let client = Client::new(port).declaring(json!({"extensions": {TASKS: {}}}));
-    let reader = server.engine().reader();
+    let server = TestServer::start_on(dir, store, tools, config, Arc::new(manual_clock())).await;
+    let client = server.plain_client().declaring(json!({"extensions": {TASKS: {}}}));
+    let reader = server.server.engine().reader();
     for _ in 0..50 {
         let connection = send(&client, json!({"name": "slow", "arguments": {}})).await;
         soon("the creation", began.wait()).await;

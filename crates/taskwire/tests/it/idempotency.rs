@@ -4,72 +4,31 @@
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
-use taskwire::{
-    clock::SystemClock,
-    server::{Config, Server},
-    tool::TaskMode,
-};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
-    task::JoinHandle,
-};
+use taskwire::{clock::SystemClock, server::Config, tool::TaskMode};
+use tokio::task::JoinHandle;
 
 use crate::{
-    kit::{Client, PARTIALS, TASKS, TestServer, manual_clock, soon},
+    kit::{Client, IDEMPOTENCY, KEY, PARTIALS, TASKS, TestServer, WAYS, Way, manual_clock, soon},
     legacy::kit::{LATEST, Legacy, initialize},
+    pipe::Pipe,
     tasks::{Gate, quick, registry, two_callers},
 };
 
-const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
-const KEY: &str = "dev.taskwire/idempotencyKey";
-/// Bytes that wait in each direction.
-const PIPE: usize = 64 * 1024;
 /// The name of a handshake.
 const OPENS: u64 = 1;
 /// The name of a call.
 const CALLS: u64 = 2;
 
-/// A stream to a server: one message a line.
-struct Pipe {
-    input: DuplexStream,
-    output: Lines<BufReader<DuplexStream>>,
-}
-
-impl Pipe {
-    fn to(server: &Server) -> Self {
-        let (input, server_input) = tokio::io::duplex(PIPE);
-        let (server_output, output) = tokio::io::duplex(PIPE);
-        let server = server.clone();
-        tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });
-        Self { input, output: BufReader::new(output).lines() }
-    }
-
-    async fn send(&mut self, message: &Value) {
-        soon("room in the pipe", self.input.write_all(format!("{message}\n").as_bytes())).await.expect("writable");
-    }
-
-    /// The response to this request; what comes before it is passed over.
-    async fn response(&mut self, id: u64) -> Value {
-        loop {
-            let line = self.output.next_line().await.expect("readable").expect("the stream goes on");
-            let message: Value = serde_json::from_str(&line).expect("JSON");
-            if message.get("method").is_none() && message["id"] == id {
-                return message;
-            }
+/// The response to this request; what comes before it is passed over.
+async fn response(pipe: &mut Pipe, id: u64) -> Value {
+    loop {
+        let line = pipe.next_line().await.expect("the stream goes on");
+        let message: Value = serde_json::from_str(&line).expect("JSON");
+        if message.get("method").is_none() && message["id"] == id {
+            return message;
         }
     }
 }
-
-/// How a caller speaks to a server.
-#[derive(Debug, Clone, Copy)]
-enum Way {
-    ModernHttp,
-    LegacyHttp,
-    ModernLines,
-    LegacyLines,
-}
-
-const WAYS: [Way; 4] = [Way::ModernHttp, Way::LegacyHttp, Way::ModernLines, Way::LegacyLines];
 
 /// One connection of a caller.
 enum Connection {
@@ -97,7 +56,7 @@ impl Connection {
                 let mut pipe = Pipe::to(&server.server);
                 let params = initialize(LATEST, &json!({}));
                 pipe.send(&json!({"jsonrpc": "2.0", "id": OPENS, "method": "initialize", "params": params})).await;
-                soon("the session", pipe.response(OPENS)).await;
+                soon("the session", response(&mut pipe, OPENS)).await;
                 pipe.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
                 Self::LegacyLines(pipe)
             }
@@ -116,11 +75,11 @@ impl Connection {
                 Self::Legacy(legacy) => legacy.messages("tools/call", params).await.pop().expect("a response"),
                 Self::ModernLines(mut pipe) => {
                     pipe.send(&Client::new(0).message(CALLS, "tools/call", params)).await;
-                    pipe.response(CALLS).await
+                    response(&mut pipe, CALLS).await
                 }
                 Self::LegacyLines(mut pipe) => {
                     pipe.send(&json!({"jsonrpc": "2.0", "id": CALLS, "method": "tools/call", "params": params})).await;
-                    pipe.response(CALLS).await
+                    response(&mut pipe, CALLS).await
                 }
             }
         })

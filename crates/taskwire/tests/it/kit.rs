@@ -3,8 +3,6 @@
 //! Every response and every notification that passes through [`Client`] is checked against the official schemas.
 
 use std::{
-    os::unix::fs::DirBuilderExt,
-    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -28,36 +26,22 @@ use tokio::{
 };
 
 use crate::schema;
+pub(crate) use crate::testing::TempDir;
 
 /// The extension that every task method needs.
 pub(crate) const TASKS: &str = "io.modelcontextprotocol/tasks";
 /// The extension that every method of partial results needs besides.
 pub(crate) const PARTIALS: &str = "dev.taskwire/partials";
+pub(crate) const READ: &str = "dev.taskwire/partials/read";
+pub(crate) const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
+pub(crate) const KEY: &str = "dev.taskwire/idempotencyKey";
+pub(crate) const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+pub(crate) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+pub(crate) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 
-/// A directory that goes away with the test.
-#[derive(Debug)]
-pub(crate) struct TempDir(PathBuf);
-
-impl TempDir {
-    pub(crate) fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("taskwire-it-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        // For this user alone, whatever the usual rights are.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).expect("a temporary directory");
-        Self(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+pub(crate) const MS: Duration = Duration::from_millis(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 /// A server in this process, on a port of its own.
 pub(crate) struct TestServer {
@@ -82,6 +66,12 @@ pub(crate) fn without_followups() -> Config {
 pub(crate) fn any_disk(mut config: Config) -> Config {
     config.engine.limits.disk_reserve_bytes = 0;
     config
+}
+
+/// A server in this process that nobody has reached yet.
+pub(crate) fn server_in(dir: &TempDir, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Server {
+    let store = SqliteStore::open(dir.path()).expect("a store");
+    Server::start_with_clock(tools, store, any_disk(config), clock).expect("a server")
 }
 
 impl TestServer {
@@ -142,17 +132,37 @@ impl TestServer {
         Client::new(self.port)
     }
 
-    /// Begins to shut down; wait with [`stopped`](Self::stopped).
-    pub(crate) fn stop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
+    /// Begins to shut down; wait with [`stopped`](Self::stopped). Says whether it served until now.
+    pub(crate) fn stop(&mut self) -> bool {
+        self.stop.take().is_some_and(|stop| stop.send(()).is_ok())
     }
 
     pub(crate) async fn stopped(mut self) {
         self.stop();
         self.serving.await.expect("no panic").expect("a clean end");
     }
+}
+
+/// How a caller speaks to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    ModernHttp,
+    LegacyHttp,
+    ModernLines,
+    LegacyLines,
+}
+
+pub(crate) const WAYS: [Way; 4] = [Way::ModernHttp, Way::LegacyHttp, Way::ModernLines, Way::LegacyLines];
+
+impl Way {
+    pub(crate) fn is_modern(self) -> bool {
+        matches!(self, Self::ModernHttp | Self::ModernLines)
+    }
+}
+
+/// The value of a header.
+pub(crate) fn value_of<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
 }
 
 /// A response as it came.
@@ -165,7 +175,7 @@ pub(crate) struct Response {
 
 impl Response {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+        value_of(&self.headers, name)
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -232,8 +242,8 @@ impl Client {
         if meta.is_null() {
             *meta = json!({});
         }
-        meta["io.modelcontextprotocol/protocolVersion"] = "2026-07-28".into();
-        meta["io.modelcontextprotocol/clientCapabilities"] = self.capabilities.clone();
+        meta[VERSION] = "2026-07-28".into();
+        meta[CAPABILITIES] = self.capabilities.clone();
         json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
     }
 
@@ -251,7 +261,7 @@ impl Client {
         let name = match message["method"].as_str().unwrap_or_default() {
             "tools/call" | "prompts/get" => params["name"].as_str(),
             "resources/read" => params["uri"].as_str(),
-            "tasks/get" | "tasks/update" | "tasks/cancel" | "dev.taskwire/partials/read" => params["taskId"].as_str(),
+            "tasks/get" | "tasks/update" | "tasks/cancel" | READ => params["taskId"].as_str(),
             _ => None,
         };
         if let Some(name) = name {
@@ -406,15 +416,14 @@ pub(crate) async fn read_head(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (
 pub(crate) async fn read_response(mut stream: TcpStream) -> Response {
     let mut buffer = Vec::new();
     let (status, headers) = read_head(&mut stream, &mut buffer).await;
-    let header = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    let body = if header("transfer-encoding").is_some() {
+    let body = if value_of(&headers, "transfer-encoding").is_some() {
         let mut body = Vec::new();
         while let Some(chunk) = next_chunk(&mut stream, &mut buffer).await {
             body.extend_from_slice(&chunk);
         }
         body
     } else {
-        let length: usize = header("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
+        let length: usize = value_of(&headers, "content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
         while buffer.len() < length {
             let n = stream.read_buf(&mut buffer).await.expect("readable");
             assert!(n > 0, "the body ended early");
@@ -480,6 +489,18 @@ impl Events {
                 Some(chunk) => self.text.extend_from_slice(&chunk),
                 None => self.ended = true,
             }
+        }
+    }
+}
+
+/// Lets time pass, `step` by `step`, until `future` is ready.
+pub(crate) async fn passing<T>(clock: &ManualClock, step: Duration, future: impl Future<Output = T>) -> T {
+    tokio::pin!(future);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut future => return done,
+            () = tokio::task::yield_now() => clock.advance(step),
         }
     }
 }

@@ -16,6 +16,7 @@ mod listing;
 mod opt_out;
 mod output;
 mod partials;
+mod pipe;
 mod portable;
 mod push;
 mod quota;
@@ -25,7 +26,10 @@ mod schema;
 mod shutdown;
 mod stage;
 mod stdio;
+mod store;
 mod tasks;
+#[path = "../../src/testing.rs"]
+mod testing;
 mod traces;
 mod typed;
 mod waiting;

@@ -1,24 +1,20 @@
 //! Who does not ask for partial results sees no byte of them: a tool that streams looks like one that does not.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taskwire::{
-    server::{Config, Server},
-    store::SqliteStore,
+    server::Config,
     tool::{Ctx, Progress, Tool, ToolError},
 };
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
-    net::TcpStream,
-};
+use tokio::{io::AsyncReadExt, net::TcpStream};
 
 use crate::{
-    kit::{Client, PARTIALS, Response, TASKS, TempDir, TestServer, any_disk, manual_clock, soon},
+    kit::{Client, PARTIALS, Response, SECOND, TASKS, TempDir, TestServer, manual_clock, server_in, soon},
+    pipe::Pipe,
     tasks::{Gate, registry, tool},
 };
 
-const SECOND: Duration = Duration::from_secs(1);
 /// What all names of ours begin with.
 const OURS: &str = "dev.taskwire";
 
@@ -141,22 +137,20 @@ async fn over_http_held(streams: bool) -> String {
     seen.0
 }
 
-/// The client's end of a byte stream, and every line that came of it.
-struct Pipe {
+/// A byte stream, and every line that came of it.
+struct Peer {
     client: Client,
-    input: DuplexStream,
-    output: Lines<BufReader<DuplexStream>>,
+    pipe: Pipe,
     seen: Vec<String>,
 }
 
-impl Pipe {
+impl Peer {
     async fn send(&mut self, method: &str, params: Value) {
-        let message = self.client.message(self.client.next_id(), method, params);
-        soon("room in the pipe", self.input.write_all(format!("{message}\n").as_bytes())).await.expect("writable");
+        self.pipe.send(&self.client.message(self.client.next_id(), method, params)).await;
     }
 
     async fn line(&mut self) -> Option<&str> {
-        let line = soon("the next line", self.output.next_line()).await.expect("readable")?;
+        let line = self.pipe.line().await?;
         self.seen.push(line);
         self.seen.last().map(String::as_str)
     }
@@ -175,39 +169,30 @@ impl Pipe {
 /// The life of a task over a byte stream, by a client that declares tasks and nothing else.
 async fn over_a_pipe(streams: bool) -> String {
     let (gate, clock, dir) = (Gate::new(), manual_clock(), TempDir::new());
-    let store = SqliteStore::open(dir.path()).expect("a store");
-    let tools = registry([worker(&gate, streams)]);
-    let server = Server::start_with_clock(tools, store, any_disk(Config::default()), Arc::new(clock.clone())).expect("a server");
-    let (input, server_input) = tokio::io::duplex(64 * 1024);
-    let (server_output, output) = tokio::io::duplex(64 * 1024);
-    let serving = tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });
-    let output = BufReader::new(output).lines();
-    let mut pipe = Pipe { client: tasks_alone(Client::new(0)), input, output, seen: Vec::new() };
-    pipe.ask("server/discover", json!({})).await;
-    pipe.ask("tools/list", json!({})).await;
-    pipe.send("tools/call", json!({"name": "work", "arguments": {}})).await;
+    let server = server_in(&dir, registry([worker(&gate, streams)]), Config::default(), Arc::new(clock.clone()));
+    let mut peer = Peer { client: tasks_alone(Client::new(0)), pipe: Pipe::to(&server), seen: Vec::new() };
+    peer.ask("server/discover", json!({})).await;
+    peer.ask("tools/list", json!({})).await;
+    peer.send("tools/call", json!({"name": "work", "arguments": {}})).await;
     soon("the start", gate.started.wait()).await;
     clock.advance(SECOND);
-    let created: Value = serde_json::from_str(pipe.line().await.expect("the handle")).expect("JSON");
+    let created: Value = serde_json::from_str(peer.line().await.expect("the handle")).expect("JSON");
     let id = created["result"]["taskId"].as_str().expect("a task").to_owned();
-    pipe.ask("tasks/get", json!({"taskId": id})).await;
-    pipe.send("subscriptions/listen", json!({"notifications": {"taskIds": [id]}})).await;
-    pipe.line_with("acknowledged").await;
-    pipe.line_with("\"working\"").await;
+    peer.ask("tasks/get", json!({"taskId": id})).await;
+    peer.send("subscriptions/listen", json!({"notifications": {"taskIds": [id]}})).await;
+    peer.line_with("acknowledged").await;
+    peer.line_with("\"working\"").await;
     gate.go.send();
-    pipe.line_with("half way").await;
+    peer.line_with("half way").await;
     // Its task has changed since the last one, so this poll is not too eager.
-    pipe.ask("tasks/get", json!({"taskId": id})).await;
+    peer.ask("tasks/get", json!({"taskId": id})).await;
     gate.go.send();
-    pipe.line_with("\"completed\"").await;
-    pipe.ask("tasks/get", json!({"taskId": id})).await;
-    let Pipe { input, mut output, mut seen, .. } = pipe;
-    drop(input);
-    while let Some(line) = soon("the end of the stream", output.next_line()).await.expect("readable") {
-        seen.push(line);
-    }
-    soon("the end of the server", serving).await.expect("no panic").expect("a clean end");
-    seen.join("\n").replace(&id, "the task")
+    peer.line_with("\"completed\"").await;
+    peer.ask("tasks/get", json!({"taskId": id})).await;
+    peer.pipe.end();
+    while peer.line().await.is_some() {}
+    peer.pipe.ended().await;
+    peer.seen.join("\n").replace(&id, "the task")
 }
 
 /// Both must say these things, say them alike, and nothing of ours.

@@ -10,12 +10,10 @@ use taskwire::{
 use tokio::{io::AsyncReadExt, net::TcpStream};
 
 use crate::{
-    kit::{Client, Events, TASKS, TestServer, manual_clock, soon},
+    kit::{Client, Events, SUBSCRIPTION, TASKS, TestServer, manual_clock, soon},
     schema,
     tasks::{Gate, accept, name_form, quick, registry, tool, two_callers},
 };
-
-const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 
 async fn next(events: &mut Events) -> Value {
     soon("the next message", events.next()).await.expect("the stream goes on")

@@ -8,16 +8,16 @@ use std::sync::{
 use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
-    core::{Epoch, Limits, TaskId, task::Task},
+    core::Limits,
     server::Config,
-    store::{self, Reader, SessionChange, SqliteStore, Store, Write},
     tool::{Registry, TaskMode, Tool},
 };
 
 use crate::{
     kit::{Client, Response, TempDir, TestServer, manual_clock, soon},
-    legacy::kit::{LATEST, Legacy},
+    legacy::kit::{Legacy, session_of},
     stage::{HOUR, Stage, not_found},
+    store::TestStore,
     tasks::{Gate, accept, life, name_form, quick, registry, reopened, tool, two_callers, with_limits},
 };
 
@@ -32,10 +32,6 @@ fn little_room() -> Config {
 
 fn ann_and_bob(server: &TestServer) -> (Client, Client) {
     (server.streaming_client().with_token("ann-token"), server.streaming_client().with_token("bob-token"))
-}
-
-async fn session_of(server: &TestServer, token: &str) -> Legacy {
-    Legacy::of(server.port, Some(token), LATEST, json!({"elicitation": {}})).await
 }
 
 /// What an error of the protocol says, and its code.
@@ -223,48 +219,12 @@ async fn calls_that_need_no_task_are_answered_however_much_their_caller_has_stor
 
 // The disk.
 
-/// A store whose disk is as full as its test wants it.
-struct OnDisk {
-    store: SqliteStore,
-    free: Arc<AtomicU64>,
-}
-
-impl Store for OnDisk {
-    fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
-        self.store.load(id)
-    }
-
-    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
-        self.store.stored_bytes(id)
-    }
-
-    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
-        self.store.commit(writes, sessions)
-    }
-
-    fn free_bytes(&self) -> Option<u64> {
-        Some(self.free.load(Ordering::Acquire))
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.store.epoch()
-    }
-
-    fn secret(&self) -> [u8; 32] {
-        self.store.secret()
-    }
-
-    fn reader(&self) -> Arc<dyn Reader> {
-        self.store.reader()
-    }
-}
-
 const RESERVE: u64 = 1_000_000;
 
 /// On a disk whose free space the test has in its hand.
 async fn on_disk(free: Arc<AtomicU64>, tools: Registry, clock: ManualClock) -> TestServer {
     let dir = Arc::new(TempDir::new());
-    let store = OnDisk { store: SqliteStore::open(dir.path()).expect("a store"), free };
+    let store = TestStore { free: Some(free), ..TestStore::open(&dir) };
     let config = with_limits(Limits { disk_reserve_bytes: RESERVE, ..Limits::DEFAULT });
     TestServer::start_on(dir, store, tools, config, Arc::new(clock)).await
 }

@@ -18,11 +18,14 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::SystemClock,
     server::{Config, HttpConfig},
-    tool::{Ctx, Question, Registry, TaskMode, Tool, ToolError},
+    tool::{Ctx, Question, TaskMode, Tool, ToolError},
 };
 use tokio::sync::Notify;
 
-use crate::kit::{TASKS, TestServer, soon};
+use crate::{
+    kit::{TASKS, TestServer, soon},
+    tasks::registry,
+};
 
 type Client = RunningService<RoleClient, ClientConfig>;
 
@@ -58,14 +61,6 @@ impl ClientHandler for Person {
 
 fn staging() -> ElicitResult {
     ElicitResult::new(ElicitationAction::Accept).with_content(json!({"target": "staging"}))
-}
-
-fn registry(tools: impl IntoIterator<Item = Tool>) -> Registry {
-    let registry = Registry::new();
-    for tool in tools {
-        registry.tool(tool).expect("a tool");
-    }
-    registry
 }
 
 /// A tool that says its own name, at once.

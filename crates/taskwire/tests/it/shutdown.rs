@@ -10,24 +10,21 @@ use taskwire::{
     clock::ManualClock,
     core::task::Status,
     server::{Config, Server},
-    store::SqliteStore,
     tool::{Registry, TaskMode},
 };
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::oneshot,
-    task::JoinHandle,
 };
 
 use crate::{
-    kit::{Client, TASKS, TempDir, any_disk, manual_clock, soon},
+    kit::{Client, MS, SECOND, TASKS, TempDir, manual_clock, server_in, soon},
+    pipe::Pipe,
     schema,
     tasks::{Gate, registry, reopened},
 };
 
-const SECOND: Duration = Duration::from_secs(1);
-const MS: Duration = Duration::from_millis(1);
 const DRAIN: Duration = Duration::from_secs(10);
 
 fn config() -> Config {
@@ -60,12 +57,11 @@ impl Lone {
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, port) = oneshot::channel();
         let (done, ended) = oneshot::channel();
-        let (its_clock, path) = (clock.clone(), dir.path().to_owned());
+        let (its_clock, its_dir) = (clock.clone(), dir.clone());
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             let served = runtime.block_on(async move {
-                let store = SqliteStore::open(&path).expect("a store");
-                let server = Server::start_with_clock(tools, store, any_disk(config()), Arc::new(its_clock)).expect("a server");
+                let server = server_in(&its_dir, tools, config(), Arc::new(its_clock));
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 ready.send(listener.local_addr().expect("an address").port()).expect("the test waits for it");
                 let stopped = async {
@@ -216,21 +212,17 @@ async fn a_task_that_was_left_behind_is_taken_over_by_the_next_start() {
 
 // Byte streams.
 
-/// A server on a pair of pipes.
-struct Pipe {
+/// A server and a byte stream to it.
+struct Piped {
     server: Server,
     clock: ManualClock,
-    /// Until the input is ended.
-    input: Option<DuplexStream>,
-    output: Lines<BufReader<DuplexStream>>,
-    stop: Option<oneshot::Sender<()>>,
-    serving: JoinHandle<std::io::Result<()>>,
+    pipe: Pipe,
     /// Writes our messages; it never connects.
     client: Client,
     _dir: TempDir,
 }
 
-impl Pipe {
+impl Piped {
     fn start(tools: Registry) -> Self {
         Self::with_room(tools, 64 * 1024)
     }
@@ -238,133 +230,109 @@ impl Pipe {
     /// So many bytes can wait for us to read them.
     fn with_room(tools: Registry, room: usize) -> Self {
         let (clock, dir) = (manual_clock(), TempDir::new());
-        let store = SqliteStore::open(dir.path()).expect("a store");
-        let server = Server::start_with_clock(tools, store, any_disk(config()), Arc::new(clock.clone())).expect("a server");
-        let (input, server_input) = tokio::io::duplex(64 * 1024);
-        let (server_output, output) = tokio::io::duplex(room);
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = tokio::spawn({
-            let server = server.clone();
-            async move {
-                let stopped = async {
-                    let _ = stopped.await;
-                };
-                server.serve_stream(server_input, server_output, stopped).await
-            }
-        });
-        let output = BufReader::new(output).lines();
-        let client = declaring(Client::new(0));
-        Self { server, clock, input: Some(input), output, stop: Some(stop), serving, client, _dir: dir }
+        let server = server_in(&dir, tools, config(), Arc::new(clock.clone()));
+        let pipe = Pipe::with_room(&server, 64 * 1024, room);
+        Self { server, clock, pipe, client: declaring(Client::new(0)), _dir: dir }
     }
 
     async fn request(&mut self, id: &str, method: &str, params: Value) {
         let mut message = self.client.message(0, method, params);
         message["id"] = id.into();
-        let input = self.input.as_mut().expect("the input is open");
-        soon("room in the pipe", input.write_all(format!("{message}\n").as_bytes())).await.expect("writable");
+        self.pipe.send(&message).await;
     }
 
     async fn call(&mut self, id: &str, tool: &str) {
         self.request(id, "tools/call", json!({"name": tool, "arguments": {}})).await;
     }
 
-    async fn line(&mut self) -> Value {
-        let line = soon("the next line", self.output.next_line()).await.expect("readable").expect("the stream goes on");
-        serde_json::from_str(&line).expect("JSON")
-    }
-
     /// Calls a tool that becomes a task, and gives its id.
     async fn task(&mut self, tool: &str) -> String {
         self.call("task", tool).await;
-        self.line().await["result"]["taskId"].as_str().expect("the handle of a task").to_owned()
+        self.pipe.message().await["result"]["taskId"].as_str().expect("the handle of a task").to_owned()
     }
 
     /// Gives the signal to stop, and waits until that shows.
     async fn begin_to_stop(&mut self) {
         self.request("l", "subscriptions/listen", json!({"notifications": {}})).await;
-        assert_eq!(self.line().await["method"], "notifications/subscriptions/acknowledged");
-        self.stop.take().expect("stopped once").send(()).expect("it serves");
-        assert_eq!(self.line().await["id"], "l");
-    }
-
-    async fn ended(&mut self) {
-        soon("the end of the server", &mut self.serving).await.expect("no panic").expect("a clean end");
+        assert_eq!(self.pipe.message().await["method"], "notifications/subscriptions/acknowledged");
+        self.pipe.stop();
+        assert_eq!(self.pipe.message().await["id"], "l");
     }
 }
 
 #[tokio::test]
 async fn the_end_of_the_input_waits_for_calls_but_not_for_tasks() {
     let (call, task) = (Gate::new(), Gate::new());
-    let mut pipe = Pipe::start(registry([call.tool("call").task(TaskMode::Never), task.tool("task").task(TaskMode::Always)]));
-    pipe.task("task").await;
-    pipe.call("call", "call").await;
+    let mut piped = Piped::start(registry([call.tool("call").task(TaskMode::Never), task.tool("task").task(TaskMode::Always)]));
+    piped.task("task").await;
+    piped.call("call", "call").await;
     soon("the start of the task", task.started.wait()).await;
     soon("the start of the call", call.started.wait()).await;
-    pipe.input = None;
+    piped.pipe.end();
     settle().await;
-    assert!(!pipe.serving.is_finished(), "a call is under way");
+    assert!(piped.pipe.is_served(), "a call is under way");
     call.go.send();
-    let answer = pipe.line().await;
+    let answer = piped.pipe.message().await;
     assert_eq!((&answer["id"], &answer["result"]["content"][0]["text"]), (&json!("call"), &json!("done")));
-    pipe.ended().await;
-    assert_eq!(pipe.server.engine().running(), 1, "the task goes on");
+    piped.pipe.ended().await;
+    assert_eq!(piped.server.engine().running(), 1, "the task goes on");
 }
 
 #[tokio::test]
 async fn a_signal_to_stop_a_stream_waits_for_tasks() {
     let gate = Gate::new();
-    let mut pipe = Pipe::start(registry([gate.tool("slow").task(TaskMode::Always)]));
-    let id = pipe.task("slow").await;
+    let mut piped = Piped::start(registry([gate.tool("slow").task(TaskMode::Always)]));
+    let id = piped.task("slow").await;
     soon("the start", gate.started.wait()).await;
-    pipe.begin_to_stop().await;
+    piped.begin_to_stop().await;
     settle().await;
-    assert!(!pipe.serving.is_finished(), "a task is running");
+    assert!(piped.pipe.is_served(), "a task is running");
     gate.go.send();
-    pipe.ended().await;
-    let task = pipe.server.engine().reader().task(id.parse().expect("an id")).expect("readable").expect("still there");
+    piped.pipe.ended().await;
+    let task = piped.server.engine().reader().task(id.parse().expect("an id")).expect("readable").expect("still there");
     assert_eq!(task.status(), Status::Completed);
 }
 
 #[tokio::test]
 async fn a_signal_to_stop_a_stream_waits_for_tasks_only_so_long() {
     let gate = Gate::new();
-    let mut pipe = Pipe::start(registry([gate.tool("slow").task(TaskMode::Always)]));
-    pipe.task("slow").await;
+    let mut piped = Piped::start(registry([gate.tool("slow").task(TaskMode::Always)]));
+    piped.task("slow").await;
     soon("the start", gate.started.wait()).await;
-    pipe.begin_to_stop().await;
-    pipe.clock.advance(DRAIN - MS);
+    piped.begin_to_stop().await;
+    piped.clock.advance(DRAIN - MS);
     settle().await;
-    assert!(!pipe.serving.is_finished(), "it has a millisecond left");
-    pipe.clock.advance(MS);
-    pipe.ended().await;
-    assert_eq!(pipe.server.engine().running(), 1);
+    assert!(piped.pipe.is_served(), "it has a millisecond left");
+    piped.clock.advance(MS);
+    piped.pipe.ended().await;
+    assert_eq!(piped.server.engine().running(), 1);
     assert!(!gate.stopped.is_sent(), "the next start takes it over");
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_read_cannot_keep_the_server_from_ending() {
     for by_signal in [false, true] {
-        let mut pipe = Pipe::with_room(registry([]), 64);
+        let mut piped = Piped::with_room(registry([]), 64);
         for id in 0..200 {
-            pipe.request(&id.to_string(), "server/discover", json!({})).await;
+            piped.request(&id.to_string(), "server/discover", json!({})).await;
         }
         // Until they have been read: a signal may otherwise come before them.
         settle().await;
         if by_signal {
-            pipe.stop.take().expect("stopped once").send(()).expect("it serves");
+            piped.pipe.stop();
         } else {
-            pipe.input = None;
+            piped.pipe.end();
         }
         settle().await;
-        assert!(!pipe.serving.is_finished(), "there are answers to be read");
+        assert!(piped.pipe.is_served(), "there are answers to be read");
         // When it begins to wait cannot be seen from here, so time passes until it has waited long enough.
         let ended = async {
-            while !pipe.serving.is_finished() {
-                pipe.clock.advance(SECOND);
+            while piped.pipe.is_served() {
+                piped.clock.advance(SECOND);
                 tokio::task::yield_now().await;
             }
         };
         soon("the end of the server", ended).await;
-        pipe.ended().await;
+        piped.pipe.ended().await;
     }
 }

@@ -7,7 +7,7 @@ use taskwire::{
     clock::ManualClock,
     core::Limits,
     server::{Coalesce, Config, EngineConfig},
-    tool::{CallResult, Ctx, IntoResult, Overflow, TaskMode, Tool, ToolError},
+    tool::{CallResult, Ctx, IntoResult, Overflow, Progress, TaskMode, Tool, ToolError},
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -17,14 +17,10 @@ use tokio::{
 use crate::{
     kit::{Client, Events, PARTIALS, Response, TestServer, manual_clock, soon},
     schema,
-    tasks::{registry, tool, with_limits},
+    tasks::{registry, with_limits},
 };
 
-pub(crate) const READ: &str = "dev.taskwire/partials/read";
-pub(crate) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
-pub(crate) const SECOND: Duration = Duration::from_secs(1);
-pub(crate) const MS: Duration = Duration::from_millis(1);
-pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) use crate::kit::{HOUR, MS, READ, SECOND, SUBSCRIPTION};
 
 /// A server with one tool, `writes`, that does nothing by itself: its test has its context and says how it ends. Time
 /// stands still unless the test moves it.
@@ -32,7 +28,7 @@ pub(crate) struct Stage {
     pub(crate) server: TestServer,
     pub(crate) client: Client,
     pub(crate) clock: ManualClock,
-    runs: mpsc::Receiver<Act>,
+    runs: Runs,
 }
 
 impl Stage {
@@ -52,12 +48,7 @@ impl Stage {
 
     /// On a server that `start` starts, with the tool and at this time.
     pub(crate) async fn on<F: Future<Output = TestServer>>(start: impl FnOnce(Tool, ManualClock) -> F) -> Self {
-        let (sender, runs) = mpsc::channel(16);
-        let writes = tool("writes", &sender, |runs: mpsc::Sender<Act>, ctx| async move {
-            let (end, ended) = oneshot::channel();
-            let _ = runs.send(Act { ctx, end: Some(end) }).await;
-            ended.await?
-        });
+        let (writes, runs) = played("writes");
         let clock = manual_clock();
         let server = start(writes, clock.clone()).await;
         let client = server.streaming_client();
@@ -78,11 +69,38 @@ impl Stage {
 
     /// The next run of the tool.
     pub(crate) async fn run(&mut self) -> Act {
-        soon("the tool", self.runs.recv()).await.expect("it runs")
+        run_of(&mut self.runs).await
     }
 }
 
-/// One run of the tool `writes`.
+/// Where the runs of a tool come that its test plays.
+pub(crate) type Runs = mpsc::Receiver<Act>;
+
+/// A tool that its test plays.
+pub(crate) fn played(name: &str) -> (Tool, Runs) {
+    played_as(name, "For a test")
+}
+
+/// A tool that its test plays, with this description.
+pub(crate) fn played_as(name: &str, description: &str) -> (Tool, Runs) {
+    let (sender, runs) = mpsc::channel(16);
+    let tool = Tool::raw(name, description, json!({"type": "object"}), move |ctx: Ctx| {
+        let sender: mpsc::Sender<Act> = sender.clone();
+        async move {
+            let (end, ended) = oneshot::channel();
+            let _ = sender.send(Act { ctx, end: Some(end) }).await;
+            ended.await?
+        }
+    });
+    (tool, runs)
+}
+
+/// The next run of a tool that its test plays.
+pub(crate) async fn run_of(runs: &mut Runs) -> Act {
+    soon("the tool", runs.recv()).await.expect("it runs")
+}
+
+/// One run of a tool that its test plays.
 pub(crate) struct Act {
     pub(crate) ctx: Ctx,
     end: Option<oneshot::Sender<Result<CallResult, ToolError>>>,
@@ -101,6 +119,10 @@ impl Act {
             self.ctx.flush().await
         };
         soon("the output", writing).await
+    }
+
+    pub(crate) async fn progress(&self, done: f64, words: Option<&str>) {
+        self.ctx.progress(Progress { done, total: None, message: words.map(str::to_owned) }).await.expect("it may say so");
     }
 
     pub(crate) fn ends(&mut self, result: impl IntoResult) {

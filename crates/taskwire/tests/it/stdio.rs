@@ -8,45 +8,27 @@ use std::{
 
 use serde_json::{Value, json};
 use taskwire::{
-    clock::{Clock, ManualClock, SystemClock},
+    clock::{ManualClock, SystemClock},
     server::{Config, Server},
-    store::SqliteStore,
     tool::{Ctx, Registry, TaskMode, Tool},
 };
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
-    sync::Barrier,
-    task::JoinHandle,
-};
+use tokio::sync::Barrier;
 
 use crate::{
-    kit::{Client, PARTIALS, TASKS, TempDir, any_disk, manual_clock, soon},
+    kit::{Client, PARTIALS, SUBSCRIPTION, TASKS, TempDir, manual_clock, server_in, soon},
+    pipe::Pipe,
     schema,
     shutdown::settle,
     tasks::{Gate, accept, name_form, name_in, quick, registry, tool},
 };
 
-/// Bytes that wait in each direction.
-const PIPE: usize = 64 * 1024;
-const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
-
 /// The other end of a server's stream.
 struct Peer {
-    /// Until the input is ended.
-    input: Option<DuplexStream>,
-    output: Lines<BufReader<DuplexStream>>,
-    serving: JoinHandle<std::io::Result<()>>,
+    pipe: Pipe,
     /// Writes our messages; it never connects.
     client: Client,
     /// The method of each request, by its id.
     asked: BTreeMap<String, String>,
-    /// Where the server keeps its tasks, if that is to go away with this.
-    dir: Option<TempDir>,
-}
-
-fn server(dir: &TempDir, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Server {
-    let store = SqliteStore::open(dir.path()).expect("a store");
-    Server::start_with_clock(tools, store, any_disk(config), clock).expect("a server")
 }
 
 impl Peer {
@@ -56,19 +38,17 @@ impl Peer {
     }
 
     fn start_with(tools: Registry, config: Config) -> Self {
-        let dir = TempDir::new();
-        let peer = Self::on(&server(&dir, tools, config, Arc::new(SystemClock)));
-        Self { dir: Some(dir), ..peer }
+        Self::at(Pipe::start(tools, config))
     }
 
     /// A stream to this server.
     fn on(server: &Server) -> Self {
-        let (input, server_input) = tokio::io::duplex(PIPE);
-        let (server_output, output) = tokio::io::duplex(PIPE);
-        let server = server.clone();
-        let serving = tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });
+        Self::at(Pipe::to(server))
+    }
+
+    fn at(pipe: Pipe) -> Self {
         let client = Client::new(0).declaring(json!({"elicitation": {}, "extensions": {TASKS: {}}}));
-        Self { input: Some(input), output: BufReader::new(output).lines(), serving, client, asked: BTreeMap::new(), dir: None }
+        Self { pipe, client, asked: BTreeMap::new() }
     }
 
     /// Declares partial results from now on.
@@ -78,8 +58,7 @@ impl Peer {
     }
 
     async fn write(&mut self, text: &str) {
-        let input = self.input.as_mut().expect("the input is open");
-        soon("room in the pipe", input.write_all(text.as_bytes())).await.expect("writable");
+        self.pipe.write(text.as_bytes()).await;
     }
 
     async fn line(&mut self, text: &str) {
@@ -111,7 +90,7 @@ impl Peer {
 
     /// The next line, if there is one.
     async fn next(&mut self) -> Option<Value> {
-        let line = soon("the next line", self.output.next_line()).await.expect("readable")?;
+        let line = self.pipe.line().await?;
         let message: Value = serde_json::from_str(&line).expect("JSON");
         match (message.get("method"), message.get("id")) {
             (Some(_), _) => schema::check_notification(&message),
@@ -164,15 +143,14 @@ impl Peer {
 
     /// Ends the input.
     fn end(&mut self) {
-        self.input = None;
+        self.pipe.end();
     }
 
     /// Waits for the server's end; it must have nothing more to say.
     async fn ended(mut self) {
         self.end();
         assert_eq!(self.next().await, None);
-        soon("the end of the server", self.serving).await.expect("no panic").expect("a clean end");
-        drop(self.dir);
+        self.pipe.ended().await;
     }
 }
 
@@ -321,7 +299,7 @@ async fn a_line_that_is_no_message_is_refused_and_the_stream_lives_on() {
 #[tokio::test]
 async fn bytes_that_are_no_text_are_refused_and_the_stream_lives_on() {
     let mut peer = Peer::start(registry([]));
-    peer.input.as_mut().expect("open").write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}\n").await.expect("writable");
+    peer.pipe.write(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}\n").await;
     assert_eq!(peer.stray_error().await["code"], -32700);
     peer.ping().await;
     peer.ended().await;
@@ -484,7 +462,8 @@ async fn listeners_get_their_response_at_the_end_of_the_input() {
 async fn a_call_that_does_not_end_holds_the_end_up_only_so_long() {
     let (gate, clock, dir) = (Gate::new(), manual_clock(), TempDir::new());
     let config = Config { drain: Duration::from_secs(10), ..Config::default() };
-    let server = server(&dir, registry([gate.tool("slow").task(TaskMode::Never).linger(Duration::ZERO)]), config, Arc::new(clock.clone()));
+    let server =
+        server_in(&dir, registry([gate.tool("slow").task(TaskMode::Never).linger(Duration::ZERO)]), config, Arc::new(clock.clone()));
     let mut peer = Peer::on(&server);
     peer.call(1, "slow").await;
     soon("the start", gate.started.wait()).await;
@@ -500,7 +479,7 @@ async fn a_call_that_does_not_end_holds_the_end_up_only_so_long() {
 #[tokio::test]
 async fn the_end_of_one_stream_leaves_another_alone() {
     let dir = TempDir::new();
-    let server = server(&dir, registry([quick("quick")]), Config::default(), Arc::new(SystemClock));
+    let server = server_in(&dir, registry([quick("quick")]), Config::default(), Arc::new(SystemClock));
     let (first, mut second) = (Peer::on(&server), Peer::on(&server));
     second.request("l", "subscriptions/listen", json!({"notifications": {}})).await;
     assert_eq!(second.message().await["method"], "notifications/subscriptions/acknowledged");
@@ -777,7 +756,7 @@ async fn a_listener_with_much_to_read_is_answered_at_the_end_of_the_input() {
 /// A server whose time stands still, with a tool of this gate as a task.
 async fn waiting(gate: &Gate, dir: &TempDir, clock: &ManualClock) -> (Peer, String) {
     let tools = registry([gate.tool("slow").task(TaskMode::Always)]);
-    let mut peer = Peer::on(&server(dir, tools, Config::default(), Arc::new(clock.clone()))).with_partials();
+    let mut peer = Peer::on(&server_in(dir, tools, Config::default(), Arc::new(clock.clone()))).with_partials();
     let task = start(&mut peer, "slow").await;
     (peer, task)
 }

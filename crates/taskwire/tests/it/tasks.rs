@@ -16,15 +16,11 @@ use taskwire::{
     core::{Limits, Seq, TaskId},
     server::{Config, EngineConfig, Tokens},
     store::SqliteStore,
-    tool::{Answer, Ctx, IntoResult, Question, Registry, TaskMode, Tool, ToolError},
+    tool::{Answer, Ctx, IntoResult, Progress, Question, Registry, TaskMode, Tool, ToolError},
 };
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::kit::{Client, TASKS, TempDir, TestServer, manual_clock, soon};
-
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
-const MS: Duration = Duration::from_millis(1);
+use crate::kit::{Client, HOUR, MS, SECOND, TASKS, TempDir, TestServer, any_disk, manual_clock, soon};
 
 /// Something that a tool and its test wait for, each at its own pace: none is lost, none counts twice.
 #[derive(Debug, Clone)]
@@ -65,15 +61,30 @@ impl Gate {
     pub(crate) fn tool(&self, name: &str) -> Tool {
         tool(name, self, |gate, ctx| async move {
             gate.runs.fetch_add(1, Ordering::Relaxed);
-            gate.started.send();
-            tokio::select! {
-                () = gate.go.wait() => Ok("done"),
-                () = ctx.cancelled() => {
-                    gate.stopped.send();
-                    Err(ToolError::stopped())
-                }
-            }
+            gate.pass(&ctx).await
         })
+    }
+
+    /// A tool that saves something, which makes its call a task, and ends when told to.
+    pub(crate) fn saves(&self) -> Tool {
+        tool("saves", self, |gate, ctx| async move {
+            ctx.checkpoint(&1).await?;
+            gate.started.send();
+            gate.go.wait().await;
+            Ok("done")
+        })
+    }
+
+    /// Says that a tool has come so far, and goes on when told to.
+    pub(crate) async fn pass(&self, ctx: &Ctx) -> Result<&'static str, ToolError> {
+        self.started.send();
+        tokio::select! {
+            () = self.go.wait() => Ok("done"),
+            () = ctx.cancelled() => {
+                self.stopped.send();
+                Err(ToolError::stopped())
+            }
+        }
     }
 
     /// How often the tool's body was entered.
@@ -96,6 +107,14 @@ where
 /// A tool that is done at once.
 pub(crate) fn quick(name: &str) -> Tool {
     tool(name, &(), |(), _ctx| async move { Ok("done") })
+}
+
+/// Tells its progress three times.
+pub(crate) async fn count(ctx: Ctx) -> Result<&'static str, ToolError> {
+    for n in 1..=3 {
+        ctx.progress(Progress::of(n, 3.0).message("counting")).await?;
+    }
+    Ok("counted")
 }
 
 pub(crate) fn registry(tools: impl IntoIterator<Item = Tool>) -> Registry {
@@ -150,12 +169,15 @@ pub(crate) fn life<T>(future: impl Future<Output = T>) -> T {
 /// awaited, so this tries until the directory is free.
 pub(crate) async fn reopened(dir: &Arc<TempDir>, tools: Registry, config: Config, clock: &ManualClock) -> TestServer {
     let free = async {
-        while SqliteStore::open(dir.path()).is_err() {
-            tokio::task::yield_now().await;
+        loop {
+            match SqliteStore::open(dir.path()) {
+                Ok(store) => return store,
+                Err(_) => tokio::task::yield_now().await,
+            }
         }
     };
-    soon("the release of the store", free).await;
-    TestServer::start_in(dir.clone(), tools, config, Arc::new(clock.clone())).await
+    let store = soon("the release of the store", free).await;
+    TestServer::start_on(dir.clone(), store, tools, any_disk(config), Arc::new(clock.clone())).await
 }
 
 async fn start_at(clock: &ManualClock, tools: Registry) -> TestServer {

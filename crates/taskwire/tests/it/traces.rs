@@ -11,10 +11,10 @@ use taskwire::{
     server::{Config, Server},
     tool::{Ctx, Tool},
 };
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 use crate::{
     kit::{Client, Events, PARTIALS, TASKS, TestServer, manual_clock, soon},
+    pipe::Pipe,
     schema,
     stage::READ,
     tasks::{Signal, registry},
@@ -26,8 +26,6 @@ pub(crate) const SERVER: &str = "Server → client";
 const WIDTH: usize = 120;
 /// Members that come first, in this order; all others follow by name.
 const FIRST: [&str; 12] = ["jsonrpc", "id", "method", "resultType", "_meta", "type", "name", "taskId", "status", "code", "fromSeq", "seq"];
-/// Bytes that wait in each direction of a byte stream.
-const PIPE: usize = 64 * 1024;
 
 const LEGEND: &str = "Recorded from a real server by `crates/taskwire/tests/it/traces.rs`, which fails when the server says anything else. \
 A message is one line on the wire; here it is broken into lines, and its members are put in order. Of the headers only those are \
@@ -234,25 +232,20 @@ fn in_short(message: &Value) -> String {
 
 /// Sends a listen request on a byte stream and writes down every line up to its response.
 async fn listen_by_lines(server: &Server, message: &Value, recorder: &mut Recorder) -> Vec<String> {
-    let (mut input, server_input) = tokio::io::duplex(PIPE);
-    let (server_output, output) = tokio::io::duplex(PIPE);
-    let server = server.clone();
-    let serving = tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });
+    let mut pipe = Pipe::to(server);
     recorder.said(CLIENT, &layout(message, 0, 0));
-    input.write_all(format!("{message}\n").as_bytes()).await.expect("writable");
-    let mut lines = BufReader::new(output).lines();
+    pipe.send(message).await;
     let mut heard: Vec<String> = Vec::new();
     while heard.last().is_none_or(|last| last != "response") {
-        let line = soon("the next line", lines.next_line()).await.expect("readable").expect("the stream goes on");
-        let message: Value = serde_json::from_str(&line).expect("JSON");
+        let message = pipe.message().await;
         if message.get("method").is_some() {
             schema::check_notification(&message);
         }
         recorder.said(SERVER, &layout(&message, 0, 0));
         heard.push(in_short(&message));
     }
-    drop(input);
-    soon("the end of the server", serving).await.expect("no panic").expect("a clean end");
+    pipe.end();
+    pipe.ended().await;
     heard
 }
 

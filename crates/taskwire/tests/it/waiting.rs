@@ -16,22 +16,14 @@ use tokio::task::JoinHandle;
 
 use crate::{
     http::Connection,
-    kit::{Client, PARTIALS, Response, TestServer, manual_clock, soon},
+    kit::{Client, HOUR, MS, PARTIALS, Response, SECOND, TestServer, manual_clock, passing, soon},
     schema,
+    stage::one_may_wait,
     tasks::{Gate, registry, tool, two_callers},
 };
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
-
 const WAIT: &str = "dev.taskwire/waitMs";
 const VERSION: &str = "dev.taskwire/version";
-
-/// Where one request of a caller may wait at a time.
-fn one_place() -> Config {
-    Config { waits_per_caller: 1, ..Config::default() }
-}
 
 /// A tool that says something each time it is let go on, three times, and then ends.
 fn talks(gate: &Gate) -> Tool {
@@ -105,18 +97,6 @@ fn check_refused(response: &Response) {
     assert!(error["error"]["message"].as_str().expect("a text").contains("`waits_per_caller`"), "{error}");
 }
 
-/// Waits while time passes, a millisecond at each step.
-async fn passing<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
-    tokio::pin!(future);
-    loop {
-        tokio::select! {
-            biased;
-            done = &mut future => return done,
-            () = tokio::task::yield_now() => clock.advance(MS),
-        }
-    }
-}
-
 /// A server with a task that is under way, and everything that its test has in hand.
 struct Stage {
     server: TestServer,
@@ -171,7 +151,7 @@ impl Stage {
     async fn room(&self) {
         let ask = async {
             loop {
-                let response = passing(&self.clock, self.client.raw("tasks/get", wait(&self.task, 1))).await;
+                let response = passing(&self.clock, MS, self.client.raw("tasks/get", wait(&self.task, 1))).await;
                 if response.status == 200 {
                     return;
                 }
@@ -199,7 +179,7 @@ impl Stage {
 
 #[tokio::test]
 async fn a_get_that_waits_is_answered_at_the_next_change() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     for message in ["1", "2"] {
         let waiting = stage.held(&wait(&stage.task, 20_000)).await;
         stage.step().await;
@@ -210,7 +190,7 @@ async fn a_get_that_waits_is_answered_at_the_next_change() {
 
 #[tokio::test]
 async fn a_get_that_waits_is_answered_at_the_end_of_its_task() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     for _ in 0..3 {
         stage.step().await;
     }
@@ -222,7 +202,7 @@ async fn a_get_that_waits_is_answered_at_the_end_of_its_task() {
 
 #[tokio::test]
 async fn a_get_that_waits_is_answered_when_its_task_is_cancelled() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     let waiting = stage.held(&wait(&stage.task, 20_000)).await;
     stage.client.cancel(&stage.task).await;
     assert_eq!(answered(waiting).await["status"], "cancelled");
@@ -230,7 +210,7 @@ async fn a_get_that_waits_is_answered_when_its_task_is_cancelled() {
 
 #[tokio::test]
 async fn output_is_no_change() {
-    let stage = Stage::with(writes, one_place()).await;
+    let stage = Stage::with(writes, one_may_wait()).await;
     let version = stage.client.get(&stage.task).await["_meta"][VERSION].clone();
     stage.step().await;
     assert_eq!(stage.client.get(&stage.task).await["_meta"][VERSION], version);
@@ -244,7 +224,7 @@ async fn output_is_no_change() {
 
 #[tokio::test]
 async fn a_get_of_a_task_that_has_ended_does_not_wait() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     stage.end().await;
     let task = soon("the answer", stage.client.ok("tasks/get", wait(&stage.task, 20_000))).await;
     assert_eq!(task["status"], "completed");
@@ -255,7 +235,7 @@ async fn a_get_of_a_task_that_has_ended_does_not_wait() {
 
 #[tokio::test]
 async fn a_wait_lasts_as_long_as_was_asked_but_no_longer_than_allowed() {
-    let stage = Stage::start(Config { wait_max: 10 * SECOND, ..one_place() }).await;
+    let stage = Stage::start(Config { wait_max: 10 * SECOND, ..one_may_wait() }).await;
     for (asked, lasts) in [(4_000, 4 * SECOND), (10_001, 10 * SECOND), (u64::MAX, 10 * SECOND)] {
         let waiting = stage.held(&wait(&stage.task, asked)).await;
         stage.clock.advance(lasts - MS);
@@ -269,14 +249,14 @@ async fn a_wait_lasts_as_long_as_was_asked_but_no_longer_than_allowed() {
 
 #[tokio::test]
 async fn no_time_is_no_wait() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     let task = soon("the answer", stage.client.ok("tasks/get", wait(&stage.task, 0))).await;
     assert_eq!(task["status"], "working");
 }
 
 #[tokio::test]
 async fn a_version_that_is_not_the_current_one_is_answered_at_once() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     let version = |task: &Value| task["_meta"][VERSION].as_u64().expect("a number");
     let known = |version: u64| json!({"taskId": stage.task, "_meta": {WAIT: 20_000, VERSION: version}});
     let before = version(&stage.client.get(&stage.task).await);
@@ -295,7 +275,7 @@ async fn a_version_that_is_not_the_current_one_is_answered_at_once() {
 
 #[tokio::test]
 async fn a_version_alone_does_not_wait() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     let task = stage.client.get(&stage.task).await;
     let params = json!({"taskId": stage.task, "_meta": {VERSION: task["_meta"][VERSION]}});
     assert_eq!(soon("the answer", stage.client.ok("tasks/get", params)).await, task);
@@ -303,7 +283,7 @@ async fn a_version_alone_does_not_wait() {
 
 #[tokio::test]
 async fn who_does_not_declare_it_does_not_wait() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     let client = stage.server.client();
     for value in [json!(20_000), json!(-1), json!(1.5), json!("long"), json!(null), json!({})] {
         let params = json!({"taskId": stage.task, "_meta": {WAIT: value, VERSION: value}});
@@ -317,7 +297,7 @@ async fn who_does_not_declare_it_does_not_wait() {
 
 #[tokio::test]
 async fn a_time_or_a_version_that_is_none_is_refused() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     for bad in [json!(-1), json!(1.5), json!("20000"), json!(true), json!(null), json!([1]), json!({})] {
         for key in [WAIT, VERSION] {
             let params = json!({"taskId": stage.task, "_meta": {key: bad}});
@@ -364,7 +344,7 @@ async fn so_many_requests_may_wait_and_another_when_one_is_answered() {
 
 #[tokio::test]
 async fn who_waits_for_output_takes_a_place_too() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     let read = json!({"taskId": stage.task, "waitMs": 20_000});
     let pending = vec![get(&stage.client, wait(&stage.task, 20_000)), send(&stage.client, "dev.taskwire/partials/read", read)];
     let (refused, _, mut rest) = first(pending).await;
@@ -386,7 +366,7 @@ async fn each_caller_has_places_of_its_own() {
     let (hers, his) = (ann.start("slow", json!({})).await, bob.start("slow", json!({})).await);
     let (refused, _, rest) = first((0..2).map(|_| get(&ann, wait(&hers, 20_000))).collect()).await;
     check_refused(&refused);
-    let response = soon("the answer", passing(&clock, bob.raw("tasks/get", wait(&his, 1)))).await;
+    let response = soon("the answer", passing(&clock, MS, bob.raw("tasks/get", wait(&his, 1)))).await;
     assert_eq!(result(&response)["status"], "working");
     assert!(rest.iter().all(|waiting| !waiting.is_finished()), "hers still waits");
 }
@@ -406,7 +386,7 @@ async fn who_goes_away_while_waiting_frees_the_place() {
 
 #[tokio::test]
 async fn a_shutdown_answers_requests_that_wait() {
-    let mut stage = Stage::start(one_place()).await;
+    let mut stage = Stage::start(one_may_wait()).await;
     let waiting = stage.held(&wait(&stage.task, 20_000)).await;
     stage.server.stop();
     assert_eq!(answered(waiting).await["status"], "working");
@@ -487,7 +467,7 @@ async fn a_poll_that_knows_another_version_is_not_held() {
 
 #[tokio::test]
 async fn a_poll_for_which_there_is_no_place_is_answered_at_once() {
-    let stage = Stage::start(one_place()).await;
+    let stage = Stage::start(one_may_wait()).await;
     let (mut connection, client) = (Connection::open(&stage.server).await, stage.server.client());
     stage.poll(&mut connection, &client).await;
     let waiting = stage.held(&wait(&stage.task, 20_000)).await;

@@ -12,32 +12,26 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use taskwire::{
     clock::SystemClock,
-    server::{Config, HttpConfig, Tokens},
-    tool::{CallResult, Ctx, Json, Progress, Prompt, Question, Registry, Resource, Round, TaskMode, Tool, ToolError},
+    server::{Config, Tokens},
+    tool::{CallResult, Ctx, Json, Progress, Prompt, Registry, Resource, TaskMode, Tool, ToolError},
 };
 use tokio::sync::Notify;
 
 use crate::{
-    kit::{Client, Response, TASKS, TestServer, manual_clock, soon},
+    kit::{CAPABILITIES, Client, Response, TASKS, TestServer, VERSION, soon},
     schema,
+    tasks::{count, registry},
 };
 
-const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+mod headers;
+mod rounds;
+
 /// Has the shape of a task's id, but no task has it.
 const NOBODY: &str = "00000000000000000000000000000000";
 /// A name that no header can hold as it is.
 const URI: &str = "test://größe/✓";
 
 type Headers = Vec<(String, String)>;
-
-fn registry(tools: impl IntoIterator<Item = Tool>) -> Registry {
-    let registry = Registry::new();
-    for tool in tools {
-        registry.tool(tool).expect("a tool");
-    }
-    registry
-}
 
 fn echo() -> Tool {
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
@@ -54,28 +48,6 @@ fn forever() -> Tool {
         Err::<&str, _>(ToolError::stopped())
     };
     Tool::raw("forever", "Never ends", json!({"type": "object"}), body).task(TaskMode::Always)
-}
-
-/// Asks for a name, and counts how often its body is entered.
-fn asking(name: &str, runs: &Arc<AtomicUsize>) -> Tool {
-    let runs = runs.clone();
-    Tool::raw(name, "Asks for a name", json!({"type": "object"}), move |ctx: Ctx| {
-        runs.fetch_add(1, Ordering::Relaxed);
-        async move {
-            let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
-            let answer = ctx.ask("name", Question::form("Who are you?", schema)).await?;
-            let content = answer.content.unwrap_or_default();
-            Ok::<_, ToolError>(format!("hello {}", content["name"].as_str().unwrap_or_default()))
-        }
-    })
-}
-
-/// Tells its progress three times.
-async fn count(ctx: Ctx) -> Result<&'static str, ToolError> {
-    for n in 1..=3 {
-        ctx.progress(Progress::of(n, 3.0).message("counting")).await?;
-    }
-    Ok("counted")
 }
 
 async fn noise(ctx: Ctx) -> Result<&'static str, ToolError> {
@@ -282,191 +254,6 @@ async fn of_several_things_wrong_the_first_in_order_is_told() {
     }
     let last = able.raw("tasks/get", json!({"taskId": NOBODY})).await;
     assert_eq!((last.status, last.code()), (200, -32602), "what a handler refuses is no matter of HTTP");
-}
-
-// Headers that repeat the body.
-
-#[tokio::test]
-async fn each_standard_header_must_be_there_once_and_agree() {
-    let server = echo_server().await;
-    let client = server.client();
-    let message = client.message(5, "tools/call", json!({"name": "echo", "arguments": {"text": "x"}}));
-    let good = client.headers(&message);
-    for (name, value, wrong) in [
-        ("MCP-Protocol-Version", "2026-07-28", "2026-07-27"),
-        ("Mcp-Method", "tools/call", "Tools/Call"),
-        ("Mcp-Method", "tools/call", "tools/list"),
-        ("Mcp-Name", "echo", "Echo"),
-        ("Mcp-Name", "echo", "other"),
-    ] {
-        let spoiled: [&[&str]; 6] = [&[], &[""], &[wrong], &[value, value], &[value, wrong], &[wrong, value]];
-        for values in spoiled {
-            let headers = set(good.clone(), name, values);
-            assert_eq!(refusal(&client, &message, &headers).await, (400, -32020, json!(5)), "{name}: {values:?}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn the_case_of_header_names_and_blanks_around_values_do_not_matter() {
-    let server = echo_server().await;
-    let client = server.client();
-    let message = client.message(5, "tools/call", json!({"name": "echo", "arguments": {"text": "x"}}));
-    let loud = |(key, value): (String, String)| (key.to_uppercase(), format!("  {value}\t"));
-    let headers: Headers = client.headers(&message).into_iter().map(loud).collect();
-    let response = client.post(&headers, message.to_string().as_bytes()).await;
-    assert_eq!((response.status, &response.json()["result"]["content"][0]["text"]), (200, &json!("x")));
-}
-
-#[tokio::test]
-async fn requests_that_name_something_need_the_name_as_a_header() {
-    let server = echo_server().await;
-    let client = server.client();
-    let named = [
-        ("tools/call", json!({"name": "echo", "arguments": {"text": "x"}})),
-        ("prompts/get", json!({"name": "hello"})),
-        ("resources/read", json!({"uri": URI})),
-    ];
-    for (method, params) in named {
-        let message = client.message(6, method, params);
-        let headers = set(client.headers(&message), "Mcp-Name", &[]);
-        assert_eq!(refusal(&client, &message, &headers).await, (400, -32020, json!(6)), "{method}");
-    }
-}
-
-#[tokio::test]
-async fn a_task_request_with_another_name_in_its_header_is_refused() {
-    let server = TestServer::start(registry([forever()])).await;
-    let client = server.client();
-    let id = client.start("forever", json!({})).await;
-    for method in ["tasks/get", "tasks/update", "tasks/cancel"] {
-        let message = client.message(8, method, json!({"taskId": id, "inputResponses": {}}));
-        let headers = set(client.headers(&message), "Mcp-Name", &[NOBODY]);
-        assert_eq!(refusal(&client, &message, &headers).await, (400, -32020, json!(8)), "{method}");
-    }
-    assert_eq!(client.get(&id).await["status"], "working", "nothing was done");
-}
-
-#[tokio::test]
-async fn a_task_request_without_its_name_header_is_served_unless_headers_are_strict() {
-    for strict_headers in [false, true] {
-        let http = HttpConfig { strict_headers, ..HttpConfig::default() };
-        let server = start(registry([forever()]), Config { http, ..Config::default() }).await;
-        let client = server.client();
-        let id = client.start("forever", json!({})).await;
-        for method in ["tasks/get", "tasks/update", "tasks/cancel"] {
-            let message = client.message(9, method, json!({"taskId": id, "inputResponses": {}}));
-            let headers = set(client.headers(&message), "Mcp-Name", &[]);
-            let response = client.post(&headers, message.to_string().as_bytes()).await;
-            schema::check_response(method, &response.json());
-            let code = response.json()["error"]["code"].as_i64();
-            let expected = if strict_headers { (400, Some(-32020)) } else { (200, None) };
-            assert_eq!((response.status, code), expected, "{method}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_name_that_no_header_can_hold_travels_as_base64() {
-    let server = echo_server().await;
-    let client = server.client();
-    let message = client.message(1, "resources/read", json!({"uri": URI}));
-    let headers = set(client.headers(&message), "Mcp-Name", &[&base64(URI)]);
-    let response = client.post(&headers, message.to_string().as_bytes()).await;
-    schema::check_response("resources/read", &response.json());
-    assert_eq!(response.json()["result"]["contents"][0]["text"], "large");
-    let plain = client.message(1, "tools/call", json!({"name": "echo", "arguments": {"text": "x"}}));
-    let headers = set(client.headers(&plain), "Mcp-Name", &[&base64("echo")]);
-    assert_eq!(client.post(&headers, plain.to_string().as_bytes()).await.status, 200, "also where it is not needed");
-}
-
-#[tokio::test]
-async fn a_name_that_does_not_decode_to_the_body_is_refused() {
-    let server = echo_server().await;
-    let client = server.client();
-    let message = client.message(2, "resources/read", json!({"uri": URI}));
-    let shouted = base64(URI).replace("base64", "BASE64");
-    for value in ["=?base64?%%%?=", "=?base64?/w==?=", "=?base64??=", "=?base64?", &base64("test://other"), &shouted, URI] {
-        let headers = set(client.headers(&message), "Mcp-Name", &[value]);
-        assert_eq!(refusal(&client, &message, &headers).await, (400, -32020, json!(2)), "{value}");
-    }
-}
-
-/// A tool that wants four of its arguments repeated as headers, and a call of it.
-fn routed() -> Tool {
-    let schema = json!({"type": "object", "properties": {
-        "region": {"type": "string", "x-mcp-header": "Region"},
-        "count": {"type": "integer", "x-mcp-header": "Count"},
-        "dry": {"type": "boolean", "x-mcp-header": "Dry"},
-        "place": {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}},
-    }});
-    Tool::raw("routed", "Goes somewhere", schema, |_ctx: Ctx| async { Ok::<_, ToolError>("there") })
-}
-
-async fn call_routed(client: &Client, arguments: &Value, extra: Option<(&str, &str)>) -> Response {
-    let message = client.message(1, "tools/call", json!({"name": "routed", "arguments": arguments}));
-    let mut headers = client.headers(&message);
-    headers.extend(extra.map(|(name, value)| header(name, value)));
-    client.post(&headers, message.to_string().as_bytes()).await
-}
-
-#[tokio::test]
-async fn arguments_are_repeated_in_the_headers_that_the_schema_names() {
-    let server = TestServer::start(registry([routed()])).await;
-    let client = server.client();
-    let encoded = base64("Köln");
-    for (arguments, extra) in [
-        (json!({}), None),
-        (json!({"region": "eu"}), Some(("Mcp-Param-Region", "eu"))),
-        (json!({"region": "eu"}), Some(("mcp-param-REGION", "eu"))),
-        (json!({"region": "Köln"}), Some(("Mcp-Param-Region", encoded.as_str()))),
-        (json!({"count": 42}), Some(("Mcp-Param-Count", "42"))),
-        (json!({"count": -9_007_199_254_740_991_i64}), Some(("Mcp-Param-Count", "-9007199254740991"))),
-        (json!({"dry": true}), Some(("Mcp-Param-Dry", "true"))),
-        (json!({"dry": false}), Some(("Mcp-Param-Dry", "false"))),
-        (json!({"place": {}}), None),
-        (json!({"place": {"city": "Ulm"}}), Some(("Mcp-Param-City", "Ulm"))),
-    ] {
-        let response = call_routed(&client, &arguments, extra).await;
-        assert_eq!(response.json()["result"]["content"][0]["text"], "there", "{arguments} {extra:?}");
-    }
-}
-
-#[tokio::test]
-async fn an_argument_whose_header_is_missing_or_different_is_refused() {
-    let server = TestServer::start(registry([routed()])).await;
-    let client = server.client();
-    for (arguments, name, wrong) in [
-        (json!({"region": "eu"}), "Mcp-Param-Region", "EU"),
-        (json!({"region": "eu"}), "Mcp-Param-Region", "=?base64?%%%?="),
-        (json!({"count": 42}), "Mcp-Param-Count", "43"),
-        (json!({"count": 42}), "Mcp-Param-Count", "forty-two"),
-        (json!({"dry": true}), "Mcp-Param-Dry", "True"),
-        (json!({"dry": true}), "Mcp-Param-Dry", "1"),
-        (json!({"place": {"city": "Ulm"}}), "Mcp-Param-City", "Bonn"),
-    ] {
-        for extra in [None, Some((name, wrong))] {
-            let response = call_routed(&client, &arguments, extra).await;
-            assert_eq!((response.status, response.code()), (400, -32020), "{arguments} {extra:?}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn whole_numbers_in_headers_are_compared_as_numbers() {
-    let server = TestServer::start(registry([routed()])).await;
-    let client = server.client();
-    for (arguments, text) in [(json!({"count": 42}), "42.0"), (json!({"count": 42.0}), "42"), (json!({"count": 42.0}), "42.0")] {
-        let response = call_routed(&client, &arguments, Some(("Mcp-Param-Count", text))).await;
-        assert_eq!(response.json()["result"]["content"][0]["text"], "there", "{arguments} {text}");
-    }
-}
-
-#[tokio::test]
-async fn an_argument_that_is_null_needs_no_header() {
-    let server = TestServer::start(registry([routed()])).await;
-    let response = call_routed(&server.client(), &json!({"region": null}), None).await;
-    assert_eq!(response.json()["result"]["content"][0]["text"], "there", "it counts as left out: {response:?}");
 }
 
 // HTTP itself.
@@ -990,141 +777,5 @@ async fn a_log_level_that_does_not_exist_is_refused() {
         let params = json!({"name": "noise", "_meta": {"io.modelcontextprotocol/logLevel": level}});
         let response = server.plain_client().raw("tools/call", params).await;
         assert_eq!((response.status, response.code()), (400, -32602), "{level}");
-    }
-}
-
-// Questions to a caller that knows no tasks.
-
-fn forms() -> Value {
-    json!({"elicitation": {}})
-}
-
-/// The call of a tool that asked, made again with an answer.
-fn again(tool: &str, n: u64, state: &str) -> Value {
-    let answer = json!({"name": {"action": "accept", "content": {"name": "Ada"}}});
-    json!({"name": tool, "arguments": {"n": n}, "requestState": state, "inputResponses": answer})
-}
-
-#[tokio::test]
-async fn a_question_is_answered_by_a_second_call_that_continues_the_same_run() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let server = TestServer::start(registry([asking("ask", &runs)])).await;
-    let client = server.plain_client().declaring(forms());
-    let asked = soon("a question", client.call("ask", json!({"n": 1}))).await;
-    assert_eq!(asked["resultType"], "input_required");
-    assert_eq!(asked["inputRequests"]["name"]["method"], "elicitation/create");
-    assert_eq!(asked["inputRequests"]["name"]["params"]["message"], "Who are you?");
-    let state = asked["requestState"].as_str().expect("a state");
-    let done = soon("the result", client.ok("tools/call", again("ask", 1, state))).await;
-    assert_eq!((&done["resultType"], &done["content"][0]["text"]), (&json!("complete"), &json!("hello Ada")));
-    assert_eq!(runs.load(Ordering::Relaxed), 1, "the body was entered once");
-}
-
-#[tokio::test]
-async fn a_question_that_was_not_answered_is_asked_again() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let server = TestServer::start(registry([asking("ask", &runs)])).await;
-    let client = server.plain_client().declaring(forms());
-    let asked = soon("a question", client.call("ask", json!({"n": 1}))).await;
-    let mut state = asked["requestState"].clone();
-    for responses in [json!({}), json!({"another": {"action": "accept"}})] {
-        let params = json!({"name": "ask", "arguments": {"n": 1}, "requestState": state, "inputResponses": responses});
-        let asked_again = soon("the question again", client.ok("tools/call", params)).await;
-        assert_eq!(asked_again["inputRequests"], asked["inputRequests"], "{responses}");
-        state = asked_again["requestState"].clone();
-    }
-    let done = soon("the result", client.ok("tools/call", again("ask", 1, state.as_str().expect("a state")))).await;
-    assert_eq!(done["content"][0]["text"], "hello Ada");
-    assert_eq!(runs.load(Ordering::Relaxed), 1);
-}
-
-#[tokio::test]
-async fn a_request_state_serves_its_own_call_and_no_other() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let server = guarded(registry([asking("ask", &runs), asking("other", &runs)])).await;
-    let alice = server.plain_client().declaring(forms()).with_token("a-token");
-    let bob = server.plain_client().declaring(forms()).with_token("b-token");
-    let asked = soon("a question", alice.call("ask", json!({"n": 1}))).await;
-    let state = asked["requestState"].as_str().expect("a state");
-    let (body, tag) = state.split_once('.').expect("a signed state");
-    let first = if state.starts_with('e') { "f" } else { "e" };
-    for (what, who, params) in [
-        ("another caller", &bob, again("ask", 1, state)),
-        ("another tool", &alice, again("other", 1, state)),
-        ("other arguments", &alice, again("ask", 2, state)),
-        ("a changed beginning", &alice, again("ask", 1, &format!("{first}{}", &state[1..]))),
-        ("something more", &alice, again("ask", 1, &format!("{state}x"))),
-        ("no signature", &alice, again("ask", 1, &format!("{body}."))),
-        ("only a signature", &alice, again("ask", 1, &format!(".{tag}"))),
-        ("nothing", &alice, again("ask", 1, "")),
-    ] {
-        let error = soon("a refusal", who.error("tools/call", params)).await;
-        assert_eq!(error["code"], -32602, "{what}");
-        assert!(error["message"].as_str().is_some_and(|text| text.contains("requestState")), "{what}: {error}");
-    }
-    assert_eq!(runs.load(Ordering::Relaxed), 1, "no refused call ran anything");
-    let done = soon("the result", alice.ok("tools/call", again("ask", 1, state))).await;
-    assert_eq!(done["content"][0]["text"], "hello Ada", "the right call still can be made");
-}
-
-#[tokio::test]
-async fn a_request_state_does_not_last_for_ever() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let clock = manual_clock();
-    let server = TestServer::start_with(registry([asking("ask", &runs)]), Config::default(), Arc::new(clock.clone())).await;
-    let client = server.plain_client().declaring(forms());
-    let asked = soon("a question", client.call("ask", json!({"n": 1}))).await;
-    let state = asked["requestState"].as_str().expect("a state");
-    clock.advance(Duration::from_secs(2 * 3600));
-    let error = soon("a refusal", client.error("tools/call", again("ask", 1, state))).await;
-    assert_eq!(error["code"], -32602, "{error}");
-}
-
-#[tokio::test]
-async fn what_a_tool_wants_back_comes_back_with_the_answers() {
-    let tool = Tool::raw("steps", "Asks in rounds", open("steps"), |ctx: Ctx| async move {
-        let step: Option<u64> = ctx.resumed().state.as_ref().map(|state| state.read()).transpose()?;
-        match step {
-            Some(2) => Ok(ctx.resumed().responses["ok"].as_str().to_owned()),
-            step => {
-                let form = Question::form("Go on?", json!({"type": "object", "properties": {}}));
-                Err(ToolError::round(Round::ask("ok", form).with_state(json!(step.unwrap_or(0) + 1))))
-            }
-        }
-    });
-    let server = TestServer::start(registry([tool])).await;
-    let client = server.client();
-    let mut result = client.call("steps", json!({})).await;
-    for _ in 0..2 {
-        assert_eq!(result["resultType"], "input_required");
-        let answer = json!({"ok": {"action": "accept", "content": {}}});
-        let params = json!({"name": "steps", "arguments": {}, "requestState": result["requestState"], "inputResponses": answer});
-        result = client.ok("tools/call", params).await;
-    }
-    let text = result["content"][0]["text"].as_str().expect("a text");
-    assert_eq!(serde_json::from_str::<Value>(text).expect("JSON"), json!({"action": "accept", "content": {}}));
-}
-
-#[tokio::test]
-async fn a_caller_is_never_asked_what_it_did_not_declare() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let page = Tool::raw("page", "Asks for a visit", open("page"), |_ctx: Ctx| async {
-        Err::<&str, _>(ToolError::round(Round::ask("k", Question::url("Look", "https://example.com/"))))
-    });
-    let sample = Tool::raw("sample", "Asks a model", open("sample"), |_ctx: Ctx| async {
-        let question = Question::sampling(json!({"messages": [], "maxTokens": 1}));
-        Err::<&str, _>(ToolError::round(Round::ask("k", question)))
-    });
-    let server = TestServer::start_without_followups(registry([asking("ask", &runs), page, sample])).await;
-    for (declared, tool, required) in [
-        (json!({}), "ask", json!({"elicitation": {}})),
-        (json!({"elicitation": {"url": {}}}), "ask", json!({"elicitation": {}})),
-        (json!({"elicitation": {}}), "page", json!({"elicitation": {"url": {}}})),
-        (json!({"elicitation": {"form": {}, "url": {}}}), "sample", json!({"sampling": {}})),
-    ] {
-        let client = server.plain_client().declaring(declared);
-        let response = soon("a refusal", client.raw("tools/call", json!({"name": tool}))).await;
-        assert_eq!((response.status, response.code()), (400, -32021), "{tool}");
-        assert_eq!(response.json()["error"]["data"], json!({"requiredCapabilities": required}), "{tool}");
     }
 }

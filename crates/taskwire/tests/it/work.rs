@@ -1,6 +1,6 @@
 //! What the engine promises about the work of tools: how it is stopped, bounded, resumed, and let finish.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,14 +16,10 @@ use tokio::{
 };
 
 use crate::{
-    kit::{TempDir, TestServer, manual_clock, soon},
+    kit::{HOUR, MS, SECOND, TempDir, TestServer, manual_clock, soon},
     schema,
     tasks::{Gate, Signal, accept, life, name_form, quick, registry, reopened, tool, with_limits, written},
 };
-
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
-const MS: Duration = Duration::from_millis(1);
 
 /// Says when it is dropped.
 struct Guard(Signal);

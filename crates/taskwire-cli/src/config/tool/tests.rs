@@ -3,32 +3,29 @@
 use std::{fs, time::Duration};
 
 use super::*;
-use crate::config::Config;
+use crate::{config::Config, testing::TempDir};
 
-/// A directory that goes away with the test, with a configuration in it.
-struct Dir(PathBuf);
+/// A directory with a configuration in it.
+struct Dir {
+    path: PathBuf,
+    _temp: TempDir,
+}
 
 impl Dir {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("taskwire-config-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a directory");
-        Self(path)
+        let temp = TempDir::new();
+        let path = temp.path().join(name);
+        fs::create_dir(&path).expect("a directory");
+        Self { path, _temp: temp }
     }
 
     fn write(&self, name: &str, text: &str) {
-        fs::write(self.0.join(name), text).expect("a file");
+        fs::write(self.path.join(name), text).expect("a file");
     }
 
     fn read(&self, text: &str) -> anyhow::Result<Vec<Definition>> {
         self.write("taskwire.toml", text);
-        Config::read(&self.0.join("taskwire.toml"))?.definitions(&[])
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        Config::read(&self.path.join("taskwire.toml"))?.definitions(&[])
     }
 }
 
@@ -50,9 +47,9 @@ fn refusal(name: &str, keys: &str) -> String {
 fn refusal_of(name: &str, text: &str) -> String {
     let dir = Dir::new(name);
     let error = format!("{:#}", dir.read(text).expect_err(text));
-    let file = dir.0.join("taskwire.toml").display().to_string();
+    let file = dir.path.join("taskwire.toml").display().to_string();
     assert!(error.starts_with(&format!("{file} cannot be used: line ")), "{error}");
-    error.replace(&format!("{}/", dir.0.display()), "")
+    error.replace(&format!("{}/", dir.path.display()), "")
 }
 
 /// Refused at this line and column, in words that have this.
@@ -68,7 +65,7 @@ fn a_tool_of_two_keys_has_the_defaults() {
     let dir = Dir::new("defaults");
     let definition = dir.read("[[tool]]\nname = \"t\"\ncommand = [\"true\"]\n").expect("valid").remove(0);
     let mut expected = Definition::new("t", "Runs `true`", vec![Part::One("true".to_owned())]);
-    expected.cwd.clone_from(&dir.0);
+    expected.cwd.clone_from(&dir.path);
     assert_eq!(format!("{definition:#?}"), format!("{expected:#?}"));
     for command in ["/opt/secret/true", "./true", "bin/true"] {
         let definition = dir.read(&format!("[[tool]]\nname = \"t\"\ncommand = [\"{command}\"]\n")).expect("valid").remove(0);
@@ -79,7 +76,7 @@ fn a_tool_of_two_keys_has_the_defaults() {
 #[test]
 fn every_key_arrives() {
     let dir = Dir::new("every");
-    fs::create_dir(dir.0.join("sub")).expect("a directory");
+    fs::create_dir(dir.path.join("sub")).expect("a directory");
     dir.write("out.json", r#"{"type": "object"}"#);
     let text = r#"
         inline_bytes = 5000
@@ -141,7 +138,7 @@ fn every_key_arrives() {
     expected.allow_dash = vec![text("a")];
     expected.env = BTreeMap::from([(text("LANG"), text("C")), (text("X"), text("{a}"))]);
     expected.inherit_env = Inherit::Only(vec![text("PATH")]);
-    expected.cwd = dir.0.join("sub");
+    expected.cwd = dir.path.join("sub");
     expected.stdin = Some(text("{a}"));
     (expected.output, expected.stderr, expected.leftovers) = (Format::Jsonl, Stderr::Drop, Leftovers::Keep);
     expected.progress = Some(text(r"(?<percent>\d+)%"));
@@ -237,7 +234,7 @@ fn schemas_are_inline_or_in_files_beside_the_configuration() {
 #[test]
 fn places_are_meant_from_where_the_file_is() {
     let dir = Dir::new("{places}");
-    fs::create_dir(dir.0.join("sub")).expect("a directory");
+    fs::create_dir(dir.path.join("sub")).expect("a directory");
     let program = |command: &str| {
         let definition = dir.read(&format!("[[tool]]\nname = \"t\"\ncommand = [\"{command}\", \"./x\"]\n")).expect("valid").remove(0);
         assert_eq!(definition.command[1], Part::One("./x".to_owned()), "only the program");
@@ -246,15 +243,15 @@ fn places_are_meant_from_where_the_file_is() {
             other => panic!("{other:?}"),
         }
     };
-    let here = dir.0.display().to_string().replace("{places}", "{{places}}");
+    let here = dir.path.display().to_string().replace("{places}", "{{places}}");
     assert_eq!(program("./run.sh"), format!("{here}/run.sh"));
     assert_eq!(program("bin/run"), format!("{here}/bin/run"));
     assert_eq!(program("../run"), format!("{here}/../run"));
     assert_eq!(program("/bin/true"), "/bin/true");
     assert_eq!(program("wc"), "wc", "what has no slash is looked for as usual");
     let cwd = |cwd: &str| dir.read(&format!("[[tool]]\nname = \"t\"\ncommand = [\"true\"]\n{cwd}")).expect("valid").remove(0).cwd;
-    assert_eq!(cwd(""), dir.0);
-    assert_eq!(cwd("cwd = \"sub\""), dir.0.join("sub"));
+    assert_eq!(cwd(""), dir.path);
+    assert_eq!(cwd("cwd = \"sub\""), dir.path.join("sub"));
     assert_eq!(cwd("cwd = \"/\""), Path::new("/"));
     is_at(&refusal("cwd", "cwd = \"nowhere\"\n"), 4, 7, "nowhere is not a directory");
 }
@@ -277,7 +274,7 @@ fn no_command_sees_the_variables_that_tokens_come_from() {
     assert_eq!(tool("secrets", text).remove_env, ["A_TOKEN"]);
     let dir = Dir::new("more_secrets");
     dir.write("taskwire.toml", text);
-    let config = Config::read(&dir.0.join("taskwire.toml")).expect("valid");
+    let config = Config::read(&dir.path.join("taskwire.toml")).expect("valid");
     let secrets = ["OLD".to_owned(), "A_TOKEN".to_owned()];
     assert_eq!(config.definitions(&secrets).expect("valid")[0].remove_env, ["A_TOKEN", "OLD"], "those of an earlier file neither");
 }
@@ -409,12 +406,12 @@ fn what_is_probably_not_meant_so_is_said_with_the_file_and_the_tool() {
     let dir = Dir::new("warnings");
     let text = "[[tool]]\nname = \"t\"\ncommand = [\"./nope\"]\ninput = { a = { type = \"string\" } }\n\n[[tool]]\nname = \"u\"\ndescription = \"Does it all\"\ncommand = [\"sh\"]\n";
     dir.write("taskwire.toml", text);
-    let file = dir.0.join("taskwire.toml");
+    let file = dir.path.join("taskwire.toml");
     let config = Config::read(&file).expect("valid");
     let warnings = config.warnings(&config.definitions(&[]).expect("usable"));
     let tool = format!("warning: {}: tool `t`: ", file.display());
     assert_eq!(warnings.len(), 3, "{warnings:?}");
     assert!(warnings[2].starts_with(&format!("{tool}its description says only which program it runs")), "{warnings:?}");
     assert!(warnings[0].starts_with(&format!("{tool}nothing uses the parameter `a`")), "{warnings:?}");
-    assert_eq!(warnings[1], format!("{tool}the program {} is not there", dir.0.join("nope").display()));
+    assert_eq!(warnings[1], format!("{tool}the program {} is not there", dir.path.join("nope").display()));
 }

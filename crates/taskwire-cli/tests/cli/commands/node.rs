@@ -1,19 +1,15 @@
 //! A server that runs commands, and raw requests to it: what exactly is on the wire is the test's business.
 
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, Read, Write},
     net::TcpStream,
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::{
-        Mutex,
-        mpsc::{self, RecvTimeoutError},
-    },
-    thread,
+    process::{Command, ExitStatus, Stdio},
+    sync::{Mutex, MutexGuard},
 };
 
 use serde_json::{Value, json};
 
-use crate::kit::{PATIENCE, signal};
+use crate::kit::{PATIENCE, Process};
 
 /// How long one request waits for news, and how many such waits in a row may bring none.
 const WAIT_MS: u64 = 5000;
@@ -25,8 +21,7 @@ const VERSION: &str = "dev.taskwire/version";
 /// A running server. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Node {
-    child: Child,
-    lines: Mutex<mpsc::Receiver<String>>,
+    process: Mutex<Process>,
     port: u16,
     token: Mutex<Option<&'static str>>,
 }
@@ -73,25 +68,18 @@ pub(crate) fn refusal(answer: &Value) -> Option<String> {
 
 impl Node {
     pub(crate) fn spawn(command: &mut Command, port: u16) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the server starts");
-        let stdout = child.stdout.take().expect("its output is a pipe");
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || BufReader::new(stdout).lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
-        Self { child, lines: Mutex::new(lines), port, token: Mutex::new(None) }
+        let process = Process::spawn(command.stdout(Stdio::piped()));
+        Self { process: Mutex::new(process), port, token: Mutex::new(None) }
     }
 
-    fn line(&self) -> Option<String> {
-        match self.lines.lock().expect("nobody panics while they hold it").recv_timeout(PATIENCE) {
-            Ok(line) => Some(line),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("the server neither said anything nor ended within {PATIENCE:?}"),
-        }
+    fn process(&self) -> MutexGuard<'_, Process> {
+        self.process.lock().expect("nobody panics while they hold it")
     }
 
     /// Waits until it takes calls.
     #[track_caller]
     pub(crate) fn ready(&self) {
-        while !self.line().expect("the server says where it listens").trim().starts_with("endpoint ") {}
+        while !self.process().line().expect("the server says where it listens").trim().starts_with("endpoint ") {}
     }
 
     pub(crate) fn url(&self) -> String {
@@ -99,21 +87,19 @@ impl Node {
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.process().id()
     }
 
     /// Ends it as a power cut would, for this process alone.
-    pub(crate) fn kill(mut self) {
-        assert!(self.child.try_wait().expect("it can be looked at").is_none(), "it must not have ended by itself");
-        self.child.kill().expect("it can be killed");
-        self.child.wait().expect("it is gone");
+    pub(crate) fn kill(self) {
+        self.process.into_inner().expect("nobody panicked").kill();
     }
 
     /// Asks it to end, and waits until it has.
-    pub(crate) fn stop(mut self) -> ExitStatus {
-        signal(self.pid(), "TERM");
-        while self.line().is_some() {}
-        self.child.wait().expect("it has ended")
+    pub(crate) fn stop(self) -> ExitStatus {
+        let process = self.process.into_inner().expect("nobody panicked");
+        process.terminate();
+        process.ended()
     }
 
     /// Sends a request and does not read the answer.
@@ -267,12 +253,5 @@ impl Node {
     pub(crate) fn wrote(&self, id: &str, words: &str) {
         let text = text_of(&self.blocks_until(id, |blocks| text_of(blocks).contains(words)));
         assert!(text.contains(words), "`{words}` was never written: {text:?}");
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -4,38 +4,20 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::{fd::AsFd, unix::fs::PermissionsExt},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
     thread,
 };
 
 use serde_json::json;
 
 use super::*;
+use crate::testing::TempDir;
 
 const SERVER: &str = "http://127.0.0.1:8787/mcp";
 const DAY: i64 = 24 * 3600 * 1000;
 
-/// A directory that goes away with the test.
-struct TempDir(PathBuf);
-
 impl TempDir {
-    fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("taskwire-ledger-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        // A killed run of a process with the same number may have left one.
-        let _ = fs::remove_dir_all(&path);
-        Self(path)
-    }
-
     fn open(&self) -> Ledger {
         Ledger::open(&self.0).expect("the ledger opens")
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -68,7 +50,7 @@ fn exists(ledger: &Ledger, id: EntryId) -> bool {
 
 #[test]
 fn a_call_is_kept_until_it_was_answered() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let mut sent = called("k1");
     sent.args = Some(json!({"branch": "main"}).into());
     let first = dir.open();
@@ -95,7 +77,7 @@ fn a_call_is_kept_until_it_was_answered() {
 
 #[test]
 fn the_same_call_is_entered_once() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&called("k1"), at(1)).expect("entered");
     assert_eq!(ledger.adopt(&called("k1"), at(2)).expect("entered"), id);
@@ -105,7 +87,7 @@ fn the_same_call_is_entered_once() {
 
 #[test]
 fn a_task_that_was_started_elsewhere_is_found_or_entered() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     assert_eq!(ledger.adopt(&task("t1"), at(2)).expect("found"), id);
@@ -117,7 +99,7 @@ fn a_task_that_was_started_elsewhere_is_found_or_entered() {
 
 #[test]
 fn the_first_end_of_a_task_stays() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     ledger.note(id, Status::Completed, Some("done"), at(2)).expect("noted");
@@ -129,7 +111,7 @@ fn the_first_end_of_a_task_stays() {
 
 #[test]
 fn a_task_is_found_by_as_much_of_its_name_as_is_unique() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     for (nth, name) in (1..).zip(["abc1", "abc2", "abc", "a_c", "ä100%"]) {
         ledger.adopt(&task(name), at(nth)).expect("entered");
@@ -151,7 +133,7 @@ fn a_task_is_found_by_as_much_of_its_name_as_is_unique() {
 
 #[test]
 fn a_name_that_two_servers_gave_is_ambiguous() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     ledger.adopt(&task("t1"), at(1)).expect("entered");
     ledger.adopt(&Reference { server: "http://elsewhere".to_owned(), ..task("t1") }, at(2)).expect("entered");
@@ -166,7 +148,7 @@ fn a_name_that_two_servers_gave_is_ambiguous() {
 
 #[test]
 fn no_more_than_ten_candidates_are_named() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     for nth in 0..12 {
         ledger.adopt(&task(&format!("t{nth}")), at(nth)).expect("entered");
@@ -177,7 +159,7 @@ fn no_more_than_ten_candidates_are_named() {
 
 #[test]
 fn entries_come_newest_first_and_without_arguments() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     for (key, when) in [("second", 5), ("first", 1), ("third", 9), ("fourth", 9)] {
         ledger.adopt(&Reference { args: Some(json!({}).into()), ..called(key) }, at(when)).expect("entered");
@@ -189,7 +171,7 @@ fn entries_come_newest_first_and_without_arguments() {
 
 #[test]
 fn the_first_answer_counts_also_after_a_restart() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let first = dir.open();
     let id = first.adopt(&task("t1"), at(1)).expect("entered");
     let answer = json!({"action": "accept", "content": {"n": 0.1}});
@@ -214,7 +196,7 @@ fn the_first_answer_counts_also_after_a_restart() {
 
 #[test]
 fn a_question_that_is_asked_once_is_kept_until_the_server_has_its_answer() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let first = dir.open();
     let id = first.adopt(&task("t1"), at(1)).expect("entered");
     for (key, question) in [("q2", json!({"id": 0})), ("q1", json!({"id": 1})), ("q2", json!({"id": 2}))] {
@@ -237,7 +219,7 @@ fn a_question_that_is_asked_once_is_kept_until_the_server_has_its_answer() {
 
 #[test]
 fn so_many_questions_of_one_task_are_kept() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     ledger.asked(id, "large", &json!("x".repeat(QUESTION_BYTES_MAX - 1))).expect("left out");
@@ -254,7 +236,7 @@ fn so_many_questions_of_one_task_are_kept() {
 
 #[test]
 fn a_reference_that_changes_is_kept_as_it_is_now() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let mut reference = called("k1");
     let id = ledger.adopt(&reference, at(1)).expect("entered");
@@ -274,7 +256,7 @@ fn a_reference_that_changes_is_kept_as_it_is_now() {
 
 #[test]
 fn one_of_many_threads_answers() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let id = dir.open().adopt(&task("t1"), at(1)).expect("entered");
     let (one, two) = (dir.open(), dir.open());
     let won: usize = thread::scope(|scope| {
@@ -292,7 +274,7 @@ fn answers(ledger: &Ledger, id: EntryId, nth: u64) -> bool {
 
 #[test]
 fn many_open_a_new_ledger_at_once() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ids: Vec<EntryId> = thread::scope(|scope| {
         let open = || dir.open().adopt(&task("t1"), at(1)).expect("entered");
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
@@ -346,7 +328,7 @@ fn a_process_that_is_killed_loses_nothing() {
             thread::park();
         }
     }
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let mut process = other("a_process_that_is_killed_loses_nothing", &dir);
     let mut lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
     assert_eq!(heard(&mut lines), "ready");
@@ -375,7 +357,7 @@ fn one_of_many_processes_answers() {
         say(&won.to_string());
         return;
     }
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let mut processes: Vec<Child> = (0..3).map(|_| other("one_of_many_processes_answers", &dir)).collect();
     let mut lines: Vec<_> = processes.iter_mut().map(|process| BufReader::new(process.stdout.take().expect("a pipe")).lines()).collect();
     for lines in &mut lines {
@@ -397,7 +379,7 @@ fn one_of_many_processes_answers() {
 
 #[test]
 fn a_call_that_turns_out_to_be_a_known_task_shares_its_answers() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let (one, two) = (dir.open(), dir.open());
     let call = one.adopt(&called("k1"), at(1)).expect("entered");
     assert_eq!(one.answering(call, "q1", &json!("to the call")).expect("recorded"), Recorded::New);
@@ -425,7 +407,7 @@ fn a_call_that_turns_out_to_be_a_known_task_shares_its_answers() {
 
 #[test]
 fn a_name_that_a_server_gives_again_is_that_of_the_new_task() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let old = ledger.adopt(&called("k1"), at(1)).expect("entered");
     ledger.name_task(old, &reference(Some("1"), Some("k1")), at(2)).expect("named");
@@ -443,7 +425,7 @@ fn a_name_that_a_server_gives_again_is_that_of_the_new_task() {
 
 #[test]
 fn what_is_forgotten_is_gone_and_says_so() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     ledger.answering(id, "q1", &json!("yes")).expect("recorded");
@@ -476,7 +458,7 @@ fn fill(ledger: &Ledger, count: usize) {
 
 #[test]
 fn a_full_ledger_gives_up_the_oldest_task_that_ended() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     fill(&ledger, LEDGER_ENTRIES);
     let has = |name: &str| ledger.entry(SERVER, name).expect("it can be read").is_some();
@@ -493,7 +475,7 @@ fn a_full_ledger_gives_up_the_oldest_task_that_ended() {
 
 #[test]
 fn a_ledger_full_of_open_tasks_gives_up_the_oldest() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = Ledger::open_bounded(&dir.0, 3).expect("the ledger opens");
     let ids = ["t1", "t2", "t3"].map(|name| ledger.adopt(&task(name), at(1)).expect("entered"));
     ledger.place(ids[1]).expect("a place");
@@ -505,7 +487,7 @@ fn a_ledger_full_of_open_tasks_gives_up_the_oldest() {
 
 #[test]
 fn what_ended_is_kept_for_thirty_days() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let [ended, late, open] = ["ended", "late", "open"].map(|name| ledger.adopt(&task(name), at(0)).expect("entered"));
     ledger.note(ended, Status::Failed, None, at(DAY)).expect("noted");
@@ -524,7 +506,7 @@ fn what_ended_is_kept_for_thirty_days() {
 
 #[test]
 fn arguments_that_are_too_large_are_not_kept() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     // Two quotes belong to the text.
     for (key, bytes, kept) in [("just", ARGS_BYTES_MAX, true), ("more", ARGS_BYTES_MAX + 1, false)] {
@@ -537,7 +519,7 @@ fn arguments_that_are_too_large_are_not_kept() {
 
 #[test]
 fn only_the_beginning_of_a_long_message_is_kept() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     let message = format!("x{}", "ä".repeat(MESSAGE_BYTES_MAX));
@@ -549,7 +531,7 @@ fn only_the_beginning_of_a_long_message_is_kept() {
 
 #[test]
 fn one_task_is_given_so_many_answers() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
@@ -564,7 +546,7 @@ fn one_task_is_given_so_many_answers() {
 
 #[test]
 fn the_ledger_of_a_newer_release_is_left_alone() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     ledger.adopt(&task("t1"), at(1)).expect("entered");
     ledger.lock().pragma_update(None, "user_version", 99).expect("changed");
@@ -577,7 +559,7 @@ fn the_ledger_of_a_newer_release_is_left_alone() {
 
 #[test]
 fn a_damaged_ledger_says_what_to_do() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     fs::create_dir_all(&dir.0).expect("made");
     fs::write(dir.0.join(FILE), "no database ".repeat(1000)).expect("written");
     let error = Ledger::open(&dir.0).expect_err("it is damaged").to_string();
@@ -590,7 +572,7 @@ fn a_damaged_ledger_says_what_to_do() {
 
 #[test]
 fn nobody_else_can_read_a_ledger() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = Ledger::open(&dir.0.join("deep")).expect("the ledger opens");
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     let _place = ledger.place(id).expect("a place");
@@ -611,7 +593,7 @@ fn nobody_else_can_read_a_ledger() {
 
 #[test]
 fn a_place_is_as_it_was_set_and_in_the_reference() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     let mut place = ledger.place(id).expect("a place");
@@ -630,7 +612,7 @@ fn a_place_is_as_it_was_set_and_in_the_reference() {
 
 #[test]
 fn a_place_moves_with_every_byte_that_is_sent() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     let mut place = ledger.place(id).expect("a place");
@@ -668,7 +650,7 @@ fn a_place_moves_with_every_byte_that_is_sent() {
 
 #[test]
 fn what_is_sent_arrives_wherever_it_goes() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     let text: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
@@ -707,7 +689,7 @@ fn what_is_sent_arrives_wherever_it_goes() {
 
 #[test]
 fn who_comes_second_keeps_no_place() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     let shown = |seq| Shown { seq, ..Shown::default() };
@@ -750,7 +732,7 @@ fn a_process_that_is_killed_while_it_writes_has_counted_every_byte() {
         }
     }
     for nth in 0..20 {
-        let dir = TempDir::new();
+        let dir = TempDir::absent();
         let mut process = other("a_process_that_is_killed_while_it_writes_has_counted_every_byte", &dir);
         let mut output = BufReader::new(process.stdout.take().expect("a pipe"));
         let mut line = String::new();
@@ -785,7 +767,7 @@ fn what_is_shown_piece_by_piece_counts_as_if_shown_at_once() {
 
 #[test]
 fn a_place_that_is_torn_or_changed_is_no_place() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.adopt(&task("t1"), at(1)).expect("entered");
     ledger.place(id).expect("a place").set(Shown { seq: 12, offset: 3, bytes: 99, hash: 7, ended: false }).expect("noted");
@@ -836,7 +818,7 @@ fn listing(dir: &Path) -> Vec<(String, u64)> {
 
 #[test]
 fn who_only_looks_sees_all_and_changes_nothing() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     assert!(Ledger::open_read_only(&dir.0).expect("there is none").is_none());
     assert!(!dir.0.exists(), "and none was made");
     let writer = dir.open();
@@ -862,7 +844,7 @@ fn who_only_looks_sees_all_and_changes_nothing() {
 
 #[test]
 fn a_ledger_is_read_wherever_it_is() {
-    let dir = TempDir::new();
+    let dir = TempDir::absent();
     let odd = dir.0.join("100% #1? of it");
     Ledger::open(&odd).expect("the ledger opens").adopt(&task("t1"), at(1)).expect("entered");
     assert_eq!(names(&Ledger::open_read_only(&odd).expect("it can be read").expect("it is there")), ["t1"]);

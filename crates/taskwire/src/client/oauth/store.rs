@@ -340,35 +340,16 @@ fn write(path: &Path, tokens: &Tokens) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        os::unix::fs::PermissionsExt,
-        sync::atomic::{AtomicU32, Ordering},
-    };
+    use std::os::unix::fs::PermissionsExt;
 
     use serde_json::json;
 
     use super::*;
-    use crate::clock::ManualClock;
+    use crate::{clock::ManualClock, testing::TempDir};
 
     const START: Timestamp = Timestamp::from_millis(1_785_196_800_000);
 
-    struct Dir(PathBuf);
-
-    impl Dir {
-        fn new() -> Self {
-            static COUNT: AtomicU32 = AtomicU32::new(0);
-            let name = format!("taskwire-tokens-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-            Self(std::env::temp_dir().join(name))
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn store(server: &str, dir: &Dir, clock: &ManualClock) -> Store {
+    fn store(server: &str, dir: &TempDir, clock: &ManualClock) -> Store {
         Store::new(server, Some(dir.0.clone()), None, Arc::new(clock.clone()))
     }
 
@@ -391,7 +372,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_sign_in_outlives_the_process_and_is_readable_by_its_owner_only() {
-        let (dir, clock) = (Dir::new(), ManualClock::new(START));
+        let (dir, clock) = (TempDir::absent(), ManualClock::new(START));
         signed_in(&store("https://one/mcp", &dir, &clock), "t1", json!({"refresh_token": "r1", "expires_in": 3600})).await;
         signed_in(&store("https://two/mcp", &dir, &clock), "t2", json!({})).await;
 
@@ -412,7 +393,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_is_renewed_shortly_before_its_end() {
-        let (dir, clock) = (Dir::new(), ManualClock::new(START));
+        let (dir, clock) = (TempDir::absent(), ManualClock::new(START));
         let store = store("https://one/mcp", &dir, &clock);
         signed_in(&store, "t1", json!({"refresh_token": "r1", "expires_in": 100})).await;
         let state = || store.token().map(|token| (token.is_good(), token.expired)).expect("a token");
@@ -437,7 +418,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_another_process_renewed_is_taken_over_and_never_thrown_away() {
-        let (dir, clock) = (Dir::new(), ManualClock::new(START));
+        let (dir, clock) = (TempDir::absent(), ManualClock::new(START));
         let (one, two) = (store("https://one/mcp", &dir, &clock), store("https://one/mcp", &dir, &clock));
         signed_in(&one, "t1", json!({"refresh_token": "r1"})).await;
         assert!(two.reload().await.expect("readable"), "t1 is new to it");
@@ -454,7 +435,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_kept_for_another_client_is_not_used() {
-        let (dir, clock) = (Dir::new(), ManualClock::new(START));
+        let (dir, clock) = (TempDir::absent(), ManualClock::new(START));
         signed_in(&store("https://one/mcp", &dir, &clock), "t1", json!({})).await;
         let other = Store::new("https://one/mcp", Some(dir.0.clone()), Some("you".to_owned()), Arc::new(clock));
         other.open().await.expect("readable");
@@ -463,7 +444,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_damaged_file_is_left_alone_and_the_error_says_what_to_do() {
-        let (dir, clock) = (Dir::new(), ManualClock::new(START));
+        let (dir, clock) = (TempDir::absent(), ManualClock::new(START));
         std::fs::create_dir_all(&dir.0).expect("a directory");
         let path = dir.0.join(FILE);
         for content in ["", "{", "[]", r#"{"format":2,"servers":{}}"#, r#"{"format":1,"servers":{"https://one/mcp":{}}}"#] {
@@ -479,7 +460,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_file_holds_so_many_servers_and_the_oldest_goes_first() {
-        let (dir, clock) = (Dir::new(), ManualClock::new(START));
+        let (dir, clock) = (TempDir::absent(), ManualClock::new(START));
         for n in 0..=SERVERS_MAX {
             signed_in(&store(&format!("https://{n}/mcp"), &dir, &clock), "t", json!({})).await;
             clock.advance(Duration::from_secs(1));

@@ -174,6 +174,7 @@ fn unescape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TempDir;
 
     const HYBRID: &str = "\
 22 1 8:1 / / rw,relatime - ext4 /dev/root rw
@@ -219,10 +220,10 @@ mod tests {
 
     #[test]
     fn only_a_group_of_this_run_is_its_group() {
-        let base = std::env::temp_dir().join(format!("taskwire-cgroup-{}", std::process::id()));
+        let base = TempDir::new();
         let dir = Path::new("/data/spool/01abc.1");
         let make = |name: &str| {
-            let path = base.join(name);
+            let path = base.path().join(name);
             fs::create_dir_all(&path).expect("made");
             fs::write(path.join(MEMBERS), "").expect("written");
             path
@@ -232,7 +233,6 @@ mod tests {
         {
             assert!(!is_of(&make(other), dir), "{other}");
         }
-        assert!(!is_of(&base.join("taskwire-01abc.1.78"), dir));
-        let _ = fs::remove_dir_all(&base);
+        assert!(!is_of(&base.path().join("taskwire-01abc.1.78"), dir));
     }
 }

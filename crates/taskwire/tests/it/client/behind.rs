@@ -10,8 +10,9 @@ use taskwire::{
 };
 
 use super::{
-    legacy::{self, begun, ended, having, joined, progress, related, scripted},
-    script::{LISTEN, MS, READ, SECOND, Script, completed, everything, page, rest, text, told, wanting},
+    legacy::{self, begun, ended, joined, partials, progress, related, scripted},
+    runs::flooded,
+    script::{LISTEN, MS, READ, SECOND, Script, completed, page, rest, text, told, wanting},
 };
 use crate::kit::PARTIALS;
 
@@ -44,15 +45,7 @@ fn apart<F: Future<Output = ()>>(play: impl FnOnce() -> F + Send + 'static) {
 #[tokio::test]
 async fn output_that_was_left_out_is_fetched_to_its_end_though_the_task_goes_quiet() {
     let script = Script::start().await;
-    let limits = Limits { buffer_bytes: 2_000, ..Limits::default() };
-    let client = script.client_with(Options { limits, ..script.options() }, everything()).await;
-    let (mut one, mut first) = script.watched(&client, "t1").await;
-    let (mut two, mut listen) = script.watched(&client, "t2").await;
-    first.closed().await;
-    let texts: Vec<String> = (0..200).map(|n| format!("{n:0>300}")).collect();
-    for (seq, said) in (0..).zip(&texts) {
-        listen.partial("t1", seq, said).await;
-    }
+    let (_client, [mut one, mut two], mut listen, texts) = flooded(&script).await;
     // All of it has come when this has.
     listen.partial("t2", 0, "free").await;
     assert_eq!(told(&mut two, 1).await, ["0 free"]);
@@ -74,15 +67,7 @@ async fn output_that_was_left_out_is_fetched_to_its_end_though_the_task_goes_qui
 #[tokio::test]
 async fn output_that_was_left_out_is_fetched_before_the_end_is_told() {
     let script = Script::start().await;
-    let limits = Limits { buffer_bytes: 2_000, ..Limits::default() };
-    let client = script.client_with(Options { limits, ..script.options() }, everything()).await;
-    let (mut one, mut first) = script.watched(&client, "t1").await;
-    let (mut two, mut listen) = script.watched(&client, "t2").await;
-    first.closed().await;
-    let texts: Vec<String> = (0..200).map(|n| format!("{n:0>300}")).collect();
-    for (seq, said) in (0..).zip(&texts) {
-        listen.partial("t1", seq, said).await;
-    }
+    let (_client, [mut one, mut two], mut listen, texts) = flooded(&script).await;
     listen.partial("t2", 0, "free").await;
     assert_eq!(told(&mut two, 1).await, ["0 free"]);
     let reading = async {
@@ -99,11 +84,6 @@ async fn output_that_was_left_out_is_fetched_before_the_end_is_told() {
     let mut expected: Vec<String> = texts.iter().enumerate().map(|(seq, said)| format!("{seq} {said}")).collect();
     expected.push("done: end".to_owned());
     assert_eq!(output, expected);
-}
-
-/// What a server of the legacy era can do that tells output.
-fn partials() -> Value {
-    having(json!({"streaming": {"partial": {}}}))
 }
 
 /// A partial of `t1` as an event of that era.

@@ -1,6 +1,7 @@
 //! The client, against servers that a script plays and against our own.
 
 mod behind;
+mod between;
 mod detect;
 mod examples;
 mod hubs;

@@ -20,15 +20,14 @@ use taskwire::{
     clock::ManualClock,
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
     sync::Notify,
     task::JoinHandle,
 };
 
-use crate::kit::{TempDir, manual_clock, soon};
-
-const HOUR: Duration = Duration::from_secs(3600);
+use super::script::Request;
+use crate::kit::{Client, HOUR, TempDir, manual_clock, soon, value_of};
 
 type Form = BTreeMap<String, String>;
 
@@ -110,20 +109,8 @@ impl Fake {
 }
 
 async fn serve(mut stream: TcpStream, port: u16, inside: Arc<Mutex<Inside>>) {
-    let mut bytes = Vec::new();
-    let (head, length) = loop {
-        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-            let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
-            let length = header(&head, "content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
-            bytes.drain(..end + 4);
-            break (head, length);
-        }
-        if stream.read_buf(&mut bytes).await.is_ok_and(|n| n == 0) {
-            return;
-        }
-    };
-    while bytes.len() < length && stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {}
-    let (status, location, body) = answer(port, &head, &bytes, &mut inside.lock().unwrap_or_else(PoisonError::into_inner));
+    let Some(request) = Request::read(&mut stream).await else { return };
+    let (status, location, body) = answer(port, &request, &mut inside.lock().unwrap_or_else(PoisonError::into_inner));
     let location = location.map(|url| format!("Location: {url}\r\n")).unwrap_or_default();
     let body = body.to_string();
     let response = format!(
@@ -133,25 +120,20 @@ async fn serve(mut stream: TcpStream, port: u16, inside: Arc<Mutex<Inside>>) {
     let _ = stream.write_all(response.as_bytes()).await;
 }
 
-fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    head.lines().filter_map(|line| line.split_once(": ")).find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
-}
-
 fn pairs(url: &Url) -> Form {
     url.query_pairs().map(|(key, value)| (key.into_owned(), value.into_owned())).collect()
 }
 
-fn answer(port: u16, head: &str, body: &[u8], inside: &mut Inside) -> (&'static str, Option<String>, Value) {
+fn answer(port: u16, request: &Request, inside: &mut Inside) -> (&'static str, Option<String>, Value) {
     let origin = format!("http://127.0.0.1:{port}");
-    let target = head.split(' ').nth(1).expect("a target");
-    let url = Url::parse(&format!("{origin}{target}")).expect("a URL");
-    let body = String::from_utf8_lossy(body);
+    let url = Url::parse(&format!("{origin}{}", request.path)).expect("a URL");
+    let body = String::from_utf8_lossy(&request.body);
     let mut form = match url.path() {
         "/token" => pairs(&Url::parse(&format!("{origin}/?{body}")).expect("a form")),
         "/register" => Form::from([("body".to_owned(), body.into_owned())]),
         _ => pairs(&url),
     };
-    if let Some(authorization) = header(head, "authorization") {
+    if let Some(authorization) = value_of(&request.headers, "authorization") {
         form.insert("authorization".to_owned(), authorization.to_owned());
     }
     inside.seen.push((url.path().to_owned(), form.clone()));
@@ -236,12 +218,10 @@ impl Consent for Asks {
                 return std::future::pending().await;
             }
             let url = Url::parse(url).expect("a URL");
-            let mut stream = TcpStream::connect(("127.0.0.1", url.port().expect("a port"))).await.expect("a connection");
             let target = format!("{}?{}", url.path(), url.query().unwrap_or_default());
-            stream.write_all(format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.expect("sent");
-            let mut response = String::new();
-            stream.read_to_string(&mut response).await.expect("a response");
-            Ok(header(&response, "location").expect("sent on").to_owned())
+            let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            let response = Client::new(url.port().expect("a port")).bytes(request.as_bytes()).await;
+            Ok(response.header("location").expect("sent on").to_owned())
         })
     }
 

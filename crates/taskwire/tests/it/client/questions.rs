@@ -9,21 +9,13 @@ use taskwire::{
 };
 
 use super::script::{
-    IDEMPOTENCY, MS, READ, SERVER_INFO, Script, asking, brief, but, called, complete, completed, created, end, everything, form, next,
+    IDEMPOTENCY, MS, READ, SERVER_INFO, Script, ada, asking, brief, but, called, complete, completed, created, end, everything, form, next,
     rest, round, said, task, told, wanting,
 };
 use crate::{
     kit::{PARTIALS, TASKS, TempDir, TestServer, soon},
-    tasks::{name_form, name_in, registry, tool},
+    tasks::{accept, name_form, name_in, registry, tool},
 };
-
-fn ada() -> Answer {
-    Answer::accept(json!({"name": "Ada"}))
-}
-
-fn accepted(name: &str) -> Value {
-    json!({"action": "accept", "content": {"name": name}})
-}
 
 /// A task that asks for a name under the key `k`.
 fn asks() -> Value {
@@ -51,7 +43,7 @@ async fn a_question_is_told_once_and_answered_once() {
     listen.partial("t1", 0, "a").await;
     listen.task(asks()).await;
     assert_eq!(told(&mut run, 2).await, ["asks k: Name?", "0 a"]);
-    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accepted("Ada")}))) };
+    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     soon("the answer", answering).await.0.expect("an answer");
     // The server may take a while to notice.
     listen.task(asks()).await;
@@ -79,7 +71,7 @@ async fn a_question_is_told_once_however_often_it_is_polled() {
         let get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
         get.result(complete(asks())).await;
     }
-    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accepted("Ada")}))) };
+    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     soon("the answer", answering).await.0.expect("an answer");
     for state in [asks(), completed("t1", "end")] {
         let get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
@@ -115,13 +107,13 @@ async fn of_several_questions_each_is_answered_by_itself() {
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.task(asking("t1", json!({"a": form("A?"), "b": form("B?")}))).await;
     assert_eq!(told(&mut run, 2).await, ["asks a: A?", "asks b: B?"]);
-    let answering = async { tokio::join!(run.answer("b", ada()), update(&script, json!({"b": accepted("Ada")}))) };
+    let answering = async { tokio::join!(run.answer("b", ada()), update(&script, json!({"b": accept("Ada")}))) };
     soon("one answer", answering).await.0.expect("an answer");
     // The rest stays open, and there may be more.
     listen.task(asking("t1", json!({"a": form("A?"), "c": form("C?")}))).await;
     assert_eq!(told(&mut run, 2).await, ["settled b", "asks c: C?"]);
     for (key, other) in [("a", "c"), ("c", "")] {
-        let answering = async { tokio::join!(run.answer(key, ada()), update(&script, json!({key: accepted("Ada")}))) };
+        let answering = async { tokio::join!(run.answer(key, ada()), update(&script, json!({key: accept("Ada")}))) };
         soon("the other answer", answering).await.0.expect("an answer");
         listen.task(if other.is_empty() { task("t1", "working") } else { asking("t1", json!({other: form("C?")})) }).await;
         assert_eq!(told(&mut run, 1).await, [format!("settled {key}")]);
@@ -207,7 +199,7 @@ async fn an_answer_that_is_refused_leaves_the_question_open() {
     let refusing = async { script.expect("tasks/update").await.error(200, -32603, "not now", Value::Null).await };
     let error = soon("the refusal", async { tokio::join!(run.answer("k", ada()), refusing) }).await.0.expect_err("refused");
     assert!(matches!(&error, Error::Rpc(error) if error.code == -32603), "{error:?}");
-    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accepted("Ada")}))) };
+    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     soon("the answer", answering).await.0.expect("an answer");
 }
 
@@ -249,7 +241,7 @@ async fn a_key_is_answered_once_also_after_a_restart() {
         answered = run.answer("k", ada()) => panic!("too early: {answered:?}"),
         asked = script.expect("tasks/update") => asked,
     };
-    assert_eq!(recorded(), [("k".to_owned(), accepted("Ada"), false)], "it is written down before it is sent");
+    assert_eq!(recorded(), [("k".to_owned(), accept("Ada"), false)], "it is written down before it is sent");
     let reference = run.detach().expect("a task");
     drop(client);
     asked.cut();
@@ -264,10 +256,10 @@ async fn a_key_is_answered_once_also_after_a_restart() {
         listen.task(asks()).await;
         listen
     };
-    let (mut listen, ()) = wanting(&mut run, async { tokio::join!(opened, update(&script, json!({"k": accepted("Ada")}))) }).await;
+    let (mut listen, ()) = wanting(&mut run, async { tokio::join!(opened, update(&script, json!({"k": accept("Ada")}))) }).await;
     listen.partial("t1", 0, "a").await;
     assert_eq!(told(&mut run, 1).await, ["0 a"]);
-    assert_eq!(recorded(), [("k".to_owned(), accepted("Ada"), true)]);
+    assert_eq!(recorded(), [("k".to_owned(), accept("Ada"), true)]);
     let error = soon("the refusal", run.answer("k", Answer::decline())).await.expect_err("once only");
     assert!(matches!(error, Error::Answered { .. }), "{error:?}");
     let reference = run.detach().expect("a task");
@@ -308,7 +300,7 @@ async fn of_two_clients_with_one_ledger_one_answers() {
     };
     let (told_second, _listen) = tokio::join!(told(&mut second, 1), opened);
     assert_eq!(told_second, ["asks k: Name?"]);
-    let answering = async { tokio::join!(first.answer("k", ada()), update(&script, json!({"k": accepted("Ada")}))) };
+    let answering = async { tokio::join!(first.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     soon("the answer", answering).await.0.expect("an answer");
     let late = Answer::accept(json!({"name": "Bob"}));
     let error = soon("the refusal", second.answer("k", late)).await.expect_err("somebody was faster");
@@ -323,7 +315,7 @@ async fn a_question_is_answered_by_the_name_of_its_task() {
     let script = Script::start().await;
     let client = script.client().await;
     script.always("tasks/get", complete(asks()));
-    let answering = async { tokio::join!(client.answer("t1", "k", ada()), update(&script, json!({"k": accepted("Ada")}))) };
+    let answering = async { tokio::join!(client.answer("t1", "k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     soon("the answer", answering).await.0.expect("an answer");
     let error = soon("the refusal", client.answer("t1", "other", ada())).await.expect_err("nobody asked");
     assert!(matches!(&error, Error::NoQuestion { key } if key == "other"), "{error:?}");
@@ -341,11 +333,11 @@ async fn a_call_has_its_questions_answered_by_who_was_named_for_it() {
     let playing = async {
         script.answers("tools/call", round(json!({"r": form("first")}), Some("s"))).await;
         let asked = script.expect("tools/call").await;
-        assert_eq!(asked.params()["inputResponses"], json!({"r": accepted("r first")}));
+        assert_eq!(asked.params()["inputResponses"], json!({"r": accept("r first")}));
         asked.result(created("t1")).await;
         let mut listen = script.listen().await;
         listen.task(asking("t1", json!({"k": form("second")}))).await;
-        update(&script, json!({"k": accepted("k second")})).await;
+        update(&script, json!({"k": accept("k second")})).await;
         listen.task(completed("t1", "end")).await;
         listen
     };

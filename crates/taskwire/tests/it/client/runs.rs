@@ -10,14 +10,13 @@ use taskwire::{
     clock::{Clock, SystemClock},
     tool::{TaskMode, ToolError},
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::watch,
-};
 
-use super::script::{
-    KEY, LISTEN, Listen, MS, READ, SECOND, SUBSCRIPTION, Script, all, brief, but, complete, completed, created, end, everything, fails,
-    next, page, rest, said, started, task, told, wanting,
+use super::{
+    between::Between,
+    script::{
+        Asked, KEY, LISTEN, Listen, MS, READ, SECOND, SUBSCRIPTION, Script, Sse, all, brief, but, complete, completed, created, end,
+        everything, fails, next, page, rest, said, started, task, told, wanting,
+    },
 };
 use crate::{
     kit::{PARTIALS, TASKS, TestServer, soon},
@@ -29,7 +28,7 @@ const WAIT_MS: &str = "dev.taskwire/waitMs";
 const TASK_VERSION: &str = "dev.taskwire/version";
 
 /// A run of task `t1` whose listen has come and waits for its answer.
-async fn asked_to_push(script: &Script, client: &Client) -> (Run, super::script::Asked) {
+async fn asked_to_push(script: &Script, client: &Client) -> (Run, Asked) {
     let mut run = script.run(client, "t1").await;
     assert_eq!(told(&mut run, 1).await, ["task t1"]);
     let asked = wanting(&mut run, script.expect(LISTEN)).await;
@@ -47,6 +46,32 @@ async fn polled(script: &Script, client: &Client) -> Run {
 fn event(listen: &Listen, method: &str, mut params: Value) -> String {
     params["_meta"] = json!({SUBSCRIPTION: listen.id});
     format!("data: {}\n\n", json!({"jsonrpc": "2.0", "method": method, "params": params}))
+}
+
+/// A call that is no task, has told how far it is, and whose stream goes on.
+async fn held(script: &Script, client: &Client) -> (Run, Sse) {
+    let call = async {
+        let asked = script.expect("tools/call").await;
+        let token = asked.meta()["progressToken"].clone();
+        let mut sse = asked.sse().await;
+        sse.notify("notifications/progress", json!({"progressToken": token, "progress": 1})).await;
+        sse
+    };
+    started(client, call).await
+}
+
+/// Runs of `t1` and `t2` that are watched on one stream, on which more output of `t1` has come than a client has room for.
+pub(super) async fn flooded(script: &Script) -> (Client, [Run; 2], Listen, Vec<String>) {
+    let limits = Limits { buffer_bytes: 2_000, ..Limits::default() };
+    let client = script.client_with(Options { limits, ..script.options() }, everything()).await;
+    let (one, mut first) = script.watched(&client, "t1").await;
+    let (two, mut listen) = script.watched(&client, "t2").await;
+    first.closed().await;
+    let texts: Vec<String> = (0..200).map(|n| format!("{n:0>300}")).collect();
+    for (seq, said) in (0..).zip(&texts) {
+        listen.partial("t1", seq, said).await;
+    }
+    (client, [one, two], listen, texts)
 }
 
 fn reference(value: Value) -> Reference {
@@ -587,15 +612,7 @@ async fn reads(script: &Script, id: &str, texts: &[String]) -> Infallible {
 #[tokio::test]
 async fn output_that_nobody_reads_is_left_at_the_server_and_fetched_when_it_is_wanted() {
     let script = Script::start().await;
-    let limits = Limits { buffer_bytes: 2_000, ..Limits::default() };
-    let client = script.client_with(Options { limits, ..script.options() }, everything()).await;
-    let (mut one, mut first) = script.watched(&client, "t1").await;
-    let (mut two, mut listen) = script.watched(&client, "t2").await;
-    first.closed().await;
-    let texts: Vec<String> = (0..200).map(|n| format!("{n:0>300}")).collect();
-    for (seq, said) in (0..).zip(&texts) {
-        listen.partial("t1", seq, said).await;
-    }
+    let (_client, [mut one, mut two], mut listen, texts) = flooded(&script).await;
     listen.task(completed("t1", "end")).await;
     // The others are not held up by it.
     listen.partial("t2", 0, "free").await;
@@ -694,14 +711,7 @@ async fn who_leaves_a_call_that_is_no_task_gives_it_up() {
     let script = Script::start().await;
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
-    let call = async {
-        let asked = script.expect("tools/call").await;
-        let token = asked.meta()["progressToken"].clone();
-        let mut sse = asked.sse().await;
-        sse.notify("notifications/progress", json!({"progressToken": token, "progress": 1})).await;
-        sse
-    };
-    let (run, mut sse) = started(&client, call).await;
+    let (run, mut sse) = held(&script, &client).await;
     assert!(run.detach().is_none());
     sse.closed().await;
 }
@@ -747,14 +757,7 @@ async fn a_held_call_is_cancelled_by_closing_it() {
     let script = Script::start().await;
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
-    let call = async {
-        let asked = script.expect("tools/call").await;
-        let token = asked.meta()["progressToken"].clone();
-        let mut sse = asked.sse().await;
-        sse.notify("notifications/progress", json!({"progressToken": token, "progress": 1})).await;
-        sse
-    };
-    let (mut run, mut sse) = started(&client, call).await;
+    let (mut run, mut sse) = held(&script, &client).await;
     soon("the word", run.cancel()).await.expect("taken");
     sse.closed().await;
     assert_eq!(rest(&mut run).await, ["progress 1", "cancelled"]);
@@ -762,12 +765,15 @@ async fn a_held_call_is_cancelled_by_closing_it() {
 
 // Our own server.
 
-async fn connect(port: u16) -> Client {
-    connect_with(port, Options::default()).await
+fn at(port: u16) -> Target {
+    Target::Url(format!("http://127.0.0.1:{port}/mcp"))
 }
 
-async fn connect_with(port: u16, options: Options) -> Client {
-    let target = Target::Url(format!("http://127.0.0.1:{port}/mcp"));
+async fn connect(port: u16) -> Client {
+    connect_with(at(port), Options::default()).await
+}
+
+async fn connect_with(target: Target, options: Options) -> Client {
     soon("the connection", Client::connect(target, options)).await.expect("a connection")
 }
 
@@ -869,7 +875,7 @@ async fn a_run_of_our_server_without_streams_is_told_the_same() {
     let mut stage = Stage::with(config).await;
     // Refused streams are asked for again: not so often that nothing else is done.
     let timing = Timing { backoff: 50 * MS, ..Timing::default() };
-    let client = connect_with(stage.server.port, Options { timing, ..Options::default() }).await;
+    let client = connect_with(at(stage.server.port), Options { timing, ..Options::default() }).await;
     let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
     let mut act = stage.run().await;
     for text in ["a", "b", "c"] {
@@ -881,40 +887,19 @@ async fn a_run_of_our_server_without_streams_is_told_the_same() {
     assert_eq!(rest(&mut run).await, ["3 d", "done: done"]);
 }
 
-/// Passes bytes on to a port, and cuts all connections whenever it is told to.
-async fn proxy(to: u16) -> (u16, watch::Sender<u64>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let cut = watch::Sender::new(0);
-    let cuts = cut.clone();
-    tokio::spawn(async move {
-        while let Ok((mut near, _)) = listener.accept().await {
-            let mut cut = cuts.subscribe();
-            tokio::spawn(async move {
-                let Ok(mut far) = TcpStream::connect(("127.0.0.1", to)).await else { return };
-                tokio::select! {
-                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
-                    _ = cut.changed() => {}
-                }
-            });
-        }
-    });
-    (port, cut)
-}
-
 #[tokio::test]
 async fn a_run_of_our_server_that_is_cut_again_and_again_is_told_exactly() {
     let mut stage = Stage::with(uncoalesced()).await;
-    let (port, cut) = proxy(stage.server.port).await;
+    let between = Between::new(stage.server.port, b"").await;
     let timing = Timing { backoff: MS, backoff_max: 5 * MS, ..Timing::default() };
-    let client = connect_with(port, Options { timing, ..Options::default() }).await;
+    let client = connect_with(between.target(), Options { timing, ..Options::default() }).await;
     let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
     let mut act = stage.run().await;
     let reading = tokio::spawn(async move { whole(&mut run).await });
     for n in 0..200 {
         act.writes(&format!("{n};")).await;
         if n % 7 == 6 {
-            cut.send_modify(|cuts| *cuts += 1);
+            between.cut();
         }
     }
     act.ends("done");

@@ -8,17 +8,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
-use jsonschema::Validator;
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Client, Error, Event, Link, Options, Outcome, Run, Target},
+    client::{Answer, Client, Error, Event, Link, Options, Outcome, Run, Target},
     clock::{Clock, ManualClock},
     core::Timestamp,
 };
@@ -29,24 +27,18 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{
-    kit::{PARTIALS, TASKS, manual_clock, soon},
-    schema,
-};
+use self::faults::faults_of;
+use crate::kit::{PARTIALS, TASKS, manual_clock, soon, value_of};
 
-pub(crate) const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
-pub(crate) const KEY: &str = "dev.taskwire/idempotencyKey";
+mod faults;
+
+pub(crate) use self::faults::decoded;
+pub(crate) use crate::kit::{CAPABILITIES, IDEMPOTENCY, KEY, MS, READ, SECOND, SUBSCRIPTION, VERSION};
+
 pub(crate) const LIST: &str = "dev.taskwire/list";
-pub(crate) const READ: &str = "dev.taskwire/partials/read";
 pub(crate) const LISTEN: &str = "subscriptions/listen";
-pub(crate) const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
-pub(crate) const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-pub(crate) const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 pub(crate) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
 pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
-
-pub(crate) const MS: Duration = Duration::from_millis(1);
-pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// A server in the hands of its test.
 pub(crate) struct Script {
@@ -384,30 +376,46 @@ fn receive(stream: TcpStream, inbox: Arc<Inbox>) {
     });
 }
 
-/// One request with its body; none when the connection has ended.
-async fn read_request(mut stream: TcpStream, inbox: Arc<Inbox>) -> Option<Asked> {
-    let mut buffer = Vec::new();
-    let end = loop {
-        if let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
-            break end;
+/// A request as it came.
+pub(crate) struct Request {
+    pub(crate) http_method: String,
+    pub(crate) path: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Request {
+    /// The next one of a connection; none when that has ended.
+    pub(crate) async fn read(stream: &mut TcpStream) -> Option<Self> {
+        let mut buffer = Vec::new();
+        let end = loop {
+            if let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end;
+            }
+            if stream.read_buf(&mut buffer).await.ok()? == 0 {
+                return None;
+            }
+        };
+        let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
+        let mut body = buffer.split_off(end + 4);
+        let mut lines = head.split("\r\n");
+        let mut words = lines.next()?.split(' ');
+        let (http_method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+        let headers = lines.filter_map(|line| line.split_once(':'));
+        let headers: Vec<_> = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned())).collect();
+        let length = value_of(&headers, "content-length").map_or(0, |value| value.parse().expect("a length"));
+        while body.len() < length {
+            if stream.read_buf(&mut body).await.ok()? == 0 {
+                return None;
+            }
         }
-        if stream.read_buf(&mut buffer).await.ok()? == 0 {
-            return None;
-        }
-    };
-    let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
-    let mut body = buffer.split_off(end + 4);
-    let mut lines = head.split("\r\n");
-    let mut words = lines.next()?.split(' ');
-    let (http_method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
-    let headers: Vec<(String, String)> =
-        lines.filter_map(|line| line.split_once(':')).map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned())).collect();
-    let length = headers.iter().find(|(name, _)| name == "content-length").map_or(0, |(_, value)| value.parse().expect("a length"));
-    while body.len() < length {
-        if stream.read_buf(&mut body).await.ok()? == 0 {
-            return None;
-        }
+        Some(Self { http_method, path, headers, body })
     }
+}
+
+/// The next request of a connection; none when that has ended.
+async fn read_request(mut stream: TcpStream, inbox: Arc<Inbox>) -> Option<Asked> {
+    let Request { http_method, path, headers, body } = Request::read(&mut stream).await?;
     let message = if body.is_empty() {
         Value::Null
     } else {
@@ -461,7 +469,7 @@ impl Asked {
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+        value_of(&self.headers, name)
     }
 
     pub(crate) fn last_event_id(&self) -> Option<&str> {
@@ -799,6 +807,11 @@ pub(crate) fn round(questions: Value, state: Option<&str>) -> Value {
 
 // What a client does with it.
 
+/// The answer to [`form`].
+pub(crate) fn ada() -> Answer {
+    Answer::accept(json!({"name": "Ada"}))
+}
+
 /// Calls `job`, while `server` plays.
 pub(crate) async fn called<T>(client: &Client, args: Value, server: impl Future<Output = T>) -> (Result<Outcome, Error>, T) {
     soon("the end of the call", async { tokio::join!(client.call("job", args), server) }).await
@@ -920,72 +933,5 @@ pub(crate) fn end(outcome: &Outcome) -> String {
         Outcome::Result(finished) => format!("done: {}", finished.text()),
         Outcome::Failed(error) => format!("failed: {} {}", error.code, error.message),
         Outcome::Cancelled { message } => message.as_ref().map_or("cancelled".to_owned(), |message| format!("cancelled: {message}")),
-    }
-}
-
-// What every request of the modern era has.
-
-fn validators() -> &'static BTreeMap<String, Validator> {
-    static VALIDATORS: OnceLock<BTreeMap<String, Validator>> = OnceLock::new();
-    VALIDATORS.get_or_init(|| {
-        schema::compile(&[
-            ("https://modelcontextprotocol.io/ext-tasks/schema.json", include_str!("../../schema/ext-tasks.schema.json")),
-            ("https://modelcontextprotocol.io/2026-07-28/schema.json", include_str!("../../schema/mcp-2026-07-28.schema.json")),
-        ])
-    })
-}
-
-/// What is wrong with a request.
-fn faults_of(asked: &Asked, is_legacy: bool) -> Vec<String> {
-    if asked.meta().get(VERSION).is_none() {
-        // A notification says its era in the header alone.
-        let is_told = asked.message.get("id").is_none() && asked.header("mcp-protocol-version") == Some("2026-07-28");
-        let is_known = is_legacy || is_told || asked.http_method != "POST";
-        return if is_known { Vec::new() } else { vec![format!("of no era: {asked:?}")] };
-    }
-    let mut faults = Vec::new();
-    let method = asked.kind();
-    let def = match method {
-        "server/discover" => "DiscoverRequest",
-        "tools/list" => "ListToolsRequest",
-        "tools/call" => "CallToolRequest",
-        LISTEN => "SubscriptionsListenRequest",
-        "tasks/get" => "GetTaskRequest",
-        "tasks/update" => "UpdateTaskRequest",
-        "tasks/cancel" => "CancelTaskRequest",
-        _ => "JSONRPCRequest",
-    };
-    faults.extend(schema::violations_of(validators(), def, &asked.message));
-    let mut must = |holds: bool, what: String| {
-        if !holds {
-            faults.push(format!("{what} in {asked:?} with {:?}", asked.headers));
-        }
-    };
-    let (meta, params) = (asked.meta(), asked.params());
-    must(asked.http_method == "POST" && asked.path == "/mcp", "POST to the endpoint".to_owned());
-    must(asked.header("content-type") == Some("application/json"), "Content-Type".to_owned());
-    let accepts = asked.header("accept").unwrap_or_default();
-    must(accepts.contains("application/json") && accepts.contains("text/event-stream"), "Accept".to_owned());
-    must(meta[CLIENT_INFO]["name"].is_string() && meta[CLIENT_INFO]["version"].is_string(), "clientInfo".to_owned());
-    must(meta[CAPABILITIES]["extensions"][TASKS] == json!({}), "the Tasks extension is declared".to_owned());
-    must(meta[CAPABILITIES]["extensions"][IDEMPOTENCY] == json!({}), "idempotency is declared".to_owned());
-    must(meta[CAPABILITIES]["extensions"][LIST] == json!({}), "that tasks may be listed is declared".to_owned());
-    must(asked.header("mcp-protocol-version") == meta[VERSION].as_str(), "MCP-Protocol-Version".to_owned());
-    must(asked.header("mcp-method") == Some(method), "Mcp-Method".to_owned());
-    let name = match method {
-        "tools/call" => params["name"].as_str(),
-        "tasks/get" | "tasks/update" | "tasks/cancel" | READ => params["taskId"].as_str(),
-        _ => None,
-    };
-    let header = asked.header("mcp-name").map(decoded);
-    must(header.as_deref() == name, format!("Mcp-Name is {header:?}, not {name:?}"));
-    faults
-}
-
-/// The value of a header that may have been made safe with base64.
-pub(crate) fn decoded(value: &str) -> String {
-    match value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
-        Some(coded) => String::from_utf8(BASE64_STANDARD.decode(coded).expect("base64")).expect("UTF-8"),
-        None => value.to_owned(),
     }
 }

@@ -14,9 +14,10 @@ use taskwire::{
 };
 
 use super::{
+    between::Between,
     legacy::{
-        Between, answer, awaited, begun, client_of, declared, ended, having, held, impatient, joined, made, options, progress, related,
-        scripted, shown, status, stood, waited,
+        answer, awaited, begun, client_of, declared, ended, having, held, impatient, joined, made, options, progress, related, scripted,
+        shown, status, stood, waited,
     },
     script::{Asked, MS, Script, Sse, brief, but, end, last, next, next_told, response, rest, started, text, told},
 };

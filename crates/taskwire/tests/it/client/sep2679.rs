@@ -3,16 +3,17 @@
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Client, Event, Options, Outcome, Run, Target},
+    client::{Client, Event, Options, Outcome, Run},
     clock::SystemClock,
     server::Config,
     tool::{TaskMode, Tool},
 };
 
 use super::{
+    between::Between,
     legacy::{
-        Between, awaited, begun, client_of, comes_back, declared, ended, having, impatient, joined, made, made_by, options, progress,
-        related, scripted, shown, status, stood, waited,
+        awaited, begun, client_of, comes_back, declared, ended, having, impatient, joined, made, made_by, options, partials, progress,
+        related, scripted, shown, status, stood, waited, ways,
     },
     script::{MS, Script, Sse, brief, but, last, next, next_told, response, rest, started, text, told},
 };
@@ -21,11 +22,6 @@ use crate::{
     stage::{Stage, uncoalesced},
     tasks::{registry, tool},
 };
-
-/// What a server can do that tells output.
-fn partials() -> Value {
-    having(json!({"streaming": {"partial": {}}}))
-}
 
 /// The parameters of a partial of `t1`.
 fn partial(seq: u64, said: &str) -> Value {
@@ -621,11 +617,6 @@ async fn rule_after_it_was_called_off_nothing_more_is_handed_out() {
 }
 
 // Our own server.
-
-/// The ways to a server.
-fn ways(server: &TestServer) -> [Target; 2] {
-    [Target::Url(format!("http://127.0.0.1:{}/mcp", server.port)), Target::from(&server.server)]
-}
 
 /// Writes so many chunks at once.
 fn writes(count: u64) -> Tool {

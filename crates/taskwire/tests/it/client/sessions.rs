@@ -2,11 +2,11 @@
 //! is begun that nobody ends.
 
 use serde_json::{Value, json};
-use taskwire::client::{Answer, Client, Error, Event, Options, Reference, Run};
+use taskwire::client::{Client, Error, Event, Options, Reference, Run};
 
 use super::{
     legacy::{LATEST, agreed, awaited, begun, ended, having, joined, made_by, options, related, scripted, shown, stood, unsettled, waited},
-    script::{Asked, MS, Script, but, fails, form, next_told, rest},
+    script::{Asked, MS, Script, ada, but, fails, form, next_told, rest},
 };
 use crate::kit::soon;
 
@@ -14,10 +14,6 @@ use crate::kit::soon;
 const FIRST: &str = "session-1";
 /// The session that a later client begins for itself.
 const OWN: &str = "session-2";
-
-fn ada() -> Answer {
-    Answer::accept(json!({"name": "Ada"}))
-}
 
 /// A question about `t1` as a request of the server, under an id that each of its sessions begins with.
 fn question(message: &str) -> Value {

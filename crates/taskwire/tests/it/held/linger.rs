@@ -1,6 +1,12 @@
 //! A client that hangs up ends its request, not the work: that goes on for `linger`, and the same call joins it.
 
+use std::sync::Arc;
+
 use super::*;
+use crate::{
+    kit::{TempDir, manual_clock},
+    tasks::life,
+};
 
 const LINGER: Duration = Duration::from_secs(600);
 

@@ -17,18 +17,13 @@ use tokio::{
 use crate::{
     kit::{TestServer, manual_clock, read_head, soon},
     legacy::{
-        kit::{LATEST, Legacy, Sse},
+        kit::{LATEST, Legacy, Sse, session_of},
         partials::{next_partial, prime, streaming},
         tasks::{awaiting, id_of, listed, refusal, related, story, until_is},
     },
     stage::{Act, READ, Stage, follow, not_found, page, read, rest, text_of, told},
-    tasks::{Gate, accept, name_form, name_in, quick, registry, tool, two_callers},
+    tasks::{Gate, accept, name_form, name_in, quick, registry, two_callers},
 };
-
-/// A session of the caller with this token, who can be asked.
-pub(crate) async fn session_of(server: &TestServer, token: &str) -> Legacy {
-    Legacy::of(server.port, Some(token), LATEST, json!({"elicitation": {}})).await
-}
 
 const ERAS: [Era; 2] = [Era::Legacy, Era::Modern];
 
@@ -144,12 +139,7 @@ async fn an_error_of_the_protocol_is_the_same_in_both_eras() {
 #[tokio::test]
 async fn a_list_has_the_tasks_of_both_eras_and_no_calls_that_are_none() {
     let gate = Gate::new();
-    let saves = tool("saves", &gate, |gate, ctx| async move {
-        ctx.checkpoint(&1).await?;
-        gate.started.send();
-        gate.go.wait().await;
-        Ok("done")
-    });
+    let saves = gate.saves();
     let tools = registry([saves, Gate::new().tool("slow").task(TaskMode::Always)]);
     let server = TestServer::start_with(tools, Config::default(), Arc::new(manual_clock())).await;
     let (legacy, client, plain) = (Legacy::open(&server).await, server.client(), server.plain_client());

@@ -17,8 +17,7 @@ use tokio::task::JoinHandle;
 use crate::{
     kit::{Response, TempDir, TestServer, manual_clock, soon},
     legacy::{
-        eras::session_of,
-        kit::{LATEST, Legacy, RELATED, Sse},
+        kit::{LATEST, Legacy, RELATED, Sse, session_of},
         partials::prime,
         tasks::{awaiting, brief, is_json, is_response, refusal, related, story, until_is},
     },

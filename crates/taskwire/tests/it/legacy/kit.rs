@@ -278,7 +278,7 @@ impl Legacy {
         self.events(self.connect("GET", &[("Last-Event-ID", last_event_id)]).await).await
     }
 
-    /// A request without a body, whose answer ends. These headers replace ours of the same name; an empty one takes it away.
+    /// As [`connect`](Self::connect), where the answer ends.
     pub(crate) async fn http(&self, method: &str, headers: &[(&str, &str)]) -> Response {
         soon("the response", read_response(self.connect(method, headers).await)).await
     }
@@ -309,8 +309,8 @@ impl Legacy {
         assert_eq!((response.status, &*body), (202, ""), "for {message}");
     }
 
-    /// Sends a request without a body.
-    async fn connect(&self, method: &str, headers: &[(&str, &str)]) -> TcpStream {
+    /// Sends a request without a body. These headers replace ours of the same name; an empty one takes it away.
+    pub(crate) async fn connect(&self, method: &str, headers: &[(&str, &str)]) -> TcpStream {
         let mut head = format!("{method} /mcp HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n", self.port);
         let own = self.headers();
         let own = own.iter().map(|(key, value)| (key.as_str(), value.as_str()));
@@ -339,6 +339,11 @@ impl Legacy {
         }
         Ok(Sse { stream, chunked, text: Vec::new(), ended: false, checks: self.checks.clone(), last_id: None })
     }
+}
+
+/// A session of the caller with this token, who can be asked.
+pub(crate) async fn session_of(server: &TestServer, token: &str) -> Legacy {
+    Legacy::of(server.port, Some(token), LATEST, json!({"elicitation": {}})).await
 }
 
 /// The parameters of a handshake.

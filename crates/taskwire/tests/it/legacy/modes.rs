@@ -12,9 +12,10 @@ use taskwire::{
 
 use super::{
     kit::{LATEST, Legacy, RELATED, messages_of},
+    session::with_legacy,
     streamed::{
         ALL, FALLBACK, FIVE, Streamed, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, id_in, merged, mode_of,
-        part, polled, pull, ready, staged, take, told_until, with_legacy, writes_both,
+        part, polled, pull, ready, staged, take, told_until, writes_both,
     },
     tasks::brief,
 };

@@ -13,7 +13,7 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{TestServer, manual_clock, soon, without_followups},
+    kit::{HOUR, SECOND, TestServer, manual_clock, soon, without_followups},
     legacy::{
         kit::{Legacy, Sse},
         streams::{call, events, held, text_for},
@@ -23,8 +23,6 @@ use crate::{
 };
 
 const OLDER: [&str; 2] = ["2025-06-18", "2025-03-26"];
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const MODES: [TaskMode; 2] = [TaskMode::Auto, TaskMode::Never];
 

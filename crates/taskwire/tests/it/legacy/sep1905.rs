@@ -12,9 +12,10 @@ use taskwire::{
 
 use super::{
     kit::{Legacy, RELATED, messages_of},
+    session::with_legacy,
     streamed::{
         ALL, FALLBACK, FIVE, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, gone, id_in, merged, mode_of, part,
-        polled, pull, ready, staged, take, told_until, with_legacy, without, writes_both,
+        polled, pull, ready, staged, take, told_until, without, writes_both,
     },
 };
 use crate::{

@@ -14,12 +14,13 @@ use crate::{
     legacy::{
         input::sampling,
         kit::{LATEST, Legacy, initialize},
-        streams::{call, count, response, text_for, told_call},
+        partials::streaming,
+        streams::{call, response, text_for, told_call},
         tasks::{awaiting, refusal, until_is},
     },
     schema,
     stage::{HOUR, Stage, uncoalesced},
-    tasks::{Gate, life, quick, registry, reopened, tool, two_callers},
+    tasks::{Gate, count, life, quick, registry, reopened, tool, two_callers},
 };
 
 const MODERN: &str = "2026-07-28";
@@ -40,11 +41,6 @@ async fn quick_server() -> TestServer {
 
 pub(crate) fn with_legacy(legacy: LegacyConfig) -> Config {
     Config { legacy, ..Config::default() }
-}
-
-/// What a client declares that wants partial results.
-pub(crate) fn partials() -> Value {
-    json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})
 }
 
 /// Headers with another value for one of them; without it if there is none.
@@ -482,7 +478,7 @@ async fn a_session_survives_a_restart() {
     let dir = server.dir();
     let mut sessions = Vec::new();
     for version in VERSIONS {
-        sessions.push(Legacy::of(server.port, None, version, partials()).await);
+        sessions.push(Legacy::of(server.port, None, version, streaming()).await);
     }
     let ended = Legacy::open(&server).await;
     assert_eq!(ended.clone().end().await, 200);

@@ -1,43 +1,33 @@
 //! A byte stream in this era, beside the modern one: each line is a message, and says by itself to which era it belongs.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::{Value, json};
 use taskwire::{
-    clock::SystemClock,
     server::{Config, Server},
-    store::SqliteStore,
     tool::{Registry, TaskMode, Tool},
-};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines},
-    task::JoinHandle,
 };
 
 use crate::{
-    kit::{Client, TASKS, TempDir, any_disk, soon},
+    kit::{Client, TASKS, soon, without_followups},
     legacy::{
         kit::{Checks, LATEST, initialize},
-        session::{VERSIONS, partials, resource},
-        streams::count,
+        partials::streaming,
+        session::{VERSIONS, resource},
         tasks::{brief, related},
     },
+    pipe::Pipe,
     schema,
     shutdown::settle,
     stage::{SUBSCRIPTION, Stage, uncoalesced},
-    tasks::{Gate, accept, name_form, name_in, quick, registry, tool},
+    tasks::{Gate, accept, count, name_form, name_in, quick, registry, tool},
 };
 
-/// Bytes that wait in each direction.
-const PIPE: usize = 64 * 1024;
 const CLAIM: &str = "io.modelcontextprotocol/protocolVersion";
 
 /// The other end of a server's stream. Every line that the server writes is checked against the schema of its era.
 struct Peer {
-    /// Until the input is ended.
-    input: Option<DuplexStream>,
-    output: Lines<BufReader<DuplexStream>>,
-    serving: JoinHandle<std::io::Result<()>>,
+    pipe: Pipe,
     /// What it declares in its handshake.
     capabilities: Value,
     checks: Checks,
@@ -49,37 +39,28 @@ struct Peer {
     modern: BTreeMap<String, String>,
     /// All that has come.
     seen: Vec<Value>,
-    /// Where the server keeps its tasks, if that is to go away with this.
-    dir: Option<TempDir>,
 }
 
 impl Peer {
     /// A server with these tools, and a stream to it.
     fn start(tools: Registry) -> Self {
-        let dir = TempDir::new();
-        let store = SqliteStore::open(dir.path()).expect("a store");
-        let server =
-            Server::start_with_clock(tools, store, any_disk(crate::kit::without_followups()), Arc::new(SystemClock)).expect("a server");
-        Self { dir: Some(dir), ..Self::on(&server, json!({"elicitation": {}, "sampling": {}, "roots": {}})) }
+        Self::at(Pipe::start(tools, without_followups()), json!({"elicitation": {}, "sampling": {}, "roots": {}}))
     }
 
     /// A stream to this server, whose client will declare this.
     fn on(server: &Server, capabilities: Value) -> Self {
-        let (input, server_input) = tokio::io::duplex(PIPE);
-        let (server_output, output) = tokio::io::duplex(PIPE);
-        let server = server.clone();
-        let serving = tokio::spawn(async move { server.serve_stream(server_input, server_output, std::future::pending()).await });
+        Self::at(Pipe::to(server), capabilities)
+    }
+
+    fn at(pipe: Pipe, capabilities: Value) -> Self {
         Self {
-            input: Some(input),
-            output: BufReader::new(output).lines(),
-            serving,
+            pipe,
             checks: Checks::new(LATEST, &capabilities),
             capabilities,
             is_open: false,
             client: Client::new(0).declaring(json!({"elicitation": {}, "extensions": {TASKS: {}}})),
             modern: BTreeMap::new(),
             seen: Vec::new(),
-            dir: None,
         }
     }
 
@@ -91,8 +72,7 @@ impl Peer {
     }
 
     async fn line(&mut self, text: &str) {
-        let input = self.input.as_mut().expect("the input is open");
-        soon("room in the pipe", input.write_all(format!("{text}\n").as_bytes())).await.expect("writable");
+        self.pipe.write(format!("{text}\n").as_bytes()).await;
     }
 
     /// Sends a request of this era.
@@ -142,7 +122,7 @@ impl Peer {
 
     /// The next line, if there is one.
     async fn next(&mut self) -> Option<Value> {
-        let line = soon("the next line", self.output.next_line()).await.expect("readable")?;
+        let line = self.pipe.line().await?;
         let message: Value = serde_json::from_str(&line).expect("JSON");
         let is_modern = message["params"]["_meta"].get(SUBSCRIPTION).is_some();
         match (message.get("method").is_some(), message.get("id")) {
@@ -229,10 +209,9 @@ impl Peer {
 
     /// Ends the input and waits for the server's end; it must have nothing more to say.
     async fn ended(mut self) {
-        self.input = None;
+        self.pipe.end();
         assert_eq!(self.next().await, None);
-        soon("the end of the server", self.serving).await.expect("no panic").expect("a clean end");
-        drop(self.dir);
+        self.pipe.ended().await;
     }
 }
 
@@ -302,8 +281,8 @@ async fn who_asks_for_anything_else_before_the_handshake_is_told_both_ways_in() 
 #[tokio::test]
 async fn a_second_handshake_is_refused_and_the_first_one_holds() {
     let stage = Stage::of(Config::default(), |tool| tool.streams()).await;
-    let mut peer = Peer::opened(&stage.server.server, partials()).await;
-    for (version, capabilities) in [(LATEST, partials()), (LATEST, json!({})), ("2025-03-26", json!({}))] {
+    let mut peer = Peer::opened(&stage.server.server, streaming()).await;
+    for (version, capabilities) in [(LATEST, streaming()), (LATEST, json!({})), ("2025-03-26", json!({}))] {
         peer.ask("again", "initialize", initialize(version, &capabilities)).await;
         let error = peer.error("again").await;
         assert_eq!(error["code"], -32600, "{version} {capabilities}");
@@ -540,7 +519,7 @@ async fn the_question_of_a_task_is_asked_while_its_result_is_waited_for() {
 #[tokio::test]
 async fn output_and_statuses_of_a_task_are_written_behind_its_handle() {
     let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let mut peer = Peer::opened(&stage.server.server, partials()).await;
+    let mut peer = Peer::opened(&stage.server.server, streaming()).await;
     let task = peer.task("writes").await;
     assert_eq!(peer.count("notifications/tasks/status") + peer.numbers().len(), 0, "its name comes first");
     let mut act = stage.run().await;
@@ -580,7 +559,7 @@ async fn who_declares_no_draft_is_told_of_statuses_alone() {
 #[tokio::test]
 async fn a_result_is_waited_for_and_holds_nothing_up() {
     let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let mut peer = Peer::opened(&stage.server.server, partials()).await;
+    let mut peer = Peer::opened(&stage.server.server, streaming()).await;
     let task = peer.task("writes").await;
     let mut act = stage.run().await;
     act.writes("a").await;
@@ -752,7 +731,7 @@ async fn a_batch_is_a_line_and_so_are_its_answers() {
         {"jsonrpc": "2.0", "id": 3, "method": "unheard/of"},
     ]);
     peer.line(&batch.to_string()).await;
-    let line = soon("the answers", peer.output.next_line()).await.expect("readable").expect("the stream goes on");
+    let line = peer.pipe.line().await.expect("the stream goes on");
     let answers: Vec<Value> = serde_json::from_str(&line).expect("a list");
     assert_eq!(answers.len(), 3, "{line}");
     let answer = |id: Value| answers.iter().find(|answer| answer["id"] == id).expect("an answer");

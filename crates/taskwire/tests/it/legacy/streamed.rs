@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
     core::wire::Segments,
-    server::{Config, LegacyConfig},
+    server::Config,
     tool::{Content, Tool},
 };
 use tokio::task::JoinHandle;
 
 use super::kit::{Legacy, RELATED, Sse};
 use crate::{
-    kit::{TestServer, manual_clock, soon},
+    kit::{TestServer, manual_clock, passing, soon},
     stage::{Act, MS, Stage, text_of},
     tasks::{quick, registry},
 };
@@ -38,10 +38,6 @@ pub(crate) fn asking(modes: &[&str]) -> Value {
 /// The parameters of a call of `writes` that asks for these modes.
 pub(crate) fn calling(modes: &[&str]) -> Value {
     json!({"name": "writes", "arguments": {}, "task": asking(modes)})
-}
-
-pub(crate) fn with_legacy(legacy: LegacyConfig) -> Config {
-    Config { legacy, ..Config::default() }
 }
 
 /// A server whose tool `writes` shows its output while it is produced, and a client that can handle every mode.
@@ -305,15 +301,5 @@ pub(crate) async fn told_until(stand: &mut Sse, task: &str, status: &str) -> Vec
 
 /// Lets time pass, a little at a time, until `future` is there.
 pub(crate) async fn as_time_passes<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
-    let passing = async {
-        tokio::pin!(future);
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut future => return done,
-                () = tokio::task::yield_now() => clock.advance(MS),
-            }
-        }
-    };
-    soon("what time brings", passing).await
+    soon("what time brings", passing(clock, MS, future)).await
 }

@@ -11,15 +11,16 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, TempDir, TestServer, manual_clock, soon},
+    kit::{Client, MS, TempDir, TestServer, manual_clock, passing, soon},
     legacy::{
         kit::{Event, LATEST, Legacy, Sse},
-        session::{VERSIONS, partials, refused, resource, said, start, with_legacy},
+        partials::streaming,
+        session::{VERSIONS, refused, resource, said, start, with_legacy},
         tasks::{awaiting, brief, refusal, until_is},
     },
     shutdown::settle,
     stage::{Act, HOUR, SECOND, Stage, uncoalesced},
-    tasks::{Gate, life, quick, registry, reopened, tool, two_callers, with_limits},
+    tasks::{Gate, count, life, quick, registry, reopened, tool, two_callers, with_limits},
 };
 
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
@@ -28,22 +29,10 @@ pub(crate) fn call(legacy: &Legacy, tool: &str, meta: Value) -> Value {
     legacy.message(legacy.next_id(), "tools/call", json!({"name": tool, "arguments": {}, "_meta": meta}))
 }
 
-/// Waits while time passes.
-async fn passing<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
-    tokio::pin!(future);
-    loop {
-        tokio::select! {
-            biased;
-            done = &mut future => return done,
-            () = tokio::task::yield_now() => clock.advance(Duration::from_millis(50)),
-        }
-    }
-}
-
 /// The answer to a call whose tool says nothing: it becomes a stream when it has taken long enough.
 pub(crate) async fn held(legacy: &Legacy, clock: &ManualClock, gate: &Gate, message: &Value) -> Sse {
     let opening = async {
-        let (sse, ()) = tokio::join!(passing(clock, legacy.stream_message(message)), gate.started.wait());
+        let (sse, ()) = tokio::join!(passing(clock, 50 * MS, legacy.stream_message(message)), gate.started.wait());
         sse
     };
     soon("the stream of a call", opening).await
@@ -179,7 +168,7 @@ async fn a_changed_resource_is_told_to_who_subscribed_to_it() {
 #[tokio::test]
 async fn what_happened_before_there_was_a_standing_stream_is_told_on_the_first() {
     let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, partials()).await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     act.writes("a").await;
@@ -188,7 +177,7 @@ async fn what_happened_before_there_was_a_standing_stream_is_told_on_the_first()
     until_is(&legacy, &id, "completed").await;
     let mut sse = legacy.stand().await;
     assert_eq!(next_partials(&mut sse, 3).await, ["0 a", "1 b", "completed"]);
-    let elsewhere = Legacy::declaring(&stage.server, partials()).await;
+    let elsewhere = Legacy::declaring(&stage.server, streaming()).await;
     let mut silent = elsewhere.stand().await;
     stage.server.stop();
     assert_eq!(silent.rest().await, Vec::<Value>::new(), "another session of the same caller did not make it");
@@ -197,7 +186,7 @@ async fn what_happened_before_there_was_a_standing_stream_is_told_on_the_first()
 #[tokio::test]
 async fn a_standing_stream_goes_on_where_it_broke_off() {
     let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, partials()).await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
     let mut sse = legacy.stand().await;
     let beginning = sse.last_id.clone().expect("an id");
     let (one, mut first) = (legacy.start("writes", json!({})).await, stage.run().await);
@@ -244,7 +233,7 @@ fn a_standing_stream_goes_on_after_a_crash_of_the_server() {
     };
     let (legacy, last) = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), uncoalesced(), Arc::new(clock.clone())).await;
-        let legacy = Legacy::declaring(&server, partials()).await;
+        let legacy = Legacy::declaring(&server, streaming()).await;
         let mut sse = legacy.stand().await;
         legacy.start("writes", json!({})).await;
         for n in 0..2 {
@@ -326,14 +315,6 @@ async fn log_lines_of_tasks_are_told_on_the_standing_stream() {
 }
 
 // Streams of calls.
-
-/// Tells its progress three times.
-pub(crate) async fn count(ctx: Ctx) -> Result<&'static str, ToolError> {
-    for n in 1..=3 {
-        ctx.progress(Progress::of(n, 3.0).message("counting")).await?;
-    }
-    Ok("counted")
-}
 
 /// Says something at each level.
 fn noise() -> Tool {
@@ -449,7 +430,7 @@ async fn a_level_that_does_not_exist_is_refused() {
 #[tokio::test]
 async fn events_of_all_streams_of_a_session_have_ids_of_their_own() {
     let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, partials()).await;
+    let legacy = Legacy::declaring(&stage.server, streaming()).await;
     let mut standing = legacy.stand().await;
     let mut ids = vec![standing.last_id.clone().expect("an id")];
     let mut waiting = Vec::new();
@@ -612,7 +593,7 @@ async fn a_connection_is_ended_after_so_long_and_says_when_to_come_back() {
     let wait = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut streams = [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.stand().await];
     for sse in &mut streams {
-        let events = soon("the end of the connection", passing(&clock, events(sse))).await;
+        let events = soon("the end of the connection", passing(&clock, 50 * MS, events(sse))).await;
         assert!(events.iter().any(|event| event.retry == Some(2_000)), "{events:?}");
         let is_answer = |event: &Event| event.message.as_ref().is_some_and(|message| message.get("method").is_none());
         assert!(!events.iter().any(is_answer), "the stream itself goes on: {events:?}");

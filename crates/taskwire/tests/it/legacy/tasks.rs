@@ -10,12 +10,9 @@ use taskwire::{
 
 use crate::{
     kit::{Response, TempDir, TestServer, manual_clock, soon},
-    legacy::{
-        eras::session_of,
-        kit::{Legacy, RELATED, Sse},
-    },
+    legacy::kit::{Legacy, RELATED, Sse, session_of},
     stage::{HOUR, MS, SECOND, Stage, not_found, text_of},
-    tasks::{Gate, life, quick, registry, reopened, tool, two_callers},
+    tasks::{Gate, life, quick, registry, reopened, two_callers},
 };
 
 const MINUTE_MS: u64 = 60_000;
@@ -529,12 +526,7 @@ async fn a_server_may_keep_its_list_to_itself() {
 #[tokio::test]
 async fn calls_that_are_no_tasks_to_their_caller_are_never_listed() {
     let gate = Gate::new();
-    let saves = tool("saves", &gate, |gate, ctx| async move {
-        ctx.checkpoint(&1).await?;
-        gate.started.send();
-        gate.go.wait().await;
-        Ok("done")
-    });
+    let saves = gate.saves();
     let server = TestServer::start_with(registry([saves]), Config::default(), Arc::new(manual_clock())).await;
     let legacy = Legacy::open(&server).await;
     let caller = legacy.clone();

@@ -10,13 +10,13 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use taskwire::{
     server::Config,
-    tool::{CallResult, Ctx, IntoResult, Progress, TaskMode, Tool, ToolError},
+    tool::{Ctx, Progress, TaskMode, Tool},
 };
-use tokio::sync::{mpsc, oneshot};
 
 use self::wire::Session;
 use crate::{
     kit::{TestServer, manual_clock, soon},
+    stage::{Act, Runs, played_as, run_of},
     tasks::{accept, name_form, name_in, registry},
     traces::{Recorder, TOKENS},
 };
@@ -27,66 +27,23 @@ without `Host` and `Content-Length`, responses with `Content-Type` and `Mcp-Sess
 here: the session is `session-1`, its tasks `task-1` and so on, and the ids of events and of the server's questions are `event-1` and \
 `question-1`, in the order in which they first appear. On the wire they are opaque.";
 
-/// A tool that does nothing by itself: its test has its context and says how it ends.
-struct Play(mpsc::Receiver<Act>);
-
-/// One run of it.
-struct Act {
-    ctx: Ctx,
-    end: oneshot::Sender<Result<CallResult, ToolError>>,
+/// A run that begins with a chunk.
+async fn run_and_write(runs: &mut Runs, text: &str) -> Act {
+    let act = run_of(runs).await;
+    act.writes(text).await;
+    act
 }
 
-impl Play {
-    fn new(name: &str, description: &str) -> (Tool, Self) {
-        let (sender, runs) = mpsc::channel(16);
-        let tool = Tool::raw(name, description, json!({"type": "object"}), move |ctx: Ctx| {
-            let sender: mpsc::Sender<Act> = sender.clone();
-            async move {
-                let (end, ended) = oneshot::channel();
-                let _ = sender.send(Act { ctx, end }).await;
-                ended.await?
-            }
-        });
-        (tool, Self(runs))
-    }
-
-    async fn run(&mut self) -> Act {
-        soon("the tool", self.0.recv()).await.expect("it runs")
-    }
-
-    /// A run that begins with a chunk.
-    async fn run_and_write(&mut self, text: &str) -> Act {
-        let act = self.run().await;
-        act.writes(text).await;
-        act
-    }
-
-    /// A run that begins by saying how far it is.
-    async fn run_and_progress(&mut self, message: &str) -> Act {
-        let act = self.run().await;
-        act.progresses(1.0, message).await;
-        act
-    }
+/// A run that begins by saying how far it is.
+async fn run_and_progress(runs: &mut Runs, message: &str) -> Act {
+    let act = run_of(runs).await;
+    progresses(&act, 1.0, message).await;
+    act
 }
 
-impl Act {
-    /// Writes a chunk of its own, which is in the log when this returns.
-    async fn writes(&self, text: &str) {
-        let writing = async {
-            self.ctx.text(text).await?;
-            self.ctx.flush().await
-        };
-        soon("the output", writing).await.expect("it may write");
-    }
-
-    /// Says how far it is, of three.
-    async fn progresses(&self, done: f64, message: &str) {
-        soon("the progress", self.ctx.progress(Progress::of(done, 3.0).message(message))).await.expect("it may say so");
-    }
-
-    fn ends(self, text: &str) {
-        assert!(self.end.send(Ok(text.into_result())).is_ok(), "it is still running");
-    }
+/// Says how far a run is, of three.
+async fn progresses(act: &Act, done: f64, message: &str) {
+    soon("the progress", act.ctx.progress(Progress::of(done, 3.0).message(message))).await.expect("it may say so");
 }
 
 /// A server of storytellers on which time stands still.
@@ -130,7 +87,7 @@ fn has_segment(number: u64) -> impl Fn(&Value) -> bool {
 
 #[tokio::test]
 async fn a_task_goes_over_the_wire_as_the_document_shows() {
-    let (tool, mut play) = Play::new("tell", "Tells a story");
+    let (tool, mut runs) = played_as("tell", "Tells a story");
     let tool = tool.task(TaskMode::Always).immediate_response("The story has begun. It will take a while.");
     let server = serve([tool]).await;
     let mut recorder = Recorder::new(
@@ -158,7 +115,7 @@ async fn a_task_goes_over_the_wire_as_the_document_shows() {
     let called = session.ask("tools/call", json!({"name": "tell", "arguments": {}, "task": {"ttl": 60_000}})).await;
     let task = task_of(&called);
     session.recorder.alias(&task, "task-1");
-    let act = play.run().await;
+    let mut act = run_of(&mut runs).await;
 
     session.recorder.step("Its state", "Whoever has the handle can ask how the task is getting on, as often as `pollInterval` says.");
     soon("the status", act.ctx.status("looking for a keeper")).await.expect("it may say so");
@@ -191,7 +148,7 @@ async fn a_task_goes_over_the_wire_as_the_document_shows() {
         "The same stream ends with the task's last state and the response to `tasks/result`: what the call would have returned, and the \
          name of its task.",
     );
-    act.ends(&format!("{} lit the lamp again.", name_in(&answer)));
+    act.ends(format!("{} lit the lamp again.", name_in(&answer)));
     let response = session.hear_out(waiting).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(waiting_id), &json!("Ida lit the lamp again.")));
 
@@ -217,7 +174,7 @@ async fn a_task_goes_over_the_wire_as_the_document_shows() {
 
 #[tokio::test]
 async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
-    let (tool, mut play) = Play::new("tell", "Tells a story, token by token");
+    let (tool, mut runs) = played_as("tell", "Tells a story, token by token");
     let server = serve([tool.task(TaskMode::Always).streams()]).await;
     let mut recorder = Recorder::new(
         "Partial results in a session (SEP-2679), message by message",
@@ -246,7 +203,7 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
     let called = session.ask("tools/call", json!({"name": "tell", "arguments": {}, "task": {}})).await;
     let task = task_of(&called);
     session.recorder.alias(&task, "task-1");
-    let act = play.run().await;
+    let mut act = run_of(&mut runs).await;
 
     session.recorder.step(
         "Output",
@@ -287,7 +244,7 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
         "The end",
         "Nothing of a task comes behind its last state. What was streamed is for watching; the result that counts is that of the task.",
     );
-    act.ends(&TOKENS.concat());
+    act.ends(TOKENS.concat());
     let response = session.hear_out(waiting).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(waiting_id), &json!(TOKENS.concat())));
     drop(standing);
@@ -296,7 +253,7 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
 
 #[tokio::test]
 async fn response_modes_go_over_the_wire_as_the_document_shows() {
-    let (tool, mut play) = Play::new("tell", "Tells a story, token by token");
+    let (tool, mut runs) = played_as("tell", "Tells a story, token by token");
     let server = serve([lookup(), tool.streams()]).await;
     let mut recorder = Recorder::new(
         "Response modes (SEP-1905), message by message",
@@ -322,7 +279,7 @@ async fn response_modes_go_over_the_wire_as_the_document_shows() {
          segment, and `seqNr` counts the segments of the task from 1.",
     );
     let call = json!({"name": "tell", "arguments": {}, "task": {"responseModes": ["streaming", "task"]}});
-    let (mut stream, act) = tokio::join!(session.stream("tools/call", call), play.run_and_write(TOKENS[0]));
+    let (mut stream, mut act) = tokio::join!(session.stream("tools/call", call), run_and_write(&mut runs, TOKENS[0]));
     let call_id = session.last_id;
     let first = session.hear_until(&mut stream, has_segment(1)).await;
     let task = task_of(&first);
@@ -365,7 +322,7 @@ async fn response_modes_go_over_the_wire_as_the_document_shows() {
     act.writes(TOKENS[5]).await;
     session.hear_until(&mut stream, has_segment(6)).await;
     session.recorder.remark("The tool returns the whole story. It is what was written, so there is no segment for it.");
-    act.ends(&TOKENS.concat());
+    act.ends(TOKENS.concat());
     let end = session.hear_out(stream).await.expect("a response");
     assert_eq!((&end["id"], &end["result"]["isComplete"]), (&json!(call_id), &json!(true)));
 
@@ -392,7 +349,7 @@ async fn response_modes_go_over_the_wire_as_the_document_shows() {
 
 #[tokio::test]
 async fn plain_calls_go_over_the_wire_as_the_document_shows() {
-    let (tool, mut play) = Play::new("tell", "Tells a story");
+    let (tool, mut runs) = played_as("tell", "Tells a story");
     let server = serve([lookup(), tool]).await;
     let mut recorder = Recorder::new(
         "Plain calls of 2025-11-25, message by message",
@@ -413,7 +370,7 @@ async fn plain_calls_go_over_the_wire_as_the_document_shows() {
          an id and nothing else, and what can be told again has an id, too.",
     );
     let call = json!({"name": "tell", "arguments": {}, "_meta": {"progressToken": "story-1"}});
-    let (mut stream, act) = tokio::join!(session.stream("tools/call", call), play.run_and_progress("lit the lamp"));
+    let (mut stream, mut act) = tokio::join!(session.stream("tools/call", call), run_and_progress(&mut runs, "lit the lamp"));
     let call_id = session.last_id;
     session.hear_until(&mut stream, is("notifications/progress")).await;
     session.recorder.remark("The tool sends a line for the client's log. It is not stored here: it has no id, and is told once or never.");
@@ -428,7 +385,7 @@ async fn plain_calls_go_over_the_wire_as_the_document_shows() {
     let answer = soon("the answer", asking).await.expect("no panic").expect("an answer");
 
     session.recorder.step("The response", "The response is the last message of the stream.");
-    act.ends(&format!("{} lit the lamp again.", name_in(&answer)));
+    act.ends(format!("{} lit the lamp again.", name_in(&answer)));
     let response = session.hear_out(stream).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(call_id), &json!("Ida lit the lamp again.")));
 
@@ -438,14 +395,14 @@ async fn plain_calls_go_over_the_wire_as_the_document_shows() {
          comes back. The stream has no response yet: the call goes on.",
     );
     let call = json!({"name": "tell", "arguments": {}, "_meta": {"progressToken": "story-2"}});
-    let (mut stream, act) = tokio::join!(session.stream("tools/call", call), play.run_and_progress("lit the lamp"));
+    let (mut stream, mut act) = tokio::join!(session.stream("tools/call", call), run_and_progress(&mut runs, "lit the lamp"));
     let call_id = session.last_id;
     session.hear_until(&mut stream, is("notifications/progress")).await;
     act.ctx.disconnect(Duration::from_secs(2));
     while session.event(&mut stream).await.is_some() {}
     let last = stream.cut();
     session.recorder.remark("The tool goes on while nobody listens.");
-    act.progresses(2.0, "filled the lamp").await;
+    progresses(&act, 2.0, "filled the lamp").await;
 
     session.recorder.step("The client comes back", "With the last event that it has, the client gets what followed it.");
     let mut stream = session.resume(&last).await;

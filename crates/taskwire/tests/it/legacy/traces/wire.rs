@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use crate::{
-    kit::{Response, TestServer, next_chunk, read_head, read_response, soon},
+    kit::{Response, TestServer, next_chunk, read_head, read_response, soon, value_of},
     legacy::kit::{Checks, Event, LATEST},
     traces::{CLIENT, Recorder, SERVER, layout},
 };
@@ -153,9 +153,8 @@ impl Session {
     }
 
     fn head(&mut self, status: u16, headers: &[(String, String)], message: Option<&Value>) {
-        let value_of = |name: &str| headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str());
         let shown: Vec<(&str, &str)> =
-            ["Content-Type", "Mcp-Session-Id"].into_iter().filter_map(|name| Some((name, value_of(name)?))).collect();
+            ["Content-Type", "Mcp-Session-Id"].into_iter().filter_map(|name| Some((name, value_of(headers, name)?))).collect();
         self.recorder.response(status, &shown, message);
     }
 

@@ -1,0 +1,59 @@
+//! SQLite in the hands of a test.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use taskwire::{
+    core::{Epoch, TaskId, task::Task},
+    store::{Error, Reader, SessionChange, SqliteStore, Store, Write},
+};
+
+use crate::kit::TempDir;
+
+/// A store that does as SQLite does, but for what its test says.
+pub(crate) struct TestStore {
+    pub(crate) store: SqliteStore,
+    /// What happens before each commit.
+    pub(crate) before_commit: Box<dyn FnMut() + Send>,
+    /// What the disk still takes; nobody knows, if nobody says.
+    pub(crate) free: Option<Arc<AtomicU64>>,
+}
+
+impl TestStore {
+    pub(crate) fn open(dir: &TempDir) -> Self {
+        Self { store: SqliteStore::open(dir.path()).expect("a store"), before_commit: Box::new(|| {}), free: None }
+    }
+}
+
+impl Store for TestStore {
+    fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
+        self.store.load(id)
+    }
+
+    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
+        self.store.stored_bytes(id)
+    }
+
+    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error> {
+        (self.before_commit)();
+        self.store.commit(writes, sessions)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.free.as_ref().map(|free| free.load(Ordering::Acquire))
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.store.epoch()
+    }
+
+    fn secret(&self) -> [u8; 32] {
+        self.store.secret()
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        self.store.reader()
+    }
+}
