@@ -33,7 +33,7 @@ pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -
     let registry = Registry::new();
     registry.tool(echo())?.tool(park())?.tool(quick())?.tool(write(gates.clone()))?.tool(pour(gates.clone()))?.tool(open(gates))?;
     // Polls that come too soon are measured too: they must be answered, not held.
-    let mut config = Config { listens_per_caller: 100_000, hold_polls: false, ..Config::default() };
+    let mut config = Config { streams_per_caller: 100_000, long_poll: false, ..Config::default() };
     config.http.connections = 100_000;
     config.engine.limits.tasks_per_caller = 10_000_000;
     config.engine.limits.stored_bytes_per_caller = 1024 * GIB;

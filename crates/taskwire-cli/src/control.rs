@@ -25,11 +25,11 @@ use tokio::{
 use crate::{config::Config, demo};
 
 /// The socket's name in the directory of the tasks.
-const NAME: &str = "control";
+const SOCKET_NAME: &str = "control";
 /// Bytes of one request or reply.
 const LINE_BYTES_MAX: u64 = 1024 * 1024;
 /// How many may talk to the server at one time.
-const TALKS_MAX: usize = 16;
+const CONNECTIONS_MAX: usize = 16;
 
 /// What is asked of a running server.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,12 +49,12 @@ pub(crate) enum Reply {
     /// Nothing has changed, for this reason.
     Refused(String),
     /// What it serves.
-    Described(Description),
+    Described(ServerDescription),
 }
 
 /// What a server serves: enough to tell whether another one would serve the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Description {
+pub(crate) struct ServerDescription {
     pub(crate) file: Option<PathBuf>,
     /// Its tools, each with a hash of all that is known about it.
     pub(crate) tools: BTreeMap<String, u64>,
@@ -62,14 +62,14 @@ pub(crate) struct Description {
     pub(crate) keys: BTreeMap<String, u64>,
 }
 
-impl Description {
+impl ServerDescription {
     /// What a server with this configuration and these tools serves.
     pub(crate) fn of(config: &Config, definitions: &[Definition], file: Option<&Path>) -> Self {
-        Self::new(config, &known(config.demo, definitions), file)
+        Self::new(config, &tool_snapshots(config.demo, definitions), file)
     }
 
-    fn new(config: &Config, known: &Known, file: Option<&Path>) -> Self {
-        let tools = known.iter().map(|(name, all)| (name.clone(), hash(all))).collect();
+    fn new(config: &Config, tools: &ToolSnapshots, file: Option<&Path>) -> Self {
+        let tools = tools.iter().map(|(name, all)| (name.clone(), hash(all))).collect();
         let keys = config.effects().into_iter().map(|(key, effect)| (key, hash(&effect))).collect();
         Self { file: file.map(Path::to_owned), tools, keys }
     }
@@ -112,10 +112,10 @@ impl fmt::Display for Changes {
 }
 
 /// A tool by its name and by all that is known about it.
-type Known = Vec<(String, String)>;
+type ToolSnapshots = Vec<(String, String)>;
 
 /// All that the tools of a configuration are; two that say the same are the same.
-fn known(demo: bool, definitions: &[Definition]) -> Known {
+fn tool_snapshots(demo: bool, definitions: &[Definition]) -> ToolSnapshots {
     let of_demo = demo::NAMES.iter().filter(|_| demo).map(|name| ((*name).to_owned(), String::new()));
     let of_file = definitions.iter().map(|definition| {
         // What a command must not see is the server's business, not the tool's.
@@ -126,8 +126,8 @@ fn known(demo: bool, definitions: &[Definition]) -> Known {
 }
 
 impl Changes {
-    fn between(old: &Known, new: &Known) -> Self {
-        let find = |tools: &Known, name: &str| tools.iter().find(|(other, _)| other == name).map(|(_, all)| all.clone());
+    fn between(old: &ToolSnapshots, new: &ToolSnapshots) -> Self {
+        let find = |tools: &ToolSnapshots, name: &str| tools.iter().find(|(other, _)| other == name).map(|(_, all)| all.clone());
         let mut changes = Self::default();
         for (name, all) in new {
             match find(old, name) {
@@ -143,32 +143,32 @@ impl Changes {
 
 /// What a server serves, and where it has that from.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct LiveConfig {
     /// What the server was started with.
     config: Config,
     /// The file, absolute: nothing that is read later depends on where the process is.
     file: Option<PathBuf>,
     /// Keys that the command line decides.
-    overruled: Vec<&'static str>,
+    overridden_keys: Vec<&'static str>,
     registry: Registry,
     commands: Commands,
-    known: Mutex<Known>,
+    served_tools: Mutex<ToolSnapshots>,
 }
 
-impl Live {
+impl LiveConfig {
     /// Puts the tools of the configuration into the registry.
     pub(crate) fn start(
         config: Config,
         definitions: Vec<Definition>,
         file: Option<&Path>,
-        overruled: Vec<&'static str>,
+        overridden_keys: Vec<&'static str>,
         registry: Registry,
         commands: Commands,
     ) -> anyhow::Result<Self> {
         let file = file.map(std::path::absolute).transpose()?;
-        let live = Self { config, file, overruled, registry, commands, known: Mutex::default() };
-        *live.lock() = known(live.config.demo, &definitions);
-        live.set(&live.config, definitions)?;
+        let live = Self { config, file, overridden_keys, registry, commands, served_tools: Mutex::default() };
+        *live.lock() = tool_snapshots(live.config.demo, &definitions);
+        live.serve_tools(&live.config, definitions)?;
         Ok(live)
     }
 
@@ -177,12 +177,12 @@ impl Live {
         &self.config
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ToolSnapshots> {
+        self.served_tools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves these tools and no others; all or nothing.
-    fn set(&self, config: &Config, definitions: Vec<Definition>) -> anyhow::Result<()> {
+    fn serve_tools(&self, config: &Config, definitions: Vec<Definition>) -> anyhow::Result<()> {
         let names: Vec<String> = definitions.iter().map(|definition| definition.name.clone()).collect();
         let commands = self.commands.tools(definitions).map_err(|(n, problem)| config.refuse_tool(n, &problem))?;
         let tools = if config.demo { demo::tools() } else { Vec::new() };
@@ -212,19 +212,19 @@ impl Live {
         config.check()?;
         let secrets: Vec<String> = self.config.auth.variables().collect();
         let definitions = config.definitions(&secrets)?;
-        let new = known(config.demo, &definitions);
+        let new = tool_snapshots(config.demo, &definitions);
         let mut changes = Changes::between(&old, &new);
-        changes.restart = self.config.restart_keys(&config, &self.overruled);
+        changes.restart = self.config.restart_keys(&config, &self.overridden_keys);
         changes.warnings = config.warnings(&definitions);
         if *old != new {
-            self.set(&config, definitions)?;
+            self.serve_tools(&config, definitions)?;
             *old = new;
         }
         Ok(changes)
     }
 
     /// The same, told to the log as well, beside what else there is to do.
-    async fn reload_and_tell(self: Arc<Self>, wanted: Option<PathBuf>) -> Reply {
+    async fn reload_and_log(self: Arc<Self>, wanted: Option<PathBuf>) -> Reply {
         let reloaded = tokio::task::spawn_blocking(move || self.reload(wanted.as_deref())).await;
         match reloaded.context("it could not be read").flatten() {
             Ok(changes) => {
@@ -241,17 +241,17 @@ impl Live {
 }
 
 /// Reads the configuration again at each signal.
-pub(crate) async fn on_signal(mut signal: Signal, live: Arc<Live>) {
+pub(crate) async fn reload_on_signal(mut signal: Signal, live: Arc<LiveConfig>) {
     while signal.recv().await.is_some() {
-        live.clone().reload_and_tell(None).await;
+        live.clone().reload_and_log(None).await;
     }
 }
 
 /// Listens from now on. Only whoever may read the tasks can talk to it.
-pub(crate) async fn listen(data: &Path, live: Arc<Live>) -> io::Result<SocketFile> {
-    let listener = socket::listen(data, NAME).await?;
+pub(crate) async fn listen(data: &Path, live: Arc<LiveConfig>) -> io::Result<SocketFile> {
+    let listener = socket::listen(data, SOCKET_NAME).await?;
     tokio::spawn(accept(listener, live));
-    Ok(SocketFile(data.join(NAME)))
+    Ok(SocketFile(data.join(SOCKET_NAME)))
 }
 
 /// The file of a socket, which is removed with this.
@@ -265,17 +265,17 @@ impl Drop for SocketFile {
     }
 }
 
-async fn accept(listener: UnixListener, live: Arc<Live>) {
-    let room = Arc::new(Semaphore::new(TALKS_MAX));
-    while let Ok(place) = room.clone().acquire_owned().await {
+async fn accept(listener: UnixListener, live: Arc<LiveConfig>) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    while let Ok(permit) = permits.clone().acquire_owned().await {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let live = live.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = answer(stream, live).await {
+                    if let Err(error) = handle_request(stream, live).await {
                         tracing::debug!(%error, "a connection to the control socket ended early");
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
@@ -286,13 +286,13 @@ async fn accept(listener: UnixListener, live: Arc<Live>) {
     }
 }
 
-async fn answer(mut stream: UnixStream, live: Arc<Live>) -> io::Result<()> {
+async fn handle_request(mut stream: UnixStream, live: Arc<LiveConfig>) -> io::Result<()> {
     let (input, mut output) = stream.split();
     let mut line = String::new();
     tokio::io::BufReader::new(input.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
     let reply = match serde_json::from_str(&line) {
-        Ok(Request::Reload { config }) => live.reload_and_tell(config).await,
-        Ok(Request::Describe) => Reply::Described(Description::new(&live.config, &live.lock(), live.file.as_deref())),
+        Ok(Request::Reload { config }) => live.reload_and_log(config).await,
+        Ok(Request::Describe) => Reply::Described(ServerDescription::new(&live.config, &live.lock(), live.file.as_deref())),
         Err(error) => Reply::Refused(format!("the server does not understand that, is it of another version? ({error})")),
     };
     let mut text = serde_json::to_string(&reply)?;
@@ -302,8 +302,8 @@ async fn answer(mut stream: UnixStream, live: Arc<Live>) -> io::Result<()> {
 }
 
 /// Asks the server that has its tasks in this directory. It takes as long as it takes.
-pub(crate) fn ask(data: &Path, request: &Request) -> io::Result<Reply> {
-    let mut stream = socket::connect_blocking(data, NAME)?;
+pub(crate) fn send_request(data: &Path, request: &Request) -> io::Result<Reply> {
+    let mut stream = socket::connect_blocking(data, SOCKET_NAME)?;
     let mut text = serde_json::to_string(request)?;
     text.push('\n');
     stream.write_all(text.as_bytes())?;
@@ -319,7 +319,7 @@ pub(crate) fn ask(data: &Path, request: &Request) -> io::Result<Reply> {
 mod tests {
     use super::*;
 
-    fn tools(pairs: &[(&str, &str)]) -> Known {
+    fn tools(pairs: &[(&str, &str)]) -> ToolSnapshots {
         pairs.iter().map(|(name, all)| ((*name).to_owned(), (*all).to_owned())).collect()
     }
 
@@ -330,7 +330,7 @@ mod tests {
         let changes = Changes::between(&old, &new);
         assert_eq!(changes.to_string(), "added: x, y; changed: b; removed: c; unchanged: 2");
         assert_eq!(Changes::between(&old, &old).to_string(), "unchanged: 4");
-        assert_eq!(Changes::between(&old, &Known::new()).to_string(), "removed: a, b, c, d; unchanged: 0");
+        assert_eq!(Changes::between(&old, &ToolSnapshots::new()).to_string(), "removed: a, b, c, d; unchanged: 0");
         let restart = Changes { restart: vec!["listen".to_owned(), "http.connections".to_owned()], ..Changes::default() };
         assert_eq!(restart.to_string(), "unchanged: 0\nneeds a restart: `listen`, `http.connections`");
     }
@@ -340,14 +340,14 @@ mod tests {
         let tool = |change: &dyn Fn(&mut Definition)| {
             let mut definition = Definition::new("x", "y", Vec::new());
             change(&mut definition);
-            known(false, &[definition])
+            tool_snapshots(false, &[definition])
         };
         let plain = tool(&|_| {});
         assert_eq!(plain, tool(&|it| it.remove_env = vec!["SECRET".to_owned()]));
         assert_ne!(plain, tool(&|it| it.concurrency = 1));
         assert_ne!(plain, tool(&|it| it.description = "z".to_owned()));
         assert_ne!(plain, tool(&|it| it.input_schema = serde_json::json!({"type": "object"})));
-        assert_eq!(known(true, &[]).len(), demo::NAMES.len());
+        assert_eq!(tool_snapshots(true, &[]).len(), demo::NAMES.len());
     }
 
     #[test]

@@ -91,7 +91,7 @@ const BRIDGE_OUT: i64 = 1001;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum Manner {
+enum FailureKind {
     /// A result that says `isError`
     Tool,
     /// A JSON-RPC error: the task is `failed`
@@ -103,20 +103,20 @@ enum Manner {
 #[derive(Deserialize, JsonSchema)]
 struct Fail {
     #[serde(default = "as_tool")]
-    how: Manner,
+    how: FailureKind,
 }
 
-const fn as_tool() -> Manner {
-    Manner::Tool
+const fn as_tool() -> FailureKind {
+    FailureKind::Tool
 }
 
 async fn fail(args: Fail, ctx: Ctx) -> Result<&'static str, ToolError> {
     ctx.text("Everything is going well so far.\n").await?;
     ctx.sleep(Duration::from_secs(2)).await?;
     match args.how {
-        Manner::Tool => Err(ToolError::new("The bridge is out: choose another way.")),
-        Manner::Request => Err(ToolError::protocol(BRIDGE_OUT, "the bridge is out")),
-        Manner::Panic => panic!("nobody expected the bridge to be out"),
+        FailureKind::Tool => Err(ToolError::new("The bridge is out: choose another way.")),
+        FailureKind::Request => Err(ToolError::protocol(BRIDGE_OUT, "the bridge is out")),
+        FailureKind::Panic => panic!("nobody expected the bridge to be out"),
     }
 }
 

@@ -21,29 +21,29 @@ use tokio::{
 };
 
 use crate::{
-    cmd::serve::{Leader, Prepared, stop_signal},
-    control::{self, Description, Reply, Request, SocketFile},
-    term::{escape, screen},
+    cmd::serve::{RunningServer, ServerSetup, stop_signal},
+    control::{self, Reply, Request, ServerDescription, SocketFile},
+    term::{escape, stderr},
 };
 
 /// The socket's name in the data directory.
-const NAME: &str = "join";
+const SOCKET_NAME: &str = "join";
 /// How long a process that has the directory may take until it lets others join.
-const PATIENCE: Duration = Duration::from_secs(15);
-const PAUSE: Duration = Duration::from_millis(20);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Lets other processes join a server, for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Joinable {
+pub(crate) struct JoinSocket {
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
     _socket: SocketFile,
 }
 
-impl Joinable {
+impl JoinSocket {
     /// Lets them join from now on. Only whoever may read the tasks can.
     pub(crate) async fn listen(data: PathBuf, server: &Server) -> io::Result<Self> {
-        let listener = socket::listen(&data, NAME).await?;
+        let listener = socket::listen(&data, SOCKET_NAME).await?;
         let (stop, mut stopped) = watch::channel(false);
         let server = server.clone();
         let serving = tokio::spawn(async move {
@@ -52,7 +52,7 @@ impl Joinable {
             };
             server.serve_local(listener, stopped).await;
         });
-        Ok(Self { stop, serving, _socket: SocketFile(data.join(NAME)) })
+        Ok(Self { stop, serving, _socket: SocketFile(data.join(SOCKET_NAME)) })
     }
 
     /// Cuts off those that joined: they go on with whoever serves next. What they called for is durable when this returns.
@@ -63,58 +63,58 @@ impl Joinable {
 }
 
 /// Serves the client of this process by way of whoever has the data directory.
-pub(crate) async fn run(prepared: Prepared, holder: &str) -> anyhow::Result<()> {
+pub(crate) async fn run(prepared: ServerSetup, holder: &str) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     let (data, body_bytes) = (prepared.data().to_owned(), prepared.body_bytes());
     let mine = prepared.describe();
-    let place = std::sync::Arc::new(Mutex::new(Place { prepared: Some(prepared), leader: None }));
-    let way = Way { data: data.clone(), place, joined: AtomicBool::new(false), failed: watch::Sender::new(None) };
+    let role = std::sync::Arc::new(Mutex::new(ProcessRole { setup: Some(prepared), server: None }));
+    let dialer = ServerDialer { data: data.clone(), role, has_joined: AtomicBool::new(false), store_failure: watch::Sender::new(None) };
     // Before anything is read: who cannot be joined is told so now.
-    drop(way.dial().await?);
+    drop(dialer.dial().await?);
     tracing::info!(data = %data.display(), "joined the server of {holder}");
-    let asked = tokio::task::spawn_blocking(move || control::ask(&data, &Request::Describe)).await?;
+    let asked = tokio::task::spawn_blocking(move || control::send_request(&data, &Request::Describe)).await?;
     if let Ok(Reply::Described(theirs)) = asked
         && let Some(differs) = theirs.differs_from(&mine)
     {
-        screen::write(&format!("{}\n", escape::lines(&format!("taskwire: {differs}"))));
+        stderr::write(&format!("{}\n", escape::lines(&format!("taskwire: {differs}"))));
     }
-    let place = way.place.clone();
-    let mut failed = way.failed.subscribe();
+    let role = dialer.role.clone();
+    let mut failed = dialer.store_failure.subscribe();
     let served = tokio::select! {
-        served = Bridge::new(way, body_bytes).run(tokio::io::stdin(), tokio::io::stdout(), stop) => served,
+        served = Bridge::new(dialer, body_bytes).run(tokio::io::stdin(), tokio::io::stdout(), stop) => served,
         // Nothing can be promised any more, and only a restart helps.
         Ok(reason) = failed.wait_for(Option::is_some) => {
             Err(io::Error::other(format!("the store failed: {}", reason.as_deref().unwrap_or_default())))
         }
     };
-    if let Some(leader) = place.lock().await.leader.take() {
+    if let Some(leader) = role.lock().await.server.take() {
         leader.stop().await;
     }
     Ok(served?)
 }
 
 /// What this process is, beside the bridge for its own client.
-struct Place {
+struct ProcessRole {
     /// All that is needed to serve, until it does.
-    prepared: Option<Prepared>,
-    leader: Option<Leader>,
+    setup: Option<ServerSetup>,
+    server: Option<RunningServer>,
 }
 
 /// The way to the server: another process, or this one once it has taken its place.
-struct Way {
+struct ServerDialer {
     data: PathBuf,
-    place: std::sync::Arc<Mutex<Place>>,
+    role: std::sync::Arc<Mutex<ProcessRole>>,
     /// Whether it ever led to one: then there will be one again.
-    joined: AtomicBool,
+    has_joined: AtomicBool,
     /// Why the store failed, if this process has it.
-    failed: watch::Sender<Option<String>>,
+    store_failure: watch::Sender<Option<String>>,
 }
 
-impl Way {
+impl ServerDialer {
     /// Takes the place of a server that has ended, if nobody else has.
     async fn take_over(&self) -> io::Result<()> {
-        let mut place = self.place.lock().await;
-        if place.leader.is_some() {
+        let mut role = self.role.lock().await;
+        if role.server.is_some() {
             return Ok(());
         }
         let store = match SqliteStore::open(&self.data) {
@@ -122,44 +122,44 @@ impl Way {
             Err(store::Error::Locked { .. }) => return Ok(()),
             Err(error) => return Err(io::Error::other(error)),
         };
-        let prepared = place.prepared.take().ok_or_else(|| io::Error::other("this process could not take the place of its server"))?;
-        let leader = prepared.lead(store).await.map_err(io::Error::other)?;
-        let (reason, failed) = (leader.failed(), self.failed.clone());
+        let prepared = role.setup.take().ok_or_else(|| io::Error::other("this process could not take the place of its server"))?;
+        let leader = prepared.start_server(store).await.map_err(io::Error::other)?;
+        let (reason, failed) = (leader.failed(), self.store_failure.clone());
         tokio::spawn(async move {
             failed.send_replace(Some(reason.await.to_string()));
         });
-        place.leader = Some(leader);
+        role.server = Some(leader);
         tracing::info!(data = %self.data.display(), "the server that was joined has ended: this process takes its place");
         Ok(())
     }
 }
 
-impl Dial for Way {
+impl Dial for ServerDialer {
     fn dial(&self) -> Pin<Box<dyn Future<Output = io::Result<UnixStream>> + Send + '_>> {
         Box::pin(async {
             let began = Instant::now();
             loop {
-                let refused = match socket::connect(&self.data, NAME).await {
+                let refused = match socket::connect(&self.data, SOCKET_NAME).await {
                     Ok(stream) => {
-                        self.joined.store(true, Ordering::Relaxed);
+                        self.has_joined.store(true, Ordering::Relaxed);
                         return Ok(stream);
                     }
                     Err(error) => error,
                 };
                 self.take_over().await?;
-                if began.elapsed() > PATIENCE && !self.joined.load(Ordering::Relaxed) {
+                if began.elapsed() > JOIN_TIMEOUT && !self.has_joined.load(Ordering::Relaxed) {
                     let data = self.data.display();
                     let message =
                         format!("another process uses {data} and accepts no others ({refused}): stop it, or choose another directory");
                     return Err(io::Error::new(refused.kind(), message));
                 }
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         })
     }
 }
 
-impl Description {
+impl ServerDescription {
     /// In what this configuration, which counts, differs from another one; none if it does not.
     fn differs_from(&self, mine: &Self) -> Option<String> {
         let names = |tools: Vec<&String>| tools.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -193,9 +193,9 @@ impl Description {
 mod tests {
     use super::*;
 
-    fn described(tools: &[(&str, u64)], keys: &[(&str, u64)]) -> Description {
+    fn described(tools: &[(&str, u64)], keys: &[(&str, u64)]) -> ServerDescription {
         let owned = |pairs: &[(&str, u64)]| pairs.iter().map(|(name, hash)| ((*name).to_owned(), *hash)).collect();
-        Description { file: Some("/a/taskwire.toml".into()), tools: owned(tools), keys: owned(keys) }
+        ServerDescription { file: Some("/a/taskwire.toml".into()), tools: owned(tools), keys: owned(keys) }
     }
 
     #[test]

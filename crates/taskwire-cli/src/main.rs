@@ -6,11 +6,11 @@ mod completion;
 mod config;
 mod control;
 mod demo;
-#[cfg(target_os = "linux")]
-mod init;
 mod join;
 #[cfg(test)]
 mod manual;
+#[cfg(target_os = "linux")]
+mod pid1;
 mod term;
 #[cfg(test)]
 #[path = "../../taskwire/src/testing.rs"]
@@ -104,8 +104,8 @@ fn main() -> ExitCode {
     }
     // Nobody else in its container waits for orphans.
     #[cfg(target_os = "linux")]
-    if matches!(args.command, Command::Serve(_)) && init::is_first() {
-        return init::run();
+    if matches!(args.command, Command::Serve(_)) && pid1::is_pid1() {
+        return pid1::run();
     }
     // A client's notices are its own; the log is for who looks for it.
     let usual = if matches!(args.command, Command::Serve(_)) { "taskwire=info,warn" } else { "error" };

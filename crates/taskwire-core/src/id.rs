@@ -142,7 +142,7 @@ name! {
 }
 name! {
     /// The name of one question that a task asks; never used twice within a task.
-    InputKey
+    QuestionKey
 }
 
 macro_rules! position {

@@ -17,7 +17,7 @@ pub mod task;
 pub mod time;
 pub mod wire;
 
-pub use id::{Attempt, CallerId, Epoch, InputKey, Seq, SessionId, TaskId, Version};
+pub use id::{Attempt, CallerId, Epoch, QuestionKey, Seq, SessionId, TaskId, Version};
 pub use limits::Limits;
 pub use payload::Payload;
 pub use time::Timestamp;

@@ -13,9 +13,9 @@ pub struct Limits {
     /// Bytes that one task may write in a second; a tool that is faster is made to wait.
     pub output_bytes_per_second: u64,
     /// Questions that one task may ask in its life.
-    pub inputs_per_task: u64,
+    pub questions_per_task: u64,
     /// Bytes of all questions and answers of one task.
-    pub input_bytes_per_task: u64,
+    pub question_bytes_per_task: u64,
     /// Events that one task may have besides its chunks; the ends of a task are always allowed.
     pub events_per_task: u64,
     /// Bytes of one status message.
@@ -33,7 +33,7 @@ pub struct Limits {
     /// it off.
     pub disk_reserve_bytes: u64,
     /// Changes that a session may be behind with; older ones it is not told of.
-    pub session_events: u64,
+    pub changes_per_session: u64,
 }
 
 impl Limits {
@@ -43,8 +43,8 @@ impl Limits {
         block_bytes: 8 * 1024 * 1024,
         task_output_bytes: 64 * 1024 * 1024,
         output_bytes_per_second: 32 * 1024 * 1024,
-        inputs_per_task: 1_000,
-        input_bytes_per_task: 4 * 1024 * 1024,
+        questions_per_task: 1_000,
+        question_bytes_per_task: 4 * 1024 * 1024,
         events_per_task: 100_000,
         message_bytes: 4 * 1024,
         value_bytes: 1024 * 1024,
@@ -52,7 +52,7 @@ impl Limits {
         tasks_per_caller: 1_000,
         stored_bytes_per_caller: 4 * 1024 * 1024 * 1024,
         disk_reserve_bytes: 256 * 1024 * 1024,
-        session_events: 4_096,
+        changes_per_session: 4_096,
     };
 }
 
@@ -66,7 +66,7 @@ const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.block_bytes
 const _: () = assert!(Limits::DEFAULT.block_bytes * 2 <= Limits::DEFAULT.task_output_bytes);
 const _: () = assert!(Limits::DEFAULT.chunk_bytes <= Limits::DEFAULT.output_bytes_per_second);
 const _: () = assert!(Limits::DEFAULT.message_bytes <= Limits::DEFAULT.value_bytes);
-const _: () = assert!(Limits::DEFAULT.value_bytes <= Limits::DEFAULT.input_bytes_per_task);
-const _: () = assert!(Limits::DEFAULT.inputs_per_task * 2 <= Limits::DEFAULT.events_per_task);
+const _: () = assert!(Limits::DEFAULT.value_bytes <= Limits::DEFAULT.question_bytes_per_task);
+const _: () = assert!(Limits::DEFAULT.questions_per_task * 2 <= Limits::DEFAULT.events_per_task);
 const _: () = assert!(Limits::DEFAULT.task_output_bytes * 2 <= Limits::DEFAULT.stored_bytes_per_caller);
 const _: () = assert!(Limits::DEFAULT.result_bytes * 4 <= Limits::DEFAULT.disk_reserve_bytes);

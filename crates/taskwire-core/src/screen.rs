@@ -30,13 +30,13 @@ fn is_control(c: char) -> bool {
 
 /// This text as a terminal shows it.
 #[must_use]
-pub fn shown(text: &str) -> Cow<'_, str> {
+pub fn render(text: &str) -> Cow<'_, str> {
     if !text.contains(is_control) {
         return Cow::Borrowed(text);
     }
     let (mut screen, mut out) = (Screen::default(), String::new());
     screen.feed(text, &mut out);
-    screen.end(&mut out);
+    screen.finish(&mut out);
     Cow::Owned(out)
 }
 
@@ -50,7 +50,7 @@ pub struct Screen {
     /// The line that is written to.
     row: usize,
     /// The byte in it that is written next.
-    at: usize,
+    offset: usize,
     /// Columns between the end of the line and the place that is written next.
     beyond: usize,
     state: State,
@@ -75,7 +75,7 @@ enum State {
     /// One with parameters.
     Control(Parameters),
     /// Words that are not shown, such as a title or the target of a link. With the escape that may end them.
-    Words { is_escape: bool },
+    HiddenText { is_escape: bool },
 }
 
 /// What stands in a sequence before its last character.
@@ -90,12 +90,12 @@ struct Parameters {
 
 impl Default for Screen {
     fn default() -> Self {
-        Self { rows: VecDeque::from([Row::default()]), bytes: 0, row: 0, at: 0, beyond: 0, state: State::Text }
+        Self { rows: VecDeque::from([Row::default()]), bytes: 0, row: 0, offset: 0, beyond: 0, state: State::Text }
     }
 }
 
 impl Row {
-    fn shown(&self) -> &str {
+    fn visible_text(&self) -> &str {
         if self.is_drawn_over { self.text.trim_end_matches(' ') } else { &self.text }
     }
 
@@ -108,7 +108,7 @@ impl Row {
 impl Screen {
     /// An empty screen for what follows this text. Nothing of the text is on it, but a sequence that it begins is known.
     #[must_use]
-    pub fn behind(text: &str) -> Self {
+    pub fn after(text: &str) -> Self {
         let (mut before, mut unseen) = (Self::default(), String::new());
         before.feed(text, &mut unseen);
         Self { state: before.state, ..Self::default() }
@@ -131,17 +131,17 @@ impl Screen {
     }
 
     /// There is no more: adds what is left to `out`, and begins anew.
-    pub fn end(&mut self, out: &mut String) {
+    pub fn finish(&mut self, out: &mut String) {
         while self.rows.len() > 1 {
             self.give_top(out);
         }
-        out.push_str(self.rows[0].shown());
+        out.push_str(self.rows[0].visible_text());
         *self = Self::default();
     }
 
     /// How many bytes it holds that can still be drawn over.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn buffered_bytes(&self) -> usize {
         self.bytes + self.rows.len() - 1
     }
 
@@ -150,7 +150,7 @@ impl Screen {
         matches!(self.state, State::Text)
             && self.beyond == 0
             && self.row + 1 == self.rows.len()
-            && self.at == self.rows[self.row].text.len()
+            && self.offset == self.rows[self.row].text.len()
     }
 
     /// Text without control characters, behind all that is there.
@@ -162,7 +162,7 @@ impl Screen {
         {
             self.append_part(&text[..first], out);
             self.next_row(out);
-            self.end(out);
+            self.finish(out);
             out.push_str(&text[first + 1..=end]);
             rest = &text[end + 1..];
         }
@@ -178,7 +178,7 @@ impl Screen {
     fn append_part(&mut self, part: &str, out: &mut String) {
         self.rows[self.row].text.push_str(part);
         self.bytes += part.len();
-        self.at += part.len();
+        self.offset += part.len();
         self.keep_bounds(out);
     }
 
@@ -192,13 +192,13 @@ impl Screen {
                 other => self.text(other, out),
             },
             State::Control(parameters) => self.control(parameters, c, out),
-            State::Words { is_escape: true } if c == '\\' => {}
-            State::Words { is_escape: true } => self.escape(c, out),
-            State::Words { is_escape: false } => match c {
+            State::HiddenText { is_escape: true } if c == '\\' => {}
+            State::HiddenText { is_escape: true } => self.escape(c, out),
+            State::HiddenText { is_escape: false } => match c {
                 '\x07' | '\x18' | '\x1a' | '\u{9c}' => {}
                 // Words that nobody ended end here: else all that follows would be lost.
                 '\n' => self.text(c, out),
-                other => self.state = State::Words { is_escape: other == '\x1b' },
+                other => self.state = State::HiddenText { is_escape: other == '\x1b' },
             },
         }
     }
@@ -217,7 +217,7 @@ impl Screen {
     fn escape(&mut self, c: char, out: &mut String) {
         match c {
             '[' => self.state = State::Control(Parameters::default()),
-            ']' | 'P' | 'X' | '^' | '_' => self.state = State::Words { is_escape: false },
+            ']' | 'P' | 'X' | '^' | '_' => self.state = State::HiddenText { is_escape: false },
             ' '..='/' => self.state = State::Charset,
             '0'..='~' => {}
             other => self.text(other, out),
@@ -272,23 +272,23 @@ impl Screen {
 
     /// The column that is written next.
     fn column(&self) -> usize {
-        self.rows[self.row].text[..self.at].chars().count() + self.beyond
+        self.rows[self.row].text[..self.offset].chars().count() + self.beyond
     }
 
     fn go_to(&mut self, column: usize) {
         let row = &self.rows[self.row];
-        self.at = row.byte(column);
-        let end = if self.at == row.text.len() { row.text.chars().count() } else { column };
+        self.offset = row.byte(column);
+        let end = if self.offset == row.text.len() { row.text.chars().count() } else { column };
         self.beyond = column.min(COLUMNS - 1).saturating_sub(end);
     }
 
     fn left(&mut self, count: usize) {
         let over = count.min(self.beyond);
         self.beyond -= over;
-        let (count, before) = (count - over, &self.rows[self.row].text[..self.at]);
+        let (count, before) = (count - over, &self.rows[self.row].text[..self.offset]);
         // A character has one byte at least.
-        self.at = match before.len() > count {
-            true => before.char_indices().rev().take(count).last().map_or(self.at, |(at, _)| at),
+        self.offset = match before.len() > count {
+            true => before.char_indices().rev().take(count).last().map_or(self.offset, |(at, _)| at),
             false => 0,
         };
     }
@@ -297,7 +297,7 @@ impl Screen {
     fn move_to_row(&mut self, row: usize) {
         let column = self.column();
         self.row = row.min(self.rows.len() - 1);
-        self.at = self.rows[self.row].byte(column);
+        self.offset = self.rows[self.row].byte(column);
         self.beyond = 0;
     }
 
@@ -307,16 +307,16 @@ impl Screen {
         if std::mem::take(&mut self.beyond) > 0 {
             // One blank says as much as many, and is not more than what it stands for.
             row.text.push(' ');
-            self.at = row.text.len();
+            self.offset = row.text.len();
         }
-        match row.text[self.at..].chars().next() {
+        match row.text[self.offset..].chars().next() {
             None => row.text.push(c),
             Some(old) => {
                 row.is_drawn_over = true;
-                row.text.replace_range(self.at..self.at + old.len_utf8(), c.encode_utf8(&mut [0; 4]));
+                row.text.replace_range(self.offset..self.offset + old.len_utf8(), c.encode_utf8(&mut [0; 4]));
             }
         }
-        self.at += c.len_utf8();
+        self.offset += c.len_utf8();
         self.bytes = self.bytes + row.text.len() - before;
         self.keep_bounds(out);
     }
@@ -326,21 +326,21 @@ impl Screen {
         let row = &mut self.rows[self.row];
         let before = row.text.len();
         if part == 0 {
-            row.is_drawn_over |= self.at < before;
-            row.text.truncate(self.at);
+            row.is_drawn_over |= self.offset < before;
+            row.text.truncate(self.offset);
         } else {
-            let here = row.text[self.at..].chars().next().map_or(0, char::len_utf8);
-            let blank = row.text[..self.at].chars().count();
-            let kept = if part == 1 { row.text.split_off(self.at + here) } else { String::new() };
+            let here = row.text[self.offset..].chars().next().map_or(0, char::len_utf8);
+            let blank = row.text[..self.offset].chars().count();
+            let kept = if part == 1 { row.text.split_off(self.offset + here) } else { String::new() };
             row.text = " ".repeat(blank + usize::from(part == 1 && here > 0)) + &kept;
             row.is_drawn_over = true;
-            self.at = blank;
+            self.offset = blank;
         }
         self.bytes = self.bytes + row.text.len() - before;
     }
 
     fn next_row(&mut self, out: &mut String) {
-        (self.at, self.beyond) = (0, 0);
+        (self.offset, self.beyond) = (0, 0);
         self.row += 1;
         if self.row == self.rows.len() {
             self.rows.push_back(Row::default());
@@ -352,8 +352,8 @@ impl Screen {
 
     /// Leaves all that is there as it is, and goes on in a line of its own.
     fn begin_line(&mut self, out: &mut String) {
-        let is_empty = self.rows[self.rows.len() - 1].shown().is_empty();
-        self.end(out);
+        let is_empty = self.rows[self.rows.len() - 1].visible_text().is_empty();
+        self.finish(out);
         if !is_empty {
             out.push('\n');
         }
@@ -371,7 +371,7 @@ impl Screen {
             out.push_str(&text[..cut]);
             text.drain(..cut);
             self.bytes -= cut;
-            self.at = self.at.saturating_sub(cut);
+            self.offset = self.offset.saturating_sub(cut);
         }
         while self.bytes > WINDOW_BYTES && self.row > 0 {
             self.give_top(out);
@@ -382,7 +382,7 @@ impl Screen {
     fn give_top(&mut self, out: &mut String) {
         if let Some(top) = self.rows.pop_front() {
             self.bytes -= top.text.len();
-            out.push_str(top.shown());
+            out.push_str(top.visible_text());
             out.push('\n');
             self.row = self.row.saturating_sub(1);
         }

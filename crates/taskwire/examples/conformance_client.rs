@@ -10,7 +10,8 @@ use std::{env, error::Error, process::ExitCode, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use taskwire::client::{
-    self, Answer, Asks, Client, Consent, Event, Grant, InputKind, OAuth, OAuthSettings, Options, Outcome, Target, answer_with, form::Form,
+    self, Answer, Client, ClientCapabilities, Consent, Event, Grant, OAuth, OAuthSettings, Options, Outcome, QuestionKind, Target,
+    answer_with, form::Form,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -19,7 +20,7 @@ use tokio::{
 
 const USAGE: &str = "usage: MCP_CONFORMANCE_SCENARIO=NAME conformance_client URL";
 /// The suite kills a client after 30 seconds, and nobody learns why.
-const PATIENCE: Duration = Duration::from_secs(25);
+const TIMEOUT: Duration = Duration::from_secs(25);
 /// The suite knows this address, and asks nobody there.
 const CLIENT_METADATA_URL: &str = "https://conformance-test.local/client-metadata.json";
 /// Nobody listens there: the browser's part is played by [`Redirected`].
@@ -39,9 +40,9 @@ type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let played = match tokio::time::timeout(PATIENCE, run()).await {
+    let played = match tokio::time::timeout(TIMEOUT, run()).await {
         Ok(played) => played,
-        Err(_) => Err(format!("not through after {} seconds", PATIENCE.as_secs()).into()),
+        Err(_) => Err(format!("not through after {} seconds", TIMEOUT.as_secs()).into()),
     };
     match played {
         Ok(()) => {
@@ -74,12 +75,13 @@ async fn play(scenario: &str, url: &str, context: &Value) -> Result {
         "elicitation-sep1034-client-defaults" => defaults(target, options).await,
         "sse-retry" => reconnection(target, options).await,
         "request-metadata" => {
-            let asks = Asks { sampling: true, roots: Some(vec![json!({"uri": "file:///work"})]), ..Asks::default() };
-            list(target, Options { asks, ..options }).await
+            let asks =
+                ClientCapabilities { sampling: true, roots: Some(vec![json!({"uri": "file:///work"})]), ..ClientCapabilities::default() };
+            list(target, Options { capabilities: asks, ..options }).await
         }
         "sep-2322-client-request-state" => rounds(target, options).await,
         "http-standard-headers" | "http-invalid-tool-headers" => call_all(target, options).await,
-        "http-custom-headers" => call_given(target, options, context).await,
+        "http-custom-headers" => call_listed(target, options, context).await,
         "json-schema-2020-12-preservation" => echo_schema(target, options).await,
         // Skills are not spoken here: all there is to do is to leave them alone.
         name if name.starts_with("sep-2640-client-") => list(target, options).await,
@@ -102,7 +104,7 @@ fn text(outcome: Outcome) -> Result<String> {
     }
 }
 
-fn must_be(expected: &str, text: &str) -> Result {
+fn expect_text(expected: &str, text: &str) -> Result {
     if text == expected { Ok(()) } else { Err(format!("`{expected}` was expected, not `{text}`").into()) }
 }
 
@@ -115,8 +117,8 @@ async fn list(target: Target, options: Options) -> Result {
 
 async fn tools_call(target: Target, options: Options) -> Result {
     let client = Client::connect(target, options).await?;
-    let told = call(&client, "add_numbers", json!({"a": 2, "b": 3})).await?;
-    must_be("The sum of 2 and 3 is 5", &told)?;
+    let reply = call(&client, "add_numbers", json!({"a": 2, "b": 3})).await?;
+    expect_text("The sum of 2 and 3 is 5", &reply)?;
     client.close().await;
     Ok(())
 }
@@ -125,14 +127,14 @@ async fn tools_call(target: Target, options: Options) -> Result {
 async fn defaults(target: Target, options: Options) -> Result {
     let answers = answer_with(|input| async move {
         match &input.kind {
-            InputKind::Form { schema } => Answer::accept(Form::defaults(schema)),
+            QuestionKind::Form { schema } => Answer::accept(Form::defaults(schema)),
             _ => Answer::cancel(),
         }
     });
-    let client = Client::connect(target, Options { answers: Some(answers), ..options }).await?;
-    let told = call(&client, "test_client_elicitation_defaults", json!({})).await?;
-    if !told.starts_with("Elicitation completed") {
-        return Err(told.into());
+    let client = Client::connect(target, Options { question_handler: Some(answers), ..options }).await?;
+    let reply = call(&client, "test_client_elicitation_defaults", json!({})).await?;
+    if !reply.starts_with("Elicitation completed") {
+        return Err(reply.into());
     }
     client.close().await;
     Ok(())
@@ -141,8 +143,8 @@ async fn defaults(target: Target, options: Options) -> Result {
 /// A stream that the server closes before the result.
 async fn reconnection(target: Target, options: Options) -> Result {
     let client = Client::connect(target, options).await?;
-    let told = call(&client, "test_reconnection", json!({})).await?;
-    must_be("Reconnection test completed successfully", &told)?;
+    let reply = call(&client, "test_reconnection", json!({})).await?;
+    expect_text("Reconnection test completed successfully", &reply)?;
     client.close().await;
     Ok(())
 }
@@ -150,21 +152,21 @@ async fn reconnection(target: Target, options: Options) -> Result {
 /// Calls that are answered by a question.
 async fn rounds(target: Target, options: Options) -> Result {
     let client = Client::connect(target, options).await?;
-    must_be("echo-state-ok", &asked(&client, "test_mrtr_echo_state").await?)?;
-    must_be("no-state-ok", &asked(&client, "test_mrtr_no_state").await?)?;
-    must_be("no-result-type-test-ok", &call(&client, "test_mrtr_no_result_type", json!({})).await?)?;
+    expect_text("echo-state-ok", &call_with_question(&client, "test_mrtr_echo_state").await?)?;
+    expect_text("no-state-ok", &call_with_question(&client, "test_mrtr_no_state").await?)?;
+    expect_text("no-result-type-test-ok", &call(&client, "test_mrtr_no_result_type", json!({})).await?)?;
     client.close().await;
     Ok(())
 }
 
 /// Calls a tool that asks, and another one while it waits for the answer.
-async fn asked(client: &Client, tool: &str) -> Result<String> {
-    let mut run = client.start(tool, json!({})).await?;
-    while let Some(event) = run.next().await {
+async fn call_with_question(client: &Client, tool: &str) -> Result<String> {
+    let mut pending_call = client.start(tool, json!({})).await?;
+    while let Some(event) = pending_call.next().await {
         match event? {
-            Event::Input(input) => {
-                must_be("unrelated-ok", &call(client, "test_mrtr_unrelated", json!({})).await?)?;
-                run.answer(&input.key, Answer::accept(json!({"confirmed": true}))).await?;
+            Event::Question(input) => {
+                expect_text("unrelated-ok", &call(client, "test_mrtr_unrelated", json!({})).await?)?;
+                pending_call.answer(&input.key, Answer::accept(json!({"confirmed": true}))).await?;
             }
             Event::Done(outcome) => return text(outcome),
             _ => {}
@@ -184,12 +186,12 @@ async fn call_all(target: Target, options: Options) -> Result {
 }
 
 /// Makes the calls that the suite lists.
-async fn call_given(target: Target, options: Options, context: &Value) -> Result {
+async fn call_listed(target: Target, options: Options, context: &Value) -> Result {
     let calls = context["toolCalls"].as_array().ok_or("the scenario gives no calls")?;
     let client = Client::connect(target, options).await?;
-    for given in calls {
-        let tool = given["name"].as_str().ok_or("a call has no name")?;
-        call(&client, tool, given["arguments"].clone()).await?;
+    for listed in calls {
+        let tool = listed["name"].as_str().ok_or("a call has no name")?;
+        call(&client, tool, listed["arguments"].clone()).await?;
     }
     client.close().await;
     Ok(())
@@ -228,33 +230,33 @@ async fn sign_in(scenario: &str, url: &str, options: Options, context: &Value) -
 async fn use_server(target: Target, options: Options) -> Result {
     let client = Client::connect(target, options).await?;
     client.tools().await?;
-    must_be("test", &call(&client, "test-tool", json!({})).await?)?;
+    expect_text("test", &call(&client, "test-tool", json!({})).await?)?;
     client.close().await;
     Ok(())
 }
 
 /// How to sign in; the suite tells what is known already.
 fn settings(scenario: &str, context: &Value) -> OAuthSettings {
-    let given = |name: &str| context[name].as_str().map(str::to_owned);
+    let context_text = |name: &str| context[name].as_str().map(str::to_owned);
     let grant = match scenario {
         "client-credentials-basic" => Grant::ClientSecret,
         #[cfg(feature = "oauth-extensions")]
         "client-credentials-jwt" => Grant::PrivateKey {
-            pem: given("private_key_pem").unwrap_or_default(),
-            algorithm: given("signing_algorithm").unwrap_or_default(),
+            pem: context_text("private_key_pem").unwrap_or_default(),
+            algorithm: context_text("signing_algorithm").unwrap_or_default(),
         },
         #[cfg(feature = "oauth-extensions")]
         "enterprise-managed-authorization" => Grant::Enterprise {
-            issuer: given("idp_issuer").unwrap_or_default(),
-            token_endpoint: given("idp_token_endpoint").unwrap_or_default(),
-            client_id: given("idp_client_id").unwrap_or_default(),
-            id_token: given("idp_id_token").unwrap_or_default(),
+            issuer: context_text("idp_issuer").unwrap_or_default(),
+            token_endpoint: context_text("idp_token_endpoint").unwrap_or_default(),
+            client_id: context_text("idp_client_id").unwrap_or_default(),
+            id_token: context_text("idp_id_token").unwrap_or_default(),
         },
-        _ => Grant::Code(Arc::new(Redirected)),
+        _ => Grant::AuthorizationCode(Arc::new(RedirectConsent)),
     };
     OAuthSettings {
-        client_id: given("client_id"),
-        client_secret: given("client_secret"),
+        client_id: context_text("client_id"),
+        client_secret: context_text("client_secret"),
         client_metadata_url: Some(CLIENT_METADATA_URL.to_owned()),
         ..OAuthSettings::new(grant)
     }
@@ -262,9 +264,9 @@ fn settings(scenario: &str, context: &Value) -> OAuthSettings {
 
 /// Agrees to everything: asks the authorization server as a browser would, and takes the address it is sent on to.
 #[derive(Debug)]
-struct Redirected;
+struct RedirectConsent;
 
-impl Consent for Redirected {
+impl Consent for RedirectConsent {
     fn redirect_uri(&self) -> String {
         REDIRECT_URI.to_owned()
     }

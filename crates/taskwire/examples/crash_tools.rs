@@ -33,7 +33,7 @@ const FLOOD_BYTES: usize = 12_000;
 /// Open listen streams: more than the tests have readers.
 const LISTENS: usize = 1_000;
 /// No bound that the crash test could reach: it counts lives, not patience.
-const PLENTY: u64 = 1_000_000;
+const UNLIMITED: u64 = 1_000_000;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -48,7 +48,7 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), Box<dyn Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
-    let journal = Arc::new(OpenOptions::new().create(true).append(true).open(&options.journal)?);
+    let journal = Arc::new(OpenOptions::new().create(true).append(true).open(&options.record)?);
     let server = Server::start(tools(&journal)?, SqliteStore::open(&options.data)?, config())?;
     let listener = TcpListener::bind(&options.listen).await?;
     println!("crash_tools: at http://{}/mcp", listener.local_addr()?);
@@ -57,14 +57,14 @@ async fn run() -> Result<(), Box<dyn Error>> {
 }
 
 fn config() -> Config {
-    let limits = Limits { tasks_per_caller: PLENTY, stored_bytes_per_caller: u64::MAX, disk_reserve_bytes: 0, ..Limits::DEFAULT };
+    let limits = Limits { tasks_per_caller: UNLIMITED, stored_bytes_per_caller: u64::MAX, disk_reserve_bytes: 0, ..Limits::DEFAULT };
     Config {
         name: "taskwire-crash".to_owned(),
         engine: EngineConfig { limits, ..EngineConfig::default() },
-        attempts_max: PLENTY,
-        listens_per_caller: LISTENS,
+        attempts_max: UNLIMITED,
+        streams_per_caller: LISTENS,
         // The clients of the crash test look as often as they can.
-        hold_polls: false,
+        long_poll: false,
         // One of them does not read for as long as its test takes.
         http: HttpConfig { write_timeout: Duration::from_secs(3600), ..HttpConfig::default() },
         retention: Some(Duration::from_secs(30 * 24 * 3600)),
@@ -221,7 +221,7 @@ fn note(mut journal: &File, n: u64) -> io::Result<()> {
 struct Options {
     listen: String,
     data: PathBuf,
-    journal: PathBuf,
+    record: PathBuf,
 }
 
 impl Options {
@@ -237,7 +237,7 @@ impl Options {
             *value = Some(args.next().ok_or_else(|| format!("`{flag}` needs a value; {USAGE}"))?);
         }
         match (listen, data, journal) {
-            (Some(listen), Some(data), Some(journal)) => Ok(Self { listen, data: data.into(), journal: journal.into() }),
+            (Some(listen), Some(data), Some(journal)) => Ok(Self { listen, data: data.into(), record: journal.into() }),
             _ => Err(USAGE.to_owned()),
         }
     }

@@ -203,7 +203,7 @@ fn ask_first(request: &CallToolRequestParams) -> Result<CallToolResponse, ErrorD
     match request.input_responses.as_ref().and_then(|answers| answers.get("who")) {
         Some(answer) => {
             let state = request.request_state.as_deref().unwrap_or("no state");
-            Ok(text(format!("{}, {state}", said(answer))).into())
+            Ok(text(format!("{}, {state}", answer_text(answer))).into())
         }
         None => {
             let asked = InputRequests::from([("who".to_owned(), form("Who are you?", FORM)?)]);
@@ -236,7 +236,7 @@ impl Work {
             }
             Self::Ask => {
                 let answer = ctx.request_input("who", form("Who are you?", FORM)?).await?;
-                Ok(text(said(&answer)))
+                Ok(text(answer_text(&answer)))
             }
             Self::AskTwice => {
                 let first = ctx.request_input("first", form("First?", FLAG)?);
@@ -264,7 +264,7 @@ fn form(message: &str, schema: &str) -> Result<InputRequest, ErrorData> {
 }
 
 /// The answer to the form in a line.
-fn said(answer: &Value) -> String {
+fn answer_text(answer: &Value) -> String {
     if answer["action"] != "accept" {
         return format!("no answer: {}", answer["action"].as_str().unwrap_or_default());
     }

@@ -85,20 +85,20 @@ fn start_server(data: &Path) -> Result<Server, Failure> {
 struct Nothing {}
 
 async fn tell(_: Nothing, ctx: Ctx) -> Result<String, ToolError> {
-    let mut told = String::new();
+    let mut written = String::new();
     for token in STORY.split_inclusive(' ') {
         ctx.text(token).await?; // to the disk, and then to whoever listens
-        told.push_str(token);
+        written.push_str(token);
         ctx.sleep(Duration::from_millis(40)).await?; // the model thinks; ends early when the task is cancelled
     }
-    Ok(told)
+    Ok(written)
 }
 
 // The client.
 
 async fn listen_to_a_story(mut client: Client) -> Result<(), Failure> {
-    let called = client.ask("tools/call", json!({"name": "tell", "arguments": {}})).await?;
-    let id = called["taskId"].as_str().ok_or("the call did not become a task")?.to_owned();
+    let created = client.ask("tools/call", json!({"name": "tell", "arguments": {}})).await?;
+    let id = created["taskId"].as_str().ok_or("the call did not become a task")?.to_owned();
 
     let mut shown = Shown::default();
     let mut stream = client.listen(&id, shown.next_seq).await?;

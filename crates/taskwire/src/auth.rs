@@ -16,7 +16,7 @@ pub trait Authenticate: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When a proof is needed and this is none.
-    fn caller(&self, authorization: Option<&[u8]>) -> Result<CallerId, Denied>;
+    fn caller(&self, authorization: Option<&[u8]>) -> Result<CallerId, Unauthorized>;
 }
 
 /// The caller on a byte stream or socket that only this process's user has.
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Tokens {
 /// No token, or one that is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("send a known token as `Authorization: Bearer …`")]
-pub struct Denied;
+pub struct Unauthorized;
 
 impl Tokens {
     /// Accepts a token for a caller.
@@ -55,16 +55,16 @@ impl Authenticate for Tokens {
         !self.tokens.is_empty()
     }
 
-    fn caller(&self, authorization: Option<&[u8]>) -> Result<CallerId, Denied> {
+    fn caller(&self, authorization: Option<&[u8]>) -> Result<CallerId, Unauthorized> {
         if self.tokens.is_empty() {
             return Ok(local_caller());
         }
-        let header = authorization.ok_or(Denied)?;
-        let (scheme, token) = header.split_at_checked(7).ok_or(Denied)?;
+        let header = authorization.ok_or(Unauthorized)?;
+        let (scheme, token) = header.split_at_checked(7).ok_or(Unauthorized)?;
         if !scheme.eq_ignore_ascii_case(b"bearer ") {
-            return Err(Denied);
+            return Err(Unauthorized);
         }
-        self.tokens.iter().find(|(known, _)| equal(known, token.trim_ascii())).map(|(_, caller)| caller.clone()).ok_or(Denied)
+        self.tokens.iter().find(|(known, _)| equal(known, token.trim_ascii())).map(|(_, caller)| caller.clone()).ok_or(Unauthorized)
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(auth.caller(Some(b"Bearer s3cret")), Ok(CallerId::new("ci")));
         assert_eq!(auth.caller(Some(b"bearer other")), Ok(CallerId::new("me")));
         for bad in [None, Some(&b"Bearer wrong"[..]), Some(b"Bearer "), Some(b"s3cret"), Some(b"Basic s3cret"), Some(b"Bearer s3cre")] {
-            assert_eq!(auth.caller(bad), Err(Denied));
+            assert_eq!(auth.caller(bad), Err(Unauthorized));
         }
         assert_eq!(Tokens::default().caller(None), Ok(CallerId::new("local")));
     }

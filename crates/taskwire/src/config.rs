@@ -38,7 +38,7 @@ pub struct Config {
     /// How long a task is kept after its end; for ever if absent.
     pub retention: Option<Duration>,
     /// How long a task waits for an answer; for ever if absent.
-    pub input_timeout: Option<Duration>,
+    pub answer_timeout: Option<Duration>,
     /// How often the work of a task may be started, the first time included.
     pub attempts_max: u64,
     /// How long running work may go on after the server was told to shut down.
@@ -48,15 +48,15 @@ pub struct Config {
     /// How long clients may cache lists.
     pub list_ttl: Duration,
     /// Open listen streams of one caller, and standing streams of its sessions.
-    pub listens_per_caller: usize,
+    pub streams_per_caller: usize,
     /// Tasks that one listen stream may name, and resources that a session may subscribe to.
-    pub tasks_per_listen: usize,
+    pub subscriptions_per_stream: usize,
     /// Requests of one caller that may wait for something to happen, at one time.
-    pub waits_per_caller: usize,
+    pub waiting_requests_per_caller: usize,
     /// How long a request may wait for something to happen.
     pub wait_max: Duration,
     /// Whether a client that asks for a task's state more often than it should is answered only when there is news.
-    pub hold_polls: bool,
+    pub long_poll: bool,
     /// About how many bytes of output one answer has; what is left of a task that has ended comes at once (SEP-1905).
     pub read_bytes: usize,
     /// Requests in flight on one byte stream.
@@ -85,16 +85,16 @@ impl Default for Config {
             inline_bytes: 32 * 1024,
             poll_interval: Duration::from_secs(1),
             retention: Some(Duration::from_secs(3600)),
-            input_timeout: Some(Duration::from_secs(24 * 3600)),
+            answer_timeout: Some(Duration::from_secs(24 * 3600)),
             attempts_max: 10,
             drain: Duration::from_secs(10),
             page_len: 250,
             list_ttl: Duration::from_secs(60),
-            listens_per_caller: 100,
-            tasks_per_listen: 1_000,
-            waits_per_caller: 1_000,
+            streams_per_caller: 100,
+            subscriptions_per_stream: 1_000,
+            waiting_requests_per_caller: 1_000,
             wait_max: Duration::from_secs(30),
-            hold_polls: true,
+            long_poll: true,
             read_bytes: 1024 * 1024,
             requests_per_stream: 1_000,
             body_bytes: 4 * 1024 * 1024,
@@ -108,7 +108,7 @@ impl Default for Config {
 /// How a call that may become a task is answered (SEP-1905).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum ResponseMode {
     /// With a task.
     Task,
     /// With its output, bit by bit.
@@ -120,7 +120,7 @@ pub enum Mode {
 /// What the first answer to a streamed call has (SEP-1905).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Initial {
+pub enum FirstAnswer {
     /// The task, and the output so far.
     #[default]
     Both,
@@ -134,11 +134,11 @@ pub enum Initial {
 #[derive(Debug, Clone)]
 pub struct LegacyConfig {
     /// How calls may be answered, for clients that know of it; a task is always possible.
-    pub modes: Vec<Mode>,
+    pub modes: Vec<ResponseMode>,
     /// What the first answer to a streamed call has.
-    pub initial: Initial,
+    pub initial: FirstAnswer,
     /// Whether a call that is answered with its result leaves a task behind.
-    pub immediate_task: bool,
+    pub record_immediate: bool,
     /// Whether callers may list their tasks.
     pub list_tasks: bool,
     /// Sessions of one caller; one more ends the one that was quiet longest.
@@ -154,9 +154,9 @@ pub struct LegacyConfig {
 impl Default for LegacyConfig {
     fn default() -> Self {
         Self {
-            modes: vec![Mode::Task, Mode::Immediate, Mode::Streaming],
-            initial: Initial::default(),
-            immediate_task: false,
+            modes: vec![ResponseMode::Task, ResponseMode::Immediate, ResponseMode::Streaming],
+            initial: FirstAnswer::default(),
+            record_immediate: false,
             list_tasks: true,
             sessions_per_caller: 1_000,
             session_idle: Duration::from_secs(24 * 3600),
@@ -183,7 +183,7 @@ pub struct HttpConfig {
     pub head_bytes: usize,
     /// Bytes of all messages together that are being read or answered; at least those of one ([`Config::body_bytes`]). The first 4 KiB of each do not
     /// count. Where callers need tokens, one of them can have half of it.
-    pub bodies_bytes: usize,
+    pub all_bodies_bytes: usize,
     /// How often an open stream is given a sign of life.
     pub keep_alive: Duration,
     /// How long a client may take to send a request.
@@ -201,7 +201,7 @@ impl Default for HttpConfig {
             connections: 10_000,
             idle_connections: 4_000,
             head_bytes: 16 * 1024,
-            bodies_bytes: 48 * 1024 * 1024,
+            all_bodies_bytes: 48 * 1024 * 1024,
             keep_alive: Duration::from_secs(15),
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),

@@ -13,7 +13,7 @@ use serde::{
 use serde_json::{Map, Number, Value, value::RawValue};
 use taskwire_core::Payload;
 
-use crate::schema::{Misfit, Rules, Schema};
+use crate::schema::{Misfit, Schema, SchemaKind};
 
 /// Mistakes that one check lists; who made more learns enough from these.
 const ERRORS_MAX: usize = 100;
@@ -145,7 +145,7 @@ impl Form {
     ///
     /// # Errors
     /// When there is no form in it, and as [`Form::read`].
-    pub fn of(request: &Payload) -> Result<Self, String> {
+    pub fn of_question(request: &Payload) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Request<'a> {
             #[serde(borrow)]
@@ -166,8 +166,8 @@ impl Form {
         let schema: Value = serde_json::from_str(text).map_err(|error| format!("the form's schema cannot be read: {error}"))?;
         let mut form = Self::read(&schema)?;
         if let Ok(Schema { properties: Names(names) }) = serde_json::from_str(text) {
-            let places: HashMap<String, usize> = names.into_iter().zip(0..).collect();
-            form.fields.sort_by_key(|field| places.get(&field.name).copied());
+            let positions: HashMap<String, usize> = names.into_iter().zip(0..).collect();
+            form.fields.sort_by_key(|field| positions.get(&field.name).copied());
         }
         Ok(form)
     }
@@ -182,7 +182,7 @@ impl Form {
             return Err(whole(format!("the answer to a form is an object, not {}", quoted(content))));
         }
         let compiled = compile(schema).map_err(|why| whole(format!("the form's schema is not valid: {why}")))?;
-        let errors = wrong(&compiled, schema, content);
+        let errors = field_errors(&compiled, schema, content);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
@@ -196,14 +196,14 @@ impl Form {
 
 /// What does not fit the schema of a tool. Formats are its server's business, and a schema that cannot be used forbids nothing.
 #[cfg(feature = "client")]
-pub(crate) fn misfits(schema: &Value, arguments: &Value) -> Vec<FieldError> {
-    Schema::read(Rules::Foreign, schema).map_or_else(|_| Vec::new(), |compiled| wrong(&compiled, schema, arguments))
+pub(crate) fn check_arguments(schema: &Value, arguments: &Value) -> Vec<FieldError> {
+    Schema::read(SchemaKind::Foreign, schema).map_or_else(|_| Vec::new(), |compiled| field_errors(&compiled, schema, arguments))
 }
 
-fn wrong(compiled: &Schema, schema: &Value, content: &Value) -> Vec<FieldError> {
+fn field_errors(compiled: &Schema, schema: &Value, content: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     for misfit in compiled.misfits(content, ERRORS_MAX) {
-        tell(schema, &misfit, &mut errors);
+        push_errors(schema, &misfit, &mut errors);
     }
     errors
 }
@@ -350,7 +350,7 @@ fn compile(schema: &Value) -> Result<Schema, String> {
     if let Some(members) = schema.as_object_mut() {
         members.remove("$schema");
     }
-    Schema::read(Rules::Form, &schema)
+    Schema::read(SchemaKind::Form, &schema)
 }
 
 fn number(word: &str, integer: bool) -> Result<Value, String> {
@@ -445,7 +445,7 @@ fn quoted(value: &Value) -> String {
 }
 
 /// Says what is wrong, and with which field of the form.
-fn tell(schema: &Value, misfit: &Misfit<'_>, errors: &mut Vec<FieldError>) {
+fn push_errors(schema: &Value, misfit: &Misfit<'_>, errors: &mut Vec<FieldError>) {
     match (misfit.path.first(), &misfit.kind) {
         (None, ValidationErrorKind::Required { property }) => {
             let field = property.as_str().unwrap_or_default().to_owned();

@@ -44,16 +44,14 @@ pub mod command;
 #[cfg(feature = "server")]
 mod config;
 #[cfg(feature = "server")]
-mod dialect;
-#[cfg(feature = "server")]
 mod engine;
-#[cfg(feature = "server")]
-mod feed;
 #[cfg(feature = "server")]
 mod followup;
 pub mod form;
 #[cfg(feature = "server")]
-mod ours;
+mod owned_files;
+#[cfg(feature = "server")]
+mod protocol;
 #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "only the server has tools whose schemas it checks"))]
 mod schema;
 #[cfg(feature = "server")]
@@ -66,6 +64,8 @@ mod testing;
 pub mod tool;
 #[cfg(feature = "server")]
 mod transport;
+#[cfg(feature = "server")]
+mod wakeup;
 
 pub use taskwire_core as core;
 

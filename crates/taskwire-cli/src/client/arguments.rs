@@ -8,7 +8,7 @@ use super::schema::{Parameter, Parameters, nearest};
 
 /// One word of the command line.
 #[derive(Debug, PartialEq, Eq)]
-enum Word<'a> {
+enum Argument<'a> {
     /// `key=value`
     Text(&'a str, &'a str),
     /// `key@=FILE`
@@ -18,49 +18,49 @@ enum Word<'a> {
     /// `{…}`, `@file` or `-`
     Object(&'a str),
     /// Nothing of these.
-    Bare,
+    Invalid,
 }
 
-fn word(text: &str) -> Word<'_> {
+fn parse_argument(text: &str) -> Argument<'_> {
     if text.starts_with('{') || text == "-" || text.starts_with('@') {
-        return Word::Object(text);
+        return Argument::Object(text);
     }
     match text.split_once('=') {
         Some((key, value)) => match key.strip_suffix(':') {
-            Some("") => Word::Bare,
-            Some(key) => Word::Json(key, value),
+            Some("") => Argument::Invalid,
+            Some(key) => Argument::Json(key, value),
             None => match key.strip_suffix('@') {
-                Some("") => Word::Bare,
-                Some(key) => Word::File(key, value),
-                None if key.is_empty() => Word::Bare,
-                None => Word::Text(key, value),
+                Some("") => Argument::Invalid,
+                Some(key) => Argument::File(key, value),
+                None if key.is_empty() => Argument::Invalid,
+                None => Argument::Text(key, value),
             },
         },
-        None => Word::Bare,
+        None => Argument::Invalid,
     }
 }
 
 /// The name that a value is given with, if it is.
 pub(crate) fn key(text: &str) -> Option<&str> {
-    match word(text) {
-        Word::Text(key, _) | Word::File(key, _) | Word::Json(key, _) => Some(key),
-        Word::Object(_) | Word::Bare => None,
+    match parse_argument(text) {
+        Argument::Text(key, _) | Argument::File(key, _) | Argument::Json(key, _) => Some(key),
+        Argument::Object(_) | Argument::Invalid => None,
     }
 }
 
 /// Files and standard input, for values that are not on the command line.
-pub(crate) trait Files {
+pub(crate) trait TextSource {
     /// The text of a file; of standard input for `-`.
     fn read(&mut self, name: &str) -> io::Result<String>;
 }
 
 /// The real ones.
 #[derive(Debug, Default)]
-pub(crate) struct Disk {
+pub(crate) struct FilesAndStdin {
     is_stdin_read: bool,
 }
 
-impl Files for Disk {
+impl TextSource for FilesAndStdin {
     fn read(&mut self, name: &str) -> io::Result<String> {
         if name != "-" {
             return std::fs::read_to_string(name);
@@ -78,19 +78,19 @@ impl Files for Disk {
 ///
 /// # Errors
 /// In words for who typed them.
-pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dyn Files) -> Result<Value, String> {
+pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dyn TextSource) -> Result<Value, String> {
     let parameters = Parameters::new(schema);
     let mut values = Map::new();
     let mut named = Vec::new();
     for text in words {
-        match word(text) {
-            Word::Bare => return Err(format!("`{text}` is neither key=value, key:=json nor a JSON object")),
-            Word::Object(source) => values.extend(object(source, files)?),
-            Word::Text(key, source) | Word::File(key, source) => {
-                let parameter = known(owner, parameters, key)?;
-                let text = match word(text) {
+        match parse_argument(text) {
+            Argument::Invalid => return Err(format!("`{text}` is neither key=value, key:=json nor a JSON object")),
+            Argument::Object(source) => values.extend(object(source, files)?),
+            Argument::Text(key, source) | Argument::File(key, source) => {
+                let parameter = find_parameter(owner, parameters, key)?;
+                let text = match parse_argument(text) {
                     // As it is, whatever it begins with: it may come from a variable.
-                    Word::Text(..) => source.to_owned(),
+                    Argument::Text(..) => source.to_owned(),
                     _ => load(source, files)?,
                 };
                 let value = match &parameter {
@@ -101,8 +101,8 @@ pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dy
                 add(&mut values, key, value, is_again, parameter.is_some_and(|parameter| parameter.is_list()))?;
                 named.push(key);
             }
-            Word::Json(key, value) => {
-                known(owner, parameters, key)?;
+            Argument::Json(key, value) => {
+                find_parameter(owner, parameters, key)?;
                 let source = contents(value, files)?;
                 let value = serde_json::from_str(&source).map_err(|error| format!("`{text}` is not JSON: {error}"))?;
                 add(&mut values, key, value, named.contains(&key), false)?;
@@ -117,7 +117,7 @@ pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dy
 }
 
 /// The parameter of this name; nothing where any name will do.
-fn known<'a>(owner: &str, parameters: Parameters<'a>, key: &str) -> Result<Option<Parameter<'a>>, String> {
+fn find_parameter<'a>(owner: &str, parameters: Parameters<'a>, key: &str) -> Result<Option<Parameter<'a>>, String> {
     let found = parameters.get(key);
     if found.is_some() || !parameters.is_closed() {
         return Ok(found);
@@ -143,7 +143,7 @@ fn add(values: &mut Map<String, Value>, key: &str, value: Value, is_again: bool,
 }
 
 /// The JSON that a value on the command line stands for. What begins otherwise than JSON can be a file.
-fn contents(value: &str, files: &mut dyn Files) -> Result<String, String> {
+fn contents(value: &str, files: &mut dyn TextSource) -> Result<String, String> {
     match value.strip_prefix('@') {
         Some(name) => load(name, files),
         None if value == "-" => load("-", files),
@@ -152,12 +152,12 @@ fn contents(value: &str, files: &mut dyn Files) -> Result<String, String> {
 }
 
 /// The text of a file, or of standard input for `-`.
-pub(crate) fn load(name: &str, files: &mut dyn Files) -> Result<String, String> {
-    let called = if name == "-" { "standard input" } else { name };
-    files.read(name).map_err(|error| format!("cannot read {called}: {error}"))
+pub(crate) fn load(name: &str, files: &mut dyn TextSource) -> Result<String, String> {
+    let source = if name == "-" { "standard input" } else { name };
+    files.read(name).map_err(|error| format!("cannot read {source}: {error}"))
 }
 
-fn object(source: &str, files: &mut dyn Files) -> Result<Map<String, Value>, String> {
+fn object(source: &str, files: &mut dyn TextSource) -> Result<Map<String, Value>, String> {
     let text = contents(source, files)?;
     match serde_json::from_str(&text) {
         Ok(Value::Object(object)) => Ok(object),
@@ -172,9 +172,9 @@ mod tests {
 
     use super::*;
 
-    struct Drawer;
+    struct FakeFiles;
 
-    impl Files for Drawer {
+    impl TextSource for FakeFiles {
         fn read(&mut self, name: &str) -> io::Result<String> {
             match name {
                 "note.txt" => Ok("from=a file\n".to_owned()),
@@ -194,7 +194,7 @@ mod tests {
             "required": ["path"],
         });
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        read("count", &words, &schema, &mut Drawer)
+        read("count", &words, &schema, &mut FakeFiles)
     }
 
     #[test]
@@ -246,12 +246,12 @@ mod tests {
     #[test]
     fn a_tool_that_says_nothing_about_its_parameters_gets_text() {
         let words = ["a=1".to_owned(), "b:=1".to_owned()];
-        assert_eq!(read("any", &words, &json!({"type": "object"}), &mut Drawer), Ok(json!({"a": "1", "b": 1})));
+        assert_eq!(read("any", &words, &json!({"type": "object"}), &mut FakeFiles), Ok(json!({"a": "1", "b": 1})));
     }
 
     #[test]
     fn standard_input_is_read_once() {
-        let mut disk = Disk { is_stdin_read: true };
+        let mut disk = FilesAndStdin { is_stdin_read: true };
         assert!(disk.read("-").expect_err("not again").to_string().contains("only once"));
     }
 }

@@ -3,33 +3,33 @@
 use std::{fmt, net::IpAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use clap::Args;
-use taskwire::client::{self, Asks, Bearer, Client, Credentials, Era, Ledger, Options, Target, Timing};
+use taskwire::client::{self, Bearer, Client, ClientCapabilities, Credentials, Era, Ledger, Options, Target, Timing};
 use tokio::time::timeout;
 
 use super::{
-    book::{EraChoice, Server},
+    client_config::{EraChoice, Server},
     exit::Problem,
-    sign_in::{SignIn, When},
+    sign_in::{SignIn, SignInPolicy},
 };
-use crate::term::{asking, escape, screen};
+use crate::term::{escape, question_dialog, stderr};
 
 const HEADING: &str = "Connection";
 /// So long a server is waited for that does not answer at all. Once it has, the library's patience counts.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// So long one that takes its time.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(25);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(25);
 /// Who is refused right away need not be told to wait.
-const NOTICE_AFTER: Duration = Duration::from_millis(250);
+const NOTICE_DELAY: Duration = Duration::from_millis(250);
 /// So long a program that is started may take, before that is said. Some fetch themselves first.
-const START_PATIENCE: Duration = Duration::from_secs(8);
+const START_NOTICE_DELAY: Duration = Duration::from_secs(8);
 /// So much longer it may take at all.
-const START_PATIENCE_MORE: Duration = Duration::from_secs(52);
+const START_TIMEOUT_REST: Duration = Duration::from_secs(52);
 /// How long a server gets to end in good order.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to reach the server.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionArgs {
     /// Bearer token [default: the server's `token` in client.toml; $TASKWIRE_TOKEN for a server that is not in there, if it
     /// is this machine or reached by https]
     #[arg(long, value_name = "TOKEN", help_heading = HEADING)]
@@ -63,11 +63,11 @@ impl fmt::Debug for Secret {
 
 /// What a command wants of its connection.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Wish {
+pub(crate) struct ConnectionNeeds {
     /// Where tasks are remembered.
     pub(crate) ledger: Option<Ledger>,
     /// Where sign-ins are kept.
-    pub(crate) sign_ins: Option<PathBuf>,
+    pub(crate) sign_in_dir: Option<PathBuf>,
     /// How the task was begun, if there is one.
     pub(crate) era: Option<Era>,
     /// In which session, if it is bound to one.
@@ -75,98 +75,98 @@ pub(crate) struct Wish {
     /// Whether output is wanted while it is made.
     pub(crate) stream: bool,
     /// Nobody is to be asked anything for it.
-    pub(crate) is_aside: bool,
+    pub(crate) is_unattended: bool,
     /// Other servers are asked at the same time: what is for one of them must not be told to all.
     pub(crate) is_one_of_many: bool,
     /// A server that is not there now is not waited for.
-    pub(crate) is_hasty: bool,
+    pub(crate) fails_fast: bool,
 }
 
 /// With what we come to a server.
 #[derive(Default)]
-struct Pass {
+struct Access {
     credentials: Option<Arc<dyn Credentials>>,
     sign_in: Option<Arc<SignIn>>,
 }
 
-impl From<String> for Pass {
+impl From<String> for Access {
     fn from(token: String) -> Self {
         Self { credentials: Some(Arc::new(Bearer(token))), sign_in: None }
     }
 }
 
-impl From<SignIn> for Pass {
+impl From<SignIn> for Access {
     fn from(sign_in: SignIn) -> Self {
         let sign_in = Arc::new(sign_in);
         Self { credentials: Some(sign_in.clone()), sign_in: Some(sign_in) }
     }
 }
 
-impl Connection {
+impl ConnectionArgs {
     /// Whether something is to be told to one server.
-    pub(crate) fn is_for_one(&self) -> bool {
+    pub(crate) fn has_server_options(&self) -> bool {
         self.token.is_some() || self.oauth || !self.headers.is_empty() || self.era != EraChoice::Auto
     }
 
-    pub(crate) async fn open(&self, server: &Server, wish: Wish) -> Result<Client, Problem> {
-        let pass = self.pass(server, &wish)?;
-        let is_aside = wish.is_aside;
-        let options = self.options(server, wish, pass.credentials)?;
-        let problem = match connect(server, options, pass.sign_in.as_deref(), is_aside).await {
+    pub(crate) async fn open(&self, server: &Server, needs: ConnectionNeeds) -> Result<Client, Problem> {
+        let access = self.access(server, &needs)?;
+        let is_unattended = needs.is_unattended;
+        let options = self.options(server, needs, access.credentials)?;
+        let problem = match connect(server, options, access.sign_in.as_deref(), is_unattended).await {
             Ok(client) => return Ok(client),
             Err(problem) => problem,
         };
-        let is_signed_in = pass.sign_in.is_some_and(|sign_in| sign_in.is_wanted());
-        if !problem.is_unauthorized() || self.token.is_some() || is_signed_in || !withheld(server) {
+        let is_signed_in = access.sign_in.is_some_and(|sign_in| sign_in.is_requested());
+        if !problem.is_unauthorized() || self.token.is_some() || is_signed_in || !env_token_withheld(server) {
             return Err(problem);
         }
         let why = "it is for this machine and https only, and for servers that client.toml does not name";
         Err(problem.and(&format!("; $TASKWIRE_TOKEN was not sent: {why}")))
     }
 
-    fn options(&self, server: &Server, wish: Wish, credentials: Option<Arc<dyn Credentials>>) -> Result<Options, Problem> {
-        let known = server.known.as_ref();
-        let mut headers = known.map(|known| known.headers()).transpose()?.unwrap_or_default();
+    fn options(&self, server: &Server, needs: ConnectionNeeds, credentials: Option<Arc<dyn Credentials>>) -> Result<Options, Problem> {
+        let settings = server.settings.as_ref();
+        let mut headers = settings.map(|known| known.headers()).transpose()?.unwrap_or_default();
         for Secret(text) in &self.headers {
             let header = header(text).ok_or_else(|| Problem::usage("a --header is not 'NAME: VALUE'"))?;
             headers.retain(|(name, _)| !name.eq_ignore_ascii_case(&header.0));
             headers.push(header);
         }
         let usual = Timing::default();
-        let timing = if wish.is_hasty { Timing { patience: Duration::ZERO, ..usual } } else { usual };
-        let era = self.era.era().or(wish.era).or_else(|| known.and_then(|known| known.era.era()));
+        let timing = if needs.fails_fast { Timing { give_up_after: Duration::ZERO, ..usual } } else { usual };
+        let era = self.era.era().or(needs.era).or_else(|| settings.and_then(|known| known.era.era()));
         Ok(Options {
             name: "taskwire".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             era,
-            session: wish.session,
+            session: needs.session,
             credentials,
             headers,
             // Nobody here has a language model at hand.
-            asks: Asks { form: true, url: true, sampling: false, roots: None },
-            stream: wish.stream,
-            ledger: wish.ledger.map(|ledger| Arc::new(ledger) as Arc<dyn client::CallRecorder>),
+            capabilities: ClientCapabilities { form: true, url: true, sampling: false, roots: None },
+            stream_output: needs.stream,
+            ledger: needs.ledger.map(|ledger| Arc::new(ledger) as Arc<dyn client::CallRecorder>),
             timing,
             ..Options::default()
         })
     }
 
     /// The nearer one counts: the command line, what the configuration says of the server, the environment, a sign-in of before.
-    fn pass(&self, server: &Server, wish: &Wish) -> Result<Pass, Problem> {
+    fn access(&self, server: &Server, needs: &ConnectionNeeds) -> Result<Access, Problem> {
         if let Some(Secret(token)) = &self.token {
             return Ok(token.clone().into());
         }
-        let known = server.known.as_ref();
+        let settings = server.settings.as_ref();
         if !self.oauth
-            && let Some(token) = known.map(|known| known.token()).transpose()?.flatten()
+            && let Some(token) = settings.map(|known| known.token()).transpose()?.flatten()
         {
             return Ok(token.into());
         }
-        let is_wanted = self.oauth || known.is_some_and(|known| known.oauth);
+        let is_wanted = self.oauth || settings.is_some_and(|known| known.oauth);
         if !is_wanted
-            && !wish.is_one_of_many
-            && may_have_the_environments(server)
-            && let Some(token) = token_of_environment()
+            && !needs.is_one_of_many
+            && may_get_env_token(server)
+            && let Some(token) = env_token()
         {
             return Ok(token.into());
         }
@@ -174,18 +174,18 @@ impl Connection {
             return if self.oauth {
                 Err(Problem::usage(format!("`--oauth` is for servers with a URL: {} cannot be signed in to", server.target)))
             } else {
-                Ok(Pass::default())
+                Ok(Access::default())
             };
         };
-        let when = match (is_wanted, wish.is_aside) {
-            (_, true) => When::Never,
-            (true, false) => When::Wanted,
-            (false, false) => When::Over,
+        let policy = match (is_wanted, needs.is_unattended) {
+            (_, true) => SignInPolicy::Never,
+            (true, false) => SignInPolicy::WhenChallenged,
+            (false, false) => SignInPolicy::WhenExpired,
         };
-        if !is_wanted && wish.sign_ins.is_none() {
-            return Ok(Pass::default());
+        if !is_wanted && needs.sign_in_dir.is_none() {
+            return Ok(Access::default());
         }
-        Ok(SignIn::new(url, wish.sign_ins.clone(), when)?.into())
+        Ok(SignIn::new(url, needs.sign_in_dir.clone(), policy)?.into())
     }
 }
 
@@ -194,29 +194,29 @@ pub(crate) async fn close(client: Client) {
     let _ = timeout(CLOSE_TIMEOUT, client.close()).await;
 }
 
-async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is_aside: bool) -> Result<Client, Problem> {
+async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is_unattended: bool) -> Result<Client, Problem> {
     let say = || {
-        if !is_aside {
-            screen::write(&format!("taskwire: {} has not answered yet; waiting\n", escape::line(&server.name())));
+        if !is_unattended {
+            stderr::write(&format!("taskwire: {} has not answered yet; waiting\n", escape::line(&server.name())));
         }
     };
     if !matches!(server.target, Target::Url(_)) {
         let mut connecting = pin!(Client::connect(server.target.clone(), options));
-        if let Ok(connected) = timeout(START_PATIENCE, &mut connecting).await {
+        if let Ok(connected) = timeout(START_NOTICE_DELAY, &mut connecting).await {
             return Ok(connected?);
         }
         say();
-        let waited = (START_PATIENCE + START_PATIENCE_MORE).as_secs();
+        let waited = (START_NOTICE_DELAY + START_TIMEOUT_REST).as_secs();
         let silent = |_| Problem::protocol(format!("{} sent no MCP message within {waited} s", server.target));
-        return Ok(timeout(START_PATIENCE_MORE, connecting).await.map_err(silent)??);
+        return Ok(timeout(START_TIMEOUT_REST, connecting).await.map_err(silent)??);
     }
-    if let Some(connected) = within(CONNECT_PATIENCE, server, options.clone(), sign_in).await {
+    if let Some(connected) = connect_within(CONNECT_TIMEOUT, server, options.clone(), sign_in).await {
         return Ok(connected?);
     }
     // Once more without any patience, to learn what the matter is.
-    let hasty = Options { timing: Timing { patience: Duration::ZERO, ..options.timing }, ..options.clone() };
-    let mut learning = pin!(within(ANSWER_PATIENCE, server, hasty, sign_in));
-    let learnt = match timeout(NOTICE_AFTER, &mut learning).await {
+    let hasty = Options { timing: Timing { give_up_after: Duration::ZERO, ..options.timing }, ..options.clone() };
+    let mut learning = pin!(connect_within(RESPONSE_TIMEOUT, server, hasty, sign_in));
+    let learnt = match timeout(NOTICE_DELAY, &mut learning).await {
         Ok(learnt) => learnt,
         Err(_) => {
             say();
@@ -227,43 +227,48 @@ async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is
         Some(Ok(_)) => Ok(Client::connect(server.target.clone(), options).await?),
         Some(Err(error)) => Err(error.into()),
         None => {
-            let waited = (CONNECT_PATIENCE + ANSWER_PATIENCE).as_secs();
+            let waited = (CONNECT_TIMEOUT + RESPONSE_TIMEOUT).as_secs();
             Err(Problem::protocol(format!("cannot reach {}: no answer within {waited} s", server.target)))
         }
     }
 }
 
 /// Connects within this time. A person who signs in has all that they need.
-async fn within(patience: Duration, server: &Server, options: Options, sign_in: Option<&SignIn>) -> Option<Result<Client, client::Error>> {
+async fn connect_within(
+    limit: Duration,
+    server: &Server,
+    options: Options,
+    sign_in: Option<&SignIn>,
+) -> Option<Result<Client, client::Error>> {
     let mut connecting = pin!(Client::connect(server.target.clone(), options));
-    match timeout(patience, &mut connecting).await {
+    match timeout(limit, &mut connecting).await {
         Ok(connected) => Some(connected),
         Err(_) if sign_in.is_some_and(SignIn::is_under_way) => Some(connecting.await),
         Err(_) => None,
     }
 }
 
-fn token_of_environment() -> Option<String> {
+fn env_token() -> Option<String> {
     std::env::var("TASKWIRE_TOKEN").ok().map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
 /// Whether the token of the environment is kept from this server.
-fn withheld(server: &Server) -> bool {
-    token_of_environment().is_some() && !may_have_the_environments(server)
+fn env_token_withheld(server: &Server) -> bool {
+    env_token().is_some() && !may_get_env_token(server)
 }
 
 /// Whether a token that was meant for no server in particular may go to this one: nobody said otherwise, and nobody on the
 /// way can read it.
-fn may_have_the_environments(server: &Server) -> bool {
-    server.known.is_none() && matches!(&server.target, Target::Url(url) if is_safe(url))
+fn may_get_env_token(server: &Server) -> bool {
+    server.settings.is_none() && matches!(&server.target, Target::Url(url) if is_local_or_encrypted(url))
 }
 
-fn is_safe(url: &str) -> bool {
+fn is_local_or_encrypted(url: &str) -> bool {
     let url = url.to_ascii_lowercase();
     if url.starts_with("https://") {
         return true;
     }
-    let (before, host, _) = asking::parts(&url);
+    let (before, host, _) = question_dialog::parts(&url);
     let host = match host.strip_prefix('[') {
         Some(host) => host.split(']').next(),
         None => host.split(':').next(),
@@ -294,8 +299,11 @@ mod tests {
 
     #[test]
     fn tokens_are_not_for_logs() {
-        let connection =
-            Connection { token: Some("s3cret".to_owned().into()), headers: vec!["A: s3cret".to_owned().into()], ..Connection::default() };
+        let connection = ConnectionArgs {
+            token: Some("s3cret".to_owned().into()),
+            headers: vec!["A: s3cret".to_owned().into()],
+            ..ConnectionArgs::default()
+        };
         assert!(!format!("{connection:?}").contains("s3cret"));
     }
 
@@ -304,7 +312,7 @@ mod tests {
         let local =
             ["http://localhost:8787/mcp", "HTTP://127.0.0.1/mcp", "http://127.9.9.9:1", "http://[::1]:8787/mcp", "http://a@localhost/"];
         for url in ["https://host/mcp", "HTTPS://host"].iter().chain(&local) {
-            assert!(is_safe(url), "{url}");
+            assert!(is_local_or_encrypted(url), "{url}");
         }
         for url in [
             "http://host/mcp",
@@ -318,14 +326,14 @@ mod tests {
             "ftp://localhost",
             "",
         ] {
-            assert!(!is_safe(url), "{url}");
+            assert!(!is_local_or_encrypted(url), "{url}");
         }
     }
 
     #[test]
     fn what_is_for_one_server_is_told_from_what_is_for_all() {
-        assert!(!Connection::default().is_for_one());
-        assert!(Connection { headers: vec!["A: b".to_owned().into()], ..Connection::default() }.is_for_one());
-        assert!(Connection { oauth: true, ..Connection::default() }.is_for_one());
+        assert!(!ConnectionArgs::default().has_server_options());
+        assert!(ConnectionArgs { headers: vec!["A: b".to_owned().into()], ..ConnectionArgs::default() }.has_server_options());
+        assert!(ConnectionArgs { oauth: true, ..ConnectionArgs::default() }.has_server_options());
     }
 }

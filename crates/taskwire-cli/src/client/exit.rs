@@ -8,7 +8,7 @@ use std::{
 use taskwire::client::{self, Outcome};
 use taskwire_core::{task::RpcError, wire::code};
 
-use crate::term::{escape, events::Line, screen};
+use crate::term::{escape, json_lines::JsonLine, stderr};
 
 /// How a client's command ended. The numbers are a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Problem {
     }
 
     /// Nobody waits for it any more.
-    pub(crate) fn given_up() -> Self {
+    pub(crate) fn interrupted() -> Self {
         Self { exit: Exit::Cancelled, ..Self::protocol("given up") }
     }
 
@@ -86,14 +86,14 @@ impl Problem {
     }
 
     fn report(&self, json: bool) {
-        screen::write(&format!("taskwire: {}\n", escape::lines(&self.message)));
+        stderr::write(&format!("taskwire: {}\n", escape::lines(&self.message)));
         if json {
             let kind = match self.exit {
                 Exit::Usage => "usage",
                 Exit::Cancelled => "cancelled",
                 _ => "protocol",
             };
-            let line = Line::error(None, kind, self.message.clone(), self.rpc.as_ref()).text();
+            let line = JsonLine::error(None, kind, self.message.clone(), self.rpc.as_ref()).text();
             // Who does not read any more does not need to know.
             let _ = writeln!(io::stdout(), "{line}");
         }
@@ -104,9 +104,12 @@ impl From<client::Error> for Problem {
     fn from(error: client::Error) -> Self {
         use client::Error as E;
         let exit = match &error {
-            E::Target(_) | E::NotKnown { .. } | E::Ambiguous { .. } | E::Answer { .. } | E::Answered { .. } | E::NoQuestion { .. } => {
-                Exit::Usage
-            }
+            E::Target(_)
+            | E::NoSuchEntry { .. }
+            | E::Ambiguous { .. }
+            | E::InvalidAnswer { .. }
+            | E::AlreadyAnswered { .. }
+            | E::NoQuestion { .. } => Exit::Usage,
             // What was typed does not fit, whoever found it.
             E::Rpc(rpc) if rpc.code == code::INVALID_PARAMS => Exit::Usage,
             _ => Exit::Protocol,
@@ -155,7 +158,7 @@ pub(crate) fn fail(json: bool, problem: &Problem) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use taskwire::client::Finished;
+    use taskwire::client::ToolResult;
     use taskwire_core::Payload;
 
     use super::*;
@@ -164,7 +167,7 @@ mod tests {
     fn each_outcome_has_its_code() {
         let finished = |is_error| {
             let raw = Payload::from(serde_json::json!({}));
-            Outcome::Result(Finished { content: Vec::new(), structured: None, is_error, raw })
+            Outcome::Result(ToolResult { content: Vec::new(), structured: None, is_error, raw })
         };
         let failed = RpcError { code: -32603, message: String::new(), data: None };
         let codes = [finished(false), finished(true), Outcome::Cancelled { message: None }, Outcome::Failed(failed)];
@@ -175,9 +178,9 @@ mod tests {
     fn what_was_typed_wrong_is_told_from_what_went_wrong() {
         let exit = |error: client::Error| Problem::from(error).exit as u8;
         assert_eq!(exit(client::Error::Target("x".to_owned())), 2);
-        assert_eq!(exit(client::Error::NotKnown { prefix: "x".to_owned() }), 2);
+        assert_eq!(exit(client::Error::NoSuchEntry { prefix: "x".to_owned() }), 2);
         assert_eq!(exit(client::Error::NoQuestion { key: "x".to_owned() }), 2);
-        assert_eq!(exit(client::Error::NotFound { task: "x".to_owned() }), 3);
+        assert_eq!(exit(client::Error::TaskNotFound { task: "x".to_owned() }), 3);
         let refused = |code| client::Error::Rpc(RpcError { code, message: "no".to_owned(), data: None });
         assert_eq!((exit(refused(code::INVALID_PARAMS)), exit(refused(code::INTERNAL_ERROR))), (2, 3), "one code for what does not fit");
         assert_eq!(exit(client::Error::Closed), 3);

@@ -7,27 +7,29 @@ mod ending;
 
 use std::{io, pin::pin};
 
-use taskwire::client::{self, Answer, Client, Event, Input, InputKind, Link, Outcome, Partial, Place, Reference, Run, Shown};
+use taskwire::client::{
+    self, Answer, Call, Chunk, Client, ConnectionState, Event, Outcome, OutputPosition, OutputTracker, Question, QuestionKind, Reference,
+};
 use tokio::{
     task::JoinHandle,
     time::{Interval, MissedTickBehavior, interval},
 };
 
-use self::ending::{ENDS_WITH_US, Ended, Ending, Parting, Stopping};
+use self::ending::{Disconnect, FollowEnd, PendingEnd, SERVER_ENDS_WITH_CLIENT, Stopping};
 use super::{
     exit::{Exit, Problem},
-    home::{Home, name_of},
     questions::{self, Questions},
     signals::Signals,
+    user_data::{UserData, id_or_key},
 };
 use crate::term::{
-    asking::Step,
-    events::Line,
-    lines::Typed,
-    out::{Job, Out},
-    paint::Surroundings,
+    json_lines::JsonLine,
+    paint::Terminal,
+    question_dialog::Step,
     render,
-    screen::{Screen, TICK},
+    stderr::{StatusDisplay, TICK},
+    stdin_lines::TypedLine,
+    stdout::{OutputItem, OutputWriter},
 };
 
 /// So much output is handed to the writer at once, if it is there.
@@ -35,7 +37,7 @@ const BATCH_BYTES: usize = 64 * 1024;
 
 /// How a run is to be shown.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Manner {
+pub(crate) struct FollowOptions {
     /// As lines for programs.
     pub(crate) json: bool,
     /// Only until it is a task.
@@ -43,59 +45,59 @@ pub(crate) struct Manner {
     /// Only its result.
     pub(crate) result_only: bool,
     /// The first Ctrl-C cancels, and not only the second.
-    pub(crate) cancels: bool,
+    pub(crate) cancel_on_interrupt: bool,
     /// The task was started before.
     pub(crate) is_attached: bool,
     /// It was somewhere else: so far nothing here knows of it.
-    pub(crate) is_new_here: bool,
+    pub(crate) is_unlisted: bool,
     /// Whether it is noted how far the output was shown.
-    pub(crate) keeps_place: bool,
+    pub(crate) tracks_output: bool,
 }
 
 /// A run that is being shown.
-pub(crate) struct Follow<'a> {
-    home: &'a Home,
+pub(crate) struct CallFollower<'a> {
+    home: &'a UserData,
     client: Client,
     /// What was called, or picked up.
     origin: Reference,
-    manner: Manner,
-    surroundings: Surroundings,
-    screen: Screen,
+    options: FollowOptions,
+    terminal: Terminal,
+    screen: StatusDisplay,
     signals: Signals,
     ticks: Interval,
     /// Away while a thread writes.
-    out: Option<Out>,
-    writing: Option<JoinHandle<(Out, io::Result<()>)>>,
-    queue: Vec<Job>,
+    out: Option<OutputWriter>,
+    writing: Option<JoinHandle<(OutputWriter, io::Result<()>)>>,
+    queue: Vec<OutputItem>,
     questions: Questions,
     /// An event that was taken too early.
-    stash: Option<Option<Result<Event, client::Error>>>,
+    pending_event: Option<Option<Result<Event, client::Error>>>,
     task: Option<Reference>,
     stopping: Stopping,
-    ending: Option<Ending>,
+    ending: Option<PendingEnd>,
 }
 
-async fn written(writing: &mut Option<JoinHandle<(Out, io::Result<()>)>>) -> (Out, io::Result<()>) {
+async fn await_writer(writing: &mut Option<JoinHandle<(OutputWriter, io::Result<()>)>>) -> (OutputWriter, io::Result<()>) {
     let Some(handle) = writing else { return std::future::pending().await };
     let done = handle.await.expect("writing does not panic");
     *writing = None;
     done
 }
 
-async fn next(run: &mut Run, stash: &mut Option<Option<Result<Event, client::Error>>>) -> Option<Result<Event, client::Error>> {
+async fn next(run: &mut Call, stash: &mut Option<Option<Result<Event, client::Error>>>) -> Option<Result<Event, client::Error>> {
     match stash.take() {
         Some(event) => event,
         None => run.next().await,
     }
 }
 
-impl<'a> Follow<'a> {
+impl<'a> CallFollower<'a> {
     /// For a call that is to be sent, or a task that is to be picked up.
-    pub(crate) fn new(home: &'a Home, client: &Client, origin: &Reference, manner: Manner) -> Result<Self, Problem> {
-        let surroundings = Surroundings::look();
-        let mut out = Out::stdout(surroundings.stdout, surroundings.colours);
-        if manner.result_only {
-            out.only_the_result();
+    pub(crate) fn new(home: &'a UserData, client: &Client, origin: &Reference, options: FollowOptions) -> Result<Self, Problem> {
+        let terminal = Terminal::detect();
+        let mut out = OutputWriter::stdout(terminal.stdout, terminal.colours);
+        if options.result_only {
+            out.set_result_only();
         }
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -103,16 +105,16 @@ impl<'a> Follow<'a> {
             home,
             client: client.clone(),
             origin: origin.clone(),
-            manner,
-            surroundings,
-            screen: Screen::new(surroundings, manner.json, &origin.tool),
+            options,
+            terminal,
+            screen: StatusDisplay::new(terminal, options.json, &origin.tool),
             signals: Signals::catch()?,
             ticks,
             out: Some(out),
             writing: None,
             queue: Vec::new(),
             questions: Questions::default(),
-            stash: None,
+            pending_event: None,
             task: None,
             stopping: Stopping::No,
             ending: None,
@@ -120,37 +122,44 @@ impl<'a> Follow<'a> {
     }
 
     /// Goes on where the user stopped.
-    pub(crate) fn go_on(&mut self, place: Place) {
-        let shown = place.read();
+    pub(crate) fn resume_from(&mut self, tracker: OutputTracker) {
+        let shown = tracker.position();
         if let Some(out) = &mut self.out {
             // Who wants only the result gets it whole, but not twice.
-            out.go_on(if self.manner.result_only { Shown { ended: shown.ended, ..Shown::default() } } else { shown });
-            out.note_in(Box::new(place));
+            out.resume_from(if self.options.result_only {
+                OutputPosition { result_shown: shown.result_shown, ..OutputPosition::default() }
+            } else {
+                shown
+            });
+            out.set_tracker(Box::new(tracker));
         }
     }
 
     /// Begins at this chunk, whatever was shown before.
-    pub(crate) fn begin_at(&mut self, seq: u64) {
+    pub(crate) fn start_at(&mut self, seq: u64) {
         if let Some(out) = &mut self.out {
-            out.begin_at(seq);
+            out.start_at(seq);
         }
     }
 
     /// Shows it from the server's first word to its end, or until the user leaves, and says goodbye.
-    pub(crate) async fn show(mut self, starting: impl Future<Output = Result<Run, client::Error>>) -> Result<Exit, Problem> {
-        let ended = match self.begin(starting).await {
-            Ok(Ok(run)) => self.run(run).await,
+    pub(crate) async fn show(mut self, starting: impl Future<Output = Result<Call, client::Error>>) -> Result<Exit, Problem> {
+        let ended = match self.wait_for_start(starting).await {
+            Ok(Ok(run)) => self.drive(run).await,
             Ok(Err(ended)) => Ok(ended),
             Err(problem) => Err(problem),
         };
         let client = self.client.clone();
         drop(self);
-        ended.as_ref().map_or(Parting::GivingUp, |ended| ended.parting).say(client).await;
+        ended.as_ref().map_or(Disconnect::Abandon, |ended| ended.disconnect).apply(client).await;
         Ok(ended?.exit)
     }
 
     /// Waits for the server's first word.
-    async fn begin(&mut self, starting: impl Future<Output = Result<Run, client::Error>>) -> Result<Result<Run, Ended>, Problem> {
+    async fn wait_for_start(
+        &mut self,
+        starting: impl Future<Output = Result<Call, client::Error>>,
+    ) -> Result<Result<Call, FollowEnd>, Problem> {
         let mut starting = pin!(starting);
         let mut needs_run = false;
         loop {
@@ -164,14 +173,14 @@ impl<'a> Follow<'a> {
                 run = &mut starting => {
                     return match run {
                         Ok(run) => Ok(Ok(run)),
-                        Err(error) => Err(self.broken(error).await),
+                        Err(error) => Err(self.explain_failure(error).await),
                     };
                 }
                 is_leaving = self.stopping.due(), if !needs_run => {
                     if is_leaving {
                         return Ok(Err(self.leave(None).await));
                     }
-                    if self.found_again().is_none_or(|reference| reference.task.is_none()) {
+                    if self.resumable_reference().is_none_or(|reference| reference.task.is_none()) {
                         return Ok(Err(self.give_up().await));
                     }
                     // To stop listening would not stop the task: that needs the run.
@@ -182,11 +191,11 @@ impl<'a> Follow<'a> {
         }
     }
 
-    async fn run(&mut self, mut run: Run) -> Result<Ended, Problem> {
+    async fn drive(&mut self, mut call: Call) -> Result<FollowEnd, Problem> {
         loop {
             if self.writing.is_none() {
                 if !self.queue.is_empty() {
-                    self.write();
+                    self.start_writing();
                 } else if let Some(ending) = self.ending.take() {
                     return Ok(self.end(ending));
                 }
@@ -194,11 +203,11 @@ impl<'a> Follow<'a> {
             let is_leaving = tokio::select! {
                 biased;
                 stop = self.signals.next() => self.stop(stop),
-                is_leaving = self.stopping.due(), if self.ending.is_none() => is_leaving || self.call_off(&run).await,
-                (out, result) = written(&mut self.writing) => self.wrote(out, result)?,
-                typed = self.questions.lines.next() => self.typed(&run, typed).await,
-                event = next(&mut run, &mut self.stash), if self.writing.is_none() && self.ending.is_none() && !self.looks_away() => {
-                    self.happened(&mut run, event).await?;
+                is_leaving = self.stopping.due(), if self.ending.is_none() => is_leaving || self.send_cancel(&call).await,
+                (out, result) = await_writer(&mut self.writing) => self.finish_writing(out, result)?,
+                typed = self.questions.lines.next() => self.handle_line(&call, typed).await,
+                event = next(&mut call, &mut self.pending_event), if self.writing.is_none() && self.ending.is_none() && !self.ignores_events() => {
+                    self.handle_event(&mut call, event).await?;
                     false
                 }
                 _ = self.ticks.tick(), if self.screen.draws() && !self.questions.is_asking() && !self.stopping.is_leaving() => {
@@ -210,7 +219,7 @@ impl<'a> Follow<'a> {
                 // It may be over, and only its last words have not found a reader.
                 return Ok(match self.ending.take() {
                     Some(ending) => ending.ended,
-                    None => self.leave(Some(run)).await,
+                    None => self.leave(Some(call)).await,
                 });
             }
         }
@@ -218,19 +227,19 @@ impl<'a> Follow<'a> {
 
     // Events.
 
-    async fn happened(&mut self, run: &mut Run, event: Option<Result<Event, client::Error>>) -> Result<(), Problem> {
+    async fn handle_event(&mut self, call: &mut Call, event: Option<Result<Event, client::Error>>) -> Result<(), Problem> {
         let event = match event {
             Some(Ok(event)) => event,
-            Some(Err(error)) => return Err(self.broken(error).await),
+            Some(Err(error)) => return Err(self.explain_failure(error).await),
             None => return Err(Problem::protocol("the call ended without a result")),
         };
-        if self.manner.json && !matches!(event, Event::Partial(_)) {
-            let line = Line::of(self.task.as_ref().map(name_of), &event).map(|line| line.text());
-            self.queue.extend(line.map(|line| Job::Line { line, chunk: None }));
+        if self.options.json && !matches!(event, Event::Chunk(_)) {
+            let line = JsonLine::of(self.task.as_ref().map(id_or_key), &event).map(|line| line.text());
+            self.queue.extend(line.map(|line| OutputItem::Line { line, chunk: None }));
         }
         match event {
-            Event::Task(reference) => self.named(reference),
-            Event::Partial(partial) => self.chunks(run, partial).await,
+            Event::Task(reference) => self.became_task(reference),
+            Event::Chunk(partial) => self.queue_chunks(call, partial).await,
             Event::Gap { from, until } => {
                 let from = from.max(self.out.as_ref().map_or(0, |out| out.shown().seq));
                 if from < until {
@@ -239,85 +248,85 @@ impl<'a> Follow<'a> {
             }
             Event::Status(view) if view.status.is_terminal() => {}
             Event::Status(view) => {
-                if self.manner.is_attached {
-                    self.screen.began(&view.created_at);
+                if self.options.is_attached {
+                    self.screen.set_start(&view.created_at);
                 }
-                self.screen.state(view.status.as_str(), view.message.as_deref());
+                self.screen.set_status(view.status.as_str(), view.message.as_deref());
             }
             Event::Progress { progress, total, message } => self.screen.progress(progress, total, message.as_deref()),
-            Event::Input(input) => self.asked(run, input).await?,
-            Event::Settled { key } if self.questions.settle(&key) => {
+            Event::Question(input) => self.handle_question(call, input).await?,
+            Event::QuestionSettled { key } if self.questions.settle(&key) => {
                 self.screen.note(&format!("“{key}” was answered or withdrawn"));
                 self.questions.ask_next(&mut self.screen);
             }
-            Event::Settled { .. } => {}
-            Event::Link(Link::Lost { reason, again_in }) => {
+            Event::QuestionSettled { .. } => {}
+            Event::Connection(ConnectionState::Lost { reason, retry_in: again_in }) => {
                 self.screen.note(&format!("connection lost ({reason}); trying again in {again_in:.0?}"));
-                self.screen.link(false);
+                self.screen.set_connected(false);
             }
-            Event::Link(Link::Back) => {
+            Event::Connection(ConnectionState::Restored) => {
                 self.screen.note("connected again");
-                self.screen.link(true);
+                self.screen.set_connected(true);
             }
             Event::Log(log) => self.screen.note(&log_line(&log.read().unwrap_or_default())),
-            Event::Done(outcome) => self.done(&outcome),
+            Event::Done(outcome) => self.finish(&outcome),
             _ => {}
         }
         Ok(())
     }
 
     /// The call is a task: from here on it can be left and come back to.
-    fn named(&mut self, reference: Reference) {
-        if self.manner.keeps_place
-            && let Err(error) = self.keep_place(&reference)
+    fn became_task(&mut self, reference: Reference) {
+        if self.options.tracks_output
+            && let Err(error) = self.track_output(&reference)
         {
             self.screen.note(&format!("how far this was shown cannot be noted: {error}"));
         }
-        let id = name_of(&reference).to_owned();
-        if self.manner.detach {
-            let back = if self.is_stdio() { ENDS_WITH_US } else { "come back with" };
-            let note = self.surroundings.stderr.then(|| format!("{back}: taskwire watch {}", self.home.short_name(&reference)));
-            if !self.manner.json {
-                self.queue.push(Job::Line { line: id, chunk: None });
+        let id = id_or_key(&reference).to_owned();
+        if self.options.detach {
+            let back = if self.is_stdio() { SERVER_ENDS_WITH_CLIENT } else { "come back with" };
+            let note = self.terminal.stderr.then(|| format!("{back}: taskwire watch {}", self.home.short_name(&reference)));
+            if !self.options.json {
+                self.queue.push(OutputItem::Line { line: id, chunk: None });
             }
-            self.ending = Some(Ending { ended: Ended { exit: Exit::Done, parting: Parting::Leaving }, note });
-        } else if !self.manner.is_attached {
+            self.ending = Some(PendingEnd { ended: FollowEnd { exit: Exit::Done, disconnect: Disconnect::Detach }, note });
+        } else if !self.options.is_attached {
             self.screen.note(&format!("task {id}"));
         }
         self.screen.became_task();
         self.task = Some(reference);
     }
 
-    fn keep_place(&mut self, reference: &Reference) -> Result<(), client::Error> {
+    fn track_output(&mut self, reference: &Reference) -> Result<(), client::Error> {
         let (Some(out), Ok(ledger), Some(task)) = (&mut self.out, self.home.ledger_if_any(), &reference.task) else { return Ok(()) };
-        if !out.has_place()
+        if !out.has_tracker()
             && let Some(entry) = ledger.entry(&reference.server, task)?
         {
-            let mut place = ledger.place(entry.id)?;
+            let mut tracker = ledger.output_tracker(entry.id)?;
             // Nothing was shown yet, whatever another call showed that turned out to be the same one.
-            place.set(out.shown())?;
-            out.note_in(Box::new(place));
+            tracker.set(out.shown())?;
+            out.set_tracker(Box::new(tracker));
         }
         Ok(())
     }
 
     /// Output: this, and what else is there already.
-    async fn chunks(&mut self, run: &mut Run, first: Partial) {
+    async fn queue_chunks(&mut self, call: &mut Call, first: Chunk) {
         let mut bytes = first.content.as_str().len();
-        self.take(&first);
+        self.queue_chunk(&first);
         while bytes < BATCH_BYTES {
             let event = tokio::select! {
                 biased;
-                event = run.next() => event,
+                event = call.next() => event,
                 () = std::future::ready(()) => break,
             };
             match event {
-                Some(Ok(Event::Partial(partial))) => {
+                Some(Ok(Event::Chunk(partial))) => {
                     bytes += partial.content.as_str().len();
-                    self.take(&partial);
+                    self.queue_chunk(&partial);
                 }
                 other => {
-                    self.stash = Some(other);
+                    self.pending_event = Some(other);
                     break;
                 }
             }
@@ -325,23 +334,23 @@ impl<'a> Follow<'a> {
     }
 
     /// Has a chunk shown, unless all was: who saw only the result has seen it.
-    fn take(&mut self, partial: &Partial) {
-        if self.out.as_ref().is_none_or(|out| !out.shown().ended) {
-            self.queue.push(self.chunk(partial));
+    fn queue_chunk(&mut self, partial: &Chunk) {
+        if self.out.as_ref().is_none_or(|out| !out.shown().result_shown) {
+            self.queue.push(self.chunk_item(partial));
         }
     }
 
-    fn chunk(&self, partial: &Partial) -> Job {
-        let text = render::inline(&partial.blocks());
-        if !self.manner.json {
-            return Job::Chunk { seq: partial.seq, text };
+    fn chunk_item(&self, partial: &Chunk) -> OutputItem {
+        let text = render::chunk_text(&partial.blocks());
+        if !self.options.json {
+            return OutputItem::Chunk { seq: partial.seq, text };
         }
-        let line = Line::Partial { task_id: self.task.as_ref().map(name_of), seq: partial.seq, content: &partial.content };
-        Job::Line { line: line.text(), chunk: Some((partial.seq, text)) }
+        let line = JsonLine::Partial { task_id: self.task.as_ref().map(id_or_key), seq: partial.seq, content: &partial.content };
+        OutputItem::Line { line: line.text(), chunk: Some((partial.seq, text)) }
     }
 
-    fn done(&mut self, outcome: &Outcome) {
-        self.make_room();
+    fn finish(&mut self, outcome: &Outcome) {
+        self.clear_for_output();
         self.questions.drop_all();
         let Some(out) = &self.out else { return };
         let mut note = match outcome {
@@ -350,9 +359,9 @@ impl<'a> Follow<'a> {
             Outcome::Cancelled { message: None } => Some("cancelled".to_owned()),
             Outcome::Cancelled { message: Some(message) } => Some(format!("cancelled: {message}")),
         };
-        if self.manner.json {
-            self.queue.push(Job::Last(String::new()));
-        } else if out.shown().ended {
+        if self.options.json {
+            self.queue.push(OutputItem::Last(String::new()));
+        } else if out.shown().result_shown {
             let how = match outcome {
                 Outcome::Result(_) => "completed",
                 Outcome::Failed(_) => "failed",
@@ -361,38 +370,38 @@ impl<'a> Follow<'a> {
             note = Some(format!("nothing new: the task has ended ({how}) and was shown completely; --from 0 shows it again"));
         } else {
             let words = match outcome {
-                Outcome::Result(result) => render::last_words(out.before(), result),
+                Outcome::Result(result) => render::unshown_end(out.shown_so_far(), result),
                 _ if out.line_open() => "\n".to_owned(),
                 _ => String::new(),
             };
-            self.queue.push(Job::Last(words));
+            self.queue.push(OutputItem::Last(words));
         }
-        self.ending = Some(Ending { ended: Ended { exit: Exit::of(outcome), parting: Parting::Closing }, note });
+        self.ending = Some(PendingEnd { ended: FollowEnd { exit: Exit::of(outcome), disconnect: Disconnect::Close }, note });
     }
 
     // Questions.
 
-    async fn asked(&mut self, run: &Run, input: Input) -> Result<(), Problem> {
-        if self.stopping.is_on() {
+    async fn handle_question(&mut self, call: &Call, input: Question) -> Result<(), Problem> {
+        if self.stopping.is_active() {
             return Ok(());
         }
-        if self.surroundings.prompts && !self.manner.json && self.questions.can_ask(&input, self.screen.paint()) {
+        if self.terminal.can_ask && !self.options.json && self.questions.can_ask(&input, self.screen.paint()) {
             self.questions.push(input);
             self.questions.ask_next(&mut self.screen);
             return Ok(());
         }
         if self.can_be_answered_elsewhere() {
-            self.screen.note(&format!("the task asks: {}", questions::gist(&input)));
-            self.unanswered(&input, "answer it with");
+            self.screen.note(&format!("the task asks: {}", questions::summary(&input)));
+            self.say_how_to_answer(&input, "answer it with");
             return Ok(());
         }
         // What is no question to a person has no answer that says that nobody is here.
-        if let InputKind::Sampling { .. } | InputKind::Other { .. } = &input.kind {
-            let (server, what) = (&self.origin.server, questions::gist(&input));
+        if let QuestionKind::Sampling { .. } | QuestionKind::Other { .. } = &input.kind {
+            let (server, what) = (&self.origin.server, questions::summary(&input));
             return Err(Problem::protocol(format!("{server} asks for {what}, which this client does not offer")));
         }
-        self.screen.note(&format!("the tool asks: {}", questions::gist(&input)));
-        self.nobody_answers(run, &input).await;
+        self.screen.note(&format!("the tool asks: {}", questions::summary(&input)));
+        self.cancel_question(call, &input).await;
         Ok(())
     }
 
@@ -401,76 +410,76 @@ impl<'a> Follow<'a> {
         self.task.is_some() && !self.is_stdio()
     }
 
-    async fn nobody_answers(&mut self, run: &Run, input: &Input) {
+    async fn cancel_question(&mut self, call: &Call, input: &Question) {
         self.screen.note("nobody can be asked here: answered with `cancel`");
-        if let Err(error) = run.answer(&input.key, Answer::cancel()).await {
+        if let Err(error) = call.answer(&input.key, Answer::cancel()).await {
             self.screen.note(&format!("the answer could not be given: {error}"));
         }
     }
 
     /// Says how somebody else can answer.
-    fn unanswered(&mut self, input: &Input, how: &str) {
-        if let InputKind::Url { url } = &input.kind {
+    fn say_how_to_answer(&mut self, input: &Question, how: &str) {
+        if let QuestionKind::Url { url } = &input.kind {
             self.screen.note(url);
         }
         if let Some(task) = &self.task {
             let name = self.home.short_name(task);
-            self.screen.note(&format!("{how}: {}", questions::command(&name, input)));
+            self.screen.note(&format!("{how}: {}", questions::answer_command(&name, input)));
         }
     }
 
     /// The person typed a line. True if the run is to be left.
-    async fn typed(&mut self, run: &Run, typed: Typed) -> bool {
+    async fn handle_line(&mut self, call: &Call, typed: TypedLine) -> bool {
         let Ok(Some(line)) = typed else {
-            for input in self.questions.end() {
+            for input in self.questions.close_input() {
                 if self.can_be_answered_elsewhere() {
-                    self.unanswered(&input, "left unanswered; answer it with");
+                    self.say_how_to_answer(&input, "left unanswered; answer it with");
                 } else {
-                    self.nobody_answers(run, &input).await;
+                    self.cancel_question(call, &input).await;
                 }
             }
             return false;
         };
         self.screen.line_was_ended();
-        let Some(asking) = self.questions.asking() else { return false };
-        match asking.line(&line) {
+        let Some(asking) = self.questions.dialog() else { return false };
+        match asking.enter_line(&line) {
             Step::Ask(text) => {
                 self.screen.say(&text);
                 self.questions.prompt(&mut self.screen);
                 false
             }
             Step::Open(url, answer) => {
-                if let Err(error) = questions::open(&url) {
+                if let Err(error) = questions::open_in_browser(&url) {
                     self.screen.note(&format!("no browser can be opened ({error}): go there by yourself"));
                 }
-                self.give(run, answer).await
+                self.send_answer(call, answer).await
             }
-            Step::Answer(answer) => self.give(run, answer).await,
+            Step::Answer(answer) => self.send_answer(call, answer).await,
         }
     }
 
     /// Gives the person's answer. True if the run is to be left.
-    async fn give(&mut self, run: &Run, answer: Answer) -> bool {
+    async fn send_answer(&mut self, call: &Call, answer: Answer) -> bool {
         let Some((mut asking, input)) = self.questions.take() else { return false };
-        let given = tokio::select! {
+        let sent = tokio::select! {
             biased;
-            given = run.answer(&input.key, answer) => given,
+            given = call.answer(&input.key, answer) => given,
             stop = self.signals.next() => return self.stop(stop),
         };
-        match given {
+        match sent {
             Ok(()) => {}
-            Err(client::Error::Answer { reason, .. }) => {
+            Err(client::Error::InvalidAnswer { reason, .. }) => {
                 self.screen.say(&asking.refused(&reason));
-                self.questions.give_back((asking, input));
+                self.questions.ask_again((asking, input));
                 self.questions.prompt(&mut self.screen);
             }
-            Err(client::Error::Answered { key } | client::Error::NoQuestion { key }) => {
+            Err(client::Error::AlreadyAnswered { key } | client::Error::NoQuestion { key }) => {
                 self.screen.note(&format!("“{key}” was answered or withdrawn"));
             }
             Err(error) => {
                 self.screen.note(&format!("the answer could not be given: {error}"));
                 if self.can_be_answered_elsewhere() {
-                    self.unanswered(&input, "try again with");
+                    self.say_how_to_answer(&input, "try again with");
                 }
             }
         }
@@ -480,20 +489,20 @@ impl<'a> Follow<'a> {
 
     // Output.
 
-    fn write(&mut self) {
+    fn start_writing(&mut self) {
         let Some(mut out) = self.out.take() else { return };
-        if self.surroundings.stdout {
-            self.make_room();
+        if self.terminal.stdout {
+            self.clear_for_output();
         }
         let jobs = std::mem::take(&mut self.queue);
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            let result = jobs.into_iter().try_for_each(|job| out.run(job));
+            let result = jobs.into_iter().try_for_each(|job| out.write_item(job));
             (out, result)
         }));
     }
 
     /// Takes away what must not stand before output on the same terminal.
-    fn make_room(&mut self) {
+    fn clear_for_output(&mut self) {
         if self.questions.is_asking() {
             self.screen.fresh_line();
         } else {
@@ -502,12 +511,12 @@ impl<'a> Follow<'a> {
     }
 
     /// True if the run is to be left.
-    fn wrote(&mut self, mut out: Out, result: io::Result<()>) -> Result<bool, Problem> {
-        if let Some(error) = out.trouble() {
+    fn finish_writing(&mut self, mut out: OutputWriter, result: io::Result<()>) -> Result<bool, Problem> {
+        if let Some(error) = out.take_tracker_error() {
             self.screen.note(&format!("how far this was shown cannot be noted: {error}"));
         }
-        if self.surroundings.stdout {
-            self.screen.was_written(out.line_open() && !self.manner.json);
+        if self.terminal.stdout {
+            self.screen.output_written(out.line_open() && !self.options.json);
             self.questions.prompt(&mut self.screen);
         }
         self.out = Some(out);
@@ -516,7 +525,7 @@ impl<'a> Follow<'a> {
             // Nobody reads any more, as after `| head`. If it is over, it is over.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(self.ending.is_none()),
             Err(error) => {
-                self.way_back();
+                self.say_may_go_on();
                 Err(Problem::protocol(format!("cannot write to standard output: {error}")))
             }
         }

@@ -8,15 +8,15 @@ use std::{
 };
 
 use taskwire::client::{
-    Input, InputKind,
+    Question, QuestionKind,
     form::{Choice, Field, FieldKind, Form},
 };
 
 use crate::term::{
-    asking::Asking,
-    lines::Lines,
     paint::{Paint, shell_word},
-    screen::Screen,
+    question_dialog::QuestionDialog,
+    stderr::StatusDisplay,
+    stdin_lines::StdinLines,
 };
 
 /// Choices that are named where one may choose from many.
@@ -25,68 +25,68 @@ const CHOICES_SHOWN: usize = 12;
 /// Questions that wait, and the one that is being asked.
 #[derive(Debug, Default)]
 pub(crate) struct Questions {
-    waiting: VecDeque<Input>,
-    asking: Option<(Asking, Input)>,
-    pub(crate) lines: Lines,
+    waiting: VecDeque<Question>,
+    current: Option<(QuestionDialog, Question)>,
+    pub(crate) lines: StdinLines,
     /// Nobody types any more.
-    is_over: bool,
+    is_input_closed: bool,
 }
 
 impl Questions {
     /// Whether a person can be asked this.
-    pub(crate) fn can_ask(&self, input: &Input, paint: Paint) -> bool {
-        !self.is_over && Asking::new(input, paint).is_some()
+    pub(crate) fn can_ask(&self, input: &Question, paint: Paint) -> bool {
+        !self.is_input_closed && QuestionDialog::new(input, paint).is_some()
     }
 
     pub(crate) fn is_asking(&self) -> bool {
-        self.asking.is_some()
+        self.current.is_some()
     }
 
-    pub(crate) fn asking(&mut self) -> Option<&mut Asking> {
-        self.asking.as_mut().map(|(asking, _)| asking)
+    pub(crate) fn dialog(&mut self) -> Option<&mut QuestionDialog> {
+        self.current.as_mut().map(|(asking, _)| asking)
     }
 
-    pub(crate) fn push(&mut self, input: Input) {
+    pub(crate) fn push(&mut self, input: Question) {
         self.waiting.push_back(input);
     }
 
     /// Begins with the next one, if none is being asked.
-    pub(crate) fn ask_next(&mut self, screen: &mut Screen) {
-        while self.asking.is_none() {
+    pub(crate) fn ask_next(&mut self, screen: &mut StatusDisplay) {
+        while self.current.is_none() {
             let Some(input) = self.waiting.pop_front() else { return };
-            if let Some(asking) = Asking::new(&input, screen.paint()) {
-                self.lines.start_over();
+            if let Some(asking) = QuestionDialog::new(&input, screen.paint()) {
+                self.lines.discard_typed();
                 screen.say(&asking.opening(&input.message));
-                self.asking = Some((asking, input));
+                self.current = Some((asking, input));
                 self.prompt(screen);
             }
         }
     }
 
     /// Shows the prompt, and waits for a line.
-    pub(crate) fn prompt(&mut self, screen: &mut Screen) {
-        if let Some((asking, _)) = &self.asking {
+    pub(crate) fn prompt(&mut self, screen: &mut StatusDisplay) {
+        if let Some((asking, _)) = &self.current {
             screen.say(&asking.prompt());
-            self.lines.want();
+            self.lines.request_line();
         }
     }
 
     /// The question was answered, as far as the person is concerned.
-    pub(crate) fn take(&mut self) -> Option<(Asking, Input)> {
-        self.asking.take()
+    pub(crate) fn take(&mut self) -> Option<(QuestionDialog, Question)> {
+        self.current.take()
     }
 
     /// It was not taken: it is asked again.
-    pub(crate) fn give_back(&mut self, asked: (Asking, Input)) {
-        self.asking = Some(asked);
+    pub(crate) fn ask_again(&mut self, asked: (QuestionDialog, Question)) {
+        self.current = Some(asked);
     }
 
     /// No answer is needed any more. True if the person was just being asked.
     pub(crate) fn settle(&mut self, key: &str) -> bool {
         self.waiting.retain(|input| input.key != key);
-        let was_asked = self.asking.take_if(|(asking, _)| asking.key() == key).is_some();
+        let was_asked = self.current.take_if(|(asking, _)| asking.key() == key).is_some();
         if was_asked {
-            self.lines.start_over();
+            self.lines.discard_typed();
         }
         was_asked
     }
@@ -94,35 +94,35 @@ impl Questions {
     /// Nobody is to be asked anything.
     pub(crate) fn drop_all(&mut self) {
         self.waiting.clear();
-        if self.asking.take().is_some() {
+        if self.current.take().is_some() {
             // What was begun to type is not for the shell either.
-            self.lines.start_over();
+            self.lines.discard_typed();
         }
     }
 
     /// Nobody types any more: what is left unanswered.
-    pub(crate) fn end(&mut self) -> Vec<Input> {
-        self.is_over = true;
-        self.asking.take().map(|(_, input)| input).into_iter().chain(std::mem::take(&mut self.waiting)).collect()
+    pub(crate) fn close_input(&mut self) -> Vec<Question> {
+        self.is_input_closed = true;
+        self.current.take().map(|(_, input)| input).into_iter().chain(std::mem::take(&mut self.waiting)).collect()
     }
 }
 
 /// What is asked, in a few words, and what there is to choose from.
-pub(crate) fn gist(input: &Input) -> String {
+pub(crate) fn summary(input: &Question) -> String {
     match &input.kind {
-        InputKind::Form { .. } => match choices(input) {
+        QuestionKind::Form { .. } => match choices(input) {
             Some(choices) => format!("{} ({choices})", input.message).trim_start().to_owned(),
             None => input.message.clone(),
         },
-        InputKind::Url { .. } => input.message.clone(),
-        InputKind::Sampling { .. } => "sampling/createMessage".to_owned(),
-        InputKind::Other { method } => method.clone(),
+        QuestionKind::Url { .. } => input.message.clone(),
+        QuestionKind::Sampling { .. } => "sampling/createMessage".to_owned(),
+        QuestionKind::Other { method } => method.clone(),
     }
 }
 
 /// What can be chosen: of the only field its values, of several each with its name.
-fn choices(input: &Input) -> Option<String> {
-    let Form { fields, .. } = Form::of(&input.request).ok()?;
+fn choices(input: &Question) -> Option<String> {
+    let Form { fields, .. } = Form::of_question(&input.request).ok()?;
     let values = |options: &[Choice]| {
         let mut values: Vec<&str> = options.iter().take(CHOICES_SHOWN).map(|choice| choice.value.as_str()).collect();
         values.extend((options.len() > CHOICES_SHOWN).then_some("…"));
@@ -136,24 +136,24 @@ fn choices(input: &Input) -> Option<String> {
         };
         Some(if fields.len() == 1 { values } else { format!("{}: {values}", field.name) })
     };
-    let told: Vec<String> = fields.iter().filter_map(of_field).collect();
-    (!told.is_empty()).then(|| told.join("; "))
+    let texts: Vec<String> = fields.iter().filter_map(of_field).collect();
+    (!texts.is_empty()).then(|| texts.join("; "))
 }
 
 /// The command that answers a question of the task that is called `name` here.
-pub(crate) fn command(name: &str, input: &Input) -> String {
+pub(crate) fn answer_command(name: &str, input: &Question) -> String {
     let key = shell_word(&input.key);
     let values = match &input.kind {
-        InputKind::Form { .. } => example(input),
-        InputKind::Url { .. } => "--accept".to_owned(),
-        InputKind::Sampling { .. } | InputKind::Other { .. } => "'{…}'".to_owned(),
+        QuestionKind::Form { .. } => example(input),
+        QuestionKind::Url { .. } => "--accept".to_owned(),
+        QuestionKind::Sampling { .. } | QuestionKind::Other { .. } => "'{…}'".to_owned(),
     };
     format!("taskwire answer {name} {key} {values}").trim_end().to_owned()
 }
 
 /// What is to be filled in at least.
-fn example(input: &Input) -> String {
-    let Ok(Form { fields, .. }) = Form::of(&input.request) else { return "'{…}'".to_owned() };
+fn example(input: &Question) -> String {
+    let Ok(Form { fields, .. }) = Form::of_question(&input.request) else { return "'{…}'".to_owned() };
     let word = |field: &Field| format!("{}=…", shell_word(&field.name));
     let required: Vec<String> = fields.iter().filter(|field| field.required).map(word).collect();
     match (required.is_empty(), fields.first()) {
@@ -164,7 +164,7 @@ fn example(input: &Input) -> String {
 }
 
 /// Opens a page in the user's browser. Only after they said so.
-pub(crate) fn open(url: &str) -> io::Result<()> {
+pub(crate) fn open_in_browser(url: &str) -> io::Result<()> {
     let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
     let mut command = Command::new(program);
     command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -178,27 +178,28 @@ mod tests {
 
     use super::*;
 
-    fn form(schema: Value) -> Input {
+    fn form(schema: Value) -> Question {
         let request = json!({"method": "elicitation/create", "params": {"message": "", "requestedSchema": schema}});
-        Input { key: "name".to_owned(), kind: InputKind::Form { schema }, message: String::new(), request: request.into() }
+        Question { key: "name".to_owned(), kind: QuestionKind::Form { schema }, message: String::new(), request: request.into() }
     }
 
     #[test]
     fn the_way_to_answer_names_what_must_be_filled_in() {
         let two = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a", "b"]});
-        assert_eq!(command("01k", &form(two)), "taskwire answer 01k name a=… b=…");
+        assert_eq!(answer_command("01k", &form(two)), "taskwire answer 01k name a=… b=…");
         let optional = json!({"type": "object", "properties": {"a": {"type": "string"}}});
-        assert_eq!(command("01k", &form(optional)), "taskwire answer 01k name a=…");
+        assert_eq!(answer_command("01k", &form(optional)), "taskwire answer 01k name a=…");
         let nothing = json!({"type": "object", "properties": {}});
-        assert_eq!(command("01k", &form(nothing)), "taskwire answer 01k name --accept");
-        let page = Input { key: "it's".to_owned(), kind: InputKind::Url { url: "https://h".to_owned() }, ..form(json!({})) };
-        assert_eq!(command("01k", &page), r"taskwire answer 01k 'it'\''s' --accept");
+        assert_eq!(answer_command("01k", &form(nothing)), "taskwire answer 01k name --accept");
+        let page = Question { key: "it's".to_owned(), kind: QuestionKind::Url { url: "https://h".to_owned() }, ..form(json!({})) };
+        assert_eq!(answer_command("01k", &page), r"taskwire answer 01k 'it'\''s' --accept");
     }
 
     #[test]
     fn what_there_is_to_choose_from_is_told_with_the_question() {
-        let asked =
-            |properties: Value| gist(&Input { message: "Which?".to_owned(), ..form(json!({"type": "object", "properties": properties})) });
+        let asked = |properties: Value| {
+            summary(&Question { message: "Which?".to_owned(), ..form(json!({"type": "object", "properties": properties})) })
+        };
         assert_eq!(asked(json!({"region": {"type": "string", "enum": ["eu", "us"]}})), "Which? (eu, us)");
         assert_eq!(asked(json!({"sure": {"type": "boolean"}})), "Which? (yes, no)");
         assert_eq!(asked(json!({"name": {"type": "string"}})), "Which?");
@@ -206,7 +207,7 @@ mod tests {
         assert_eq!(asked(json!({"colour": titled, "name": {"type": "string"}})), "Which? (colour: r, g)", "as one types them");
         let many: Vec<String> = (0..20).map(|n| n.to_string()).collect();
         assert!(asked(json!({"n": {"type": "string", "enum": many}})).ends_with(", 10, 11, …)"));
-        assert_eq!(gist(&form(json!({"type": "object", "properties": {"sure": {"type": "boolean"}}}))), "(yes, no)");
+        assert_eq!(summary(&form(json!({"type": "object", "properties": {"sure": {"type": "boolean"}}}))), "(yes, no)");
     }
 
     #[test]
@@ -214,7 +215,7 @@ mod tests {
         let mut questions = Questions::default();
         questions.push(form(json!({"type": "object", "properties": {}})));
         assert!(!questions.settle("name"), "nobody was asked yet");
-        assert!(questions.end().is_empty());
+        assert!(questions.close_input().is_empty());
         assert!(!questions.can_ask(&form(json!({"type": "object"})), Paint::plain()), "nobody types any more");
     }
 }

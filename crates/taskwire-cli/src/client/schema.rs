@@ -115,7 +115,7 @@ impl Kinds {
         all.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect()
     }
 
-    fn wanted(self) -> String {
+    fn expected(self) -> String {
         let all = [
             (self.integer, "an integer"),
             (self.number, "a number"),
@@ -196,7 +196,7 @@ impl<'a> Parameter<'a> {
         if kinds.list {
             return self.list(text);
         }
-        Err(format!("`{}` must be {}, not `{text}`", self.name, kinds.wanted()))
+        Err(format!("`{}` must be {}, not `{text}`", self.name, kinds.expected()))
     }
 
     /// A list: all of it as JSON, or one element of it.

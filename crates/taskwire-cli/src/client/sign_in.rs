@@ -12,17 +12,17 @@ use std::{
 
 use taskwire::client::{self, Challenge, Credentials, LoopbackConsent, OAuth, OAuthSettings};
 
-use crate::term::{escape, paint::Surroundings, screen};
+use crate::term::{escape, paint::Terminal, stderr};
 
-type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, client::Error>> + Send + 'a>>;
+type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, client::Error>> + Send + 'a>>;
 
 /// When a person is asked to sign in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum SignInPolicy {
     /// Whenever the server wants it.
-    Wanted,
+    WhenChallenged,
     /// Only when it does not accept any more what they agreed to before.
-    Over,
+    WhenExpired,
     /// Never: what they agreed to before is good enough, or not.
     Never,
 }
@@ -31,17 +31,17 @@ pub(crate) enum When {
 #[derive(Debug)]
 pub(crate) struct SignIn {
     oauth: Arc<OAuth>,
-    when: When,
+    policy: SignInPolicy,
     is_under_way: AtomicBool,
 }
 
 impl SignIn {
     /// `directory` is where it is kept; without one it is good for this process.
-    pub(crate) fn new(server: &str, directory: Option<PathBuf>, when: When) -> Result<Self, client::Error> {
+    pub(crate) fn new(server: &str, directory: Option<PathBuf>, policy: SignInPolicy) -> Result<Self, client::Error> {
         let name = escape::line(server);
         let consent = LoopbackConsent::new(move |url| show(&name, url));
-        let settings = OAuthSettings { directory, ..OAuthSettings::asking(consent) };
-        Ok(Self { oauth: Arc::new(OAuth::new(server, settings)?), when, is_under_way: AtomicBool::new(false) })
+        let settings = OAuthSettings { directory, ..OAuthSettings::with_consent(consent) };
+        Ok(Self { oauth: Arc::new(OAuth::new(server, settings)?), policy, is_under_way: AtomicBool::new(false) })
     }
 
     /// Whether somebody is asked, or was: then patience is theirs.
@@ -50,26 +50,26 @@ impl SignIn {
     }
 
     /// Whether this user wanted it.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.when == When::Wanted
+    pub(crate) fn is_requested(&self) -> bool {
+        self.policy == SignInPolicy::WhenChallenged
     }
 
     /// Whether a challenge is worth a person's time.
     fn is_for_a_person(&self, challenge: &Challenge) -> bool {
-        match self.when {
-            When::Wanted => true,
-            When::Over => challenge.bearer.is_some(),
-            When::Never => false,
+        match self.policy {
+            SignInPolicy::WhenChallenged => true,
+            SignInPolicy::WhenExpired => challenge.bearer.is_some(),
+            SignInPolicy::Never => false,
         }
     }
 }
 
 impl Credentials for SignIn {
-    fn bearer(&self) -> Answer<'_, Option<String>> {
+    fn bearer(&self) -> BoxedFuture<'_, Option<String>> {
         Box::pin(async move {
             match self.oauth.bearer().await {
                 // What nobody wanted cannot go wrong.
-                Err(error) if !self.is_wanted() => {
+                Err(error) if !self.is_requested() => {
                     tracing::debug!(%error, "a sign-in of before cannot be used");
                     Ok(None)
                 }
@@ -78,7 +78,7 @@ impl Credentials for SignIn {
         })
     }
 
-    fn challenged<'a>(&'a self, challenge: &'a Challenge) -> Answer<'a, bool> {
+    fn challenged<'a>(&'a self, challenge: &'a Challenge) -> BoxedFuture<'a, bool> {
         Box::pin(async move {
             if !self.is_for_a_person(challenge) {
                 return Ok(false);
@@ -94,10 +94,10 @@ impl Credentials for SignIn {
 
 /// Shows the address. The line that shows that something is going on may stand where it goes.
 fn show(server: &str, url: &str) {
-    let surroundings = Surroundings::look();
-    let fresh_line = if surroundings.stderr && surroundings.colours { screen::CLEAR } else { "" };
+    let surroundings = Terminal::detect();
+    let fresh_line = if surroundings.stderr && surroundings.colours { stderr::CLEAR } else { "" };
     let url = escape::line(url);
-    screen::write(&format!("{fresh_line}taskwire: {server} wants you to sign in; open this in a browser:\n{url}\n"));
+    stderr::write(&format!("{fresh_line}taskwire: {server} wants you to sign in; open this in a browser:\n{url}\n"));
 }
 
 #[cfg(test)]
@@ -111,13 +111,13 @@ mod tests {
     #[test]
     fn nobody_is_asked_who_has_not_wanted_it() {
         let asks = |when, bearer| SignIn::new("https://h/mcp", None, when).expect("an address").is_for_a_person(&challenge(bearer));
-        assert!(asks(When::Wanted, None) && asks(When::Wanted, Some("t")));
-        assert!(!asks(When::Over, None) && asks(When::Over, Some("t")));
-        assert!(!asks(When::Never, None) && !asks(When::Never, Some("t")));
+        assert!(asks(SignInPolicy::WhenChallenged, None) && asks(SignInPolicy::WhenChallenged, Some("t")));
+        assert!(!asks(SignInPolicy::WhenExpired, None) && asks(SignInPolicy::WhenExpired, Some("t")));
+        assert!(!asks(SignInPolicy::Never, None) && !asks(SignInPolicy::Never, Some("t")));
     }
 
     #[test]
     fn only_an_address_can_be_signed_in_to() {
-        assert!(SignIn::new("stdio:server", None, When::Wanted).is_err());
+        assert!(SignIn::new("stdio:server", None, SignInPolicy::WhenChallenged).is_err());
     }
 }

@@ -37,7 +37,7 @@ pub(crate) async fn unless_stopped<T>(work: impl Future<Output = Result<T, Probl
     tokio::select! {
         biased;
         done = work => done,
-        _ = signals.next() => Err(Problem::given_up()),
+        _ = signals.next() => Err(Problem::interrupted()),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 use taskwire::client::{
-    Answer as Given, Client, Era, Event, Input, InputKind, Run, Status, TaskView,
+    Answer as Given, Call, Client, Era, Event, Question, QuestionKind, Status, TaskSnapshot,
     form::{FieldError, Form},
 };
 use tokio::time::{Instant, timeout_at};
@@ -13,26 +13,26 @@ use tokio::time::{Instant, timeout_at};
 use super::cancel::id_of;
 use crate::{
     client::{
-        arguments::{self, Disk},
-        connection::{Connection, close},
+        arguments::{self, FilesAndStdin},
+        connection::{ConnectionArgs, close},
         exit::{Exit, Problem},
-        home::{Found, Home},
         questions,
         schema::{Parameters, nearest},
+        user_data::{FoundTask, UserData},
     },
     term::{
-        asking::{Asking, Step},
         escape,
-        lines::Lines,
-        paint::{Surroundings, shell_word},
-        screen,
+        paint::{Terminal, shell_word},
+        question_dialog::{QuestionDialog, Step},
+        stderr,
+        stdin_lines::StdinLines,
     },
 };
 
 /// In the legacy era a question is told only to who listens. So long we do.
-const QUESTION_PATIENCE: Duration = Duration::from_secs(10);
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// And so long for another one: those that are open are told right after each other.
-const MORE_PATIENCE: Duration = Duration::from_millis(500);
+const MORE_QUESTIONS_TIMEOUT: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "Examples:
   taskwire answer 01k3v9x2m4qa us            the only question needs no key
@@ -78,23 +78,23 @@ pub(crate) struct Answer {
     #[arg(long)]
     cancel: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
 }
 
 /// A question, and what is to be said to it.
 #[derive(Debug)]
-struct Meant {
+struct ParsedAnswer {
     key: String,
     words: Vec<String>,
     /// The key was left out: it is that of the only open question.
-    is_only: bool,
+    key_is_implied: bool,
 }
 
-impl Meant {
+impl ParsedAnswer {
     /// What is wrong with the answer. If it is one word, that may have been meant as a key.
-    fn unfit(&self, problem: Problem) -> Problem {
+    fn explain_misfit(&self, problem: Problem) -> Problem {
         let [word, rest @ ..] = self.words.as_slice() else { return problem };
-        if !self.is_only || arguments::key(word).is_some() || word.starts_with('{') {
+        if !self.key_is_implied || arguments::key(word).is_some() || word.starts_with('{') {
             return problem;
         }
         let unknown = Problem::usage(format!("there is no open question `{word}`; open: `{}`", self.key));
@@ -104,45 +104,45 @@ impl Meant {
 
 impl Answer {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let home = Home::open()?;
-        let mut found = home.find(&self.task)?;
-        let id = id_of(&found, &home)?;
-        let client = home.reach(&mut found, &self.connection, false).await?;
-        let mut view = client.task(&id).await?;
-        let told = self.told(&client, &found, &view).await?;
-        for input in told.iter().flat_map(|(_, told)| told) {
-            if !view.inputs.iter().any(|known| known.key == input.key) {
-                view.inputs.push(input.clone());
+        let user = UserData::open()?;
+        let mut found = user.find(&self.task)?;
+        let id = id_of(&found, &user)?;
+        let client = user.connect(&mut found, &self.connection, false).await?;
+        let mut task = client.task(&id).await?;
+        let received = self.receive_questions(&client, &found, &task).await?;
+        for input in received.iter().flat_map(|(_, told)| told) {
+            if !task.questions.iter().any(|known| known.key == input.key) {
+                task.questions.push(input.clone());
             }
         }
-        let meant = self.meant(&view)?;
-        let key = meant.key.as_str();
-        let input = question(view, key)?;
-        let given = self.given(&input, &meant.words).map_err(|problem| meant.unfit(problem))?;
+        let parsed = self.parse_words(&task)?;
+        let key = parsed.key.as_str();
+        let input = take_question(task, key)?;
+        let from_args = self.answer_from_args(&input, &parsed.words).map_err(|problem| parsed.explain_misfit(problem))?;
         // While a person thought it over, somebody else may have answered: only then there is reason to look again.
-        let was_just_seen = given.is_some();
-        let answer = match given {
+        let was_just_seen = from_args.is_some();
+        let answer = match from_args {
             Some(answer) => answer,
-            None => ask(&input).await?,
+            None => ask_person(&input).await?,
         };
         input.check(&answer)?;
-        match told.filter(|(_, told)| told.iter().any(|input| input.key == key)) {
-            Some((run, _)) => run.answer(key, answer).await?,
-            None if was_just_seen => client.answer_to(&id, &input, answer).await?,
+        match received.filter(|(_, told)| told.iter().any(|input| input.key == key)) {
+            Some((call, _)) => call.answer(key, answer).await?,
+            None if was_just_seen => client.answer_question(&id, &input, answer).await?,
             None => client.answer(&id, key, answer).await?,
         }
-        screen::write(&format!("taskwire: answered {} of {}\n", escape::line(key), escape::line(&id)));
+        stderr::write(&format!("taskwire: answered {} of {}\n", escape::line(key), escape::line(&id)));
         close(client).await;
         Ok(Exit::Done)
     }
 
     /// Which question is meant, and the words that answer it.
-    fn meant(&self, view: &TaskView) -> Result<Meant, Problem> {
+    fn parse_words(&self, task: &TaskSnapshot) -> Result<ParsedAnswer, Problem> {
         let is_said = self.accept || self.decline || self.cancel;
-        let named = |key: &String| Meant { key: key.clone(), words: self.values.clone(), is_only: false };
-        match (&self.key, view.inputs.as_slice()) {
+        let named = |key: &String| ParsedAnswer { key: key.clone(), words: self.values.clone(), key_is_implied: false };
+        match (&self.key, task.questions.as_slice()) {
             (Some(word), [input]) if *word != input.key && !is_said => {
-                if self.values.is_empty() && is_slip(word, input) {
+                if self.values.is_empty() && is_key_typo(word, input) {
                     let (task, key) = (shell_word(&self.task), shell_word(&input.key));
                     return Err(Problem::usage(format!(
                         "there is no open question `{word}`; did you mean `{}`? If it is the answer: taskwire answer {task} {key} {}",
@@ -151,43 +151,49 @@ impl Answer {
                     )));
                 }
                 let words = [word].into_iter().chain(&self.values).cloned().collect();
-                Ok(Meant { key: input.key.clone(), words, is_only: true })
+                Ok(ParsedAnswer { key: input.key.clone(), words, key_is_implied: true })
             }
             (Some(key), _) => Ok(named(key)),
-            (None, [input]) if is_said || Surroundings::look().prompts => Ok(named(&input.key)),
-            (None, _) => Err(which(view, &shell_word(&self.task))),
+            (None, [input]) if is_said || Terminal::detect().can_ask => Ok(named(&input.key)),
+            (None, _) => Err(which_question(task, &shell_word(&self.task))),
         }
     }
 
     /// In the legacy era questions are told only to who follows the task: who does that now, and what they were told.
-    async fn told(&self, client: &Client, found: &Found, view: &TaskView) -> Result<Option<(Run, Vec<Input>)>, Problem> {
+    async fn receive_questions(
+        &self,
+        client: &Client,
+        found: &FoundTask,
+        task: &TaskSnapshot,
+    ) -> Result<Option<(Call, Vec<Question>)>, Problem> {
         let is_wanted = self.key.is_some() || self.accept || self.decline || self.cancel;
-        let is_it = |input: &Input| Some(&input.key) == self.key.as_ref();
-        if client.peer().era != Era::Legacy || view.status != Status::InputRequired || !is_wanted || view.inputs.iter().any(is_it) {
+        let is_it = |input: &Question| Some(&input.key) == self.key.as_ref();
+        if client.server_info().era != Era::Legacy || task.status != Status::InputRequired || !is_wanted || task.questions.iter().any(is_it)
+        {
             return Ok(None);
         }
-        let mut run = client.attach(&found.reference).await?;
-        let mut told = Vec::new();
-        let mut until = Instant::now() + if view.inputs.is_empty() { QUESTION_PATIENCE } else { MORE_PATIENCE };
-        while let Ok(Some(event)) = timeout_at(until, run.next()).await {
+        let mut call = client.attach(&found.reference).await?;
+        let mut received = Vec::new();
+        let mut until = Instant::now() + if task.questions.is_empty() { QUESTION_TIMEOUT } else { MORE_QUESTIONS_TIMEOUT };
+        while let Ok(Some(event)) = timeout_at(until, call.next()).await {
             match event? {
-                Event::Input(input) => {
+                Event::Question(input) => {
                     let is_found = is_it(&input);
-                    told.push(input);
+                    received.push(input);
                     if is_found {
                         break;
                     }
-                    until = until.min(Instant::now() + MORE_PATIENCE);
+                    until = until.min(Instant::now() + MORE_QUESTIONS_TIMEOUT);
                 }
                 Event::Done(_) => break,
                 _ => {}
             }
         }
-        Ok(Some((run, told)))
+        Ok(Some((call, received)))
     }
 
     /// The answer on the command line; none if a person is to be asked.
-    fn given(&self, input: &Input, words: &[String]) -> Result<Option<Given>, Problem> {
+    fn answer_from_args(&self, input: &Question, words: &[String]) -> Result<Option<Given>, Problem> {
         if self.decline {
             return Ok(Some(Given::decline()));
         }
@@ -195,31 +201,31 @@ impl Answer {
             return Ok(Some(Given::cancel()));
         }
         let answer = match &input.kind {
-            InputKind::Form { schema } if self.accept => Given::accept(Form::defaults(schema)),
-            InputKind::Form { schema } if !words.is_empty() => Given::accept(values(&input.key, words, schema)?),
-            InputKind::Url { .. } if self.accept => Given::accept_url(),
-            InputKind::Url { .. } if !words.is_empty() => {
+            QuestionKind::Form { schema } if self.accept => Given::accept(Form::defaults(schema)),
+            QuestionKind::Form { schema } if !words.is_empty() => Given::accept(form_values(&input.key, words, schema)?),
+            QuestionKind::Url { .. } if self.accept => Given::accept_url(),
+            QuestionKind::Url { .. } if !words.is_empty() => {
                 return Err(Problem::usage(format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", input.key)));
             }
-            InputKind::Sampling { .. } | InputKind::Other { .. } if !words.is_empty() => {
-                let value = arguments::read(&input.key, words, &Value::Null, &mut Disk::default()).map_err(Problem::usage)?;
+            QuestionKind::Sampling { .. } | QuestionKind::Other { .. } if !words.is_empty() => {
+                let value = arguments::read(&input.key, words, &Value::Null, &mut FilesAndStdin::default()).map_err(Problem::usage)?;
                 Given::result(value)
             }
-            InputKind::Sampling { .. } | InputKind::Other { .. } => {
+            QuestionKind::Sampling { .. } | QuestionKind::Other { .. } => {
                 return Err(Problem::usage(format!("`{}` can only be answered with a JSON object", input.key)));
             }
-            InputKind::Form { .. } | InputKind::Url { .. } => return Ok(None),
+            QuestionKind::Form { .. } | QuestionKind::Url { .. } => return Ok(None),
         };
         Ok(Some(answer))
     }
 }
 
 /// The open question of this key.
-fn question(view: TaskView, key: &str) -> Result<Input, Problem> {
-    if view.status.is_terminal() {
-        return Err(ended(view.status));
+fn take_question(task: TaskSnapshot, key: &str) -> Result<Question, Problem> {
+    if task.status.is_terminal() {
+        return Err(ended(task.status));
     }
-    let mut open = view.inputs;
+    let mut open = task.questions;
     if let Some(at) = open.iter().position(|input| input.key == key) {
         return Ok(open.swap_remove(at));
     }
@@ -233,35 +239,35 @@ fn ended(status: Status) -> Problem {
 }
 
 /// No question was named: which there are, and how each is answered. `name` is how the task is called on the command line.
-fn which(view: &TaskView, name: &str) -> Problem {
-    if view.status.is_terminal() {
-        return ended(view.status);
+fn which_question(task: &TaskSnapshot, name: &str) -> Problem {
+    if task.status.is_terminal() {
+        return ended(task.status);
     }
-    if view.inputs.is_empty() {
+    if task.questions.is_empty() {
         // In the legacy era a question is told only to who follows the task.
-        let is_asked = view.status == Status::InputRequired;
+        let is_asked = task.status == Status::InputRequired;
         let words = if is_asked { format!("which question? `taskwire watch {name}` asks it") } else { "the task asks nothing".to_owned() };
         return Problem::usage(words);
     }
-    let one = |input: &Input| {
-        let (key, gist) = (escape::line(&input.key), escape::line(&questions::gist(input)));
-        format!("\n  {key}: {gist}\n    {}", questions::command(name, input))
+    let one = |input: &Question| {
+        let (key, gist) = (escape::line(&input.key), escape::line(&questions::summary(input)));
+        format!("\n  {key}: {gist}\n    {}", questions::answer_command(name, input))
     };
-    Problem::usage(format!("which question? Name one that is open:{}", view.inputs.iter().map(one).collect::<String>()))
+    Problem::usage(format!("which question? Name one that is open:{}", task.questions.iter().map(one).collect::<String>()))
 }
 
 /// The values of a form, as they are typed. Its only field needs no name.
-fn values(key: &str, words: &[String], schema: &Value) -> Result<Value, Problem> {
+fn form_values(key: &str, words: &[String], schema: &Value) -> Result<Value, Problem> {
     let names: Vec<&str> = Parameters::new(schema).all().into_iter().map(|parameter| parameter.name).collect();
     let named: Vec<String>;
     let words = match (words, names.as_slice()) {
-        ([value], [name]) if is_meant_as_it_is(value, name) => {
+        ([value], [name]) if is_bare_value(value, name) => {
             named = vec![format!("{name}={value}")];
             named.as_slice()
         }
         _ => words,
     };
-    let content = arguments::read(key, words, schema, &mut Disk::default()).map_err(Problem::usage)?;
+    let content = arguments::read(key, words, schema, &mut FilesAndStdin::default()).map_err(Problem::usage)?;
     let told = |errors: Vec<FieldError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     match Form::check(schema, &content) {
         Ok(()) => Ok(content),
@@ -270,7 +276,7 @@ fn values(key: &str, words: &[String], schema: &Value) -> Result<Value, Problem>
 }
 
 /// Whether this is the value of the only field itself, and not `field=value`, an object, or a slip of the former.
-fn is_meant_as_it_is(value: &str, field: &str) -> bool {
+fn is_bare_value(value: &str, field: &str) -> bool {
     match arguments::key(value) {
         Some(key) => key != field && nearest(key, [field].into_iter()).is_none(),
         None => !value.starts_with('{'),
@@ -278,37 +284,37 @@ fn is_meant_as_it_is(value: &str, field: &str) -> bool {
 }
 
 /// Whether a word is the key of the question but for one letter, where any text would do as the answer.
-fn is_slip(word: &str, input: &Input) -> bool {
-    let InputKind::Form { schema } = &input.kind else { return false };
+fn is_key_typo(word: &str, input: &Question) -> bool {
+    let QuestionKind::Form { schema } = &input.kind else { return false };
     let is_free = Parameters::new(schema).all().iter().all(|field| field.choices().is_none());
     is_free && strsim::damerau_levenshtein(word, &input.key) == 1
 }
 
 /// Asks the person. Ctrl-C leaves the question as it is.
-async fn ask(input: &Input) -> Result<Given, Problem> {
-    let surroundings = Surroundings::look();
-    let asking = surroundings.prompts.then(|| Asking::new(input, surroundings.paint())).flatten();
-    let Some(mut asking) = asking else {
+async fn ask_person(input: &Question) -> Result<Given, Problem> {
+    let surroundings = Terminal::detect();
+    let dialog = surroundings.can_ask.then(|| QuestionDialog::new(input, surroundings.stderr_paint())).flatten();
+    let Some(mut dialog) = dialog else {
         return Err(Problem::usage(match &input.kind {
-            InputKind::Form { schema } => {
+            QuestionKind::Form { schema } => {
                 format!("`{}` wants: {}; give them as key=value", input.key, Parameters::new(schema).summary())
             }
             _ => format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", input.key),
         }));
     };
-    let mut lines = Lines::default();
-    lines.start_over();
-    screen::write(&asking.opening(&input.message));
+    let mut lines = StdinLines::default();
+    lines.discard_typed();
+    stderr::write(&dialog.opening(&input.message));
     loop {
-        screen::write(&asking.prompt());
-        lines.want();
+        stderr::write(&dialog.prompt());
+        lines.request_line();
         let Some(line) = lines.next().await? else { return Err(Problem::usage("nothing was answered")) };
-        match asking.line(&line) {
-            Step::Ask(text) => screen::write(&text),
+        match dialog.enter_line(&line) {
+            Step::Ask(text) => stderr::write(&text),
             Step::Answer(answer) => return Ok(answer),
             Step::Open(url, answer) => {
-                if let Err(error) = questions::open(&url) {
-                    screen::write(&format!("taskwire: no browser can be opened ({error}): go there by yourself\n"));
+                if let Err(error) = questions::open_in_browser(&url) {
+                    stderr::write(&format!("taskwire: no browser can be opened ({error}): go there by yourself\n"));
                 }
                 return Ok(answer);
             }
@@ -324,7 +330,7 @@ mod tests {
 
     fn filled(words: &[&str], schema: &Value) -> Result<Value, String> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        values("size", &words, schema).map_err(|problem| format!("{problem:?}"))
+        form_values("size", &words, schema).map_err(|problem| format!("{problem:?}"))
     }
 
     #[test]
@@ -344,17 +350,17 @@ mod tests {
 
     #[test]
     fn a_word_that_is_nearly_the_key_is_not_taken_for_the_answer() {
-        let input = |schema: Value| Input {
+        let input = |schema: Value| Question {
             key: "name".to_owned(),
-            kind: InputKind::Form { schema },
+            kind: QuestionKind::Form { schema },
             message: String::new(),
             request: json!({}).into(),
         };
         let text = input(json!({"type": "object", "properties": {"name": {"type": "string"}}}));
-        assert!(is_slip("nmae", &text) && is_slip("names", &text));
-        assert!(!is_slip("Jane", &text) && !is_slip("Ada", &text));
+        assert!(is_key_typo("nmae", &text) && is_key_typo("names", &text));
+        assert!(!is_key_typo("Jane", &text) && !is_key_typo("Ada", &text));
         let choice = input(json!({"type": "object", "properties": {"name": {"type": "string", "enum": ["names", "none"]}}}));
-        assert!(!is_slip("names", &choice), "that can be chosen");
+        assert!(!is_key_typo("names", &choice), "that can be chosen");
     }
 
     #[test]

@@ -10,10 +10,10 @@ use taskwire::{
 };
 use taskwire_core::Payload;
 
-use super::inside;
+use super::in_task;
 use crate::{
     client::exit::{self, Exit, Problem},
-    term::{out, screen},
+    term::{stderr, stdout},
 };
 
 /// The only field of a question that wants one thing.
@@ -21,7 +21,7 @@ const FIELD: &str = "answer";
 /// The only field of a question that wants a yes or a no.
 const CONFIRM: &str = "confirm";
 /// When the answer is no.
-const NO: u8 = 1;
+const EXIT_NO: u8 = 1;
 
 const HINT: &str = "taskwire ask: not run by a task, so nobody can be asked. (Commands that `taskwire serve` runs as tools \
                     can ask; --default gives the answer elsewhere.)\n";
@@ -86,35 +86,35 @@ enum Kind {
     Confirm,
     /// A form, as it was written: its fields are shown in this order.
     Form(Payload),
-    Page(String),
+    Url(String),
 }
 
 /// What an answer comes to.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum AskOutcome {
     Yes,
     No,
     Text(String),
     /// There is nobody to be asked.
-    Nothing,
+    NobodyToAsk,
 }
 
 impl Ask {
     pub(crate) fn run(self) -> ExitCode {
-        let said = self.said().and_then(|said| match said {
-            Said::Yes => Ok(ExitCode::SUCCESS),
-            Said::No => Ok(ExitCode::from(NO)),
-            Said::Nothing => {
-                screen::write(HINT);
+        let said = self.ask().and_then(|said| match said {
+            AskOutcome::Yes => Ok(ExitCode::SUCCESS),
+            AskOutcome::No => Ok(ExitCode::from(EXIT_NO)),
+            AskOutcome::NobodyToAsk => {
+                stderr::write(HINT);
                 Ok(Exit::Protocol.into())
             }
             // As it is, also on a terminal: whoever reads it wants just that.
-            Said::Text(text) => Ok(out::print(&format!("{text}\n")).map(|()| ExitCode::SUCCESS)?),
+            AskOutcome::Text(text) => Ok(stdout::print(&format!("{text}\n")).map(|()| ExitCode::SUCCESS)?),
         });
         said.unwrap_or_else(|problem| exit::fail(false, &problem))
     }
 
-    fn said(&self) -> Result<Said, Problem> {
+    fn ask(&self) -> Result<AskOutcome, Problem> {
         let message = self.text.as_ref().or(self.message.as_ref()).map(String::as_str).unwrap_or_default();
         if message.trim().is_empty() {
             return Err(Problem::usage("a question of no words cannot be answered: give a message"));
@@ -125,27 +125,27 @@ impl Ask {
         let kind = self.kind()?;
         // Looked at in any case: who tries a script outside a task finds the mistakes.
         let default = self.default.as_ref().map(|default| kind.default(default)).transpose()?;
-        let Some(mut task) = inside::find()? else {
-            return Ok(default.map_or(Said::Nothing, |(said, _)| said));
+        let Some(mut task) = in_task::current_task()? else {
+            return Ok(default.map_or(AskOutcome::NobodyToAsk, |(said, _)| said));
         };
         let question = kind.question(message, default.map(|(_, value)| value));
-        match task.ask(self.key.as_deref(), &question).map_err(inside::problem)? {
+        match task.ask(self.key.as_deref(), &question).map_err(in_task::problem)? {
             Answer::Accept(content) => {
                 kind.read(content.as_ref()).map_err(|why| Problem::protocol(format!("the answer does not fit: {why}")))
             }
-            Answer::Decline | Answer::Cancel => Ok(Said::No),
+            Answer::Decline | Answer::Cancel => Ok(AskOutcome::No),
         }
     }
 
     fn kind(&self) -> Result<Kind, Problem> {
         if let Some(schema) = &self.schema {
-            let schema = inside::json("--schema", schema)?;
+            let schema = in_task::json_option("--schema", schema)?;
             check_form(&schema).map_err(|why| Problem::usage(format!("--schema: {why}")))?;
             return Ok(Kind::Form(schema));
         }
         if let Some(url) = &self.url {
             return match url.split_once("://") {
-                Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(Kind::Page(url.clone())),
+                Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(Kind::Url(url.clone())),
                 _ => Err(Problem::usage("--url: an address begins like https://")),
             };
         }
@@ -186,7 +186,7 @@ impl Kind {
             Self::Text => Some((FIELD, json!({"type": "string", "title": "Answer"}))),
             Self::Choice(choices) => Some((FIELD, json!({"type": "string", "title": "Answer", "enum": choices}))),
             Self::Confirm => Some((CONFIRM, json!({"type": "boolean", "title": "Yes or no"}))),
-            Self::Form(_) | Self::Page(_) => None,
+            Self::Form(_) | Self::Url(_) => None,
         }
     }
 
@@ -207,25 +207,25 @@ impl Kind {
 
     fn question(&self, message: &str, default: Option<Value>) -> Question {
         match self {
-            Self::Page(url) => Question::url(message, url),
+            Self::Url(url) => Question::url(message, url),
             _ => Question::form(message, self.schema(default)),
         }
     }
 
     /// What `--default` comes to, and its value in the form.
-    fn default(&self, text: &str) -> Result<(Said, Value), Problem> {
+    fn default(&self, text: &str) -> Result<(AskOutcome, Value), Problem> {
         let wrong = |why: String| Problem::usage(format!("--default: {why}"));
         match self {
-            Self::Text | Self::Page(_) => Ok((Said::Text(text.to_owned()), text.into())),
-            Self::Choice(choices) if choices.iter().any(|choice| choice == text) => Ok((Said::Text(text.to_owned()), text.into())),
+            Self::Text | Self::Url(_) => Ok((AskOutcome::Text(text.to_owned()), text.into())),
+            Self::Choice(choices) if choices.iter().any(|choice| choice == text) => Ok((AskOutcome::Text(text.to_owned()), text.into())),
             Self::Choice(choices) => Err(wrong(format!("`{text}` is none of the choices: {}", choices.join(", ")))),
             Self::Confirm => match text.to_ascii_lowercase().as_str() {
-                "yes" | "y" | "true" => Ok((Said::Yes, true.into())),
-                "no" | "n" | "false" => Ok((Said::No, false.into())),
+                "yes" | "y" | "true" => Ok((AskOutcome::Yes, true.into())),
+                "no" | "n" | "false" => Ok((AskOutcome::No, false.into())),
                 _ => Err(wrong(format!("`{text}` is neither yes nor no"))),
             },
             Self::Form(_) => {
-                let content = inside::json("--default", text)?;
+                let content = in_task::json_option("--default", text)?;
                 let said = self.read(Some(&content)).map_err(wrong)?;
                 // A form has its own suggestions.
                 Ok((said, Value::Null))
@@ -234,19 +234,19 @@ impl Kind {
     }
 
     /// What an answer comes to. Never more than was asked for: scripts go on with it.
-    fn read(&self, content: Option<&Payload>) -> Result<Said, String> {
-        if let Self::Page(_) = self {
-            return Ok(Said::Yes);
+    fn read(&self, content: Option<&Payload>) -> Result<AskOutcome, String> {
+        if let Self::Url(_) = self {
+            return Ok(AskOutcome::Yes);
         }
         let content = content.ok_or("it has no content")?;
         let mut values: Value = content.read().map_err(|error| error.to_string())?;
         let schema: Value = self.schema(None).read().map_err(|error| error.to_string())?;
         Form::check(&schema, &values).map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
         match self {
-            Self::Form(_) => Ok(Said::Text(content.as_str().to_owned())),
-            Self::Confirm => Ok(if values[CONFIRM] == true { Said::Yes } else { Said::No }),
+            Self::Form(_) => Ok(AskOutcome::Text(content.as_str().to_owned())),
+            Self::Confirm => Ok(if values[CONFIRM] == true { AskOutcome::Yes } else { AskOutcome::No }),
             _ => match values[FIELD].take() {
-                Value::String(text) => Ok(Said::Text(text)),
+                Value::String(text) => Ok(AskOutcome::Text(text)),
                 _ => Err(format!("`{FIELD}` is no text")),
             },
         }
@@ -261,7 +261,7 @@ mod tests {
         value.into()
     }
 
-    fn read(kind: &Kind, content: Value) -> Result<Said, String> {
+    fn read(kind: &Kind, content: Value) -> Result<AskOutcome, String> {
         kind.read(Some(&payload(content)))
     }
 
@@ -293,14 +293,14 @@ mod tests {
     #[test]
     fn a_text_is_the_answer_to_the_byte() {
         let text = " \x1b[31m\t\u{202e}é\n\n";
-        assert_eq!(read(&Kind::Text, json!({"answer": text})), Ok(Said::Text(text.to_owned())));
-        assert_eq!(read(&Kind::Text, json!({"answer": ""})), Ok(Said::Text(String::new())));
+        assert_eq!(read(&Kind::Text, json!({"answer": text})), Ok(AskOutcome::Text(text.to_owned())));
+        assert_eq!(read(&Kind::Text, json!({"answer": ""})), Ok(AskOutcome::Text(String::new())));
     }
 
     #[test]
     fn a_confirmation_is_yes_only_if_it_says_so() {
-        assert_eq!(read(&Kind::Confirm, json!({"confirm": true})), Ok(Said::Yes));
-        assert_eq!(read(&Kind::Confirm, json!({"confirm": false})), Ok(Said::No));
+        assert_eq!(read(&Kind::Confirm, json!({"confirm": true})), Ok(AskOutcome::Yes));
+        assert_eq!(read(&Kind::Confirm, json!({"confirm": false})), Ok(AskOutcome::No));
         for content in [json!({}), json!({"confirm": "true"}), json!({"confirm": 1}), json!({"confirm": null}), json!(true)] {
             assert!(read(&Kind::Confirm, content.clone()).is_err(), "{content}");
         }
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_does_not_fit_is_none() {
-        assert_eq!(read(&choice(), json!({"answer": "us"})), Ok(Said::Text("us".to_owned())));
+        assert_eq!(read(&choice(), json!({"answer": "us"})), Ok(AskOutcome::Text("us".to_owned())));
         for content in [json!({"answer": "uk"}), json!({"answer": ""}), json!({"answer": 1}), json!({})] {
             assert!(read(&choice(), content.clone()).is_err(), "{content}");
         }
@@ -322,26 +322,26 @@ mod tests {
     #[test]
     fn a_form_is_given_as_it_came_on_one_line() {
         let content = Payload::parse("{\n \"z\": 1,\n \"a\": \"x\\ny\"}".to_owned()).expect("JSON");
-        assert_eq!(form().read(Some(&content)), Ok(Said::Text("{  \"z\": 1,  \"a\": \"x\\ny\"}".to_owned())));
+        assert_eq!(form().read(Some(&content)), Ok(AskOutcome::Text("{  \"z\": 1,  \"a\": \"x\\ny\"}".to_owned())));
     }
 
     #[test]
     fn a_page_was_agreed_to_whatever_else_is_said() {
-        let page = Kind::Page("https://example.com".to_owned());
-        assert_eq!(page.read(None), Ok(Said::Yes));
-        assert_eq!(read(&page, json!({"x": 1})), Ok(Said::Yes));
+        let page = Kind::Url("https://example.com".to_owned());
+        assert_eq!(page.read(None), Ok(AskOutcome::Yes));
+        assert_eq!(read(&page, json!({"x": 1})), Ok(AskOutcome::Yes));
     }
 
     #[test]
     fn a_default_must_be_an_answer() {
         let default = |kind: &Kind, text: &str| kind.default(text).ok();
-        assert_eq!(default(&Kind::Text, "-x"), Some((Said::Text("-x".to_owned()), json!("-x"))));
-        assert_eq!(default(&choice(), "eu"), Some((Said::Text("eu".to_owned()), json!("eu"))));
+        assert_eq!(default(&Kind::Text, "-x"), Some((AskOutcome::Text("-x".to_owned()), json!("-x"))));
+        assert_eq!(default(&choice(), "eu"), Some((AskOutcome::Text("eu".to_owned()), json!("eu"))));
         assert_eq!(default(&choice(), "EU"), None);
-        assert_eq!(default(&Kind::Confirm, "Yes"), Some((Said::Yes, json!(true))));
-        assert_eq!(default(&Kind::Confirm, "n"), Some((Said::No, json!(false))));
+        assert_eq!(default(&Kind::Confirm, "Yes"), Some((AskOutcome::Yes, json!(true))));
+        assert_eq!(default(&Kind::Confirm, "n"), Some((AskOutcome::No, json!(false))));
         assert_eq!(default(&Kind::Confirm, "maybe"), None);
-        assert_eq!(default(&form(), "{\"z\": 1}"), Some((Said::Text("{\"z\": 1}".to_owned()), Value::Null)));
+        assert_eq!(default(&form(), "{\"z\": 1}"), Some((AskOutcome::Text("{\"z\": 1}".to_owned()), Value::Null)));
         for text in ["{}", "{\"z\": \"x\"}", "1", "nonsense"] {
             assert_eq!(default(&form(), text), None, "{text}");
         }

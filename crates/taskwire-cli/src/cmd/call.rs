@@ -7,14 +7,14 @@ use taskwire::client::ToolInfo;
 use super::tools;
 use crate::{
     client::{
-        arguments::{self, Disk},
-        connection::{Connection, Wish},
+        arguments::{self, FilesAndStdin},
+        connection::{ConnectionArgs, ConnectionNeeds},
         exit::{Exit, Problem},
-        follow::{Follow, Manner},
-        home::Home,
+        follow::{CallFollower, FollowOptions},
         signals::unless_stopped,
+        user_data::UserData,
     },
-    term::{paint::shell_word, screen},
+    term::{paint::shell_word, stderr},
 };
 
 const EXAMPLES: &str = "ARGUMENT is one of:
@@ -87,57 +87,57 @@ pub(crate) struct Call {
     #[arg(long)]
     cancel_on_interrupt: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
 }
 
 impl Call {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let home = Home::open()?;
+        let user = UserData::open()?;
         let words: Vec<String> = [&self.server].into_iter().chain(&self.tool).chain(&self.arguments).cloned().collect();
-        let (server, name, words) = home.book.choose(&words)?;
+        let (server, name, words) = user.config.choose(&words)?;
         let [tool_name, words @ ..] = words else {
             return Err(Problem::usage(format!("which tool? `taskwire tools {}` lists them", shell_word(&name))));
         };
-        let ledger = match home.ledger_if_any() {
+        let ledger = match user.ledger_if_any() {
             Ok(ledger) => Some(ledger.clone()),
             Err(error) => {
-                screen::write(&format!("taskwire: this call will not be remembered: {error}\n"));
+                stderr::write(&format!("taskwire: this call will not be remembered: {error}\n"));
                 None
             }
         };
-        let wish = Wish { ledger, stream: !self.no_stream, ..home.wish() };
+        let needs = ConnectionNeeds { ledger, stream: !self.no_stream, ..user.connection_needs() };
         let connecting = async {
-            let client = self.connection.open(&server, wish).await?;
+            let client = self.connection.open(&server, needs).await?;
             let tools = client.tools().await?;
-            let tool = tools::pick(&name, &tools, tool_name)?.clone();
+            let tool = tools::find_tool(&name, &tools, tool_name)?.clone();
             let words = words.to_vec();
             // On a thread: standard input may keep it waiting.
-            let reading = tokio::task::spawn_blocking(move || read(&tool, &words));
+            let reading = tokio::task::spawn_blocking(move || read_arguments(&tool, &words));
             let args = reading.await.map_err(|error| Problem::protocol(error.to_string()))?.map_err(Problem::usage)?;
             Ok::<_, Problem>((client, args))
         };
         let (client, args) = unless_stopped(connecting).await?;
-        let manner = Manner {
+        let options = FollowOptions {
             json: self.json,
             detach: self.detach,
             result_only: self.no_stream,
-            cancels: self.cancel_on_interrupt,
-            keeps_place: true,
-            ..Manner::default()
+            cancel_on_interrupt: self.cancel_on_interrupt,
+            tracks_output: true,
+            ..FollowOptions::default()
         };
         let call = client.prepare(tool_name, args)?;
-        Follow::new(&home, &client, &call, manner)?.show(client.send(call)).await
+        CallFollower::new(&user, &client, &call, options)?.show(client.send(call)).await
     }
 }
 
 /// The arguments, if they fit: what does not is told before anything is sent.
-fn read(tool: &ToolInfo, words: &[String]) -> Result<Value, String> {
-    let args = arguments::read(&tool.name, words, &tool.input_schema, &mut Disk::default())?;
-    match tool.misfits(&args).as_slice() {
+fn read_arguments(tool: &ToolInfo, words: &[String]) -> Result<Value, String> {
+    let args = arguments::read(&tool.name, words, &tool.input_schema, &mut FilesAndStdin::default())?;
+    match tool.check_arguments(&args).as_slice() {
         [] => Ok(args),
         misfits => {
-            let told: Vec<String> = misfits.iter().map(ToString::to_string).collect();
-            Err(format!("the arguments of `{}` do not fit: {}", tool.name, told.join("; ")))
+            let reasons: Vec<String> = misfits.iter().map(ToString::to_string).collect();
+            Err(format!("the arguments of `{}` do not fit: {}", tool.name, reasons.join("; ")))
         }
     }
 }

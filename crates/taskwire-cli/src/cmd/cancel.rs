@@ -5,11 +5,11 @@ use taskwire::client::{Event, Outcome};
 
 use crate::{
     client::{
-        connection::{Connection, close},
+        connection::{ConnectionArgs, close},
         exit::{Exit, Problem},
-        home::{Found, Home, name_of},
+        user_data::{FoundTask, UserData, id_or_key},
     },
-    term::{escape, screen},
+    term::{escape, stderr},
 };
 
 const EXAMPLES: &str = "Examples:
@@ -36,13 +36,13 @@ pub(crate) struct Cancel {
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
 }
 
 /// The id of a task that its server has named.
-pub(super) fn id_of(found: &Found, home: &Home) -> Result<String, Problem> {
+pub(super) fn id_of(found: &FoundTask, user: &UserData) -> Result<String, Problem> {
     let unnamed = || {
-        let name = home.short_name(&found.reference);
+        let name = user.short_name(&found.reference);
         Problem::usage(format!("this call is not a task yet: `taskwire watch {name}` sends it again, with the same key, and finds out"))
     };
     found.reference.task.clone().ok_or_else(unnamed)
@@ -50,28 +50,28 @@ pub(super) fn id_of(found: &Found, home: &Home) -> Result<String, Problem> {
 
 impl Cancel {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let home = Home::open()?;
-        let mut found = home.find(&self.task)?;
-        let id = id_of(&found, &home)?;
-        let client = home.reach(&mut found, &self.connection, false).await?;
-        let view = client.task(&id).await?;
-        if view.status.is_terminal() {
-            screen::write(&format!("taskwire: nothing to cancel: the task has ended ({})\n", view.status));
+        let user = UserData::open()?;
+        let mut found = user.find(&self.task)?;
+        let id = id_of(&found, &user)?;
+        let client = user.connect(&mut found, &self.connection, false).await?;
+        let task = client.task(&id).await?;
+        if task.status.is_terminal() {
+            stderr::write(&format!("taskwire: nothing to cancel: the task has ended ({})\n", task.status));
             close(client).await;
             return Ok(Exit::Done);
         }
         client.cancel(&id).await?;
-        screen::write(&format!("taskwire: asked to cancel {}\n", escape::line(name_of(&found.reference))));
+        stderr::write(&format!("taskwire: asked to cancel {}\n", escape::line(id_or_key(&found.reference))));
         if self.wait {
-            let mut run = client.attach(&found.reference).await?;
-            while let Some(event) = run.next().await {
+            let mut call = client.attach(&found.reference).await?;
+            while let Some(event) = call.next().await {
                 if let Event::Done(outcome) = event? {
                     let how = match outcome {
                         Outcome::Cancelled { .. } => "cancelled",
                         Outcome::Result(_) => "completed",
                         Outcome::Failed(_) => "failed",
                     };
-                    screen::write(&format!("taskwire: ended: {how}\n"));
+                    stderr::write(&format!("taskwire: ended: {how}\n"));
                 }
             }
         }

@@ -7,11 +7,11 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use crate::completion::{Candidate, candidates, line};
+use crate::completion::{Candidate, bash_line, candidates};
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Asking {
+enum CompletionShell {
     Bash,
     Fish,
     Zsh,
@@ -22,7 +22,7 @@ enum Asking {
 pub(crate) struct Complete {
     /// The shell
     #[arg(value_enum)]
-    shell: Asking,
+    shell: CompletionShell,
     /// The words up to the cursor; of bash the line, what is to be replaced, and what for
     #[arg(last = true, value_name = "WORD")]
     words: Vec<String>,
@@ -33,14 +33,14 @@ impl Complete {
     pub(crate) fn run(&self, mut command: clap::Command) -> ExitCode {
         command.build();
         let text = match self.shell {
-            Asking::Bash => match self.words.as_slice() {
-                [typed, replaced, kind] => line::replies(typed, replaced, kind, &candidates(&command, &line::words(typed))),
+            CompletionShell::Bash => match self.words.as_slice() {
+                [typed, replaced, kind] => bash_line::bash_replies(typed, replaced, kind, &candidates(&command, &bash_line::words(typed))),
                 _ => String::new(),
             },
-            Asking::Fish => {
+            CompletionShell::Fish => {
                 candidates(&command, &self.unquoted()).iter().map(|found| format!("{}\t{}\n", found.text, found.help)).collect()
             }
-            Asking::Zsh => candidates(&command, &self.words).iter().map(zsh).collect(),
+            CompletionShell::Zsh => candidates(&command, &self.words).iter().map(zsh).collect(),
         };
         let _ = io::stdout().write_all(text.as_bytes());
         ExitCode::SUCCESS
@@ -50,7 +50,7 @@ impl Complete {
     fn unquoted(&self) -> Vec<String> {
         let mut words = self.words.clone();
         if let Some(last) = words.last_mut() {
-            *last = line::words(last).pop().unwrap_or_default();
+            *last = bash_line::words(last).pop().unwrap_or_default();
         }
         words
     }

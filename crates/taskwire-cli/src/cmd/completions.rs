@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use clap_complete::{Shell, generate};
 
-use crate::{completion, term::out};
+use crate::{completion, term::stdout};
 
 const EXAMPLES: &str = "Examples:
   taskwire completions bash > ~/.local/share/bash-completion/completions/taskwire
@@ -40,7 +40,7 @@ impl Completions {
                 String::from_utf8_lossy(&script).into_owned()
             }
         };
-        match out::print(&script) {
+        match stdout::print(&script) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         }

@@ -1,7 +1,7 @@
 //! `taskwire connect`: shows the configuration that makes a client use a server of ours, or adds it to the client's own.
 
 mod client;
-mod entry;
+mod config_value;
 mod json_file;
 mod toml_file;
 
@@ -16,18 +16,18 @@ use clap::Args;
 use taskwire::client::Target;
 
 use self::{
-    client::{Client, Form, PLACEHOLDER, Places, Reach, Scope, Secret},
-    entry::Item,
-    json_file::Refusal,
+    client::{Client, Directories, FileFormat, PLACEHOLDER, Scope, TokenSource, Transport},
+    config_value::OrderedValue,
+    json_file::AddError,
 };
 use super::file;
 use crate::{
     client::{
-        book::with_scheme,
+        client_config::with_scheme,
         exit::{Exit, Problem, fail},
     },
     config::Config,
-    term::{escape, out, paint::shell_word, screen},
+    term::{escape, paint::shell_word, stderr, stdout},
 };
 
 /// The file that is meant where none is named.
@@ -97,8 +97,8 @@ struct Plan {
     client: Client,
     name: String,
     scope: Scope,
-    reach: Reach,
-    entry: Item,
+    transport: Transport,
+    server_config: OrderedValue,
     /// The client's file.
     file: PathBuf,
     /// What else to know, a line each.
@@ -127,7 +127,7 @@ impl Connect {
             )));
         }
         let mut notes = Vec::new();
-        let reach = if self.stdio || client.is_stdio_only() {
+        let transport = if self.stdio || client.is_stdio_only() {
             let (file, config) = read_config(self.config.as_deref())?;
             let variables: Vec<String> = config.auth.variables().map(|name| format!("${name}")).collect();
             if !variables.is_empty() {
@@ -138,20 +138,20 @@ impl Connect {
                 ));
             }
             let args = vec!["serve".to_owned(), text_of(&file)?, "--stdio".to_owned()];
-            Reach::Stdio { program: text_of(&this_program()?)?, args }
+            Transport::Stdio { program: text_of(&this_program()?)?, args }
         } else {
-            self.running(&mut notes)?
+            self.http_transport(&mut notes)?
         };
-        let places = places()?;
-        let files = client.files(scope, &self.name, &places);
+        let directories = directories()?;
+        let files = client.files(scope, &self.name, &directories);
         let Some(file) = files.iter().find(|file| file.exists()).or(files.first()).cloned() else {
             return Err(Problem::usage(format!("{} has no file for a project: leave out --project", client.title())));
         };
-        Ok(Plan { client, scope, entry: client.entry(&self.name, &reach), reach, file, notes, name: self.name })
+        Ok(Plan { client, scope, server_config: client.server_config(&self.name, &transport), transport, file, notes, name: self.name })
     }
 
     /// How to reach a server that runs.
-    fn running(&self, notes: &mut Vec<String>) -> Result<Reach, Problem> {
+    fn http_transport(&self, notes: &mut Vec<String>) -> Result<Transport, Problem> {
         let client = self.client;
         let mut token = self.token_env.clone();
         if let Some(name) = &token
@@ -169,7 +169,7 @@ impl Connect {
         // Who names the address and no file means some other server.
         if self.url.is_some() && self.config.is_none() {
             note_token(client, token.as_deref(), None, notes);
-            return Ok(Reach::Http { url, token });
+            return Ok(Transport::Http { url, token_variable: token });
         }
         let (file, config) = read_config(self.config.as_deref())?;
         let url = if url.is_empty() { address(&config.listen)? } else { url };
@@ -184,7 +184,7 @@ impl Connect {
         if self.url.is_none() {
             notes.push(format!("the server must run: taskwire serve {}", shell_word(&text_of(&file)?)));
         }
-        Ok(Reach::Http { url, token })
+        Ok(Transport::Http { url, token_variable: token })
     }
 }
 
@@ -193,32 +193,32 @@ fn note_token(client: Client, variable: Option<&str>, caller: Option<&str>, note
     let Some(variable) = variable else { return };
     let whose = caller.map(|caller| format!(" of `{caller}`")).unwrap_or_default();
     let title = client.title();
-    notes.push(match client.secret() {
-        Secret::Variable => format!("the token{whose} comes from ${variable}, which {title} must have in its environment"),
-        Secret::Prompt => format!("{title} asks for the token{whose}"),
-        Secret::Literal => format!("put the token{whose} where {PLACEHOLDER} stands: {title} takes none from its environment"),
+    notes.push(match client.token_source() {
+        TokenSource::Variable => format!("the token{whose} comes from ${variable}, which {title} must have in its environment"),
+        TokenSource::Prompt => format!("{title} asks for the token{whose}"),
+        TokenSource::Literal => format!("put the token{whose} where {PLACEHOLDER} stands: {title} takes none from its environment"),
     });
 }
 
 impl Plan {
     /// The configuration as it stands in the client's file.
     fn text(&self) -> String {
-        let Self { client, name, entry, .. } = self;
-        match client.form(self.scope) {
-            Form::Toml => entry.toml(&toml_file::heading(name), "\n"),
-            Form::Yaml if *client == Client::Goose => entry.clone().within(["extensions", name.as_str()].into_iter()).yaml(""),
-            Form::Yaml => Item::members([("mcpServers", Item::List(vec![entry.clone()]))]).yaml(""),
-            Form::YamlFile => Item::members([
-                ("name", Item::text(name)),
-                ("version", Item::text("0.0.1")),
-                ("schema", Item::text("v1")),
-                ("mcpServers", Item::List(vec![entry.clone()])),
+        let Self { client, name, server_config: entry, .. } = self;
+        match client.file_format(self.scope) {
+            FileFormat::Toml => entry.toml(&toml_file::heading(name), "\n"),
+            FileFormat::Yaml if *client == Client::Goose => entry.clone().within(["extensions", name.as_str()].into_iter()).yaml(""),
+            FileFormat::Yaml => OrderedValue::members([("mcpServers", OrderedValue::List(vec![entry.clone()]))]).yaml(""),
+            FileFormat::YamlFile => OrderedValue::members([
+                ("name", OrderedValue::text(name)),
+                ("version", OrderedValue::text("0.0.1")),
+                ("schema", OrderedValue::text("v1")),
+                ("mcpServers", OrderedValue::List(vec![entry.clone()])),
             ])
             .yaml(""),
-            Form::Json(path) => {
+            FileFormat::Json(path) => {
                 let mut item = entry.clone().within(path.iter().copied().chain([name.as_str()]));
-                if let (Item::Members(members), Some(input)) = (&mut item, self.input()) {
-                    members.insert(0, ("inputs".to_owned(), Item::List(vec![input])));
+                if let (OrderedValue::Members(members), Some(input)) = (&mut item, self.token_prompt()) {
+                    members.insert(0, ("inputs".to_owned(), OrderedValue::List(vec![input])));
                 }
                 item.json("", "  ", "\n") + "\n"
             }
@@ -226,34 +226,34 @@ impl Plan {
     }
 
     /// What the client asks its user for, where it does that.
-    fn input(&self) -> Option<Item> {
-        let has_token = matches!(self.reach, Reach::Http { token: Some(_), .. });
-        (has_token && self.client.secret() == Secret::Prompt).then(|| {
-            Item::members([
-                ("type", Item::text("promptString")),
-                ("id", Item::text(format!("{}-token", self.name))),
-                ("description", Item::text(format!("Token for {}", self.name))),
-                ("password", Item::Flag(true)),
+    fn token_prompt(&self) -> Option<OrderedValue> {
+        let has_token = matches!(self.transport, Transport::Http { token_variable: Some(_), .. });
+        (has_token && self.client.token_source() == TokenSource::Prompt).then(|| {
+            OrderedValue::members([
+                ("type", OrderedValue::text("promptString")),
+                ("id", OrderedValue::text(format!("{}-token", self.name))),
+                ("description", OrderedValue::text(format!("Token for {}", self.name))),
+                ("password", OrderedValue::Flag(true)),
             ])
         })
     }
 
     fn show(&self) -> Result<(), Problem> {
-        if let Some(command) = self.client.command(&self.name, &self.reach, self.scope) {
-            say(&format!("type this:\n\n  {command}\n\nor add this to {}:", self.place()));
+        if let Some(command) = self.client.command(&self.name, &self.transport, self.scope) {
+            say(&format!("type this:\n\n  {command}\n\nor add this to {}:", self.file_label()));
         } else {
-            say(&format!("add this to {}:", self.place()));
+            say(&format!("add this to {}:", self.file_label()));
         }
-        out::print(&escape_lines(&self.text()))?;
+        stdout::print(&escape_lines(&self.text()))?;
         self.say_notes();
         Ok(())
     }
 
     /// The client's file, for people.
-    fn place(&self) -> String {
+    fn file_label(&self) -> String {
         let file = self.file.display().to_string();
-        match self.client.form(self.scope) {
-            Form::Yaml => file,
+        match self.client.file_format(self.scope) {
+            FileFormat::Yaml => file,
             _ if self.must_be_edited() => file,
             _ => format!("{file} (--write does it)"),
         }
@@ -261,30 +261,30 @@ impl Plan {
 
     /// Whether something in it is for a person to fill in or to join.
     fn must_be_edited(&self) -> bool {
-        matches!(self.reach, Reach::Http { token: Some(_), .. }) && self.client.secret() != Secret::Variable
+        matches!(self.transport, Transport::Http { token_variable: Some(_), .. }) && self.client.token_source() != TokenSource::Variable
     }
 
     fn write(&self, force: bool) -> Result<(), Problem> {
         let title = self.client.title();
         let path = &self.file;
         let shown = path.display();
-        let without = format!("`taskwire connect {}` without --write shows what to add", self.client.word());
+        let without = format!("`taskwire connect {}` without --write shows what to add", self.client.cli_name());
         if self.must_be_edited() {
             return Err(Problem::usage(format!("{title} takes no token from its environment: connect it with --stdio, or {without}")));
         }
         let unread = |error: std::io::Error| Problem::usage(format!("cannot read {shown}: {error}"));
         let old = file::read(path).map_err(unread)?;
-        let new = match self.changed(old.as_deref().unwrap_or_default(), force) {
+        let new = match self.updated_text(old.as_deref().unwrap_or_default(), force) {
             Ok(Some(new)) => new,
             Ok(None) => {
                 say(&format!("`{}` is in {shown} already, just so: nothing to do", self.name));
                 return Ok(());
             }
-            Err(Refusal::Taken) => {
+            Err(AddError::NameTaken) => {
                 let reason = format!("{shown} has another `{}` already: replace it with --force, or choose a --name", self.name);
                 return Err(Problem::usage(reason));
             }
-            Err(Refusal::Unfit(reason)) => {
+            Err(AddError::Unusable(reason)) => {
                 let kept = if old.is_some() { format!("{shown} is left as it is: ") } else { String::new() };
                 return Err(Problem::usage(format!("{kept}{reason}; {without}")));
             }
@@ -298,24 +298,24 @@ impl Plan {
             }
         };
         let before = backup.map(|backup| format!(" (as it was: {})", backup.display())).unwrap_or_default();
-        out::print(&format!("added `{}` to {}{}\n", self.name, escape::line(&shown.to_string()), escape::line(&before)))?;
+        stdout::print(&format!("added `{}` to {}{}\n", self.name, escape::line(&shown.to_string()), escape::line(&before)))?;
         self.say_notes();
         say(&format!("{title} may have to be started again to see it"));
         Ok(())
     }
 
     /// What the client's file says with the server in it; nothing if it says so already.
-    fn changed(&self, old: &str, force: bool) -> Result<Option<String>, Refusal> {
-        match self.client.form(self.scope) {
-            Form::Json(path) => {
-                let path: &[&str] = if self.client == Client::OpenCode && has_servers(old) { &["mcp", "servers"] } else { path };
-                json_file::add(old, path, &self.name, &self.entry, force)
+    fn updated_text(&self, old: &str, force: bool) -> Result<Option<String>, AddError> {
+        match self.client.file_format(self.scope) {
+            FileFormat::Json(path) => {
+                let path: &[&str] = if self.client == Client::OpenCode && has_nested_servers(old) { &["mcp", "servers"] } else { path };
+                json_file::add(old, path, &self.name, &self.server_config, force)
             }
-            Form::Toml => toml_file::add(old, &self.name, &self.entry, force),
-            Form::Yaml => Err(Refusal::Unfit(format!("files of {} are shown, not written", self.client.title()))),
-            Form::YamlFile if old == self.text() => Ok(None),
-            Form::YamlFile if old.is_empty() || force => Ok(Some(self.text())),
-            Form::YamlFile => Err(Refusal::Taken),
+            FileFormat::Toml => toml_file::add(old, &self.name, &self.server_config, force),
+            FileFormat::Yaml => Err(AddError::Unusable(format!("files of {} are shown, not written", self.client.title()))),
+            FileFormat::YamlFile if old == self.text() => Ok(None),
+            FileFormat::YamlFile if old.is_empty() || force => Ok(Some(self.text())),
+            FileFormat::YamlFile => Err(AddError::NameTaken),
         }
     }
 
@@ -326,7 +326,7 @@ impl Plan {
 
 /// A word on standard error.
 fn say(text: &str) {
-    screen::write(&format!("taskwire: {}\n", escape::lines(text)));
+    stderr::write(&format!("taskwire: {}\n", escape::lines(text)));
 }
 
 /// Text of ours with names of others in it, for a terminal.
@@ -335,7 +335,7 @@ fn escape_lines(text: &str) -> String {
 }
 
 /// Whether a file of opencode has its servers as its second version does; the first form is read by both.
-fn has_servers(text: &str) -> bool {
+fn has_nested_servers(text: &str) -> bool {
     json_file::value(text).is_ok_and(|value| value.pointer("/mcp/servers").is_some_and(|servers| servers.get("type").is_none()))
 }
 
@@ -394,12 +394,12 @@ fn text_of(path: &Path) -> Result<String, Problem> {
     path.to_str().map(ToOwned::to_owned).ok_or_else(unreadable)
 }
 
-fn places() -> Result<Places, Problem> {
+fn directories() -> Result<Directories, Problem> {
     let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let homeless = || Problem::usage("it is not known where your home is: set $HOME");
     let home = directory("HOME").ok_or_else(homeless)?;
     let config = directory("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
-    Ok(Places {
+    Ok(Directories {
         config,
         home,
         current: std::env::current_dir()?,
@@ -435,8 +435,8 @@ mod tests {
 
     #[test]
     fn the_form_of_opencode_that_its_file_has_is_kept() {
-        assert!(has_servers("{\"mcp\": {\"servers\": {}}}"));
-        assert!(!has_servers("{\"mcp\": {\"servers\": {\"type\": \"remote\"}}}"), "one that is called so");
-        assert!(!has_servers("{\"mcp\": {\"x\": {}}}") && !has_servers("") && !has_servers("nothing"));
+        assert!(has_nested_servers("{\"mcp\": {\"servers\": {}}}"));
+        assert!(!has_nested_servers("{\"mcp\": {\"servers\": {\"type\": \"remote\"}}}"), "one that is called so");
+        assert!(!has_nested_servers("{\"mcp\": {\"x\": {}}}") && !has_nested_servers("") && !has_nested_servers("nothing"));
     }
 }

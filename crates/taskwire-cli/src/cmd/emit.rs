@@ -10,12 +10,12 @@ use std::{
 use clap::Args;
 use serde_json::{Value, json};
 use taskwire::{
-    command::{Inside, Note},
+    command::{CurrentTask, Note},
     tool::Content,
 };
 use taskwire_core::Payload;
 
-use super::inside;
+use super::in_task;
 use crate::client::exit::Problem;
 
 /// As much of a text as is sent at once: small enough to be seen as it comes.
@@ -24,7 +24,7 @@ const TEXT_BYTES_MAX: usize = 32 * 1024;
 const FILE_BYTES_MAX: usize = 750 * 1024;
 
 /// Types by the endings of names, as they are registered.
-const IMAGES: [(&str, &str); 10] = [
+const IMAGE_TYPES: [(&str, &str); 10] = [
     ("png", "image/png"),
     ("jpg", "image/jpeg"),
     ("jpeg", "image/jpeg"),
@@ -36,7 +36,7 @@ const IMAGES: [(&str, &str); 10] = [
     ("tif", "image/tiff"),
     ("tiff", "image/tiff"),
 ];
-const SOUNDS: [(&str, &str); 9] = [
+const AUDIO_TYPES: [(&str, &str); 9] = [
     ("wav", "audio/wav"),
     ("mp3", "audio/mpeg"),
     ("ogg", "audio/ogg"),
@@ -48,7 +48,7 @@ const SOUNDS: [(&str, &str); 9] = [
     ("weba", "audio/webm"),
 ];
 /// The kinds of content blocks, and the members that each needs.
-const BLOCKS: [(&str, &[&str]); 5] = [
+const BLOCK_KINDS: [(&str, &[&str]); 5] = [
     ("text", &["text"]),
     ("image", &["data", "mimeType"]),
     ("audio", &["data", "mimeType"]),
@@ -117,15 +117,15 @@ pub(crate) struct Emit {
 
 impl Emit {
     pub(crate) fn run(self) -> ExitCode {
-        inside::end(self.emit())
+        in_task::exit_code(self.emit())
     }
 
     fn emit(&self) -> Result<(), Problem> {
         // First: what is wrong must not be found when half of it is told.
         let notes = self.notes()?;
         let text = (!self.words.is_empty()).then(|| self.words.join(" "));
-        let Some(mut task) = inside::find()? else {
-            inside::hint("emit");
+        let Some(mut task) = in_task::current_task()? else {
+            in_task::warn_outside_task("emit");
             if text.as_deref() == Some("-") {
                 // Who writes to us should not be stopped by it.
                 io::copy(&mut io::stdin().lock(), &mut io::sink())?;
@@ -140,7 +140,7 @@ impl Emit {
             }
             None => {}
         }
-        notes.iter().try_for_each(|note| task.note(note).map_err(inside::problem))
+        notes.iter().try_for_each(|note| task.note(note).map_err(in_task::problem))
     }
 
     /// All but the text.
@@ -150,23 +150,23 @@ impl Emit {
         }
         let mut blocks = Vec::new();
         for text in &self.json {
-            let block = inside::json("--json", text)?;
+            let block = in_task::json_option("--json", text)?;
             check_block(&block).map_err(|why| Problem::usage(format!("--json: {why}")))?;
             blocks.push(block);
         }
         for file in &self.image {
-            let kind = self.type_of("--image", file, &IMAGES)?;
+            let kind = self.type_of("--image", file, &IMAGE_TYPES)?;
             blocks.push(Content::image(&load("--image", file)?, kind).into_payload());
         }
         for file in &self.audio {
-            let kind = self.type_of("--audio", file, &SOUNDS)?;
+            let kind = self.type_of("--audio", file, &AUDIO_TYPES)?;
             blocks.push(Content::audio(&load("--audio", file)?, kind).into_payload());
         }
         if let Some(uri) = &self.link {
             let name = self.name.as_deref().unwrap_or_else(|| name_in(uri));
             blocks.push(Content::link(uri, name).into_payload());
         }
-        let structured = self.result.as_ref().map(|text| inside::json("--result", text)).transpose()?;
+        let structured = self.result.as_ref().map(|text| in_task::json_option("--result", text)).transpose()?;
         let mut notes: Vec<Note> = blocks.into_iter().map(|block| Note::Block { block }).collect();
         if structured.is_some() || self.error {
             notes.push(Note::Result { structured, is_error: self.error });
@@ -196,14 +196,14 @@ fn load(option: &str, file: &str) -> Result<Vec<u8>, Problem> {
         let mut bytes = Vec::new();
         source.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map(|_| bytes)
     };
-    let (called, bytes) = match file {
+    let (source, bytes) = match file {
         "-" => ("standard input", read(&mut io::stdin().lock())),
         file => (file, File::open(file).and_then(|mut file| read(&mut file))),
     };
-    let bytes = bytes.map_err(|error| Problem::usage(format!("{option}: cannot read {called}: {error}")))?;
+    let bytes = bytes.map_err(|error| Problem::usage(format!("{option}: cannot read {source}: {error}")))?;
     if bytes.len() > FILE_BYTES_MAX {
         return Err(Problem::usage(format!(
-            "{option}: {called} is too large: at most {} KiB can be emitted. Put it where the client can read it, and emit a --link",
+            "{option}: {source} is too large: at most {} KiB can be emitted. Put it where the client can read it, and emit a --link",
             FILE_BYTES_MAX / 1024
         )));
     }
@@ -220,8 +220,8 @@ fn name_in(uri: &str) -> &str {
 fn check_block(block: &Payload) -> Result<(), String> {
     let block: Value = block.read().map_err(|error| error.to_string())?;
     let kind = block.get("type").and_then(Value::as_str).unwrap_or_default();
-    let Some((_, members)) = BLOCKS.iter().find(|(name, _)| *name == kind) else {
-        let names: Vec<&str> = BLOCKS.iter().map(|(name, _)| *name).collect();
+    let Some((_, members)) = BLOCK_KINDS.iter().find(|(name, _)| *name == kind) else {
+        let names: Vec<&str> = BLOCK_KINDS.iter().map(|(name, _)| *name).collect();
         return Err(format!("a content block is an object whose `type` is one of {}", names.join(", ")));
     };
     if let Some(missing) = members.iter().find(|member| !block.get(**member).is_some_and(Value::is_string)) {
@@ -235,23 +235,23 @@ fn check_block(block: &Payload) -> Result<(), String> {
 }
 
 /// Sends a text as it comes, in pieces that end with whole characters.
-fn send_text(task: &mut Inside, source: &mut dyn Read) -> Result<(), Problem> {
-    pieces(source, |text| {
+fn send_text(task: &mut CurrentTask, source: &mut dyn Read) -> Result<(), Problem> {
+    read_text(source, |text| {
         let block = Payload::from(json!({"type": "text", "text": text}));
-        task.note(&Note::Block { block }).map_err(inside::problem)
+        task.note(&Note::Block { block }).map_err(in_task::problem)
     })
 }
 
 /// What can be read, as text. Bytes that are no text become replacement characters.
-fn pieces(source: &mut dyn Read, mut send: impl FnMut(&str) -> Result<(), Problem>) -> Result<(), Problem> {
+fn read_text(source: &mut dyn Read, mut send: impl FnMut(&str) -> Result<(), Problem>) -> Result<(), Problem> {
     let mut buffer = vec![0; TEXT_BYTES_MAX];
-    let mut held = 0;
+    let mut leftover = 0;
     loop {
-        let len = match source.read(&mut buffer[held..]) {
+        let len = match source.read(&mut buffer[leftover..]) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             result => result.map_err(|error| Problem::usage(format!("cannot read standard input: {error}")))?,
         };
-        let end = held + len;
+        let end = leftover + len;
         let whole = if len == 0 { end } else { whole_chars(&buffer[..end]) };
         if whole > 0 {
             send(&String::from_utf8_lossy(&buffer[..whole]))?;
@@ -260,7 +260,7 @@ fn pieces(source: &mut dyn Read, mut send: impl FnMut(&str) -> Result<(), Proble
             return Ok(());
         }
         buffer.copy_within(whole..end, 0);
-        held = end - whole;
+        leftover = end - whole;
     }
 }
 
@@ -296,7 +296,7 @@ mod tests {
 
     fn split(bytes: &[u8], at_once: usize) -> Vec<String> {
         let mut texts = Vec::new();
-        let result = pieces(&mut Drip(bytes, at_once), |text| {
+        let result = read_text(&mut Drip(bytes, at_once), |text| {
             texts.push(text.to_owned());
             Ok(())
         });
@@ -349,14 +349,14 @@ mod tests {
 
     #[test]
     fn a_name_tells_what_is_in_a_file() {
-        let kind = |file: &str| emit().type_of("--image", file, &IMAGES).map(ToOwned::to_owned).ok();
+        let kind = |file: &str| emit().type_of("--image", file, &IMAGE_TYPES).map(ToOwned::to_owned).ok();
         assert_eq!(kind("a/b.PNG").as_deref(), Some("image/png"));
         assert_eq!(kind("b.tar.jpeg").as_deref(), Some("image/jpeg"));
         for file in ["png", ".png", "a.", "a.txt", "a.wav", "", "-", "a.png/b"] {
             assert_eq!(kind(file), None, "{file}");
         }
         let said = Emit { mime_type: Some("image/x-own".to_owned()), ..emit() };
-        assert_eq!(said.type_of("--image", "-", &IMAGES).ok(), Some("image/x-own"));
+        assert_eq!(said.type_of("--image", "-", &IMAGE_TYPES).ok(), Some("image/x-own"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 use taskwire::{
-    client::{Era, Outcome, Reference, Status, TaskView},
+    client::{Era, Outcome, Reference, Status, TaskSnapshot},
     clock::{Clock, SystemClock},
 };
 use taskwire_core::{Payload, Timestamp, task::RpcError};
@@ -11,17 +11,16 @@ use taskwire_core::{Payload, Timestamp, task::RpcError};
 use super::cancel::id_of;
 use crate::{
     client::{
-        connection::{Connection, close},
+        connection::{ConnectionArgs, close},
         exit::{Exit, Problem},
-        home::{self, Home},
         questions,
+        user_data::{self, UserData},
     },
     term::{
         escape,
-        events::Asked,
-        out,
-        paint::{Surroundings, moment, span},
-        render, screen,
+        json_lines::QuestionLine,
+        paint::{Terminal, parse_time, short_duration},
+        render, stderr, stdout,
     },
 };
 
@@ -49,13 +48,13 @@ pub(crate) struct Get {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
 }
 
 /// A task for programs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Object<'a> {
+pub(super) struct TaskObject<'a> {
     task_id: &'a str,
     server: &'a str,
     era: String,
@@ -69,16 +68,16 @@ pub(super) struct Object<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     poll_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    inputs: Option<Vec<Asked<'a>>>,
+    inputs: Option<Vec<QuestionLine<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<&'a Payload>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a RpcError>,
 }
 
-impl<'a> Object<'a> {
+impl<'a> TaskObject<'a> {
     /// Its state, without its questions and its end.
-    pub(super) fn state(server: &'a str, era: Era, tool: Option<&'a str>, view: &'a TaskView) -> Self {
+    pub(super) fn state(server: &'a str, era: Era, tool: Option<&'a str>, view: &'a TaskSnapshot) -> Self {
         Self {
             task_id: &view.id,
             server,
@@ -96,40 +95,40 @@ impl<'a> Object<'a> {
         }
     }
 
-    fn new(reference: &'a Reference, view: &'a TaskView) -> Self {
-        let (result, error) = match &view.outcome {
+    fn new(reference: &'a Reference, task: &'a TaskSnapshot) -> Self {
+        let (result, error) = match &task.outcome {
             Some(Outcome::Result(result)) => (Some(&result.raw), None),
             Some(Outcome::Failed(error)) => (None, Some(error)),
             Some(Outcome::Cancelled { .. }) | None => (None, None),
         };
-        let inputs = view.inputs.iter().map(|input| Asked::new(None, input)).collect();
-        let state = Self::state(&reference.server, reference.era, Some(&reference.tool), view);
+        let inputs = task.questions.iter().map(|input| QuestionLine::new(None, input)).collect();
+        let state = Self::state(&reference.server, reference.era, Some(&reference.tool), task);
         Self { inputs: Some(inputs), result, error, ..state }
     }
 }
 
 /// The lines for people. `name` is how the task is called on the command line.
-fn lines(reference: &Reference, view: &TaskView, name: &str, now: Timestamp) -> Vec<String> {
+fn lines(reference: &Reference, task: &TaskSnapshot, name: &str, now: Timestamp) -> Vec<String> {
     let when = |time: &str| match age(time, now) {
         Some(age) => format!("{} ({age} ago)", escape::line(time)),
         None => escape::line(time),
     };
-    let mut rows = vec![("task", escape::line(&view.id)), ("server", escape::line(&home::shown(&reference.server)))];
+    let mut rows = vec![("task", escape::line(&task.id)), ("server", escape::line(&user_data::without_query(&reference.server)))];
     if !reference.tool.is_empty() {
         rows.push(("tool", escape::line(&reference.tool)));
     }
-    rows.push(("status", view.status.to_string()));
-    rows.extend(view.message.as_deref().map(|message| ("message", escape::line(message))));
-    rows.extend([("created", when(&view.created_at)), ("updated", when(&view.updated_at))]);
-    for input in &view.inputs {
-        rows.push(("question", format!("{}: {}", escape::line(&input.key), escape::line(&questions::gist(input)))));
-        rows.push(("", questions::command(name, input)));
+    rows.push(("status", task.status.to_string()));
+    rows.extend(task.message.as_deref().map(|message| ("message", escape::line(message))));
+    rows.extend([("created", when(&task.created_at)), ("updated", when(&task.updated_at))]);
+    for input in &task.questions {
+        rows.push(("question", format!("{}: {}", escape::line(&input.key), escape::line(&questions::summary(input)))));
+        rows.push(("", questions::answer_command(name, input)));
     }
-    if view.status == Status::InputRequired && view.inputs.is_empty() {
+    if task.status == Status::InputRequired && task.questions.is_empty() {
         // In the legacy era a question is told only to who follows the task.
         rows.push(("question", format!("taskwire watch {name} asks it")));
     }
-    if let Some(Outcome::Failed(error)) = &view.outcome {
+    if let Some(Outcome::Failed(error)) = &task.outcome {
         rows.push(("error", format!("{} (code {})", escape::line(&error.message), error.code)));
     }
     rows.into_iter().filter(|(_, text)| !text.is_empty()).map(|(label, text)| format!("{label:<9} {text}")).collect()
@@ -137,38 +136,38 @@ fn lines(reference: &Reference, view: &TaskView, name: &str, now: Timestamp) -> 
 
 /// How long ago a time of the wire was.
 fn age(time: &str, now: Timestamp) -> Option<String> {
-    moment(time).map(|moment| span(now.since(moment)))
+    parse_time(time).map(|moment| short_duration(now.since(moment)))
 }
 
 impl Get {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let home = Home::open()?;
-        let mut found = home.find(&self.task)?;
-        let id = id_of(&found, &home)?;
-        let client = home.reach(&mut found, &self.connection, false).await?;
-        let view = client.task(&id).await?;
+        let user = UserData::open()?;
+        let mut found = user.find(&self.task)?;
+        let id = id_of(&found, &user)?;
+        let client = user.connect(&mut found, &self.connection, false).await?;
+        let task = client.task(&id).await?;
         let text = if self.json {
-            let object = Object::new(&found.reference, &view);
+            let object = TaskObject::new(&found.reference, &task);
             escape::json(serde_json::to_string(&object).map_err(|error| Problem::protocol(error.to_string()))?) + "\n"
         } else {
-            let name = home.short_name(&found.reference);
-            let mut text = lines(&found.reference, &view, &name, SystemClock.now()).join("\n") + "\n";
-            match &view.outcome {
-                Some(Outcome::Result(result)) => text.push_str(&format!("\n{}", shown(&render::whole(result)))),
-                None if view.status.is_terminal() => screen::write(&format!("taskwire: its result: taskwire watch {name}\n")),
+            let name = user.short_name(&found.reference);
+            let mut text = lines(&found.reference, &task, &name, SystemClock.now()).join("\n") + "\n";
+            match &task.outcome {
+                Some(Outcome::Result(result)) => text.push_str(&format!("\n{}", for_terminal(&render::result_text(result)))),
+                None if task.status.is_terminal() => stderr::write(&format!("taskwire: its result: taskwire watch {name}\n")),
                 _ => {}
             }
             text
         };
-        out::print(&text)?;
+        stdout::print(&text)?;
         close(client).await;
         Ok(Exit::Done)
     }
 }
 
 /// The result, as far as a terminal may see it.
-fn shown(text: &str) -> String {
-    let surroundings = Surroundings::look();
+fn for_terminal(text: &str) -> String {
+    let surroundings = Terminal::detect();
     if !surroundings.stdout {
         return text.to_owned();
     }
@@ -179,7 +178,7 @@ fn shown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use taskwire::client::{Input, InputKind};
+    use taskwire::client::{Question, QuestionKind};
 
     use super::*;
 
@@ -196,10 +195,10 @@ mod tests {
         }
     }
 
-    fn view() -> TaskView {
-        let kind = InputKind::Url { url: "https://h".to_owned() };
-        let input = Input { key: "go".to_owned(), kind, message: "Go\nthere".to_owned(), request: json!({}).into() };
-        TaskView {
+    fn task() -> TaskSnapshot {
+        let kind = QuestionKind::Url { url: "https://h".to_owned() };
+        let input = Question { key: "go".to_owned(), kind, message: "Go\nthere".to_owned(), request: json!({}).into() };
+        TaskSnapshot {
             id: "t1".to_owned(),
             status: Status::InputRequired,
             message: Some("waiting\x1b[2J".to_owned()),
@@ -207,7 +206,7 @@ mod tests {
             updated_at: "soon".to_owned(),
             ttl_ms: None,
             poll_ms: Some(1000),
-            inputs: vec![input],
+            questions: vec![input],
             outcome: None,
             raw: json!({}),
         }
@@ -227,15 +226,15 @@ mod tests {
             "question  go: Go there",
             "          taskwire answer t1 go --accept",
         ];
-        assert_eq!(lines(&reference(), &view(), "t1", now), expected);
-        let unseen = lines(&reference(), &TaskView { inputs: Vec::new(), ..view() }, "t1", now);
+        assert_eq!(lines(&reference(), &task(), "t1", now), expected);
+        let unseen = lines(&reference(), &TaskSnapshot { questions: Vec::new(), ..task() }, "t1", now);
         assert_eq!(unseen.last().map(String::as_str), Some("question  taskwire watch t1 asks it"));
     }
 
     #[test]
     fn for_programs_it_is_an_object() {
-        let (reference, view) = (reference(), view());
-        let text = serde_json::to_string(&Object::new(&reference, &view)).expect("JSON");
+        let (reference, task) = (reference(), task());
+        let text = serde_json::to_string(&TaskObject::new(&reference, &task)).expect("JSON");
         let expected = concat!(
             r#"{"taskId":"t1","server":"http://h/mcp","era":"modern","tool":"greet_me","status":"input_required","#,
             r#""message":"waiting\u001b[2J","createdAt":"2026-07-28T00:00:00.000Z","updatedAt":"soon","ttlMs":null,"pollMs":1000,"#,

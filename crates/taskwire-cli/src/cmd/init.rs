@@ -27,8 +27,8 @@ use crate::{
         exit::{Exit, Problem, fail},
     },
     config::Config,
-    control::Live,
-    term::{escape, out, paint::shell_word, screen},
+    control::LiveConfig,
+    term::{escape, paint::shell_word, stderr, stdout},
 };
 
 /// What is written.
@@ -37,11 +37,11 @@ const TEMPLATE: &str = include_str!("init/taskwire.toml");
 const TOOL: &str = "count";
 const COUNT: u32 = 2;
 /// How long the try may take. It needs a second or two.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long what is left of the try may take to end.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Places for the try that are looked at until one is free.
-const PLACES: u32 = 100;
+const TEMP_DIR_TRIES: u32 = 100;
 
 const EXAMPLES: &str = "Examples:
   taskwire init                 writes taskwire.toml
@@ -80,7 +80,7 @@ impl Init {
                 say(&format!("wrote {shown}{backup}\ntrying it: {TOOL} to={COUNT}\n"));
             }
         }
-        match tried(&self.file) {
+        match try_out(&self.file) {
             Ok(url) => {
                 let file = shell_word(&shown);
                 say(&format!(
@@ -91,7 +91,7 @@ impl Init {
             }
             Err(error) => {
                 let reason = escape::lines(&format!("{error:#}"));
-                screen::write(&format!("taskwire: {} is written, but its tool `{TOOL}` does not work: {reason}\n", escape::line(&shown)));
+                stderr::write(&format!("taskwire: {} is written, but its tool `{TOOL}` does not work: {reason}\n", escape::line(&shown)));
                 ExitCode::FAILURE
             }
         }
@@ -120,54 +120,54 @@ impl Init {
 
 fn say(text: &str) {
     // Who does not read it does not need to know.
-    let _ = out::print(&(escape::lines(text) + "\n"));
+    let _ = stdout::print(&(escape::lines(text) + "\n"));
 }
 
 /// Calls the tool of the file as a client would: where a server with that file can be reached.
-fn tried(path: &Path) -> anyhow::Result<String> {
+fn try_out(path: &Path) -> anyhow::Result<String> {
     let config = Config::read(path)?;
     let url = format!("http://{}/mcp", config.listen);
-    let place = Place::new()?;
+    let dir = TempDir::new()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let called = runtime.block_on(async {
-        let in_time = tokio::time::timeout(PATIENCE, call(config, path, &place.0)).await;
-        in_time.unwrap_or_else(|_| bail!("it has not ended after {}", humantime::format_duration(PATIENCE)))
+    let outcome = runtime.block_on(async {
+        let in_time = tokio::time::timeout(TRIAL_TIMEOUT, run_trial(config, path, &dir.0)).await;
+        in_time.unwrap_or_else(|_| bail!("it has not ended after {}", humantime::format_duration(TRIAL_TIMEOUT)))
     });
     // Nobody may write to the directory any more when it goes.
-    runtime.shutdown_timeout(FAREWELL);
-    called.map(|()| url)
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    outcome.map(|()| url)
 }
 
-async fn call(config: Config, path: &Path, data: &Path) -> anyhow::Result<()> {
-    let settings = config.server()?;
+async fn run_trial(config: Config, path: &Path, data: &Path) -> anyhow::Result<()> {
+    let settings = config.to_server_config()?;
     let definitions = config.definitions(&[])?;
     let store = SqliteStore::open(data)?;
     let commands = Commands::open(data, Supervisor::this_program(["supervise"])?)?;
     let registry = Registry::new();
-    let _live = Live::start(config, definitions, Some(path), Vec::new(), registry.clone(), commands.clone())?;
-    let server = Server::start(commands.provider(registry), store, settings)?;
-    commands.begin(&server);
+    let _live = LiveConfig::start(config, definitions, Some(path), Vec::new(), registry.clone(), commands.clone())?;
+    let server = Server::start(commands.with_retired_tool(registry), store, settings)?;
+    commands.start_sweep(&server);
     let client = Client::connect(&server, Options::default()).await?;
-    let mut run = client.start(TOOL, json!({"to": COUNT})).await?;
+    let mut call = client.start(TOOL, json!({"to": COUNT})).await?;
     let (mut shown, mut outcome) = (String::new(), None);
-    while let Some(event) = run.next().await {
+    while let Some(event) = call.next().await {
         match event? {
-            Event::Partial(partial) => {
+            Event::Chunk(partial) => {
                 shown.push_str(&partial.text());
-                out::print(&escape::Filter::new(false).pass(&partial.text()))?;
+                stdout::print(&escape::Filter::new(false).pass(&partial.text()))?;
             }
             Event::Done(end) => outcome = Some(end),
             _ => {}
         }
     }
-    drop(run);
+    drop(call);
     close(client).await;
     match outcome {
         Some(Outcome::Result(result)) if result.is_error => bail!("{}", result.text()),
         Some(Outcome::Result(result)) => {
             // A quick one may have come as a whole.
             if shown.is_empty() {
-                out::print(&escape::Filter::new(false).pass(&result.text()))?;
+                stdout::print(&escape::Filter::new(false).pass(&result.text()))?;
             }
             let text = if shown.is_empty() { result.text() } else { shown };
             let last = format!("{COUNT} of {COUNT}");
@@ -184,12 +184,12 @@ async fn call(config: Config, path: &Path, data: &Path) -> anyhow::Result<()> {
 
 /// A directory for this user alone, gone with all that is in it.
 #[derive(Debug)]
-struct Place(PathBuf);
+struct TempDir(PathBuf);
 
-impl Place {
+impl TempDir {
     fn new() -> anyhow::Result<Self> {
         let base = std::env::temp_dir();
-        for n in 0..PLACES {
+        for n in 0..TEMP_DIR_TRIES {
             let path = base.join(format!("taskwire-init-{}-{n}", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Self(path)),
@@ -201,7 +201,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TempDir {
     fn drop(&mut self) {
         // What is about to end may still write into it.
         let _ = fs::remove_dir_all(&self.0).or_else(|_| fs::remove_dir_all(&self.0));

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use taskwire::command::Note;
 
-use super::inside;
+use super::in_task;
 use crate::client::exit::Problem;
 
 const EXAMPLES: &str = "Examples:
@@ -68,7 +68,7 @@ fn whole(text: &str) -> Result<f64, String> {
 
 impl Progress {
     pub(crate) fn run(self) -> ExitCode {
-        inside::end(self.note().and_then(|note| inside::tell("progress", &note)))
+        in_task::exit_code(self.note().and_then(|note| in_task::send_note("progress", &note)))
     }
 
     fn note(self) -> Result<Note, Problem> {

@@ -12,7 +12,7 @@ use crate::{
     client::exit::{Exit, Problem, fail},
     config::Config,
     control::{self, Changes, Reply, Request},
-    term::{escape, screen},
+    term::{escape, stderr},
 };
 
 const EXAMPLES: &str = "Examples:
@@ -43,10 +43,10 @@ pub(crate) struct Reload {
 
 impl Reload {
     pub(crate) fn run(self) -> ExitCode {
-        match self.ask() {
+        match self.request_reload() {
             Ok(changes) => {
                 for warning in &changes.warnings {
-                    screen::write(&format!("{}\n", escape::line(warning)));
+                    stderr::write(&format!("{}\n", escape::line(warning)));
                 }
                 // Who does not read it does not need to know.
                 let _ = writeln!(io::stdout(), "{}", escape::lines(&changes.to_string()));
@@ -56,7 +56,7 @@ impl Reload {
         }
     }
 
-    fn ask(self) -> Result<Changes, Problem> {
+    fn request_reload(self) -> Result<Changes, Problem> {
         let (data, source) = match (self.data, &self.config) {
             (Some(data), _) => (data, None),
             (None, Some(file)) => {
@@ -66,17 +66,17 @@ impl Reload {
             (None, None) => (Config::default().data, None),
         };
         let config = self.config.map(std::path::absolute).transpose()?;
-        match control::ask(&data, &Request::Reload { config }) {
+        match control::send_request(&data, &Request::Reload { config }) {
             Ok(Reply::Done(changes)) => Ok(changes),
             Ok(Reply::Refused(reason)) => Err(Problem::usage(reason)),
             Ok(Reply::Described(_)) => Err(Problem::protocol("the server answered something else".to_owned())),
-            Err(error) => Err(Problem::protocol(nobody(&std::path::absolute(&data)?, &source.unwrap_or_default(), &error))),
+            Err(error) => Err(Problem::protocol(no_reply_message(&std::path::absolute(&data)?, &source.unwrap_or_default(), &error))),
         }
     }
 }
 
 /// Why there was no answer. `source` is where the directory is from, if it was not typed.
-fn nobody(data: &Path, source: &str, error: &io::Error) -> String {
+fn no_reply_message(data: &Path, source: &str, error: &io::Error) -> String {
     let data = data.display();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -26,9 +26,9 @@ use tokio::{
 use crate::{
     client::exit::Exit,
     config::Config,
-    control::{self, Description, Live, SocketFile},
-    join::{self, Joinable},
-    term::{escape, screen},
+    control::{self, LiveConfig, ServerDescription, SocketFile},
+    join::{self, JoinSocket},
+    term::{escape, stderr},
 };
 
 /// Tools that are named at the start.
@@ -76,7 +76,7 @@ pub(crate) struct Serve {
 }
 
 /// All that is needed to serve: nothing is wrong with the command line or the file any more.
-pub(crate) struct Prepared {
+pub(crate) struct ServerSetup {
     config: Config,
     settings: server::Config,
     definitions: Vec<Definition>,
@@ -84,7 +84,7 @@ pub(crate) struct Prepared {
     address: Option<SocketAddr>,
     file: Option<PathBuf>,
     /// Keys that the command line decides.
-    overruled: Vec<&'static str>,
+    overridden_keys: Vec<&'static str>,
 }
 
 impl Serve {
@@ -96,31 +96,31 @@ impl Serve {
                 Ok(()) => return ExitCode::SUCCESS,
             },
         };
-        screen::write(&format!("taskwire: {}\n", escape::lines(&told(&error))));
+        stderr::write(&format!("taskwire: {}\n", escape::lines(&error_chain(&error))));
         exit
     }
 
     /// Finds all that can be wrong, before anything is touched.
-    fn prepare(self) -> anyhow::Result<Prepared> {
+    fn prepare(self) -> anyhow::Result<ServerSetup> {
         let mut config = match &self.config {
             Some(path) => Config::read(path)?,
             None => Config::demo(),
         };
         let options = [("listen", self.listen.is_some()), ("data", self.data.is_some())];
-        let overruled = options.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect();
+        let overridden_keys = options.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key).collect();
         config.listen = self.listen.unwrap_or(config.listen);
         config.data = self.data.unwrap_or(config.data);
-        let settings = config.server()?;
+        let settings = config.to_server_config()?;
         let definitions = config.definitions(&[])?;
         let address = if self.stdio { None } else { Some(address(&config)?) };
-        Ok(Prepared { config, settings, definitions, address, file: self.config, overruled })
+        Ok(ServerSetup { config, settings, definitions, address, file: self.config, overridden_keys })
     }
 }
 
-impl Prepared {
+impl ServerSetup {
     fn run(self) -> anyhow::Result<()> {
         for warning in self.config.warnings(&self.definitions) {
-            screen::write(&format!("{}\n", escape::line(&warning)));
+            stderr::write(&format!("{}\n", escape::line(&warning)));
         }
         // Each connection is a file; the usual soft limit of 1024 is soon reached.
         if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
@@ -144,35 +144,35 @@ impl Prepared {
     }
 
     /// What a server with it serves.
-    pub(crate) fn describe(&self) -> Description {
-        Description::of(&self.config, &self.definitions, self.file.as_deref())
+    pub(crate) fn describe(&self) -> ServerDescription {
+        ServerDescription::of(&self.config, &self.definitions, self.file.as_deref())
     }
 
     /// Starts the server that has this store.
-    pub(crate) async fn lead(self, store: SqliteStore) -> anyhow::Result<Leader> {
-        let Self { config, settings, definitions, file, overruled, .. } = self;
+    pub(crate) async fn start_server(self, store: SqliteStore) -> anyhow::Result<RunningServer> {
+        let Self { config, settings, definitions, file, overridden_keys: overruled, .. } = self;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
-        let live = Live::start(config, definitions, file.as_deref(), overruled, registry.clone(), commands.clone())?;
+        let live = LiveConfig::start(config, definitions, file.as_deref(), overruled, registry.clone(), commands.clone())?;
         let live = Arc::new(live);
         let count = registry.tools().len();
-        let server = Server::start(commands.provider(registry), store, settings)?;
-        commands.begin(&server);
+        let server = Server::start(commands.with_retired_tool(registry), store, settings)?;
+        commands.start_sweep(&server);
         if file.is_some() {
             // Without a file there is nothing to read again, and the signal means what it means to any program.
-            tokio::spawn(control::on_signal(signal(SignalKind::hangup())?, live.clone()));
+            tokio::spawn(control::reload_on_signal(signal(SignalKind::hangup())?, live.clone()));
         }
         let data = live.config().data.clone();
         let control = control::listen(&data, live.clone()).await;
         if let Err(error) = &control {
             tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
         }
-        let joinable = Joinable::listen(data, &server).await;
+        let joinable = JoinSocket::listen(data, &server).await;
         if let Err(error) = &joinable {
             tracing::warn!(%error, "other processes cannot join this server");
         }
-        Ok(Leader { server, live, count, joinable: joinable.ok(), _control: control.ok() })
+        Ok(RunningServer { server, live, count, joinable: joinable.ok(), _control: control.ok() })
     }
 
     async fn serve(self) -> anyhow::Result<()> {
@@ -180,7 +180,8 @@ impl Prepared {
         // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
         let listener = match address {
             Some(address) => {
-                let bound = patiently(async || TcpListener::bind(address).await, async || tokio::time::sleep(BIND_PAUSE).await).await;
+                let bound =
+                    retry_while_in_use(async || TcpListener::bind(address).await, async || tokio::time::sleep(BIND_PAUSE).await).await;
                 Some(bound.with_context(|| format!("cannot listen on {address} (another address: `--listen`)"))?)
             }
             None => None,
@@ -189,12 +190,12 @@ impl Prepared {
             Ok(store) => store,
             // Two windows of an editor are two clients that start their servers.
             Err(store::Error::Locked { holder, .. }) if listener.is_none() => return join::run(self, &holder).await,
-            Err(error) => return Err(unopened(error, self.data())),
+            Err(error) => return Err(store_open_error(error, self.data())),
         };
         // Before anybody learns that we are here.
         let stop = stop_signal()?;
         let definitions = self.definitions.clone();
-        let mut leader = self.lead(store).await?;
+        let mut leader = self.start_server(store).await?;
         let joinable = Mutex::new(leader.joinable.take());
         // Those that joined first: what they called for goes on with whoever serves next.
         let cut_off = async || {
@@ -219,16 +220,16 @@ impl Prepared {
 }
 
 /// A server that has its store, and lets others join.
-pub(crate) struct Leader {
+pub(crate) struct RunningServer {
     server: Server,
-    live: Arc<Live>,
+    live: Arc<LiveConfig>,
     /// How many tools it has.
     count: usize,
-    joinable: Option<Joinable>,
+    joinable: Option<JoinSocket>,
     _control: Option<SocketFile>,
 }
 
-impl Leader {
+impl RunningServer {
     /// Waits until its store fails, and says why.
     pub(crate) fn failed(&self) -> impl Future<Output = Arc<str>> + Send + use<> {
         self.server.failed()
@@ -243,7 +244,7 @@ impl Leader {
 }
 
 /// An error and its causes, each said once: many an error has its cause in its own words.
-fn told(error: &anyhow::Error) -> String {
+fn error_chain(error: &anyhow::Error) -> String {
     let (mut text, mut before) = (String::new(), String::new());
     for cause in error.chain().map(ToString::to_string) {
         // One that says the cause before it once more: only what it adds.
@@ -261,7 +262,7 @@ fn told(error: &anyhow::Error) -> String {
 }
 
 /// Why there is no store. A database does not say which file it is.
-fn unopened(error: store::Error, data: &Path) -> anyhow::Error {
+fn store_open_error(error: store::Error, data: &Path) -> anyhow::Error {
     match error {
         store::Error::Locked { .. } => anyhow!("{error} (`--data`)"),
         store::Error::Database(_) => anyhow::Error::from(error).context(format!("cannot open {}", data.join("tasks.db").display())),
@@ -270,7 +271,7 @@ fn unopened(error: store::Error, data: &Path) -> anyhow::Error {
 }
 
 /// Takes an address that another process may be about to let go.
-async fn patiently<T>(mut take: impl AsyncFnMut() -> io::Result<T>, mut pause: impl AsyncFnMut()) -> io::Result<T> {
+async fn retry_while_in_use<T>(mut take: impl AsyncFnMut() -> io::Result<T>, mut pause: impl AsyncFnMut()) -> io::Result<T> {
     for _ in 1..BIND_TRIES {
         match take().await {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => pause().await,
@@ -358,7 +359,7 @@ mod tests {
         let chain = |words: &[&str]| {
             let mut causes = words.iter().rev().map(|word| (*word).to_owned());
             let first = anyhow::Error::msg(causes.next().unwrap_or_default());
-            told(&causes.fold(first, |error, word| error.context(word)))
+            error_chain(&causes.fold(first, |error, word| error.context(word)))
         };
         assert_eq!(chain(&["cannot listen", "in use"]), "cannot listen: in use");
         assert_eq!(chain(&["cannot use /x: read-only (30)", "read-only (30)"]), "cannot use /x: read-only (30)");
@@ -376,7 +377,7 @@ mod tests {
                 tries += 1;
                 if tries < free_at { Err(io::Error::from(io::ErrorKind::AddrInUse)) } else { Ok(tries) }
             };
-            let taken = patiently(take, async || pauses += 1).await;
+            let taken = retry_while_in_use(take, async || pauses += 1).await;
             assert_eq!(taken.ok(), expected);
             assert_eq!(pauses, free_at.min(BIND_TRIES) - 1);
         }
@@ -385,7 +386,7 @@ mod tests {
             tries += 1;
             Err::<(), _>(io::Error::from(io::ErrorKind::PermissionDenied))
         };
-        let taken = patiently(refused, async || {}).await;
+        let taken = retry_while_in_use(refused, async || {}).await;
         assert_eq!((taken.map_err(|error| error.kind()), tries), (Err(io::ErrorKind::PermissionDenied), 1), "that does not pass");
     }
 

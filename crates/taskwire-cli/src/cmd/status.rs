@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use taskwire::command::Note;
 
-use super::inside;
+use super::in_task;
 use crate::client::exit::Problem;
 
 const EXAMPLES: &str = "Examples:
@@ -32,7 +32,7 @@ pub(crate) struct Status {
 
 impl Status {
     pub(crate) fn run(self) -> ExitCode {
-        inside::end(self.tell())
+        in_task::exit_code(self.tell())
     }
 
     fn tell(&self) -> Result<(), Problem> {
@@ -40,6 +40,6 @@ impl Status {
         if message.trim().is_empty() {
             return Err(Problem::usage("a status of no words says nothing: give a message"));
         }
-        inside::tell("status", &Note::Status { message })
+        in_task::send_note("status", &Note::Status { message })
     }
 }

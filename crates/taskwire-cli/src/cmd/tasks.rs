@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 use clap::Args;
 use serde::Serialize;
 use taskwire::{
-    client::{self, CallRecorder, Entry, EntryId, Era, Status, TaskView},
+    client::{self, CallRecorder, Entry, EntryId, Era, Status, TaskSnapshot},
     clock::{Clock, SystemClock},
 };
 use taskwire_core::Timestamp;
@@ -15,25 +15,25 @@ use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
     client::{
-        book::Server,
-        connection::{Connection, Wish},
+        client_config::Server,
+        connection::{ConnectionArgs, ConnectionNeeds},
         exit::{Exit, Problem},
-        home::{Home, name_of, prefix, shown},
+        user_data::{UserData, id_or_key, prefix, without_query},
     },
     term::{
-        escape, out,
-        paint::{Paint, Surroundings, shell_word, span},
-        screen,
-        table::{self, Cell, Last},
+        escape,
+        paint::{Paint, Terminal, shell_word, short_duration},
+        stderr, stdout,
+        table::{self, Cell, LastColumn},
     },
 };
 
 /// So long a server may take to say how its tasks are.
-const PATIENCE: Duration = Duration::from_secs(3);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(3);
 /// A task that ended is listed for so long without being asked for.
-const ENDED_SHOWN: Duration = Duration::from_secs(24 * 3600);
+const SHOW_ENDED_FOR: Duration = Duration::from_secs(24 * 3600);
 /// A call that was not answered is kept for so long from being pruned.
-const SENT_KEPT: Duration = Duration::from_secs(24 * 3600);
+const KEEP_UNANSWERED_FOR: Duration = Duration::from_secs(24 * 3600);
 /// Tasks that are asked about, newest first.
 const REFRESHED_MAX: usize = 200;
 
@@ -87,7 +87,7 @@ pub(crate) struct Tasks {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
 }
 
 /// How a task is, as far as is known.
@@ -96,7 +96,7 @@ enum State {
     /// The call was sent, and no answer was seen.
     Sent,
     /// The server says so, or said so when it was asked last.
-    Is { status: Status, message: Option<String>, is_fresh: bool },
+    Known { status: Status, message: Option<String>, is_fresh: bool },
     /// The server does not know it.
     Gone,
 }
@@ -104,8 +104,8 @@ enum State {
 impl State {
     fn of(entry: &Entry) -> Self {
         match (entry.status, &entry.reference.task) {
-            (Some(status), _) => Self::Is { status, message: entry.message.clone(), is_fresh: entry.ended },
-            (None, Some(_)) => Self::Is { status: Status::Working, message: None, is_fresh: false },
+            (Some(status), _) => Self::Known { status, message: entry.message.clone(), is_fresh: entry.ended },
+            (None, Some(_)) => Self::Known { status: Status::Working, message: None, is_fresh: false },
             (None, None) => Self::Sent,
         }
     }
@@ -113,7 +113,7 @@ impl State {
     fn is_over(&self) -> bool {
         match self {
             Self::Sent => false,
-            Self::Is { status, .. } => status.is_terminal(),
+            Self::Known { status, .. } => status.is_terminal(),
             Self::Gone => true,
         }
     }
@@ -121,23 +121,23 @@ impl State {
     fn name(&self) -> &'static str {
         match self {
             Self::Sent => "sent",
-            Self::Is { status, .. } => status.as_str(),
+            Self::Known { status, .. } => status.as_str(),
             Self::Gone => "gone",
         }
     }
 
     fn is_fresh(&self) -> bool {
-        !matches!(self, Self::Sent | Self::Is { is_fresh: false, .. })
+        !matches!(self, Self::Sent | Self::Known { is_fresh: false, .. })
     }
 
     fn cell(&self, paint: Paint) -> Cell {
-        let doubt = if matches!(self, Self::Is { is_fresh: false, .. }) { "?" } else { "" };
+        let doubt = if matches!(self, Self::Known { is_fresh: false, .. }) { "?" } else { "" };
         let text = format!("{}{doubt}", self.name());
         let painted = match self {
-            Self::Is { status: Status::Completed, .. } => paint.green(&text),
-            Self::Is { status: Status::Failed, .. } => paint.red(&text),
-            Self::Is { status: Status::InputRequired, .. } => paint.yellow(&text),
-            Self::Is { status: Status::Working, .. } => paint.bold(&text),
+            Self::Known { status: Status::Completed, .. } => paint.green(&text),
+            Self::Known { status: Status::Failed, .. } => paint.red(&text),
+            Self::Known { status: Status::InputRequired, .. } => paint.yellow(&text),
+            Self::Known { status: Status::Working, .. } => paint.bold(&text),
             _ => paint.dim(&text),
         };
         Cell::painted(&text, painted)
@@ -156,7 +156,7 @@ struct Row {
 /// The same for programs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Object<'a> {
+struct EntryObject<'a> {
     task_id: Option<&'a str>,
     server: &'a str,
     era: String,
@@ -171,13 +171,13 @@ struct Object<'a> {
 }
 
 impl Row {
-    fn object(&self) -> Object<'_> {
+    fn object(&self) -> EntryObject<'_> {
         let reference = &self.entry.reference;
         let message = match &self.state {
-            State::Is { message, .. } => message.as_deref(),
+            State::Known { message, .. } => message.as_deref(),
             State::Sent | State::Gone => None,
         };
-        Object {
+        EntryObject {
             task_id: reference.task.as_deref(),
             server: &reference.server,
             era: reference.era.to_string(),
@@ -193,7 +193,7 @@ impl Row {
 
     fn cells(&self, now: Timestamp, paint: Paint) -> Vec<Cell> {
         vec![
-            span(now.since(self.entry.created_at)).into(),
+            short_duration(now.since(self.entry.created_at)).into(),
             self.state.cell(paint),
             escape::line(&self.entry.reference.tool).into(),
             escape::line(&self.server).into(),
@@ -203,39 +203,39 @@ impl Row {
 
     /// Nobody will come back to it: it is over, or it was never answered, and who was to answer does not remember.
     fn can_be_forgotten(&self, now: Timestamp) -> bool {
-        self.state.is_over() || (self.state == State::Sent && now.since(self.entry.created_at) > SENT_KEPT)
+        self.state.is_over() || (self.state == State::Sent && now.since(self.entry.created_at) > KEEP_UNANSWERED_FOR)
     }
 
     fn is_shown(&self, now: Timestamp) -> bool {
-        !self.state.is_over() || now.since(self.entry.updated_at) <= ENDED_SHOWN
+        !self.state.is_over() || now.since(self.entry.updated_at) <= SHOW_ENDED_FOR
     }
 }
 
 impl Tasks {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let home = Home::open()?;
+        let user = UserData::open()?;
         if let Some(server) = &self.server {
-            return listing::show(&self, &home, server).await;
+            return listing::show(&self, &user, server).await;
         }
-        let ledger = home.ledger()?;
+        let ledger = user.ledger()?;
         if !self.forget.is_empty() {
-            return self.strike_out(&home);
+            return self.forget_listed(&user);
         }
         let entries = ledger.entries()?;
         let mut states: BTreeMap<EntryId, State> = entries.iter().map(|entry| (entry.id, State::of(entry))).collect();
         if !self.offline {
-            for (id, seen) in self.refresh(&home, &entries).await? {
-                if let State::Is { status, message, .. } = &seen {
-                    ledger.note(id, *status, message.as_deref(), SystemClock.now())?;
+            for (id, seen) in self.refresh(&user, &entries).await? {
+                if let State::Known { status, message, .. } = &seen {
+                    ledger.update_status(id, *status, message.as_deref(), SystemClock.now())?;
                 }
                 states.insert(id, seen);
             }
         }
-        let mut rows = rows(&home, entries, &states);
+        let mut rows = rows(&user, entries, &states);
         if self.prune {
             let (over, rest): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.can_be_forgotten(SystemClock.now()));
             for row in &over {
-                ledger.forget(row.entry.id)?;
+                ledger.remove(row.entry.id)?;
             }
             say_forgotten(over.len());
             rows = rest;
@@ -243,20 +243,20 @@ impl Tasks {
         let now = SystemClock.now();
         let total = rows.len();
         rows.retain(|row| self.all || row.is_shown(now));
-        out::print(&self.text(&rows, now)?)?;
+        stdout::print(&self.text(&rows, now)?)?;
         self.hint(&rows, total);
         Ok(Exit::Done)
     }
 
-    fn strike_out(&self, home: &Home) -> Result<Exit, Problem> {
+    fn forget_listed(&self, user: &UserData) -> Result<Exit, Problem> {
         // All of them are found before any is forgotten.
         let find = |task: &String| {
-            let entry = home.find(task)?.entry;
+            let entry = user.find(task)?.entry;
             entry.ok_or_else(|| Problem::usage(format!("`{task}` is not in the list: `taskwire tasks --all` shows all that is")))
         };
         let entries = self.forget.iter().map(find).collect::<Result<Vec<Entry>, Problem>>()?;
         for entry in &entries {
-            home.ledger()?.forget(entry.id)?;
+            user.ledger()?.remove(entry.id)?;
         }
         say_forgotten(entries.len());
         Ok(Exit::Done)
@@ -267,9 +267,9 @@ impl Tasks {
             let line = |row: &Row| serde_json::to_string(&row.object()).map(|line| escape::json(line) + "\n");
             return rows.iter().map(line).collect::<Result<_, _>>().map_err(|error| Problem::protocol(error.to_string()));
         }
-        let surroundings = Surroundings::look();
+        let surroundings = Terminal::detect();
         let cells = rows.iter().map(|row| row.cells(now, surroundings.stdout_paint()));
-        Ok(table::text(&["AGE", "STATUS", "TOOL", "SERVER", "TASK"], cells, Last::Whole, surroundings))
+        Ok(table::text(&["AGE", "STATUS", "TOOL", "SERVER", "TASK"], cells, LastColumn::Whole, surroundings))
     }
 
     /// What one may want to do next.
@@ -284,28 +284,28 @@ impl Tasks {
             None if total > 0 => "nothing is running: `taskwire tasks --all` shows what has ended".to_owned(),
             None => "no tasks: `taskwire call SERVER TOOL` starts one".to_owned(),
         };
-        screen::write(&format!("taskwire: {text}\n"));
+        stderr::write(&format!("taskwire: {text}\n"));
     }
 
     /// Asks all servers at once how the tasks are that have not ended. Who does not answer in time is left out.
-    async fn refresh(&self, home: &Home, entries: &[Entry]) -> Result<Vec<(EntryId, State)>, Problem> {
-        let places = places(entries);
-        let mut addresses: Vec<&str> = places.iter().map(|(place, _)| place.server).collect();
+    async fn refresh(&self, user: &UserData, entries: &[Entry]) -> Result<Vec<(EntryId, State)>, Problem> {
+        let groups = group_by_server(entries);
+        let mut addresses: Vec<&str> = groups.iter().map(|(place, _)| place.server).collect();
         addresses.sort_unstable();
         addresses.dedup();
         let is_one_of_many = addresses.len() > 1;
-        if is_one_of_many && self.connection.is_for_one() {
+        if is_one_of_many && self.connection.has_server_options() {
             return Err(Problem::usage(format!(
                 "--token, --oauth, --header and --era are for one server, and these tasks are at {}: say it in client.toml",
                 addresses.len()
             )));
         }
         let mut asking = JoinSet::new();
-        for (place, tasks) in places {
-            let Ok(server) = home.book.find(place.server) else { continue };
-            let session = place.session.map(ToOwned::to_owned);
-            let wish = Wish { era: Some(place.era), session, is_aside: true, is_one_of_many, ..home.wish() };
-            asking.spawn(ask(self.connection.clone(), server, wish, tasks));
+        for (group, tasks) in groups {
+            let Ok(server) = user.config.find(group.server) else { continue };
+            let session = group.session.map(ToOwned::to_owned);
+            let needs = ConnectionNeeds { era: Some(group.era), session, is_unattended: true, is_one_of_many, ..user.connection_needs() };
+            asking.spawn(fetch_states(self.connection.clone(), server, needs, tasks));
         }
         let mut seen = Vec::new();
         while let Some(states) = asking.join_next().await {
@@ -316,68 +316,73 @@ impl Tasks {
 }
 
 fn say_forgotten(count: usize) {
-    screen::write(&format!("taskwire: forgot {count} {}\n", if count == 1 { "task" } else { "tasks" }));
+    stderr::write(&format!("taskwire: forgot {count} {}\n", if count == 1 { "task" } else { "tasks" }));
 }
 
 /// Where tasks can be asked about together: a server of the legacy era may show them only to the session that began them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place<'a> {
+struct ServerSession<'a> {
     server: &'a str,
     era: Era,
     session: Option<&'a str>,
 }
 
 /// The tasks that can be asked about, by where they are.
-fn places(entries: &[Entry]) -> Vec<(Place<'_>, Vec<(EntryId, String)>)> {
-    let mut places: Vec<(Place<'_>, Vec<(EntryId, String)>)> = Vec::new();
+fn group_by_server(entries: &[Entry]) -> Vec<(ServerSession<'_>, Vec<(EntryId, String)>)> {
+    let mut groups: Vec<(ServerSession<'_>, Vec<(EntryId, String)>)> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.ended).take(REFRESHED_MAX) {
         let reference = &entry.reference;
         let Some(task) = reference.task.clone().filter(|_| !reference.server.starts_with("stdio:")) else { continue };
-        let place = Place { server: &reference.server, era: reference.era, session: reference.session.as_deref() };
-        match places.iter_mut().find(|(other, _)| *other == place) {
+        let group = ServerSession { server: &reference.server, era: reference.era, session: reference.session.as_deref() };
+        match groups.iter_mut().find(|(other, _)| *other == group) {
             Some((_, tasks)) => tasks.push((entry.id, task)),
-            None => places.push((place, vec![(entry.id, task)])),
+            None => groups.push((group, vec![(entry.id, task)])),
         }
     }
-    places
+    groups
 }
 
 /// Asks one server about its tasks.
-async fn ask(connection: Connection, server: Server, wish: Wish, tasks: Vec<(EntryId, String)>) -> Vec<(EntryId, State)> {
-    let Ok(Ok(client)) = timeout(PATIENCE, connection.open(&server, wish)).await else { return Vec::new() };
+async fn fetch_states(
+    connection: ConnectionArgs,
+    server: Server,
+    needs: ConnectionNeeds,
+    tasks: Vec<(EntryId, String)>,
+) -> Vec<(EntryId, State)> {
+    let Ok(Ok(client)) = timeout(SERVER_TIMEOUT, connection.open(&server, needs)).await else { return Vec::new() };
     let mut asking = JoinSet::new();
     for (id, task) in tasks {
         let client = client.clone();
-        asking.spawn(async move { (id, timeout(PATIENCE, client.task(&task)).await) });
+        asking.spawn(async move { (id, timeout(SERVER_TIMEOUT, client.task(&task)).await) });
     }
     let mut seen = Vec::new();
     while let Some(asked) = asking.join_next().await {
         if let Ok((id, Ok(answer))) = asked {
-            seen.extend(state(answer).map(|state| (id, state)));
+            seen.extend(state_in_reply(answer).map(|state| (id, state)));
         }
     }
-    let _ = timeout(PATIENCE, client.close()).await;
+    let _ = timeout(SERVER_TIMEOUT, client.close()).await;
     seen
 }
 
 /// What an answer says about a task, if anything.
-fn state(answer: Result<TaskView, client::Error>) -> Option<State> {
+fn state_in_reply(answer: Result<TaskSnapshot, client::Error>) -> Option<State> {
     match answer {
-        Ok(view) => Some(State::Is { status: view.status, message: view.message, is_fresh: true }),
-        Err(client::Error::NotFound { .. }) => Some(State::Gone),
+        Ok(task) => Some(State::Known { status: task.status, message: task.message, is_fresh: true }),
+        Err(client::Error::TaskNotFound { .. }) => Some(State::Gone),
         Err(_) => None,
     }
 }
 
-fn rows(home: &Home, entries: Vec<Entry>, states: &BTreeMap<EntryId, State>) -> Vec<Row> {
+fn rows(user: &UserData, entries: Vec<Entry>, states: &BTreeMap<EntryId, State>) -> Vec<Row> {
     // Sorted, the names that have most in common with one stand beside it.
-    let mut names: Vec<String> = entries.iter().map(|entry| name_of(&entry.reference).to_owned()).collect();
+    let mut names: Vec<String> = entries.iter().map(|entry| id_or_key(&entry.reference).to_owned()).collect();
     names.sort_unstable();
     names.dedup();
     let row = |entry: Entry| {
-        let server = home.book.find(&entry.reference.server).map_or_else(|_| entry.reference.server.clone(), |server| server.name());
-        let server = shown(&server);
-        let name = name_of(&entry.reference);
+        let server = user.config.find(&entry.reference.server).map_or_else(|_| entry.reference.server.clone(), |server| server.name());
+        let server = without_query(&server);
+        let name = id_or_key(&entry.reference);
         let at = names.partition_point(|other| other.as_str() < name);
         let beside = names.iter().skip(at.saturating_sub(1)).take(3).map(String::as_str);
         let prefix = prefix(name, beside).to_owned();
@@ -392,13 +397,13 @@ mod tests {
     use super::*;
 
     fn is(status: Status, is_fresh: bool) -> State {
-        State::Is { status, message: None, is_fresh }
+        State::Known { status, message: None, is_fresh }
     }
 
     #[test]
     fn a_task_that_its_server_does_not_know_is_gone_and_one_that_cannot_be_asked_stays_as_it_was() {
-        assert_eq!(state(Err(client::Error::NotFound { task: "t".to_owned() })), Some(State::Gone));
-        assert_eq!(state(Err(client::Error::Closed)), None);
+        assert_eq!(state_in_reply(Err(client::Error::TaskNotFound { task: "t".to_owned() })), Some(State::Gone));
+        assert_eq!(state_in_reply(Err(client::Error::Closed)), None);
     }
 
     #[test]
@@ -415,7 +420,7 @@ mod tests {
     fn a_state_that_is_not_fresh_is_in_doubt() {
         let shown = |state: &State| {
             let row = vec![state.cell(Paint::plain())];
-            table::lines(&[row], Last::Whole, None, true).concat()
+            table::lines(&[row], LastColumn::Whole, None, true).concat()
         };
         assert_eq!(shown(&is(Status::Working, false)), "working?");
         assert_eq!(shown(&is(Status::InputRequired, true)), "input_required");

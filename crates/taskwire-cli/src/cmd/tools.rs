@@ -6,16 +6,16 @@ use taskwire::client::{TaskSupport, ToolInfo};
 
 use crate::{
     client::{
-        connection::{Connection, close},
+        connection::{ConnectionArgs, close},
         exit::{Exit, Problem},
-        home::Home,
         schema::{Parameter, Parameters, nearest},
+        user_data::UserData,
     },
     term::{
-        escape, out,
-        paint::{Paint, Surroundings, shell_word},
-        screen,
-        table::{self, Cell, Last},
+        escape,
+        paint::{Paint, Terminal, shell_word},
+        stderr, stdout,
+        table::{self, Cell, LastColumn},
     },
 };
 
@@ -48,11 +48,11 @@ pub(crate) struct Tools {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
 }
 
 /// The tool of this name.
-pub(super) fn pick<'a>(server: &str, tools: &'a [ToolInfo], name: &str) -> Result<&'a ToolInfo, Problem> {
+pub(super) fn find_tool<'a>(server: &str, tools: &'a [ToolInfo], name: &str) -> Result<&'a ToolInfo, Problem> {
     tools.iter().find(|tool| tool.name == name).ok_or_else(|| {
         let hint = nearest(name, tools.iter().map(|tool| tool.name.as_str())).map(|name| format!("; did you mean `{name}`?"));
         let hint = hint.unwrap_or_else(|| ":".to_owned());
@@ -62,43 +62,43 @@ pub(super) fn pick<'a>(server: &str, tools: &'a [ToolInfo], name: &str) -> Resul
 
 impl Tools {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let home = Home::open()?;
+        let user = UserData::open()?;
         let words: Vec<String> = self.server.iter().chain(&self.name).cloned().collect();
-        let (server, server_name, rest) = home.book.choose(&words)?;
+        let (server, server_name, rest) = user.config.choose(&words)?;
         let name = match rest {
             [] => None,
             [name] => Some(name),
-            [first, ..] => return Err(home.book.unknown(first)),
+            [first, ..] => return Err(user.config.unknown_server(first)),
         };
-        let client = self.connection.open(&server, home.wish()).await?;
+        let client = self.connection.open(&server, user.connection_needs()).await?;
         let tools = client.tools().await?;
         let chosen = match name {
-            Some(name) => vec![pick(&server_name, &tools, name)?],
+            Some(name) => vec![find_tool(&server_name, &tools, name)?],
             None => tools.iter().collect(),
         };
-        let surroundings = Surroundings::look();
+        let surroundings = Terminal::detect();
         let text: String = match (self.json, name.is_some()) {
             (true, _) => chosen.iter().map(|tool| escape::json(format!("{}\n", tool.raw))).collect(),
             (false, true) => chosen.iter().map(|tool| detail(&server_name, tool, surroundings.stdout_paint())).collect(),
             (false, false) => {
                 if chosen.is_empty() {
-                    screen::write(&format!("taskwire: {server_name} has no tools\n"));
+                    stderr::write(&format!("taskwire: {server_name} has no tools\n"));
                 }
                 overview(&chosen, surroundings)
             }
         };
-        out::print(&text)?;
+        stdout::print(&text)?;
         close(client).await;
         Ok(Exit::Done)
     }
 }
 
-fn overview(tools: &[&ToolInfo], surroundings: Surroundings) -> String {
+fn overview(tools: &[&ToolInfo], surroundings: Terminal) -> String {
     let row = |tool: &&ToolInfo| {
         let parameters: Vec<String> = Parameters::new(&tool.input_schema).all().iter().map(short).collect();
         [escape::line(&tool.name), parameters.join(" "), summary(tool)].map(Cell::from).to_vec()
     };
-    table::text(&["TOOL", "PARAMETERS", "WHAT IT DOES"], tools.iter().map(row), Last::Cut, surroundings)
+    table::text(&["TOOL", "PARAMETERS", "WHAT IT DOES"], tools.iter().map(row), LastColumn::Cut, surroundings)
 }
 
 fn short(parameter: &Parameter<'_>) -> String {
@@ -124,11 +124,11 @@ fn detail(server: &str, tool: &ToolInfo, paint: Paint) -> String {
     }
     let parameters = Parameters::new(&tool.input_schema).all();
     text.push_str(&format!("\n{}\n", paint.bold("Parameters:")));
-    let rows: Vec<Vec<Cell>> = parameters.iter().map(|parameter| described(parameter).map(Cell::from).to_vec()).collect();
+    let rows: Vec<Vec<Cell>> = parameters.iter().map(|parameter| parameter_row(parameter).map(Cell::from).to_vec()).collect();
     if rows.is_empty() {
         text.push_str("  none\n");
     }
-    for line in table::lines(&rows, Last::Cut, None, true) {
+    for line in table::lines(&rows, LastColumn::Cut, None, true) {
         text.push_str(&format!("  {line}\n"));
     }
     let notes: Vec<&str> = notes(tool).collect();
@@ -140,7 +140,7 @@ fn detail(server: &str, tool: &ToolInfo, paint: Paint) -> String {
 }
 
 /// A parameter, and what is to be known of it.
-fn described(parameter: &Parameter<'_>) -> [String; 2] {
+fn parameter_row(parameter: &Parameter<'_>) -> [String; 2] {
     let mut facts = vec![parameter.kind(), if parameter.is_required { "required" } else { "optional" }.to_owned()];
     facts.extend(parameter.default().filter(|default| !default.is_null()).map(|default| format!("default {default}")));
     let bounds = [("minimum", "at least"), ("maximum", "at most"), ("format", "format"), ("pattern", "pattern")];
@@ -179,12 +179,12 @@ fn example(server: &str, tool: &ToolInfo) -> String {
     let required: Vec<&Parameter<'_>> = parameters.iter().filter(|parameter| parameter.is_required).collect();
     let shown = if required.is_empty() { parameters.iter().take(1).collect() } else { required };
     let mut words = vec!["taskwire call".to_owned(), shell_word(server), shell_word(&escape::line(&tool.name))];
-    words.extend(shown.into_iter().map(|parameter| shell_word(&word(parameter))));
+    words.extend(shown.into_iter().map(|parameter| shell_word(&example_argument(parameter))));
     words.join(" ")
 }
 
 /// `key=value` with a value of the right kind.
-fn word(parameter: &Parameter<'_>) -> String {
+fn example_argument(parameter: &Parameter<'_>) -> String {
     let name = escape::line(parameter.name);
     let example = parameter.default().or_else(|| parameter.keyword("examples").and_then(|examples| examples.get(0)));
     match example {
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_tool_is_one_line_of_the_list() {
-        let surroundings = Surroundings { stdout: false, stderr: false, prompts: false, colours: false, unicode: true };
+        let surroundings = Terminal { stdout: false, stderr: false, can_ask: false, colours: false, unicode: true };
         let expected = "TOOL        PARAMETERS    WHAT IT DOES\nword_count  path [lines]  Counts words\n";
         assert_eq!(overview(&[&counter()], surroundings), expected);
     }
@@ -274,10 +274,10 @@ mod tests {
     #[test]
     fn a_tool_that_is_not_there_is_refused_with_the_nearest() {
         let tools = [counter()];
-        assert!(pick("demo", &tools, "word_count").is_ok());
-        let problem = format!("{:?}", pick("demo", &tools, "wordcount").expect_err("not there"));
+        assert!(find_tool("demo", &tools, "word_count").is_ok());
+        let problem = format!("{:?}", find_tool("demo", &tools, "wordcount").expect_err("not there"));
         assert!(problem.contains("demo has no tool `wordcount`; did you mean `word_count`? `taskwire tools demo` lists them"), "{problem}");
-        let problem = format!("{:?}", pick("demo", &tools, "zzz").expect_err("not there"));
+        let problem = format!("{:?}", find_tool("demo", &tools, "zzz").expect_err("not there"));
         assert!(problem.contains("demo has no tool `zzz`: `taskwire tools demo` lists them"), "{problem}");
     }
 }

@@ -7,21 +7,21 @@ use taskwire::clock::{Clock, SystemClock};
 
 use crate::{
     client::{
-        connection::Connection,
+        connection::ConnectionArgs,
         exit::{Exit, Problem},
-        follow::{Follow, Manner},
-        home::{Found, Home, name_of},
+        follow::{CallFollower, FollowOptions},
         signals::unless_stopped,
+        user_data::{FoundTask, UserData, id_or_key},
     },
     term::{
         escape,
-        paint::{shell_word, span},
-        screen,
+        paint::{shell_word, short_duration},
+        stderr,
     },
 };
 
 /// So long every server knows a call by its key that knows any.
-const SURELY_KNOWN: Duration = Duration::from_secs(3600);
+const KEY_KNOWN_FOR: Duration = Duration::from_secs(3600);
 
 const EXAMPLES: &str = "Examples:
   taskwire watch                        the latest task that was not seen to end
@@ -60,59 +60,59 @@ pub(crate) struct Watch {
     #[arg(long)]
     again: bool,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
 }
 
 impl Watch {
     /// A call whose answer was never seen must be sent once more. Who has forgotten the first would do the work twice.
-    fn check(&self, found: &Found) -> Result<(), Problem> {
+    fn check_resend(&self, found: &FoundTask) -> Result<(), Problem> {
         let Some(entry) = found.entry.as_ref().filter(|entry| entry.reference.task.is_none()) else { return Ok(()) };
         let age = SystemClock.now().since(entry.created_at);
-        if self.again || age <= SURELY_KNOWN {
+        if self.again || age <= KEY_KNOWN_FOR {
             return Ok(());
         }
         Err(Problem::usage(format!(
             "this call was sent {} ago and its reply was never seen. The server may have forgotten it and would run it again: \
              `taskwire watch {} --again` sends it, `taskwire tasks --forget` removes it from the list",
-            span(age),
-            shell_word(self.task.as_deref().unwrap_or_else(|| name_of(&found.reference)))
+            short_duration(age),
+            shell_word(self.task.as_deref().unwrap_or_else(|| id_or_key(&found.reference)))
         )))
     }
 
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let home = Home::open()?;
+        let user = UserData::open()?;
         let mut found = match &self.task {
-            Some(task) => home.find(task)?,
+            Some(task) => user.find(task)?,
             None => {
-                let found = home.latest()?;
-                let (id, tool) = (escape::line(name_of(&found.reference)), escape::line(&found.reference.tool));
+                let found = user.latest()?;
+                let (id, tool) = (escape::line(id_or_key(&found.reference)), escape::line(&found.reference.tool));
                 if !self.json {
-                    screen::write(&format!("taskwire: task {id} ({tool})\n"));
+                    stderr::write(&format!("taskwire: task {id} ({tool})\n"));
                 }
                 found
             }
         };
-        self.check(&found)?;
-        let client = unless_stopped(home.reach(&mut found, &self.connection, !self.no_stream)).await?;
-        let manner = Manner {
+        self.check_resend(&found)?;
+        let client = unless_stopped(user.connect(&mut found, &self.connection, !self.no_stream)).await?;
+        let options = FollowOptions {
             json: self.json,
             detach: false,
             result_only: self.no_stream,
-            cancels: false,
+            cancel_on_interrupt: false,
             is_attached: true,
-            is_new_here: found.entry.is_none(),
-            keeps_place: self.from.is_none(),
+            is_unlisted: found.entry.is_none(),
+            tracks_output: self.from.is_none(),
         };
-        let mut follow = Follow::new(&home, &client, &found.reference, manner)?;
+        let mut follow = CallFollower::new(&user, &client, &found.reference, options)?;
         found.reference.next = match (self.from, &found.entry) {
             (Some(seq), _) => {
-                follow.begin_at(seq);
+                follow.start_at(seq);
                 seq
             }
             (None, Some(entry)) => {
-                let place = home.ledger()?.place(entry.id)?;
-                let seq = place.read().seq;
-                follow.go_on(place);
+                let tracker = user.ledger()?.output_tracker(entry.id)?;
+                let seq = tracker.position().seq;
+                follow.resume_from(tracker);
                 // The last one that was shown comes again: nobody noted whether it ended its line.
                 seq.saturating_sub(1)
             }

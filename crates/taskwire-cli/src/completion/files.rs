@@ -16,7 +16,7 @@ pub(super) fn directories(typed: &str) -> Vec<Candidate> {
 }
 
 /// The file that stands for a value: `@FILE`, `key@=FILE`, `key:=@FILE`. Nothing if none is meant.
-pub(super) fn named_in(word: &str) -> Option<Vec<Candidate>> {
+pub(super) fn files_in_value(word: &str) -> Option<Vec<Candidate>> {
     let path = match word.split_once('=') {
         _ if word.starts_with('@') => &word[1..],
         Some((key, path)) if key.len() > 1 && key.ends_with('@') => path,
@@ -24,7 +24,7 @@ pub(super) fn named_in(word: &str) -> Option<Vec<Candidate>> {
         _ => return None,
     };
     let beginning = &word[..word.len() - path.len()];
-    Some(files(path).into_iter().map(|candidate| candidate.behind(beginning)).collect())
+    Some(files(path).into_iter().map(|candidate| candidate.with_prefix(beginning)).collect())
 }
 
 fn entries(typed: &str, only_directories: bool) -> Vec<Candidate> {
@@ -36,15 +36,15 @@ fn entries(typed: &str, only_directories: bool) -> Vec<Candidate> {
     };
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().take(ENTRIES_MAX).flatten() {
-        let Ok(called) = entry.file_name().into_string() else { continue };
+        let Ok(file_name) = entry.file_name().into_string() else { continue };
         // What is hidden is for who asks for it.
-        if !called.starts_with(name) || (called.starts_with('.') && name.is_empty()) {
+        if !file_name.starts_with(name) || (file_name.starts_with('.') && name.is_empty()) {
             continue;
         }
         if entry.path().is_dir() {
-            found.push(Candidate::part(format!("{beginning}{called}/"), ""));
+            found.push(Candidate::part(format!("{beginning}{file_name}/"), ""));
         } else if !only_directories {
-            found.push(Candidate::whole(format!("{beginning}{called}"), ""));
+            found.push(Candidate::whole(format!("{beginning}{file_name}"), ""));
         }
     }
     found.sort_by(|a, b| a.text.cmp(&b.text));
@@ -74,10 +74,10 @@ mod tests {
     fn a_file_can_stand_for_a_value() {
         let root = env!("CARGO_MANIFEST_DIR");
         for beginning in ["@", "text@=", "deep:=@"] {
-            assert_eq!(named_in(&format!("{beginning}{root}/Carg")).map(texts), Some(vec![format!("{beginning}{root}/Cargo.toml")]));
+            assert_eq!(files_in_value(&format!("{beginning}{root}/Carg")).map(texts), Some(vec![format!("{beginning}{root}/Cargo.toml")]));
         }
         for word in ["", "text", "text=", "text=@", "@=x", "=", "deep:=x"] {
-            assert!(named_in(word).is_none_or(|found| found.is_empty()), "{word}");
+            assert!(files_in_value(word).is_none_or(|found| found.is_empty()), "{word}");
         }
     }
 }

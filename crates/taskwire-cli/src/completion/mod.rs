@@ -4,21 +4,21 @@
 //! (`SERVER`, `TOOL`, `TASK`, …). Nothing in here writes anything, asks a person or starts a program, and what cannot be
 //! found out soon is left out.
 
+pub(crate) mod bash_line;
 mod files;
-mod known;
-pub(crate) mod line;
+mod sources;
 
 use std::collections::BTreeMap;
 
 use clap::{Arg, ArgAction, Command, Parser, ValueHint, builder::StyledStr};
 
-use crate::{client::connection::Connection, term::escape};
+use crate::{client::connection::ConnectionArgs, term::escape};
 
 /// Nobody reads more than that.
 const CANDIDATES_MAX: usize = 500;
 const HELP_CHARS_MAX: usize = 80;
 /// The options by which a server is reached. Not the one that asks a person to sign in.
-const REACH: [&str; 3] = ["token", "header", "era"];
+const CONNECTION_OPTIONS: [&str; 3] = ["token", "header", "era"];
 
 // The scripts of the shells that ask us. Other shells get what is known of the command line alone.
 pub(crate) const BASH: &str = include_str!("taskwire.bash");
@@ -47,7 +47,7 @@ impl Candidate {
     }
 
     /// The same behind something that stays as it is.
-    fn behind(self, beginning: &str) -> Self {
+    fn with_prefix(self, beginning: &str) -> Self {
         Self { text: format!("{beginning}{}", self.text), ..self }
     }
 }
@@ -55,7 +55,7 @@ impl Candidate {
 /// What the last of these words can become, the likely first. The first one is the program; `root` has been built.
 pub(crate) fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
     let Some((word, before)) = words.split_last() else { return Vec::new() };
-    let mut found = Typed::read(root, before.get(1..).unwrap_or_default()).candidates(word);
+    let mut found = TypedWords::read(root, before.get(1..).unwrap_or_default()).candidates(word);
     // Names come from servers too: one that would do something to a terminal cannot be typed anyway.
     found.retain(|candidate| candidate.text.starts_with(word.as_str()) && escape::line(&candidate.text) == candidate.text);
     found.truncate(CANDIDATES_MAX);
@@ -63,32 +63,32 @@ pub(crate) fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
 }
 
 /// The words before the one that is completed.
-struct Typed<'a> {
+struct TypedWords<'a> {
     command: &'a Command,
     /// Values, by the placeholders that the help has for them.
     values: BTreeMap<String, Vec<String>>,
     /// The names of options.
     options: Vec<&'a str>,
     /// Options by which a server is reached, with their values.
-    reach: Vec<String>,
+    connection_options: Vec<String>,
     /// Where the next value belongs that has no name, counted from 1.
     position: usize,
     /// The option whose value may come next, and how many it has.
-    open: Option<(&'a Arg, usize)>,
+    open_option: Option<(&'a Arg, usize)>,
     /// Behind `--` nothing is an option.
-    is_escaped: bool,
+    after_dashes: bool,
 }
 
-impl<'a> Typed<'a> {
+impl<'a> TypedWords<'a> {
     fn read(root: &'a Command, words: &[String]) -> Self {
         let mut typed = Self {
             command: root,
             values: BTreeMap::new(),
             options: Vec::new(),
-            reach: Vec::new(),
+            connection_options: Vec::new(),
             position: 1,
-            open: None,
-            is_escaped: false,
+            open_option: None,
+            after_dashes: false,
         };
         for word in words {
             typed.take(word);
@@ -97,15 +97,15 @@ impl<'a> Typed<'a> {
     }
 
     fn take(&mut self, word: &str) {
-        let open = self.open.take().filter(|(option, _)| !is_dashed(word) || option.is_allow_hyphen_values_set());
+        let open = self.open_option.take().filter(|(option, _)| !is_dashed(word) || option.is_allow_hyphen_values_set());
         if let Some((option, count)) = open {
             self.note(option, word);
             let is_more = option.get_num_args().is_some_and(|range| count + 1 < range.max_values());
-            self.open = is_more.then_some((option, count + 1));
-        } else if self.is_escaped || !is_dashed(word) {
+            self.open_option = is_more.then_some((option, count + 1));
+        } else if self.after_dashes || !is_dashed(word) {
             self.take_unnamed(word);
         } else if word == "--" {
-            self.is_escaped = true;
+            self.after_dashes = true;
         } else {
             let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
             let Some(option) = self.option(name) else { return };
@@ -113,7 +113,7 @@ impl<'a> Typed<'a> {
             match value {
                 _ if !option.get_action().takes_values() => {}
                 Some(value) => self.note(option, value),
-                None => self.open = Some((option, 0)),
+                None => self.open_option = Some((option, 0)),
             }
         }
     }
@@ -135,8 +135,8 @@ impl<'a> Typed<'a> {
         if let Some(name) = placeholder(arg) {
             self.values.entry(name.to_owned()).or_default().push(value.to_owned());
         }
-        if let Some(name) = arg.get_long().filter(|name| REACH.contains(name)) {
-            self.reach.push(format!("--{name}={value}"));
+        if let Some(name) = arg.get_long().filter(|name| CONNECTION_OPTIONS.contains(name)) {
+            self.connection_options.push(format!("--{name}={value}"));
         }
     }
 
@@ -165,32 +165,32 @@ impl<'a> Typed<'a> {
     }
 
     /// How the server is to be reached, as far as it was typed.
-    fn connection(&self) -> Connection {
+    fn connection(&self) -> ConnectionArgs {
         #[derive(Parser)]
         #[command(no_binary_name = true)]
-        struct Reach {
+        struct ConnectionOnly {
             #[command(flatten)]
-            connection: Connection,
+            connection: ConnectionArgs,
         }
-        Reach::try_parse_from(&self.reach).map(|reach| reach.connection).unwrap_or_default()
+        ConnectionOnly::try_parse_from(&self.connection_options).map(|reach| reach.connection).unwrap_or_default()
     }
 
     fn candidates(&self, word: &str) -> Vec<Candidate> {
-        if let Some((option, count)) = self.open
+        if let Some((option, count)) = self.open_option
             && (count == 0 || !word.starts_with('-'))
         {
             return self.values_of(option, word);
         }
-        if !self.is_escaped && word.starts_with('-') {
+        if !self.after_dashes && word.starts_with('-') {
             let Some((name, value)) = word.split_once('=') else { return self.option_names() };
             let Some(option) = self.option(name).filter(|option| option.get_action().takes_values()) else { return Vec::new() };
-            return self.values_of(option, value).into_iter().map(|candidate| candidate.behind(&format!("{name}="))).collect();
+            return self.values_of(option, value).into_iter().map(|candidate| candidate.with_prefix(&format!("{name}="))).collect();
         }
         let mut found = if self.position == 1 { self.commands() } else { Vec::new() };
         match self.positional() {
             Some(arg) => found.extend(self.values_of(arg, word)),
             // Nothing else can come.
-            None if found.is_empty() && word.is_empty() && !self.is_escaped => found = self.option_names(),
+            None if found.is_empty() && word.is_empty() && !self.after_dashes => found = self.option_names(),
             None => {}
         }
         found
@@ -215,16 +215,16 @@ impl<'a> Typed<'a> {
             return shown.map(|choice| Candidate::whole(choice.get_name(), &text(choice.get_help()))).collect();
         }
         match placeholder(arg).unwrap_or_default() {
-            "SERVER" => known::servers(),
-            "TOOL" => known::tools(self),
-            "ARGUMENT" => known::arguments(self, word),
-            "TASK" => known::tasks(self, word),
-            "KEY" => known::questions(self),
-            "VALUE" => known::answers(self, word),
+            "SERVER" => sources::servers(),
+            "TOOL" => sources::tools(self),
+            "ARGUMENT" => sources::arguments(self, word),
+            "TASK" => sources::tasks(self, word),
+            "KEY" => sources::questions(self),
+            "VALUE" => sources::answers(self, word),
             "DIR" => files::directories(word),
             "FILE" => files::files(word),
             // What can be in a file instead.
-            "BLOCK" | "JSON" | "JSON|@FILE" => files::named_in(word).unwrap_or_default(),
+            "BLOCK" | "JSON" | "JSON|@FILE" => files::files_in_value(word).unwrap_or_default(),
             _ => match arg.get_value_hint() {
                 ValueHint::AnyPath | ValueHint::FilePath => files::files(word),
                 ValueHint::DirPath => files::directories(word),
@@ -302,9 +302,9 @@ mod tests {
     fn options_by_which_a_server_is_reached_are_taken_along() {
         let command = program();
         let words = ["call", "x", "--era", "modern", "--header=A: s3cret"].map(ToOwned::to_owned);
-        let typed = Typed::read(&command, &words);
-        assert_eq!(typed.reach, ["--era=modern", "--header=A: s3cret"]);
-        assert!(typed.connection().is_for_one(), "they are understood");
+        let typed = TypedWords::read(&command, &words);
+        assert_eq!(typed.connection_options, ["--era=modern", "--header=A: s3cret"]);
+        assert!(typed.connection().has_server_options(), "they are understood");
         assert_eq!(typed.value("ADDRESS"), Some("x"));
     }
 

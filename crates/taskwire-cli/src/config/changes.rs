@@ -8,15 +8,15 @@ use std::{
 use super::Config;
 
 /// Keys whose change shows at once when a running server reads the file again.
-const LIVE_KEYS: [&str; 2] = ["demo", "tool"];
+const RELOADABLE_KEYS: [&str; 2] = ["demo", "tool"];
 
 impl Config {
     /// What a running server that reads `new` instead of this takes notice of only when it is started again. Keys in
     /// `overruled` do not count: the command line says otherwise.
-    pub(crate) fn restart_keys(&self, new: &Self, overruled: &[&str]) -> Vec<String> {
+    pub(crate) fn restart_keys(&self, new: &Self, overridden_keys: &[&str]) -> Vec<String> {
         let (old, new) = (flat(&self.source.text), flat(&new.source.text));
         let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-        let is_live = |key: &str| LIVE_KEYS.contains(&key) || overruled.contains(&key);
+        let is_live = |key: &str| RELOADABLE_KEYS.contains(&key) || overridden_keys.contains(&key);
         let differs = |key: &str| {
             let (old, new) = (old.get(key), new.get(key));
             // To write down what holds anyway changes nothing.
@@ -62,7 +62,7 @@ fn effect(key: &str, value: Option<&toml::Value>) -> Option<String> {
     }
     let text = value.map(|value| format!("{key} = {value}")).unwrap_or_default();
     let config = Config::parse(Path::new(""), text).ok()?;
-    Some(format!("{} {:?} {:?}", config.listen, config.data, config.server().ok()?))
+    Some(format!("{} {:?} {:?}", config.listen, config.data, config.to_server_config().ok()?))
 }
 
 #[cfg(test)]

@@ -19,9 +19,9 @@ pub(super) struct LimitsTable {
     /// Output of one task in a second, at least 1024; a tool that writes faster has to wait. Default: `33554432`.
     output_bytes_per_second: Option<u64>,
     /// Questions of one task. Default: `1000`.
-    inputs_per_task: Option<u64>,
+    questions_per_task: Option<u64>,
     /// All questions and answers of one task. Default: `4194304`.
-    input_bytes_per_task: Option<u64>,
+    question_bytes_per_task: Option<u64>,
     /// Status messages, questions and answers of one task. Default: `100000`.
     events_per_task: Option<u64>,
     /// One status message. Default: `4096`.
@@ -38,7 +38,7 @@ pub(super) struct LimitsTable {
     /// Default: `268435456`.
     disk_reserve_bytes: Option<u64>,
     /// Changes that the stream of a session may be behind; older ones are left out. Default: `4096`.
-    session_events: Option<u64>,
+    changes_per_session: Option<u64>,
 }
 
 impl LimitsTable {
@@ -48,8 +48,8 @@ impl LimitsTable {
         set(&mut limits.block_bytes, self.block_bytes);
         set(&mut limits.task_output_bytes, self.task_output_bytes);
         set(&mut limits.output_bytes_per_second, self.output_bytes_per_second);
-        set(&mut limits.inputs_per_task, self.inputs_per_task);
-        set(&mut limits.input_bytes_per_task, self.input_bytes_per_task);
+        set(&mut limits.questions_per_task, self.questions_per_task);
+        set(&mut limits.question_bytes_per_task, self.question_bytes_per_task);
         set(&mut limits.events_per_task, self.events_per_task);
         set(&mut limits.message_bytes, self.message_bytes);
         set(&mut limits.value_bytes, self.value_bytes);
@@ -57,6 +57,6 @@ impl LimitsTable {
         set(&mut limits.tasks_per_caller, self.tasks_per_caller);
         set(&mut limits.stored_bytes_per_caller, self.stored_bytes_per_caller);
         set(&mut limits.disk_reserve_bytes, self.disk_reserve_bytes);
-        set(&mut limits.session_events, self.session_events);
+        set(&mut limits.changes_per_session, self.changes_per_session);
     }
 }

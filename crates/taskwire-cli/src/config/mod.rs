@@ -2,13 +2,13 @@
 
 mod auth;
 mod changes;
+mod hints;
 mod limits;
-mod place;
+mod location;
 #[cfg(test)]
 mod reference;
 mod time;
 mod tool;
-mod words;
 
 use std::{
     collections::BTreeSet,
@@ -22,17 +22,17 @@ use anyhow::{Context, anyhow};
 use serde::Deserialize;
 use taskwire::{
     command::{Definition, Problem},
-    server::{self, Initial, Mode},
+    server::{self, FirstAnswer, ResponseMode},
 };
 
 use auth::AuthTable;
 use limits::LimitsTable;
-pub(crate) use place::parse_toml;
-use time::{Keep, Never, Span};
-use tool::{Common, ToolTable};
+pub(crate) use location::parse_toml;
+use time::{Span, SpanOrForever, SpanOrNever};
+use tool::{FileDefaults, ToolTable};
 
 /// Names that the server itself has tools of, for clients that know no tasks.
-const FOLLOW_UPS: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"];
+const FOLLOW_UP_TOOLS: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"];
 
 /// The file. The manual's reference is made of what these comments say, here and in the tables below: a sentence, and the default as
 /// the file would say it.
@@ -50,9 +50,9 @@ pub(crate) struct Config {
     /// How long a call may run before it becomes a task. Default: `"1s"`.
     promote_after: Option<Span>,
     /// How long a task is kept after its end. Default: `"1h"`.
-    retention: Option<Keep>,
+    retention: Option<SpanOrForever>,
     /// How long a task waits for an answer to its question. Default: `"1day"`.
-    input_timeout: Option<Keep>,
+    answer_timeout: Option<SpanOrForever>,
     /// How often the work of a task may be started, the first time included. Default: `10`.
     attempts_max: Option<u64>,
     /// How long a cancelled tool may clean up. Default: `"5s"`.
@@ -66,14 +66,14 @@ pub(crate) struct Config {
     /// the end. Default: `true`.
     followups: Option<bool>,
     /// How long a call goes on after its client hung up; `"0s"` stops it at once. Default: `"10m"`.
-    linger: Option<Keep>,
+    linger: Option<SpanOrForever>,
     /// How much of a command's output its result has, and about how much one answer of a follow-up tool has; at least 256.
     /// Default: `32768`.
     inline_bytes: Option<usize>,
     /// How often a client should ask for a task's state, at first; later up to five times as long. Default: `"1s"`.
     poll_interval: Option<Span>,
     /// Whether a client that asks too early is answered only when there is news. Default: `true`.
-    hold_polls: Option<bool>,
+    long_poll: Option<bool>,
     /// How long a request may wait for news. Default: `"30s"`.
     wait_max: Option<Span>,
     /// How long output is gathered into one chunk; the first output goes out at once. Default: `"20ms"`.
@@ -88,12 +88,12 @@ pub(crate) struct Config {
     /// How long clients may cache lists. Default: `"1m"`.
     list_ttl: Option<Span>,
     /// Open listen streams of one caller, and standing streams of its sessions. Default: `100`.
-    listens_per_caller: Option<usize>,
+    streams_per_caller: Option<usize>,
     /// Tasks that one listen stream may name, and resources that one session may subscribe to. Default: `1000`.
-    tasks_per_listen: Option<usize>,
+    subscriptions_per_stream: Option<usize>,
     /// Requests of one caller that may wait for news, and plain calls of its sessions that may run; one more gets status 429.
     /// Default: `1000`.
-    waits_per_caller: Option<usize>,
+    waiting_requests_per_caller: Option<usize>,
     /// Requests in flight on one stdio connection. Default: `1000`.
     requests_per_stream: Option<usize>,
     /// Changes that may wait to be written to the store, at least 2. Default: `4096`.
@@ -136,7 +136,7 @@ impl Default for Config {
             promote_after: None,
             poll_interval: None,
             retention: None,
-            input_timeout: None,
+            answer_timeout: None,
             attempts_max: None,
             grace: None,
             coalesce_window: None,
@@ -144,11 +144,11 @@ impl Default for Config {
             drain: None,
             page_len: None,
             list_ttl: None,
-            listens_per_caller: None,
-            tasks_per_listen: None,
-            waits_per_caller: None,
+            streams_per_caller: None,
+            subscriptions_per_stream: None,
+            waiting_requests_per_caller: None,
             wait_max: None,
-            hold_polls: None,
+            long_poll: None,
             read_bytes: None,
             requests_per_stream: None,
             queue_len: None,
@@ -185,7 +185,7 @@ struct HttpTable {
     head_bytes: Option<usize>,
     /// All messages that are being read or answered, without the first 4 KiB of each; one more gets status 503. It cannot be less than
     /// `body_bytes`. Default: `50331648`, or `body_bytes` if that is more.
-    bodies_bytes: Option<usize>,
+    all_bodies_bytes: Option<usize>,
     /// How often a quiet stream gets a comment. Default: `"15s"`.
     keep_alive: Option<Span>,
     /// How long a client may take to send its request. Default: `"30s"`.
@@ -198,11 +198,11 @@ struct HttpTable {
 #[serde(default, deny_unknown_fields)]
 struct LegacyTable {
     /// How a call may be answered (SEP-1905). Default: `["task", "immediate", "streaming"]`.
-    modes: Option<Vec<Mode>>,
+    modes: Option<Vec<ResponseMode>>,
     /// What the first answer to a streamed call has: the task, the output so far, or both (SEP-1905). Default: `"both"`.
-    initial: Option<Initial>,
+    initial: Option<FirstAnswer>,
     /// Whether a call that is answered with its result leaves a task behind (SEP-1905). Default: `false`.
-    immediate_task: Option<bool>,
+    record_immediate: Option<bool>,
     /// Whether callers may list their tasks. Default: `true`.
     list_tasks: Option<bool>,
     /// Sessions of one caller; one more ends the one that was quiet longest. Default: `1000`.
@@ -212,7 +212,7 @@ struct LegacyTable {
     /// How soon a client should come back whose stream the server ended (2025-11-25 only). Default: `"1s"`.
     retry: Option<Span>,
     /// How long a stream lasts before the server ends it for its client to come back (2025-11-25 only). Default: `"never"`.
-    reconnect_after: Option<Never>,
+    reconnect_after: Option<SpanOrNever>,
 }
 
 impl Config {
@@ -237,13 +237,13 @@ impl Config {
     /// What is wrong with the value at this path, shown in its place.
     fn refuse(&self, path: &[&str], message: &str) -> anyhow::Error {
         let Source { path: file, text } = &self.source;
-        anyhow!(place::complaint(text, place::find(text, path), message)).context(format!("{} cannot be used", file.display()))
+        anyhow!(location::complaint(text, location::find(text, path), message)).context(format!("{} cannot be used", file.display()))
     }
 
     /// What is wrong with a tool, shown in its place; `n` counts the tools of the file.
     pub(crate) fn refuse_tool(&self, n: usize, problem: &Problem) -> anyhow::Error {
         let n = n.to_string();
-        let in_tool = |key| place::has(&self.source.text, &["tool", &n, key]);
+        let in_tool = |key| location::has(&self.source.text, &["tool", &n, key]);
         let within: Vec<&str> = problem.path.iter().map(String::as_str).collect();
         let mut path = vec!["tool", n.as_str()];
         // What stands for it in this file.
@@ -281,12 +281,12 @@ impl Config {
         let secrets: Vec<String> = secrets.into_iter().collect();
         // Without a slash at its end, however the file was named: a tool that is read again must be found to be the same.
         let dir: PathBuf = std::path::absolute(current.join(base(&self.source.path)))?.components().collect();
-        let common = Common { dir: &dir, inline_bytes: self.inline_bytes, remove_env: &secrets };
+        let common = FileDefaults { dir: &dir, inline_bytes: self.inline_bytes, remove_env: &secrets };
         let mut definitions = Vec::with_capacity(self.tool.len());
         for (n, tool) in self.tool.iter().enumerate() {
             let at = n.to_string();
             self.check_name(n).map_err(|message| self.refuse(&["tool", &at, "name"], &message))?;
-            let definition = tool.define(&common).map_err(|wrong| {
+            let definition = tool.to_definition(&common).map_err(|wrong| {
                 let path = ["tool", at.as_str()].into_iter().chain(wrong.path.iter().map(String::as_str)).collect::<Vec<_>>();
                 self.refuse(&path, &wrong.message)
             })?;
@@ -302,7 +302,7 @@ impl Config {
         if self.tool[..n].iter().any(|other| other.name == *name) {
             return Err(format!("there is a tool `{name}` already: names are for one tool each"));
         }
-        if FOLLOW_UPS.contains(&name.as_str()) {
+        if FOLLOW_UP_TOOLS.contains(&name.as_str()) {
             return Err(format!("`{name}` is a tool of the server's own, for clients that know no tasks: choose another name"));
         }
         if self.demo && crate::demo::NAMES.contains(&name.as_str()) {
@@ -312,22 +312,22 @@ impl Config {
     }
 
     /// What the library needs.
-    pub(crate) fn server(&self) -> anyhow::Result<server::Config> {
-        self.server_with(|name| std::env::var(name).ok())
+    pub(crate) fn to_server_config(&self) -> anyhow::Result<server::Config> {
+        self.to_server_config_with(|name| std::env::var(name).ok())
     }
 
     /// Whether a server could run with it, in surroundings where the tokens are.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        self.server_with(|_| Some("set by then".to_owned())).map(drop)
+        self.to_server_config_with(|_| Some("set by then".to_owned())).map(drop)
     }
 
-    fn server_with(&self, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<server::Config> {
+    fn to_server_config_with(&self, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<server::Config> {
         let mut config = server::Config { instructions: self.instructions.clone(), ..server::Config::default() };
         set(&mut config.promote_after, self.promote_after.map(|span| span.0));
         set(&mut config.poll_interval, self.poll_interval.map(|span| span.0));
-        set(&mut config.linger, self.linger.map(Keep::or_max));
+        set(&mut config.linger, self.linger.map(SpanOrForever::or_max));
         set(&mut config.retention, self.retention.map(|keep| keep.0));
-        set(&mut config.input_timeout, self.input_timeout.map(|keep| keep.0));
+        set(&mut config.answer_timeout, self.answer_timeout.map(|keep| keep.0));
         set(&mut config.attempts_max, self.attempts_max);
         set(&mut config.engine.grace, self.grace.map(|span| span.0));
         set(&mut config.engine.coalesce.window, self.coalesce_window.map(|span| span.0));
@@ -337,11 +337,11 @@ impl Config {
         set(&mut config.drain, self.drain.map(|span| span.0));
         set(&mut config.page_len, self.page_len);
         set(&mut config.list_ttl, self.list_ttl.map(|span| span.0));
-        set(&mut config.listens_per_caller, self.listens_per_caller);
-        set(&mut config.tasks_per_listen, self.tasks_per_listen);
-        set(&mut config.waits_per_caller, self.waits_per_caller);
+        set(&mut config.streams_per_caller, self.streams_per_caller);
+        set(&mut config.subscriptions_per_stream, self.subscriptions_per_stream);
+        set(&mut config.waiting_requests_per_caller, self.waiting_requests_per_caller);
         set(&mut config.wait_max, self.wait_max.map(|span| span.0));
-        set(&mut config.hold_polls, self.hold_polls);
+        set(&mut config.long_poll, self.long_poll);
         set(&mut config.read_bytes, self.read_bytes);
         set(&mut config.requests_per_stream, self.requests_per_stream);
         set(&mut config.body_bytes, self.body_bytes);
@@ -353,13 +353,13 @@ impl Config {
         set(&mut config.http.idle_connections, self.http.idle_connections);
         set(&mut config.http.head_bytes, self.http.head_bytes);
         // Where only `body_bytes` is said, there is room for one such message.
-        config.http.bodies_bytes = self.http.bodies_bytes.unwrap_or(config.http.bodies_bytes.max(config.body_bytes));
+        config.http.all_bodies_bytes = self.http.all_bodies_bytes.unwrap_or(config.http.all_bodies_bytes.max(config.body_bytes));
         set(&mut config.http.keep_alive, self.http.keep_alive.map(|span| span.0));
         set(&mut config.http.read_timeout, self.http.read_timeout.map(|span| span.0));
         set(&mut config.http.write_timeout, self.http.write_timeout.map(|span| span.0));
         set(&mut config.legacy.modes, self.legacy.modes.clone());
         set(&mut config.legacy.initial, self.legacy.initial);
-        set(&mut config.legacy.immediate_task, self.legacy.immediate_task);
+        set(&mut config.legacy.record_immediate, self.legacy.record_immediate);
         set(&mut config.legacy.list_tasks, self.legacy.list_tasks);
         set(&mut config.legacy.sessions_per_caller, self.legacy.sessions_per_caller);
         set(&mut config.legacy.session_idle, self.legacy.session_idle.map(|span| span.0));
@@ -394,10 +394,10 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
     }
     let sizes = [
         ("queue_len", config.engine.queue_len as u64, 2),
-        ("limits.session_events", config.engine.limits.session_events, 1),
+        ("limits.changes_per_session", config.engine.limits.changes_per_session, 1),
         ("body_bytes", config.body_bytes as u64, 1024),
         ("http.head_bytes", config.http.head_bytes as u64, 8192),
-        ("http.bodies_bytes", config.http.bodies_bytes as u64, config.body_bytes as u64),
+        ("http.all_bodies_bytes", config.http.all_bodies_bytes as u64, config.body_bytes as u64),
         ("coalesce_bytes", config.engine.coalesce.bytes as u64, 1),
         ("read_bytes", config.read_bytes as u64, 1024),
         ("inline_bytes", config.inline_bytes as u64, 256),
@@ -414,7 +414,7 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
         ("hold", config.hold, Duration::from_secs(1)),
         ("poll_interval", config.poll_interval, Duration::from_millis(10)),
         ("retention", config.retention.unwrap_or(Duration::MAX), Duration::from_secs(1)),
-        ("input_timeout", config.input_timeout.unwrap_or(Duration::MAX), Duration::from_secs(1)),
+        ("answer_timeout", config.answer_timeout.unwrap_or(Duration::MAX), Duration::from_secs(1)),
         ("http.keep_alive", config.http.keep_alive, Duration::from_secs(1)),
         ("http.read_timeout", config.http.read_timeout, Duration::from_secs(1)),
         ("http.write_timeout", config.http.write_timeout, Duration::from_secs(1)),
@@ -497,7 +497,7 @@ mod tests {
         assert!(never.ends_with("`never` is not a time span such as \"1s\" or \"10m\", nor \"forever\""), "{never}");
         assert!(complaint("hold = \"5 parsecs\"").contains("not a time span such as \"1s\" or \"10m\": "), "what is wrong with it");
         assert!(complaint("body_bytes = -1").contains("line 1"));
-        assert_eq!(parsed("retention = \"forever\"").expect("valid").server().expect("usable").retention, None);
+        assert_eq!(parsed("retention = \"forever\"").expect("valid").to_server_config().expect("usable").retention, None);
         for (text, key) in [
             ("queue_len = 0", "queue_len"),
             ("page_len = 0", "page_len"),
@@ -512,22 +512,22 @@ mod tests {
             ("hold = \"0s\"", "hold"),
             ("http.connections = 99999999", "http.connections"),
             ("http.head_bytes = 8191", "http.head_bytes"),
-            ("http.bodies_bytes = 4194303", "http.bodies_bytes"),
+            ("http.all_bodies_bytes = 4194303", "http.all_bodies_bytes"),
             ("legacy.session_idle = \"1s\"", "legacy.session_idle"),
             ("legacy.reconnect_after = \"1ms\"", "legacy.reconnect_after"),
             ("legacy.retry = \"0s\"", "legacy.retry"),
-            ("limits.session_events = 0", "limits.session_events"),
+            ("limits.changes_per_session = 0", "limits.changes_per_session"),
             ("queue_len = 1", "queue_len"),
             ("legacy.sessions_per_caller = 0", "legacy.sessions_per_caller"),
             ("inline_bytes = 255", "inline_bytes"),
         ] {
-            let error = format!("{:#}", parsed(text).expect("valid").server().expect_err("of no use"));
+            let error = format!("{:#}", parsed(text).expect("valid").to_server_config().expect_err("of no use"));
             assert!(error.contains(&format!("`{key}` must be ")), "{error}");
             assert!(error.starts_with("taskwire.toml cannot be used: line 1, column "), "{error}");
             assert!(error.contains(text) && error.contains('^'), "the line is shown: {error}");
         }
-        let large = parsed("body_bytes = 100000000").expect("valid").server().expect("usable");
-        assert_eq!(large.http.bodies_bytes, 100_000_000, "there is room for one such message");
+        let large = parsed("body_bytes = 100000000").expect("valid").to_server_config().expect("usable");
+        assert_eq!(large.http.all_bodies_bytes, 100_000_000, "there is room for one such message");
     }
 
     #[test]
@@ -546,7 +546,7 @@ mod tests {
     #[test]
     fn a_token_that_is_missing_has_its_place_and_is_not_shown() {
         let config = parsed("[auth]\ntokens = [\n  { token = \"\", caller = \"x\" },\n]").expect("valid");
-        let error = format!("{:#}", config.server().expect_err("of no use"));
+        let error = format!("{:#}", config.to_server_config().expect_err("of no use"));
         assert!(error.starts_with("taskwire.toml cannot be used: line 3, column 3\neach of `auth.tokens`"), "{error}");
     }
 }

@@ -8,12 +8,12 @@ use taskwire::{command::Definition, server};
 
 use super::{Config, HttpTable, LegacyTable, auth::AuthTable, limits::LimitsTable, tool::ToolTable};
 use crate::{
-    client::book::{Contents, Known},
+    client::client_config::{ConfigFile, ServerSettings},
     manual::keep,
 };
 
 const SERVER_SOURCE: &str = include_str!("mod.rs");
-const CLIENT_SOURCE: &str = include_str!("../client/book.rs");
+const CLIENT_SOURCE: &str = include_str!("../client/client_config.rs");
 
 const HEAD: &str = "# Configuration reference
 
@@ -140,7 +140,7 @@ fn keys<T: DeserializeOwned>(source: &str, name: &str) -> Vec<Key> {
             if !is_skipped {
                 names.push(name.to_owned());
                 // Other tables have sections of their own.
-                if !field.contains("Table") && !field.contains("Known") {
+                if !field.contains("Table") && !field.contains("ServerSettings") {
                     keys.push(Key::new::<T>(name, field, &comment));
                 }
             }
@@ -171,8 +171,8 @@ fn kind<T: DeserializeOwned>(name: &str, field: &str) -> String {
         "bool" => "`true` or `false`",
         "String" | "PathBuf" => "text",
         "Span" => "time",
-        "Keep" => "time, or `\"forever\"`",
-        "Never" => "time, or `\"never\"`",
+        "SpanOrForever" => "time, or `\"forever\"`",
+        "SpanOrNever" => "time, or `\"never\"`",
         "usize" | "u64" if name.ends_with("_per_second") => "bytes per second",
         "usize" | "u64" if name.contains("bytes") => "bytes",
         "usize" | "u64" => "number",
@@ -237,8 +237,8 @@ fn the_configuration_reference_is_what_the_source_says() {
         add(&mut page, words, &keys);
     }
     add(&mut page, TOOL, &tool_keys());
-    add(&mut page, CLIENT, &keys::<Contents>(CLIENT_SOURCE, "Contents"));
-    add(&mut page, KNOWN, &keys::<Known>(CLIENT_SOURCE, "Known"));
+    add(&mut page, CLIENT, &keys::<ConfigFile>(CLIENT_SOURCE, "ConfigFile"));
+    add(&mut page, KNOWN, &keys::<ServerSettings>(CLIENT_SOURCE, "ServerSettings"));
     keep("configuration.md", &page);
 }
 
@@ -248,7 +248,7 @@ fn every_key_of_the_server_has_the_default_that_the_reference_says() {
     let (shown, defaults) = (parsed(text), Config::default());
     assert_eq!((&shown.listen, &shown.data, shown.demo), (&defaults.listen, &defaults.data, defaults.demo));
     assert_eq!(shown.inline_bytes, Some(Definition::new("x", "", Vec::new()).inline_bytes), "of a command as of the server");
-    let shown = shown.server().expect("the defaults can be used");
+    let shown = shown.to_server_config().expect("the defaults can be used");
     assert_eq!(format!("{shown:#?}"), format!("{:#?}", server::Config::default()));
 }
 

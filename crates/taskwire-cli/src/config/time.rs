@@ -10,21 +10,21 @@ pub(crate) struct Span(pub(super) Duration);
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Time { word: None }).map(|span| Self(span.unwrap_or_default()))
+        deserializer.deserialize_any(SpanVisitor { unlimited_word: None }).map(|span| Self(span.unwrap_or_default()))
     }
 }
 
 /// A time span, or `"forever"`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Keep(pub(super) Option<Duration>);
+pub(crate) struct SpanOrForever(pub(super) Option<Duration>);
 
-impl<'de> Deserialize<'de> for Keep {
+impl<'de> Deserialize<'de> for SpanOrForever {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Time { word: Some("forever") }).map(Self)
+        deserializer.deserialize_any(SpanVisitor { unlimited_word: Some("forever") }).map(Self)
     }
 }
 
-impl Keep {
+impl SpanOrForever {
     /// The span; the longest there is for "forever".
     pub(super) fn or_max(self) -> Duration {
         self.0.unwrap_or(Duration::MAX)
@@ -33,33 +33,33 @@ impl Keep {
 
 /// A time span, or `"never"`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Never(pub(super) Option<Duration>);
+pub(crate) struct SpanOrNever(pub(super) Option<Duration>);
 
-impl<'de> Deserialize<'de> for Never {
+impl<'de> Deserialize<'de> for SpanOrNever {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Time { word: Some("never") }).map(Self)
+        deserializer.deserialize_any(SpanVisitor { unlimited_word: Some("never") }).map(Self)
     }
 }
 
 /// Reads a time span; nothing if it is the word that stands for none.
-struct Time {
-    word: Option<&'static str>,
+struct SpanVisitor {
+    unlimited_word: Option<&'static str>,
 }
 
-impl de::Visitor<'_> for Time {
+impl de::Visitor<'_> for SpanVisitor {
     type Value = Option<Duration>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a time span such as \"1s\" or \"10m\"")?;
-        self.word.map_or(Ok(()), |word| write!(f, ", or \"{word}\""))
+        self.unlimited_word.map_or(Ok(()), |word| write!(f, ", or \"{word}\""))
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        if self.word == Some(text) {
+        if self.unlimited_word == Some(text) {
             return Ok(None);
         }
         humantime::parse_duration(text).map(Some).map_err(|error| {
-            let word = self.word.map(|word| format!(", nor \"{word}\"")).unwrap_or_default();
+            let word = self.unlimited_word.map(|word| format!(", nor \"{word}\"")).unwrap_or_default();
             // Where there is no number at all, there is nothing to say about it.
             let why = if text.starts_with(|c: char| c.is_ascii_digit()) { format!(": {error}") } else { String::new() };
             E::custom(format!("`{text}` is not a time span such as \"1s\" or \"10m\"{word}{why}"))

@@ -13,12 +13,12 @@ use taskwire::{
 };
 use taskwire_core::task::OnInterrupt;
 
-use super::time::{Keep, Span};
+use super::time::{Span, SpanOrForever};
 
 /// What a command gets of the server's environment with `inherit_env = false`.
 const BARE_ENV: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 /// How a date looks that TOML knows as such.
-const DATE: &str = "$__toml_private_datetime";
+const TOML_DATETIME_KEY: &str = "$__toml_private_datetime";
 
 /// One tool as the file has it. What may be of several kinds is looked at later, in words of our own.
 #[derive(Debug, Deserialize)]
@@ -80,7 +80,7 @@ pub(crate) struct ToolTable {
     /// How much of the output the result has, at least 256. Default: as for the server.
     inline_bytes: Option<usize>,
     /// How much output may wait for the server before the command has to wait, at least 65536. Default: `67108864`.
-    spool_bytes: Option<u64>,
+    journal_bytes: Option<u64>,
     /// When a call becomes a task: `"auto"` after `promote_after`, `"always"` at once, `"required"` at once and for no client without
     /// tasks, `"never"` not at all. Default: `"auto"`.
     #[serde(default)]
@@ -90,18 +90,18 @@ pub(crate) struct ToolTable {
     /// How long a call may take, from its arrival on. Default: for ever.
     timeout: Option<Span>,
     /// How long a task is kept after its end. A tool cannot keep tasks `"forever"`; the server can. Default: as for the server.
-    retention: Option<Keep>,
+    retention: Option<SpanOrForever>,
     /// What happens beyond `limits.task_output_bytes`: the oldest output is dropped, or the command is stopped.
     /// Default: `"drop_oldest"`.
     overflow: Option<Overflow>,
     /// What happens when the command itself was lost: the task fails, or the command is started again. Default: `"fail"`.
     #[serde(default)]
-    on_interrupt: Interrupt,
+    on_interrupt: OnInterruptKey,
     /// Whether a call joins one that is the same and still runs, also while somebody waits for that one. Default: `false`.
     #[serde(default)]
     dedupe: bool,
     /// How long a call goes on after its client hung up. Default: as for the server.
-    linger: Option<Keep>,
+    linger: Option<SpanOrForever>,
     /// What a model may be told at once when a call has become a task (2025-11-25). Default: nothing.
     immediate_response: Option<String>,
 }
@@ -120,7 +120,7 @@ enum Mode {
 /// What happens to a task whose command was lost.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Interrupt {
+enum OnInterruptKey {
     #[default]
     Fail,
     Retry,
@@ -128,14 +128,14 @@ enum Interrupt {
 
 /// What cannot be used, and where: a path of keys within the tool.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct KeyError {
     pub(crate) path: Vec<String>,
     pub(crate) message: String,
 }
 
 /// What all tools of a file have in common.
 #[derive(Debug)]
-pub(crate) struct Common<'a> {
+pub(crate) struct FileDefaults<'a> {
     /// The directory of the file, absolute.
     pub(crate) dir: &'a Path,
     pub(crate) inline_bytes: Option<usize>,
@@ -145,7 +145,7 @@ pub(crate) struct Common<'a> {
 
 impl ToolTable {
     /// The definition, not yet checked as a whole.
-    pub(crate) fn define(&self, common: &Common<'_>) -> Result<Definition, Wrong> {
+    pub(crate) fn to_definition(&self, common: &FileDefaults<'_>) -> Result<Definition, KeyError> {
         let command = self.command(common.dir)?;
         // Where it is on this machine is nobody's business who calls.
         let program = self.command.first().and_then(Value::as_str).and_then(|program| program.rsplit('/').next()).unwrap_or_default();
@@ -157,7 +157,7 @@ impl ToolTable {
         }
         definition.output_schema =
             self.output_schema.as_ref().map(|schema| inline_or_file("output_schema", schema, common.dir)).transpose()?;
-        definition.annotations = self.annotations.clone().map(|hints| plain(Value::Object(hints)));
+        definition.annotations = self.annotations.clone().map(|hints| dates_as_text(Value::Object(hints)));
         definition.allow_dash.clone_from(&self.allow_dash);
         definition.env.clone_from(&self.env);
         definition.inherit_env = self.inherit()?;
@@ -175,7 +175,7 @@ impl ToolTable {
         super::set(&mut definition.concurrency, self.concurrency);
         super::set(&mut definition.kill_after, self.kill_after.map(|span| span.0));
         super::set(&mut definition.inline_bytes, self.inline_bytes.or(common.inline_bytes));
-        super::set(&mut definition.spool_bytes, self.spool_bytes);
+        super::set(&mut definition.journal_bytes, self.journal_bytes);
         definition.policy.task = match self.task {
             Mode::Never => TaskMode::Never,
             Mode::Auto => TaskMode::Auto,
@@ -187,33 +187,33 @@ impl ToolTable {
         definition.policy.retention = self.retention.and_then(|keep| keep.0);
         super::set(&mut definition.policy.overflow, self.overflow);
         definition.policy.dedupe = self.dedupe;
-        definition.policy.linger = self.linger.map(Keep::or_max);
+        definition.policy.linger = self.linger.map(SpanOrForever::or_max);
         definition.policy.immediate_response = self.immediate_response.as_deref().map(Into::into);
         definition.on_interrupt = match self.on_interrupt {
-            Interrupt::Fail => OnInterrupt::Fail,
-            Interrupt::Retry => OnInterrupt::Retry,
+            OnInterruptKey::Fail => OnInterrupt::Fail,
+            OnInterruptKey::Retry => OnInterrupt::Retry,
         };
-        self.spans()?;
+        self.check_spans()?;
         Ok(definition)
     }
 
     /// Refuses spans with which nothing would work.
-    fn spans(&self) -> Result<(), Wrong> {
+    fn check_spans(&self) -> Result<(), KeyError> {
         if self.timeout.is_some_and(|span| span.0.is_zero()) {
-            return Err(wrong(["timeout"], "`timeout` must be longer than that: without one the command may run for ever"));
+            return Err(key_error(["timeout"], "`timeout` must be longer than that: without one the command may run for ever"));
         }
         if self.retention.is_some_and(|keep| keep.0.is_none()) {
             let message = "a tool keeps its results for a time span such as \"30d\": only the server's own `retention`, above the first \
                            [[tool]], can be \"forever\"";
-            return Err(wrong(["retention"], message));
+            return Err(key_error(["retention"], message));
         }
         if self.retention.and_then(|keep| keep.0).is_some_and(|span| span.as_secs() == 0) {
-            return Err(wrong(["retention"], "`retention` must be at least 1s: a result that nobody has time to fetch is none"));
+            return Err(key_error(["retention"], "`retention` must be at least 1s: a result that nobody has time to fetch is none"));
         }
         Ok(())
     }
 
-    fn command(&self, dir: &Path) -> Result<Vec<Part>, Wrong> {
+    fn command(&self, dir: &Path) -> Result<Vec<Part>, KeyError> {
         let mut command = self.command.iter().enumerate().map(|(i, element)| part(i, element)).collect::<Result<Vec<_>, _>>()?;
         // A program that is named by its place is meant from where the file is, wherever the server was started.
         if let Some(Part::One(program)) = command.first_mut()
@@ -226,18 +226,19 @@ impl ToolTable {
         Ok(command)
     }
 
-    fn input(&self, dir: &Path) -> Result<Option<Value>, Wrong> {
+    fn input(&self, dir: &Path) -> Result<Option<Value>, KeyError> {
         match (&self.input, &self.input_schema) {
             (None, None) => Ok(None),
-            (Some(parameters), None) => shorthand(parameters).map(Some),
+            (Some(parameters), None) => expand_input(parameters).map(Some),
             (None, Some(schema)) => inline_or_file("input_schema", schema, dir).map(Some),
-            (Some(_), Some(_)) => {
-                Err(wrong(["input_schema"], "there is `input` already: the parameters come from one of them, `input` or `input_schema`"))
-            }
+            (Some(_), Some(_)) => Err(key_error(
+                ["input_schema"],
+                "there is `input` already: the parameters come from one of them, `input` or `input_schema`",
+            )),
         }
     }
 
-    fn inherit(&self) -> Result<Inherit, Wrong> {
+    fn inherit(&self) -> Result<Inherit, KeyError> {
         let kinds = "`inherit_env` is true, false, or a list of the variables that the command may see";
         match &self.inherit_env {
             None | Some(Value::Bool(true)) => Ok(Inherit::All),
@@ -245,73 +246,76 @@ impl ToolTable {
             Some(Value::Array(names)) => {
                 let name = |(i, name): (usize, &Value)| match name.as_str() {
                     Some(name) => Ok(name.to_owned()),
-                    None => Err(wrong(["inherit_env", &i.to_string()], kinds)),
+                    None => Err(key_error(["inherit_env", &i.to_string()], kinds)),
                 };
                 names.iter().enumerate().map(name).collect::<Result<_, _>>().map(Inherit::Only)
             }
-            Some(_) => Err(wrong(["inherit_env"], kinds)),
+            Some(_) => Err(key_error(["inherit_env"], kinds)),
         }
     }
 
     /// Where the command runs. A directory that is not there is a slip of the pen much more often than one that is still to come.
-    fn cwd(&self, dir: &Path) -> Result<PathBuf, Wrong> {
+    fn cwd(&self, dir: &Path) -> Result<PathBuf, KeyError> {
         let Some(cwd) = &self.cwd else { return Ok(dir.to_owned()) };
         let cwd = dir.join(cwd);
         if !cwd.is_dir() {
-            return Err(wrong(["cwd"], &format!("{} is not a directory (paths are relative to the configuration file)", cwd.display())));
+            return Err(key_error(
+                ["cwd"],
+                &format!("{} is not a directory (paths are relative to the configuration file)", cwd.display()),
+            ));
         }
         Ok(cwd)
     }
 }
 
-fn wrong<const N: usize>(path: [&str; N], message: &str) -> Wrong {
-    Wrong { path: path.map(ToOwned::to_owned).to_vec(), message: message.to_owned() }
+fn key_error<const N: usize>(path: [&str; N], message: &str) -> KeyError {
+    KeyError { path: path.map(ToOwned::to_owned).to_vec(), message: message.to_owned() }
 }
 
 /// One element of a command.
-fn part(i: usize, element: &Value) -> Result<Part, Wrong> {
+fn part(i: usize, element: &Value) -> Result<Part, KeyError> {
     let at = i.to_string();
     let kinds = "an element of `command` is an argument, a list of arguments, or { when = \"parameter\", args = [\"…\"] }";
     let texts = |values: &[Value]| values.iter().map(|value| value.as_str().map(ToOwned::to_owned)).collect::<Option<Vec<_>>>();
     match element {
         Value::String(text) => Ok(Part::One(text.clone())),
-        Value::Array(group) => texts(group).map(Part::Group).ok_or_else(|| wrong(["command", &at], kinds)),
+        Value::Array(group) => texts(group).map(Part::Group).ok_or_else(|| key_error(["command", &at], kinds)),
         Value::Object(members) => {
             let when = members.get("when").and_then(Value::as_str);
             let args = members.get("args").and_then(Value::as_array).and_then(|args| texts(args));
             match (when, args) {
                 (Some(when), Some(args)) if members.len() == 2 => Ok(Part::When { when: when.to_owned(), args }),
-                _ => Err(wrong(["command", &at], kinds)),
+                _ => Err(key_error(["command", &at], kinds)),
             }
         }
-        Value::Number(number) => Err(wrong(["command", &at], &format!("arguments are text: write \"{number}\""))),
-        _ => Err(wrong(["command", &at], kinds)),
+        Value::Number(number) => Err(key_error(["command", &at], &format!("arguments are text: write \"{number}\""))),
+        _ => Err(key_error(["command", &at], kinds)),
     }
 }
 
 /// The schema that `input` is short for: all parameters are required but those that say otherwise or have a default, and
 /// there are no others.
-fn shorthand(parameters: &Map<String, Value>) -> Result<Value, Wrong> {
+fn expand_input(parameters: &Map<String, Value>) -> Result<Value, KeyError> {
     let (mut properties, mut required) = (Map::new(), Vec::new());
     for (name, schema) in parameters {
         let Value::Object(members) = schema else {
             let example = "{ type = \"string\", description = \"…\" }";
-            return Err(wrong(["input", name], &format!("`{name}` needs a schema, such as {name} = {example}")));
+            return Err(key_error(["input", name], &format!("`{name}` needs a schema, such as {name} = {example}")));
         };
         let mut members = members.clone();
         let is_optional = match members.remove("optional") {
             None => false,
             Some(Value::Bool(optional)) => optional,
-            Some(_) => return Err(wrong(["input", name, "optional"], "`optional` is true or false")),
+            Some(_) => return Err(key_error(["input", name, "optional"], "`optional` is true or false")),
         };
         if members.get("required").is_some_and(Value::is_boolean) {
             let message = format!("`{name}` is required unless it has `optional = true` or a `default`: there is no `required` here");
-            return Err(wrong(["input", name, "required"], &message));
+            return Err(key_error(["input", name, "required"], &message));
         }
         if !is_optional && !members.contains_key("default") {
             required.push(Value::from(name.as_str()));
         }
-        properties.insert(name.clone(), plain(Value::Object(members)));
+        properties.insert(name.clone(), dates_as_text(Value::Object(members)));
     }
     let mut schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
     if !required.is_empty() {
@@ -321,24 +325,27 @@ fn shorthand(parameters: &Map<String, Value>) -> Result<Value, Wrong> {
 }
 
 /// A schema that is in the file itself or in one of its own.
-fn inline_or_file(key: &str, schema: &Value, dir: &Path) -> Result<Value, Wrong> {
+fn inline_or_file(key: &str, schema: &Value, dir: &Path) -> Result<Value, KeyError> {
     match schema {
-        Value::Object(_) => Ok(plain(schema.clone())),
+        Value::Object(_) => Ok(dates_as_text(schema.clone())),
         Value::String(file) => {
             let path = dir.join(file);
-            let text = std::fs::read_to_string(&path).map_err(|error| wrong([key], &format!("cannot read {}: {error}", path.display())))?;
-            serde_json::from_str(&text).map_err(|error| wrong([key], &format!("{} is not JSON: {error}", path.display())))
+            let text =
+                std::fs::read_to_string(&path).map_err(|error| key_error([key], &format!("cannot read {}: {error}", path.display())))?;
+            serde_json::from_str(&text).map_err(|error| key_error([key], &format!("{} is not JSON: {error}", path.display())))
         }
-        _ => Err(wrong([key], &format!("`{key}` is the name of a JSON file, or the schema itself as a table"))),
+        _ => Err(key_error([key], &format!("`{key}` is the name of a JSON file, or the schema itself as a table"))),
     }
 }
 
 /// Dates are text in JSON.
-fn plain(value: Value) -> Value {
+fn dates_as_text(value: Value) -> Value {
     match value {
-        Value::Object(mut members) if members.len() == 1 && members.contains_key(DATE) => members.remove(DATE).unwrap_or_default(),
-        Value::Object(members) => members.into_iter().map(|(key, value)| (key, plain(value))).collect::<Map<_, _>>().into(),
-        Value::Array(items) => items.into_iter().map(plain).collect::<Vec<_>>().into(),
+        Value::Object(mut members) if members.len() == 1 && members.contains_key(TOML_DATETIME_KEY) => {
+            members.remove(TOML_DATETIME_KEY).unwrap_or_default()
+        }
+        Value::Object(members) => members.into_iter().map(|(key, value)| (key, dates_as_text(value))).collect::<Map<_, _>>().into(),
+        Value::Array(items) => items.into_iter().map(dates_as_text).collect::<Vec<_>>().into(),
         other => other,
     }
 }

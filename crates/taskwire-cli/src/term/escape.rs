@@ -59,12 +59,12 @@ pub(crate) struct Filter {
     /// Whether a colour was let through that nobody has reset.
     is_coloured: bool,
     /// A sequence that has begun and not ended.
-    held: String,
+    pending: String,
 }
 
 impl Filter {
     pub(crate) fn new(colours: bool) -> Self {
-        Self { colours, is_coloured: false, held: String::new() }
+        Self { colours, is_coloured: false, pending: String::new() }
     }
 
     /// What of this piece may be written.
@@ -77,14 +77,14 @@ impl Filter {
     }
 
     /// Whether something was held back that the next piece decides about.
-    pub(crate) fn is_holding(&self) -> bool {
-        !self.held.is_empty()
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// What is left at the end.
     pub(crate) fn end(&mut self) -> String {
         let mut text = String::new();
-        self.give_up(&mut text);
+        self.flush_pending(&mut text);
         if std::mem::take(&mut self.is_coloured) {
             text.push_str("\x1b[0m");
         }
@@ -92,10 +92,10 @@ impl Filter {
     }
 
     fn take(&mut self, c: char, text: &mut String) {
-        match (self.held.len(), c) {
-            (0, '\x1b') | (1, '[') | (2..SEQUENCE_BYTES_MAX, '0'..='9' | ';' | ':') => self.held.push(c),
+        match (self.pending.len(), c) {
+            (0, '\x1b') | (1, '[') | (2..SEQUENCE_BYTES_MAX, '0'..='9' | ';' | ':') => self.pending.push(c),
             (2.., 'm') => {
-                let sequence = std::mem::take(&mut self.held);
+                let sequence = std::mem::take(&mut self.pending);
                 if self.colours {
                     self.is_coloured = !matches!(&sequence[2..], "" | "0");
                     text.push_str(&sequence);
@@ -105,15 +105,15 @@ impl Filter {
             (0, '\n' | '\t' | '\r') => text.push(c),
             (0, c) => push(text, c),
             _ => {
-                self.give_up(text);
+                self.flush_pending(text);
                 self.take(c, text);
             }
         }
     }
 
     /// What was held is no colour: it is shown as what it is.
-    fn give_up(&mut self, text: &mut String) {
-        for c in std::mem::take(&mut self.held).chars() {
+    fn flush_pending(&mut self, text: &mut String) {
+        for c in std::mem::take(&mut self.pending).chars() {
             push(text, c);
         }
     }

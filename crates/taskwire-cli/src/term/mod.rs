@@ -1,11 +1,11 @@
 //! The terminal: what is written where, and in which form. Nothing here speaks to a server.
 
-pub(crate) mod asking;
 pub(crate) mod escape;
-pub(crate) mod events;
-pub(crate) mod lines;
-pub(crate) mod out;
+pub(crate) mod json_lines;
 pub(crate) mod paint;
+pub(crate) mod question_dialog;
 pub(crate) mod render;
-pub(crate) mod screen;
+pub(crate) mod stderr;
+pub(crate) mod stdin_lines;
+pub(crate) mod stdout;
 pub(crate) mod table;

@@ -10,34 +10,34 @@ use taskwire_core::Timestamp;
 
 /// What this process is attached to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Surroundings {
+pub(crate) struct Terminal {
     /// Standard output is a terminal.
     pub(crate) stdout: bool,
     /// Standard error is a terminal.
     pub(crate) stderr: bool,
     /// Somebody can be asked.
-    pub(crate) prompts: bool,
+    pub(crate) can_ask: bool,
     /// Colours and cursor movements are understood and wanted.
     pub(crate) colours: bool,
     /// Letters beyond ASCII are shown.
     pub(crate) unicode: bool,
 }
 
-impl Surroundings {
-    pub(crate) fn look() -> Self {
+impl Terminal {
+    pub(crate) fn detect() -> Self {
         let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let locale = env("LC_ALL").or_else(|| env("LC_CTYPE")).or_else(|| env("LANG"));
         Self {
             stdout: stdout().is_terminal(),
             stderr: stderr().is_terminal(),
-            prompts: stdin().is_terminal() && stderr().is_terminal(),
+            can_ask: stdin().is_terminal() && stderr().is_terminal(),
             colours: wants_colours(std::env::var_os("NO_COLOR").as_deref(), std::env::var_os("TERM").as_deref()),
             unicode: locale.is_some_and(|locale| is_unicode(&locale.to_string_lossy())),
         }
     }
 
     /// For notices.
-    pub(crate) fn paint(self) -> Paint {
+    pub(crate) fn stderr_paint(self) -> Paint {
         Paint(self.stderr && self.colours)
     }
 
@@ -97,7 +97,7 @@ impl Paint {
 }
 
 /// `12s`, `3m 05s`, `2h 10m`, `5d 03h`.
-pub(crate) fn span(span: Duration) -> String {
+pub(crate) fn short_duration(span: Duration) -> String {
     let seconds = span.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match (days, hours, minutes) {
@@ -109,7 +109,7 @@ pub(crate) fn span(span: Duration) -> String {
 }
 
 /// A moment as servers write it.
-pub(crate) fn moment(text: &str) -> Option<Timestamp> {
+pub(crate) fn parse_time(text: &str) -> Option<Timestamp> {
     let since = humantime::parse_rfc3339_weak(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
     Some(Timestamp::from_millis(i64::try_from(since.as_millis()).ok()?))
 }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn spans_have_two_units() {
         for (seconds, text) in [(0, "0s"), (59, "59s"), (60, "1m 00s"), (185, "3m 05s"), (7800, "2h 10m"), (442_800, "5d 03h")] {
-            assert_eq!(span(Duration::from_secs(seconds)), text);
+            assert_eq!(short_duration(Duration::from_secs(seconds)), text);
         }
     }
 

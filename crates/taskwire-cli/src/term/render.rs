@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use serde_json::Value;
-use taskwire::client::{Finished, Shown};
+use taskwire::client::{OutputPosition, ToolResult};
 use taskwire_core::Payload;
 
 /// Where a command was run again, its result has less than was written: it says by how many blocks it repeats that.
@@ -13,40 +13,40 @@ const REPEATS: &str = "dev.taskwire/repeats";
 const PART: &str = "dev.taskwire/part";
 
 /// A block as it is written: text as it is, anything else as a line about it.
-enum Shape<'a> {
+enum BlockText<'a> {
     Text(&'a str),
     Line(String),
 }
 
-fn shape(block: &Value) -> Shape<'_> {
+fn block_text(block: &Value) -> BlockText<'_> {
     let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();
     let sized = |kind: &str, what: &str, data: &Value| format!("[{kind} {what}, {}]", size(decoded_len(data.as_str().unwrap_or_default())));
     // What is too large for one block comes in parts, and then a link.
     if block["_meta"][PART].is_object() {
-        return Shape::Text("");
+        return BlockText::Text("");
     }
     match block["type"].as_str() {
-        Some("text") => Shape::Text(block["text"].as_str().unwrap_or_default()),
-        Some(kind @ ("image" | "audio")) => Shape::Line(sized(kind, &text(block, "mimeType"), &block["data"])),
-        Some("resource_link") => Shape::Line(text(block, "uri")),
+        Some("text") => BlockText::Text(block["text"].as_str().unwrap_or_default()),
+        Some(kind @ ("image" | "audio")) => BlockText::Line(sized(kind, &text(block, "mimeType"), &block["data"])),
+        Some("resource_link") => BlockText::Line(text(block, "uri")),
         Some("resource") => {
             let resource = &block["resource"];
             match resource["text"].as_str() {
-                Some(text) => Shape::Text(text),
-                None => Shape::Line(sized("resource", &text(resource, "uri"), &resource["blob"])),
+                Some(text) => BlockText::Text(text),
+                None => BlockText::Line(sized("resource", &text(resource, "uri"), &resource["blob"])),
             }
         }
-        other => Shape::Line(format!("[{}]", other.unwrap_or("unknown content"))),
+        other => BlockText::Line(format!("[{}]", other.unwrap_or("unknown content"))),
     }
 }
 
 /// A chunk of output. Text is joined as it is, for it goes on in the next chunk; the rest gets a line of its own.
-pub(crate) fn inline(blocks: &[Value]) -> String {
+pub(crate) fn chunk_text(blocks: &[Value]) -> String {
     let mut output = String::new();
     for block in blocks {
-        match shape(block) {
-            Shape::Text(text) => output.push_str(text),
-            Shape::Line(line) => {
+        match block_text(block) {
+            BlockText::Text(text) => output.push_str(text),
+            BlockText::Line(line) => {
                 end_line(&mut output);
                 output.push_str(&line);
                 output.push('\n');
@@ -57,26 +57,26 @@ pub(crate) fn inline(blocks: &[Value]) -> String {
 }
 
 /// Blocks that were each a chunk of its own.
-fn one_by_one(blocks: &[Value]) -> String {
-    blocks.iter().map(|block| inline(std::slice::from_ref(block))).collect()
+fn separate_chunks_text(blocks: &[Value]) -> String {
+    blocks.iter().map(|block| chunk_text(std::slice::from_ref(block))).collect()
 }
 
 /// A whole result: each block begins on a line of its own. Its value only if there is nothing else to show.
-pub(crate) fn whole(result: &Finished) -> String {
-    from(result, 0)
+pub(crate) fn result_text(result: &ToolResult) -> String {
+    result_text_from(result, 0)
 }
 
 /// A result without its first blocks.
-fn from(result: &Finished, first: usize) -> String {
+fn result_text_from(result: &ToolResult, first: usize) -> String {
     let mut output = String::new();
     for block in result.content[first..].iter().filter(|block| is_for_people(block)) {
         end_line(&mut output);
-        output.push_str(&match shape(block) {
-            Shape::Text(text) => Cow::Borrowed(text),
-            Shape::Line(line) => Cow::Owned(line),
+        output.push_str(&match block_text(block) {
+            BlockText::Text(text) => Cow::Borrowed(text),
+            BlockText::Line(line) => Cow::Owned(line),
         });
     }
-    let has_text = result.content.iter().any(|block| matches!(shape(block), Shape::Text(text) if !text.is_empty()));
+    let has_text = result.content.iter().any(|block| matches!(block_text(block), BlockText::Text(text) if !text.is_empty()));
     if let Some(value) = result.structured.as_ref().filter(|_| !has_text) {
         end_line(&mut output);
         output.push_str(&serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string()));
@@ -99,9 +99,9 @@ fn end_line(output: &mut String) {
 
 /// What was shown before the end, for the question whether the result says anything new.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Before {
+pub(crate) struct ShownSoFar {
     /// All that was shown of the output.
-    pub(crate) shown: Shown,
+    pub(crate) shown: OutputPosition,
     /// Whether it was shown from the beginning; if not, the result is nothing new if it ends with it.
     pub(crate) from_start: bool,
     /// Whether the last line is not ended yet.
@@ -109,13 +109,13 @@ pub(crate) struct Before {
 }
 
 /// What is left to be written when the call has ended with `result`.
-pub(crate) fn last_words(before: Before, result: &Finished) -> String {
+pub(crate) fn unshown_end(before: ShownSoFar, result: &ToolResult) -> String {
     let newline = if before.line_open { "\n" } else { "" };
-    format!("{newline}{}", from(result, said_before(before, result)))
+    format!("{newline}{}", result_text_from(result, blocks_shown(before, result)))
 }
 
 /// How many blocks at the beginning of a result were shown already.
-fn said_before(before: Before, result: &Finished) -> usize {
+fn blocks_shown(before: ShownSoFar, result: &ToolResult) -> usize {
     let content = &result.content;
     if before.shown.bytes == 0 {
         return 0;
@@ -124,7 +124,7 @@ fn said_before(before: Before, result: &Finished) -> usize {
         return repeats.min(content.len());
     }
     // As it is written at once, and as blocks that came one by one.
-    let was = |len: usize| was_shown(before, &inline(&content[..len])) || was_shown(before, &one_by_one(&content[..len]));
+    let was = |len: usize| was_shown(before, &chunk_text(&content[..len])) || was_shown(before, &separate_chunks_text(&content[..len]));
     let same = (1..=content.len()).rev().find(|len| was(*len));
     // Of much output a result has only the two ends, and says where all of it is.
     let is_cut = |block: &Value| {
@@ -141,12 +141,12 @@ fn repeats(raw: &Payload) -> Option<usize> {
     usize::try_from(result["_meta"][REPEATS].as_u64()?).ok()
 }
 
-fn was_shown(before: Before, text: &str) -> bool {
+fn was_shown(before: ShownSoFar, text: &str) -> bool {
     let start = usize::try_from(before.shown.bytes).ok().and_then(|len| text.len().checked_sub(len));
     let Some(end) = start.and_then(|start| text.get(start..)).filter(|end| end.len() == text.len() || !before.from_start) else {
         return false;
     };
-    let mut shown = Shown::default();
+    let mut shown = OutputPosition::default();
     shown.add(end);
     shown.hash == before.shown.hash
 }
@@ -178,70 +178,70 @@ mod tests {
 
     use super::*;
 
-    fn finished(content: Value, structured: Option<Value>) -> Finished {
+    fn finished(content: Value, structured: Option<Value>) -> ToolResult {
         let raw = Payload::from(json!({}));
-        Finished { content: content.as_array().cloned().unwrap_or_default(), structured, is_error: false, raw }
+        ToolResult { content: content.as_array().cloned().unwrap_or_default(), structured, is_error: false, raw }
     }
 
     fn text(text: &str) -> Value {
         json!([{"type": "text", "text": text}])
     }
 
-    fn before(streamed: &str) -> Before {
-        let mut shown = Shown::default();
+    fn before(streamed: &str) -> ShownSoFar {
+        let mut shown = OutputPosition::default();
         shown.add(streamed);
-        Before { shown, from_start: true, line_open: !streamed.is_empty() && !streamed.ends_with('\n') }
+        ShownSoFar { shown, from_start: true, line_open: !streamed.is_empty() && !streamed.ends_with('\n') }
     }
 
     #[test]
     fn a_result_that_was_streamed_is_not_said_again() {
-        assert_eq!(last_words(before("a story"), &finished(text("a story"), None)), "\n");
-        assert_eq!(last_words(before("a story\n"), &finished(text("a story\n"), None)), "");
+        assert_eq!(unshown_end(before("a story"), &finished(text("a story"), None)), "\n");
+        assert_eq!(unshown_end(before("a story\n"), &finished(text("a story\n"), None)), "");
         let blocks = json!([{"type": "text", "text": "a "}, {"type": "text", "text": "story"}]);
-        assert_eq!(last_words(before("a story"), &finished(blocks, None)), "\n");
+        assert_eq!(unshown_end(before("a story"), &finished(blocks, None)), "\n");
     }
 
     #[test]
     fn a_result_that_is_new_comes_on_a_new_line_and_ends_it() {
-        assert_eq!(last_words(before("2…\n1…\n"), &finished(text("Lift-off!"), None)), "Lift-off!\n");
-        assert_eq!(last_words(before("1, 2"), &finished(text("two"), None)), "\ntwo\n");
-        assert_eq!(last_words(before(""), &finished(text("at once\n"), None)), "at once\n");
-        assert_eq!(last_words(before(""), &finished(json!([]), None)), "");
+        assert_eq!(unshown_end(before("2…\n1…\n"), &finished(text("Lift-off!"), None)), "Lift-off!\n");
+        assert_eq!(unshown_end(before("1, 2"), &finished(text("two"), None)), "\ntwo\n");
+        assert_eq!(unshown_end(before(""), &finished(text("at once\n"), None)), "at once\n");
+        assert_eq!(unshown_end(before(""), &finished(json!([]), None)), "");
     }
 
     #[test]
     fn what_a_result_adds_to_the_output_is_all_that_is_said() {
         let blocks = json!([{"type": "text", "text": "words\n"}, {"type": "text", "text": "The command ended with exit code 3."}]);
-        assert_eq!(last_words(before("words\n"), &finished(blocks.clone(), None)), "The command ended with exit code 3.\n");
-        assert_eq!(last_words(before("other\n"), &finished(blocks, None)), "words\nThe command ended with exit code 3.\n");
+        assert_eq!(unshown_end(before("words\n"), &finished(blocks.clone(), None)), "The command ended with exit code 3.\n");
+        assert_eq!(unshown_end(before("other\n"), &finished(blocks, None)), "words\nThe command ended with exit code 3.\n");
         let link = |size: u64| json!({"type": "resource_link", "uri": "taskwire://task/x/output", "name": "output", "size": size});
         let cut =
             |size| json!([{"type": "text", "text": "a"}, {"type": "text", "text": "[…]"}, link(size), {"type": "text", "text": "code 1"}]);
-        assert_eq!(last_words(before("a to z\n"), &finished(cut(7), None)), "code 1\n");
-        assert!(last_words(before("z\n"), &finished(cut(7), None)).contains("[…]"), "not all of it was shown");
+        assert_eq!(unshown_end(before("a to z\n"), &finished(cut(7), None)), "code 1\n");
+        assert!(unshown_end(before("z\n"), &finished(cut(7), None)).contains("[…]"), "not all of it was shown");
         let mut kept = cut(0);
         kept[2] =
             json!({"type": "resource_link", "uri": "taskwire://task/x/output", "name": "output", "_meta": {"dev.taskwire/written": 7}});
-        assert_eq!(last_words(before("a to z\n"), &finished(kept, None)), "code 1\n", "however much of it is kept");
+        assert_eq!(unshown_end(before("a to z\n"), &finished(kept, None)), "code 1\n", "however much of it is kept");
     }
 
     #[test]
     fn of_a_command_that_was_run_again_the_last_run_is_not_said_again() {
         let twice = before("begun\nbegun\nended\n");
         let blocks = json!([{"type": "text", "text": "begun\nended\n"}, {"type": "text", "text": "code 3"}]);
-        let again = |repeats: u64| Finished { raw: json!({"_meta": {REPEATS: repeats}}).into(), ..finished(blocks.clone(), None) };
-        assert_eq!(last_words(twice, &again(1)), "code 3\n");
-        assert_eq!(last_words(Before { from_start: false, ..twice }, &again(1)), "code 3\n", "wherever it was begun to be shown");
-        assert_eq!(last_words(twice, &again(9)), "");
-        assert_eq!(last_words(before(""), &again(1)), "begun\nended\ncode 3\n", "nothing was shown");
-        assert_eq!(last_words(twice, &finished(blocks, None)), "begun\nended\ncode 3\n");
+        let again = |repeats: u64| ToolResult { raw: json!({"_meta": {REPEATS: repeats}}).into(), ..finished(blocks.clone(), None) };
+        assert_eq!(unshown_end(twice, &again(1)), "code 3\n");
+        assert_eq!(unshown_end(ShownSoFar { from_start: false, ..twice }, &again(1)), "code 3\n", "wherever it was begun to be shown");
+        assert_eq!(unshown_end(twice, &again(9)), "");
+        assert_eq!(unshown_end(before(""), &again(1)), "begun\nended\ncode 3\n", "nothing was shown");
+        assert_eq!(unshown_end(twice, &finished(blocks, None)), "begun\nended\ncode 3\n");
     }
 
     #[test]
     fn shown_from_the_middle_a_result_that_ends_with_it_is_not_said_again() {
-        let middle = Before { from_start: false, ..before("story") };
-        assert_eq!(last_words(middle, &finished(text("a story"), None)), "\n");
-        assert_eq!(last_words(before("story"), &finished(text("a story"), None)), "\na story\n");
+        let middle = ShownSoFar { from_start: false, ..before("story") };
+        assert_eq!(unshown_end(middle, &finished(text("a story"), None)), "\n");
+        assert_eq!(unshown_end(before("story"), &finished(text("a story"), None)), "\na story\n");
     }
 
     #[test]
@@ -256,29 +256,29 @@ mod tests {
             {"type": "resource", "resource": {"uri": "file:///c", "blob": "AAAA"}},
         ]);
         let lines = "see\n[image image/png, 12.3 kB]\n[audio audio/wav, 2 B]\nfile:///a.txt\ninside\n[resource file:///c, 3 B]\n";
-        assert_eq!(whole(&finished(content.clone(), None)), lines);
-        assert_eq!(inline(content.as_array().expect("a list")), lines);
+        assert_eq!(result_text(&finished(content.clone(), None)), lines);
+        assert_eq!(chunk_text(content.as_array().expect("a list")), lines);
     }
 
     #[test]
     fn parts_of_a_block_are_not_shown_but_the_link_to_it_is() {
         let part = json!({"type": "resource", "resource": {"uri": "x:?part=0", "blob": "AAAA"}, "_meta": {PART: {"of": "0a", "part": 0, "parts": 1}}});
         let blocks = [json!({"type": "text", "text": "see"}), part, json!({"type": "resource_link", "uri": "x:", "name": "image"})];
-        assert_eq!(inline(&blocks), "see\nx:\n");
+        assert_eq!(chunk_text(&blocks), "see\nx:\n");
     }
 
     #[test]
     fn text_of_a_chunk_is_joined_as_it_is_and_of_a_result_by_lines() {
         let content = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        assert_eq!(inline(content.as_array().expect("a list")), "ab");
-        assert_eq!(whole(&finished(content, None)), "a\nb\n");
+        assert_eq!(chunk_text(content.as_array().expect("a list")), "ab");
+        assert_eq!(result_text(&finished(content, None)), "a\nb\n");
     }
 
     #[test]
     fn the_value_is_shown_only_where_there_is_no_text() {
         let value = json!({"n": 1});
-        assert_eq!(whole(&finished(json!([]), Some(value.clone()))), "{\n  \"n\": 1\n}\n");
-        assert_eq!(whole(&finished(text("one"), Some(value))), "one\n");
+        assert_eq!(result_text(&finished(json!([]), Some(value.clone()))), "{\n  \"n\": 1\n}\n");
+        assert_eq!(result_text(&finished(text("one"), Some(value))), "one\n");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tables: columns as wide as what is in them, the last one cut to the window.
 
-use super::{paint::Surroundings, screen::fit};
+use super::{paint::Terminal, stderr::fit};
 
 /// Between two columns.
 const GAP: &str = "  ";
@@ -10,7 +10,7 @@ const LAST_PART: usize = 3;
 
 /// What may become of the last column where the window is too narrow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Last {
+pub(crate) enum LastColumn {
     /// It is cut first.
     Cut,
     /// It is not: it is what one copies.
@@ -44,7 +44,7 @@ impl Cell {
 }
 
 /// A table with titles for standard output; nothing without rows.
-pub(crate) fn text(titles: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>, last: Last, surroundings: Surroundings) -> String {
+pub(crate) fn text(titles: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>, last: LastColumn, surroundings: Terminal) -> String {
     let title = |text: &&str| Cell::painted(text, surroundings.stdout_paint().bold(text));
     let mut all: Vec<Vec<Cell>> = vec![titles.iter().map(title).collect()];
     all.extend(rows);
@@ -55,13 +55,13 @@ pub(crate) fn text(titles: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>, l
 }
 
 /// The lines of a table. Of the other columns the widest is cut where the window (`columns`) is too narrow.
-pub(crate) fn lines(rows: &[Vec<Cell>], last: Last, columns: Option<usize>, unicode: bool) -> Vec<String> {
+pub(crate) fn lines(rows: &[Vec<Cell>], last: LastColumn, columns: Option<usize>, unicode: bool) -> Vec<String> {
     let widths = widths(rows, last, columns);
-    let columns = columns.filter(|_| last == Last::Cut);
+    let columns = columns.filter(|_| last == LastColumn::Cut);
     rows.iter().map(|row| line(row, &widths, columns, unicode)).collect()
 }
 
-fn widths(rows: &[Vec<Cell>], last: Last, columns: Option<usize>) -> Vec<usize> {
+fn widths(rows: &[Vec<Cell>], last: LastColumn, columns: Option<usize>) -> Vec<usize> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let mut widths = vec![0; count];
     for row in rows {
@@ -71,7 +71,7 @@ fn widths(rows: &[Vec<Cell>], last: Last, columns: Option<usize>) -> Vec<usize> 
     }
     let Some(columns) = columns else { return widths };
     let Some((own, inner)) = widths.split_last_mut() else { return widths };
-    let kept = if last == Last::Whole { *own } else { (*own).min(LAST_COLUMNS_MIN.max(columns / LAST_PART)) };
+    let kept = if last == LastColumn::Whole { *own } else { (*own).min(LAST_COLUMNS_MIN.max(columns / LAST_PART)) };
     let wanted = |inner: &[usize]| inner.iter().map(|width| width + GAP.len()).sum::<usize>() + kept;
     while wanted(inner) > columns {
         match inner.iter_mut().max() {
@@ -122,19 +122,19 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_what_is_in_them() {
-        let lines = lines(&rows(ROWS), Last::Cut, None, true);
+        let lines = lines(&rows(ROWS), LastColumn::Cut, None, true);
         assert_eq!(lines, ["TOOL       PARAMETERS  WHAT IT DOES", "countdown  [from]      Counts down, one number a second"]);
     }
 
     #[test]
     fn a_narrow_window_cuts_the_last_column_then_the_widest() {
-        let narrow = lines(&rows(ROWS), Last::Cut, Some(40), true);
+        let narrow = lines(&rows(ROWS), LastColumn::Cut, Some(40), true);
         assert_eq!(narrow[1], "countdown  [from]      Counts down, one…");
-        let narrower = lines(&rows(ROWS), Last::Cut, Some(24), true);
+        let narrower = lines(&rows(ROWS), LastColumn::Cut, Some(24), true);
         assert!(narrower.iter().all(|line| console::measure_text_width(line) <= 24), "{narrower:?}");
         assert!(narrower[1].starts_with("count"), "{narrower:?}");
         for columns in 1..20 {
-            lines(&rows(ROWS), Last::Cut, Some(columns), true);
+            lines(&rows(ROWS), LastColumn::Cut, Some(columns), true);
         }
     }
 
@@ -142,14 +142,14 @@ mod tests {
     fn long_columns_leave_a_third_of_the_window_to_the_last() {
         let long =
             ["render_scene_with_options", "scene [height] [layers] [preview] [quality] [width]", "Renders a scene with all its layers"];
-        let lines = lines(&rows(&[&long, &["b", "", "Short"]]), Last::Cut, Some(80), true);
+        let lines = lines(&rows(&[&long, &["b", "", "Short"]]), LastColumn::Cut, Some(80), true);
         assert_eq!(lines[0], "render_scene_with_options  scene [height] [layers] …  Renders a scene with all …");
         assert_eq!(lines[1], format!("b{}Short", " ".repeat(53)));
     }
 
     #[test]
     fn what_one_copies_is_never_cut() {
-        let narrow = lines(&rows(ROWS), Last::Whole, Some(10), true);
+        let narrow = lines(&rows(ROWS), LastColumn::Whole, Some(10), true);
         assert_eq!(narrow[1], "cou…  [fr…  Counts down, one number a second");
     }
 
@@ -157,11 +157,11 @@ mod tests {
     fn wide_letters_and_colours_do_not_shift_columns() {
         let painted = Cell::painted("ok", "\x1b[32mok\x1b[0m".to_owned());
         let rows = vec![vec![Cell::from("世界"), "x".into()], vec![painted, "y".into()]];
-        assert_eq!(lines(&rows, Last::Cut, None, true), ["世界  x", "\x1b[32mok\x1b[0m    y"]);
+        assert_eq!(lines(&rows, LastColumn::Cut, None, true), ["世界  x", "\x1b[32mok\x1b[0m    y"]);
     }
 
     #[test]
     fn nothing_is_no_lines() {
-        assert!(lines(&[], Last::Cut, Some(80), true).is_empty());
+        assert!(lines(&[], LastColumn::Cut, Some(80), true).is_empty());
     }
 }

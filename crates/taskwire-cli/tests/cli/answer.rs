@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 use taskwire::tool::{Question, TaskMode, Tool};
 
 use crate::{
-    fixture::{Fixture, Gate, Puppet, asks, steps},
+    fixture::{Gate, ScriptedServer, TestServer, asks, steps},
     kit::{Server, TempDir},
-    user::{Running, User},
+    user::{RunningCommand, User},
 };
 
 const PAGE: &str = "https://example.com/sign?in=1";
@@ -26,7 +26,7 @@ fn size() -> Question {
 
 /// Calls a tool that asks, and waits for the way to answer: the task, and what follows its name.
 #[track_caller]
-fn asked(user: &User, url: &str, args: &[&str]) -> (Running, String, String) {
+fn asked(user: &User, url: &str, args: &[&str]) -> (RunningCommand, String, String) {
     let args: Vec<&str> = ["call", url].into_iter().chain(args.iter().copied()).collect();
     let mut running = user.start(&args);
     let task = running.task();
@@ -38,7 +38,7 @@ fn asked(user: &User, url: &str, args: &[&str]) -> (Running, String, String) {
 
 /// The answer that the tool was given.
 #[track_caller]
-fn given(running: Running) -> Value {
+fn given(running: RunningCommand) -> Value {
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     serde_json::from_str(&ended.out).expect("JSON")
@@ -82,7 +82,7 @@ fn the_only_field_needs_no_name_and_a_form_can_be_declined() {
 
 #[test]
 fn an_answer_that_does_not_fit_is_not_sent() {
-    let (user, fixture) = (User::new(), Fixture::serve([asks("size", "size", size(), TaskMode::Always)]));
+    let (user, fixture) = (User::new(), TestServer::serve([asks("size", "size", size(), TaskMode::Always)]));
     let (running, task, way) = asked(&user, &fixture.url(), &["size"]);
     assert_eq!(way, "size width=…", "what must be filled in");
     let all = "width (integer, required), colour (red|green, optional)";
@@ -115,7 +115,7 @@ fn the_server_is_asked_once_which_question_is_open() {
     let question = json!({"method": "elicitation/create", "params": {"mode": "form", "message": "Your name?", "requestedSchema": schema}});
     let (user, puppet) = (
         User::new(),
-        Puppet::showing(json!({
+        ScriptedServer::showing(json!({
             "resultType": "complete", "taskId": "t1", "status": "input_required", "createdAt": "2025-11-25T10:30:00Z",
             "lastUpdatedAt": "2025-11-25T10:50:00Z", "ttlMs": 3_600_000, "pollIntervalMs": 5000, "inputRequests": {"name": question},
         })),
@@ -135,7 +135,7 @@ fn region() -> Tool {
 #[test]
 fn the_only_question_needs_no_key() {
     let tools = [region(), asks("size", "size", size(), TaskMode::Always)];
-    let (user, fixture) = (User::new(), Fixture::serve(tools));
+    let (user, fixture) = (User::new(), TestServer::serve(tools));
     for era in ["modern", "legacy"] {
         let (running, task, _) = asked(&user, &fixture.url(), &["deploy", "--era", era]);
         assert!(running.err.text().contains("taskwire: the task asks: Which region? (eu, us)\n"), "{era}: {}", running.err.text());
@@ -172,7 +172,7 @@ fn a_word_that_is_the_key_or_nearly_so_is_no_answer() {
 fn who_names_no_question_is_told_which_are_open_and_how_to_answer_them() {
     let gate = Gate::closed();
     let tools = [asks("size", "size", size(), TaskMode::Always), steps("busy", &gate, ["never"], "never")];
-    let (user, fixture) = (User::new(), Fixture::serve(tools));
+    let (user, fixture) = (User::new(), TestServer::serve(tools));
     let (running, task, _) = asked(&user, &fixture.url(), &["size"]);
     let asked_for = "size: Which size? (colour: red, green)";
     let open = format!("which question? Name one that is open:\n  {asked_for}\n    taskwire answer {task} size width=…");
@@ -192,7 +192,7 @@ fn who_names_no_question_is_told_which_are_open_and_how_to_answer_them() {
 fn a_form_can_be_accepted_as_it_is() {
     let schema = json!({"type": "object", "properties": {"sure": {"type": "boolean", "default": true}}});
     let tool = asks("sure", "sure", Question::form("Sure?", schema), TaskMode::Always);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     let (running, task, _) = asked(&user, &fixture.url(), &["sure"]);
     assert_eq!(user.run(&["answer", &task, "sure", "--accept"]).code, Some(0));
     assert_eq!(given(running), json!({"action": "accept", "content": {"sure": true}}));
@@ -201,7 +201,7 @@ fn a_form_can_be_accepted_as_it_is() {
 #[test]
 fn a_page_is_only_ever_named_and_somebody_agrees_or_not() {
     let tool = asks("sign", "sign_in", Question::url("Sign in, please", PAGE), TaskMode::Always);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     for (flag, action) in [("--accept", "accept"), ("--decline", "decline"), ("--cancel", "cancel")] {
         let (mut running, task, way) = asked(&user, &fixture.url(), &["sign"]);
         assert_eq!(way, "sign_in --accept");
@@ -219,7 +219,7 @@ fn a_page_is_only_ever_named_and_somebody_agrees_or_not() {
 fn programs_get_all_that_is_needed_to_answer() {
     let tools =
         [asks("size", "size", size(), TaskMode::Always), asks("sign", "sign_in", Question::url("Sign in, please", PAGE), TaskMode::Always)];
-    let (user, fixture) = (User::new(), Fixture::serve(tools));
+    let (user, fixture) = (User::new(), TestServer::serve(tools));
     for (tool, key, kind, answer) in [("size", "size", "form", "width=2"), ("sign", "sign_in", "url", "--accept")] {
         let mut running = user.start(&["call", &fixture.url(), tool, "--json"]);
         let asked = running.out.line_of("a question", |line| {
@@ -244,7 +244,7 @@ fn programs_get_all_that_is_needed_to_answer() {
 
 #[test]
 fn a_call_that_is_no_task_is_not_kept_waiting() {
-    let (user, fixture) = (User::new(), Fixture::serve([asks("size", "size", size(), TaskMode::Never)]));
+    let (user, fixture) = (User::new(), TestServer::serve([asks("size", "size", size(), TaskMode::Never)]));
     let ended = user.run(&["call", &fixture.url(), "size"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let asked = "taskwire: the tool asks: Which size? (colour: red, green)\n";
@@ -254,7 +254,7 @@ fn a_call_that_is_no_task_is_not_kept_waiting() {
 
 #[test]
 fn who_comes_later_is_asked_as_well() {
-    let (user, fixture) = (User::new(), Fixture::serve([asks("size", "size", size(), TaskMode::Always)]));
+    let (user, fixture) = (User::new(), TestServer::serve([asks("size", "size", size(), TaskMode::Always)]));
     let (mut first, task, _) = asked(&user, &fixture.url(), &["size"]);
     first.kill();
     let mut second = user.start(&["watch", &task]);

@@ -9,9 +9,9 @@ use taskwire::{
 };
 
 use crate::{
-    fixture::{Fixture, Gate, Puppet, echo, says, steps},
-    kit::{PATIENCE, Server, TempDir},
-    user::{Running, User},
+    fixture::{Gate, ScriptedServer, TestServer, echo, says, steps},
+    kit::{Server, TIMEOUT, TempDir},
+    user::{RunningCommand, User},
 };
 
 /// What the demo server tells, word by word.
@@ -51,7 +51,7 @@ fn a_result_that_was_streamed_is_told_once_and_ends_its_line() {
 #[test]
 fn without_streaming_there_is_only_the_result() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n", "two\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n", "two\n"], "done")]);
     gate.open(3);
     let ended = user.run(&["call", &fixture.url(), "steps", "--no-stream"]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "done\n"), "{ended:?}");
@@ -61,7 +61,7 @@ fn without_streaming_there_is_only_the_result() {
 fn what_a_tool_writes_reaches_a_pipe_as_it_is() {
     let (user, gate) = (User::new(), Gate::closed());
     let text = "\x1b[2J\x1b]0;title\x07\u{9b}m\ttab\rreturn\0";
-    let fixture = Fixture::serve([steps("steps", &gate, [text], text)]);
+    let fixture = TestServer::serve([steps("steps", &gate, [text], text)]);
     gate.open(2);
     let ended = user.run(&["call", &fixture.url(), "steps"]);
     assert_eq!((ended.code, ended.out), (Some(0), format!("{text}\n")));
@@ -83,7 +83,7 @@ fn content_that_is_no_text_is_a_line_about_it() {
     };
     let tools =
         [Tool::raw("show", "Shows", json!({"type": "object"}), body), Tool::raw("value", "Counts", json!({"type": "object"}), value)];
-    let (user, fixture) = (User::new(), Fixture::serve(tools));
+    let (user, fixture) = (User::new(), TestServer::serve(tools));
     let ended = user.run(&["call", &fixture.url(), "show"]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "see:\n[image image/png, 12.3 kB]\nfile:///a.txt\ninside\n"), "{ended:?}");
     let ended = user.run(&["call", &fixture.url(), "value"]);
@@ -131,7 +131,7 @@ fn what_does_not_fit_the_schema_has_one_code_whoever_finds_it() {
     let body = |_: Ctx| async { Err::<String, _>(ToolError::protocol(-32602, "no such city")) };
     let schema = json!({"type": "object", "properties": {"days": {"type": "integer", "minimum": 1}, "city": {"type": "string"}}});
     let tool = Tool::raw("weather", "Tells the weather", schema, body).task(TaskMode::Never);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     let url = fixture.url();
     user.run(&["call", &url, "weather", "days=few"]).is_refusal("`days` must be an integer, not `few`");
     user.run(&["call", &url, "weather", "days=0"]).is_refusal("the arguments of `weather` do not fit: `days`: 0 is less than 1");
@@ -145,7 +145,7 @@ fn what_does_not_fit_the_schema_has_one_code_whoever_finds_it() {
 #[test]
 fn a_task_that_was_cancelled_elsewhere_has_a_code_of_its_own() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["begun", "never"], "never")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["begun", "never"], "never")]);
     let mut running = user.start(&["call", &fixture.url(), "steps"]);
     let task = running.task();
     gate.open(1);
@@ -171,7 +171,7 @@ fn a_server_that_is_not_there_is_given_up_soon() {
 fn an_error_instead_of_an_answer_is_the_protocols() {
     let body = |_: Ctx| async { Err::<String, _>(ToolError::protocol(1002, "not today")) };
     let tool = Tool::raw("moody", "Answers or not", json!({"type": "object"}), body).task(TaskMode::Never);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     let ended = user.run(&["call", &fixture.url(), "moody"]);
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(3), "", "taskwire: not today (code 1002)\n"));
     let ended = user.run(&["call", &fixture.url(), "moody", "--json"]);
@@ -185,7 +185,7 @@ fn an_error_instead_of_an_answer_is_the_protocols() {
 
 #[test]
 fn arguments_become_what_the_tool_wants() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo()]));
     let url = fixture.url();
     let note = user.write("note.txt", "from a\nfile");
     let object = user.write("args.json", "{\"text\": \"of a file\", \"count\": 7}");
@@ -213,7 +213,7 @@ fn arguments_become_what_the_tool_wants() {
 
 #[test]
 fn what_cannot_be_meant_is_refused_with_what_may_have_been() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo(), says("say", &Gate::closed(), "", TaskMode::Never)]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo(), says("say", &Gate::closed(), "", TaskMode::Never)]));
     let url = fixture.url();
     let all = "Its parameters: text (string, required), colour (red|green, optional), count (integer, optional), deep (object, optional), \
                ratio (number, optional), sure (boolean, optional), tags (array, optional)";
@@ -256,7 +256,7 @@ fn check_events(lines: &[Value]) {
 #[test]
 fn programs_get_an_object_a_line() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n", "two\n"], "done"), echo()]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n", "two\n"], "done"), echo()]);
     gate.open(3);
     let ended = user.run(&["call", &fixture.url(), "steps", "--json"]);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{ended:?}");
@@ -306,7 +306,7 @@ fn programs_are_told_how_it_failed() {
 #[test]
 fn a_detached_call_prints_its_task_and_returns() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done"), echo()]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one"], "done"), echo()]);
     let task = user.detach(&fixture.url(), "steps");
     assert_eq!(task.len(), 32, "{task}");
     assert_eq!(user.task(&task)["status"], "working");
@@ -319,7 +319,7 @@ fn a_detached_call_prints_its_task_and_returns() {
 #[test]
 fn an_interrupt_and_a_termination_leave_the_task_running() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one"], "done")]);
     for signal in ["INT", "TERM"] {
         let mut running = user.start(&["call", &fixture.url(), "steps"]);
         let task = running.task();
@@ -338,7 +338,7 @@ fn an_interrupt_and_a_termination_leave_the_task_running() {
 #[test]
 fn a_second_interrupt_cancels_the_task_and_so_does_the_first_of_who_said_so() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one"], "done")]);
     let mut running = user.start(&["call", &fixture.url(), "steps"]);
     let task = running.task();
     running.signal("INT");
@@ -361,7 +361,7 @@ fn a_second_interrupt_cancels_the_task_and_so_does_the_first_of_who_said_so() {
 #[test]
 fn programs_are_told_that_a_task_is_left_or_cancelled() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one"], "done")]);
     let url = fixture.url();
     let args = ["call", url.as_str(), "steps", "--json", "--cancel-on-interrupt"];
     for (signal, args, code) in [("TERM", &args[..4], 0), ("INT", &args[..4], 0), ("INT", &args[..], 4)] {
@@ -412,34 +412,34 @@ fn hold(gate: &Gate) -> (Tool, mpsc::Receiver<&'static str>) {
 fn a_call_that_is_no_task_is_given_up_and_its_server_told() {
     let (user, gate) = (User::new(), Gate::closed());
     let (tool, news) = hold(&gate);
-    let fixture = Fixture::serve([tool]);
+    let fixture = TestServer::serve([tool]);
     let running = user.start(&["call", &fixture.url(), "hold", "--cancel-on-interrupt"]);
-    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
     running.signal("INT");
     let ended = running.end();
     let words = "taskwire: cancelling…\ntaskwire: given up\n";
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", words));
-    assert_eq!(news.recv_timeout(PATIENCE), Ok("over"), "nobody opened the gate");
+    assert_eq!(news.recv_timeout(TIMEOUT), Ok("over"), "nobody opened the gate");
     assert!(user.ledger().entries().expect("a list").is_empty(), "there is nothing to come back to");
 
     let mut running = user.start(&["call", &fixture.url(), "hold"]);
-    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
     running.signal("INT");
     let way_back = running.err.until("taskwire: Ctrl-C again gives it up\n");
     assert!(way_back.starts_with("taskwire: left running; come back with: taskwire watch "), "{way_back}");
     running.signal("INT");
     let ended = running.end();
     assert_eq!((ended.code, ended.err), (Some(4), format!("{way_back}{words}")));
-    assert_eq!(news.recv_timeout(PATIENCE), Ok("over"), "nobody opened the gate");
+    assert_eq!(news.recv_timeout(TIMEOUT), Ok("over"), "nobody opened the gate");
 }
 
 #[test]
 fn a_result_that_comes_before_the_call_was_left_is_shown() {
     let (user, gate) = (User::new(), Gate::closed());
     let (tool, news) = hold(&gate);
-    let fixture = Fixture::serve([tool]);
+    let fixture = TestServer::serve([tool]);
     let mut running = user.start(&["call", &fixture.url(), "hold"]);
-    assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+    assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
     running.signal("INT");
     running.err.until("taskwire: Ctrl-C again gives it up\n");
     gate.open(1);
@@ -450,9 +450,9 @@ fn a_result_that_comes_before_the_call_was_left_is_shown() {
 #[test]
 fn an_interrupt_gives_up_what_could_not_be_found_again() {
     let user = User::new();
-    let (puppet, called) = Puppet::silent();
+    let (puppet, called) = ScriptedServer::silent();
     let running = user.start(&["call", &puppet.url(), "hold"]);
-    called.recv_timeout(PATIENCE).expect("it is called");
+    called.recv_timeout(TIMEOUT).expect("it is called");
     running.signal("INT");
     let ended = running.end();
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", "taskwire: given up\n"), "it knows no keys");
@@ -462,12 +462,12 @@ fn an_interrupt_gives_up_what_could_not_be_found_again() {
 fn a_call_that_is_no_task_yet_can_be_left_and_come_back_to() {
     let (user, gate) = (User::new(), Gate::closed());
     let (tool, news) = hold(&gate);
-    let fixture = Fixture::serve([tool]);
+    let fixture = TestServer::serve([tool]);
     let url = fixture.url();
     for (json, signal) in [(false, "TERM"), (true, "TERM"), (true, "INT")] {
         let args = ["call", url.as_str(), "hold", "--json"];
         let running = user.start(if json { &args } else { &args[..3] });
-        assert_eq!(news.recv_timeout(PATIENCE), Ok("begun"));
+        assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
         running.signal(signal);
         let ended = running.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -485,7 +485,7 @@ fn a_call_that_is_no_task_yet_can_be_left_and_come_back_to() {
         gate.open(1);
         let watched = user.run(&["watch", prefix]);
         assert_eq!((watched.code, watched.out.as_str()), (Some(0), "held\n"), "{watched:?}");
-        assert_eq!(news.recv_timeout(PATIENCE), Ok("over"));
+        assert_eq!(news.recv_timeout(TIMEOUT), Ok("over"));
         assert_eq!(news.try_recv(), Err(mpsc::TryRecvError::Empty), "the work was done once");
         user.run(&["tasks", "--prune"]);
     }
@@ -529,7 +529,7 @@ fn who_gives_up_before_there_is_a_connection_is_not_kept_waiting() {
 #[test]
 fn a_question_for_a_language_model_is_not_answered_by_anybody() {
     let user = User::new();
-    let puppet = Puppet::asking(r#"{"m":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":5}}}"#);
+    let puppet = ScriptedServer::asking(r#"{"m":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":5}}}"#);
     let words = format!("{} asks for sampling/createMessage, which this client does not offer", puppet.url());
     let ended = user.run(&["call", &puppet.url(), "ask"]);
     assert_eq!((ended.code, ended.out.as_str(), ended.err), (Some(3), "", format!("taskwire: {words}\n")));
@@ -537,7 +537,7 @@ fn a_question_for_a_language_model_is_not_answered_by_anybody() {
     assert_eq!(ended.code, Some(3), "{ended:?}");
     let last = ended.json().pop().expect("a last line");
     assert_eq!(last, json!({"event": "error", "kind": "protocol", "message": words}));
-    assert!(puppet.heard().iter().all(|request| !request.contains("inputResponses")), "nothing is made up");
+    assert!(puppet.take_requests().iter().all(|request| !request.contains("inputResponses")), "nothing is made up");
 }
 
 #[test]
@@ -591,7 +591,7 @@ fn a_server_that_ends_is_told_with_its_exit_code_and_its_last_lines() {
 
 #[test]
 fn a_server_has_a_name_in_the_configuration() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo()]));
     let file = user.configure(&format!("[server.demo]\nurl = \"{}\"\n", fixture.url()));
     let ended = user.run(&["call", "demo", "echo", "text=x"]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "{\"text\":\"x\"}\n"), "{ended:?}");
@@ -608,7 +608,7 @@ fn a_server_has_a_name_in_the_configuration() {
 
 #[test]
 fn a_default_server_need_not_be_named() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo()]));
     let url = fixture.url();
     let file = user.configure(&format!("default = \"demo\"\n\n[server.demo]\nurl = \"{url}\"\n\n[server.echo]\nurl = \"{url}\"\n"));
     for args in [&["call", "demo", "echo", "text=x"] as &[&str], &["call", &url, "echo", "text=x"], &["call", "echo", "echo", "text=x"]] {
@@ -627,7 +627,7 @@ fn a_default_server_need_not_be_named() {
 
 #[test]
 fn an_address_without_a_scheme_means_what_it_says() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo()]));
     let port = fixture.port;
     for server in [format!("localhost:{port}/mcp"), format!("127.0.0.1:{port}/mcp"), format!("127.0.0.1:{port}")] {
         let ended = user.run(&["call", &server, "echo", "text=x"]);
@@ -639,7 +639,7 @@ fn an_address_without_a_scheme_means_what_it_says() {
 
 #[test]
 fn https_to_a_port_of_plain_http_says_so() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo()]));
     let url = format!("https://127.0.0.1:{}/mcp", fixture.port);
     let ended = user.run(&["tools", &url]);
     let words = format!("taskwire: cannot reach {url}: it does not speak https there, but probably plain http: use http:// instead\n");
@@ -649,11 +649,11 @@ fn https_to_a_port_of_plain_http_says_so() {
 #[test]
 fn the_nearest_token_is_sent() {
     let config = Config { auth: std::sync::Arc::new(Tokens::default().with_token("s3cret", "me")), ..Config::default() };
-    let (user, fixture) = (User::new(), Fixture::serve_with([echo()], config));
+    let (user, fixture) = (User::new(), TestServer::serve_with([echo()], config));
     let url = fixture.url();
     let call = |server: &str, more: &[&str], variables: &[(&str, &str)]| {
         let args: Vec<&str> = ["call", server, "echo", "text=x"].into_iter().chain(more.iter().copied()).collect();
-        let ended = Running::start(user.command(&args).envs(variables.iter().copied())).end();
+        let ended = RunningCommand::start(user.command(&args).envs(variables.iter().copied())).end();
         assert!(!ended.err.contains("s3cret") && !ended.out.contains("s3cret"), "a token is not for logs: {ended:?}");
         (ended.code, ended.err)
     };
@@ -673,14 +673,14 @@ fn the_nearest_token_is_sent() {
 
 #[test]
 fn a_token_for_no_server_in_particular_is_kept_from_those_it_may_not_be_for() {
-    let (user, puppet) = (User::new(), Puppet::closed());
+    let (user, puppet) = (User::new(), ScriptedServer::closed());
     let (here, named) = (puppet.url(), "mine");
     // The same machine, by an address that says nothing about it.
     let anywhere = format!("http://0.0.0.0:{}/mcp", puppet.port);
     let tools = |server: &str| {
-        let ended = Running::start(user.command(&["tools", server]).env("TASKWIRE_TOKEN", "s3cret")).end();
+        let ended = RunningCommand::start(user.command(&["tools", server]).env("TASKWIRE_TOKEN", "s3cret")).end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
-        let heard = puppet.heard();
+        let heard = puppet.take_requests();
         assert!(!heard.is_empty(), "{server} was asked");
         (ended.err, heard.iter().any(|request| request.contains("s3cret")))
     };

@@ -1,6 +1,7 @@
 //! Commands as tools, from outside: what they are given, what they write, how they end, and that they outlive the server.
 
 mod cancel;
+mod command_server;
 mod crash;
 mod findings;
 mod given;
@@ -10,11 +11,10 @@ mod injection;
 mod inside;
 mod many;
 mod modes;
-mod node;
 mod output;
-pub(crate) mod place;
 mod pty;
 mod quick_start;
 mod quota;
 mod results;
 mod schema;
+pub(crate) mod server_dir;

@@ -13,9 +13,9 @@ use taskwire::{
 };
 
 use crate::{
-    fixture::{Fixture, Puppet, asks, echo},
-    kit::{LOOKS, Server, TempDir},
-    user::{Running, User},
+    fixture::{ScriptedServer, TestServer, asks, echo},
+    kit::{POLLS_MAX, Server, TempDir},
+    user::{RunningCommand, User},
     window::{WIDE, Window},
 };
 
@@ -41,7 +41,7 @@ fn bash(user: &User, args: &[&str]) -> Command {
 fn replies(user: &User, line: &str, replaced: &str) -> Vec<String> {
     let script = "source <(taskwire completions bash); COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
                   _taskwire taskwire \"$2\" \"\"; printf '%s\\n' \"${COMPREPLY[@]}\"";
-    let ended = Running::start(&mut bash(user, &["-c", script, "bash", line, replaced])).end();
+    let ended = RunningCommand::start(&mut bash(user, &["-c", script, "bash", line, replaced])).end();
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{line}: {ended:?}");
     ended.out.lines().filter(|line| !line.is_empty()).map(ToOwned::to_owned).collect()
 }
@@ -77,8 +77,8 @@ fn remember(user: &User, server: &str, task: &str, status: Status, millis: i64) 
         next: 0,
     };
     let (ledger, at) = (user.ledger(), Timestamp::from_millis(millis));
-    let entry = ledger.adopt(&reference, at).expect("an entry");
-    ledger.note(entry, status, None, at).expect("noted");
+    let entry = ledger.find_or_add(&reference, at).expect("an entry");
+    ledger.update_status(entry, status, None, at).expect("noted");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn bash_completes_a_whole_call_from_the_server_to_its_argument() {
     window.shows("taskwire call demo countdown from=");
     window.enter("1");
     window.shows("Lift-off!");
-    assert_eq!(window.oddities().iter().filter(|what| *what != "rang").count(), 0);
+    assert_eq!(window.effects().iter().filter(|what| *what != "rang").count(), 0);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn servers_are_those_with_names_and_those_that_were_used() {
 
 #[test]
 fn arguments_are_those_of_the_tool_that_were_not_given() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo()]));
     let url = fixture.url();
     let call = |words: &[&str]| texts(&user, &joined(&["call", &url, "echo"], words));
     assert_eq!(call(&[""]), ["text=", "colour=", "count=", "deep:=", "ratio=", "sure=", "tags="]);
@@ -182,10 +182,10 @@ fn tasks_that_go_on_come_before_those_that_ended() {
 fn questions_and_their_answers_are_asked_of_the_server() {
     let schema = json!({"type": "object", "properties": {"region": {"enum": ["eu", "us"]}}, "required": ["region"]});
     let tool = asks("deploy", "where", Question::form("Which region?", schema), TaskMode::Always);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     let task = user.detach(&fixture.url(), "deploy");
     // The call is answered before its tool has come to its question.
-    assert!((0..LOOKS).any(|_| user.task(&task)["status"] == "input_required"), "it asks");
+    assert!((0..POLLS_MAX).any(|_| user.task(&task)["status"] == "input_required"), "it asks");
     let found = described(&user, &["answer", &task, ""]);
     assert_eq!(found.first(), Some(&("where".to_owned(), "Which region?".to_owned())), "{found:?}");
     assert_eq!(texts(&user, &["answer", &task[..12], "w"]), ["where"]);
@@ -208,7 +208,7 @@ fn commands_options_and_files_are_completed_too() {
     user.configure("");
     let home = |words: &[&str]| {
         let mut command = user.command(&joined(&["complete", "fish", "--", "taskwire"], words));
-        Running::start(command.current_dir(user.path("."))).end().out
+        RunningCommand::start(command.current_dir(user.path("."))).end().out
     };
     assert_eq!(home(&["serve", "t"]), "taskwire.toml\t\n");
     assert_eq!(home(&["serve", "~/t"]), "~/taskwire.toml\t\n");
@@ -219,7 +219,7 @@ fn commands_options_and_files_are_completed_too() {
 
 #[test]
 fn nothing_is_written_started_or_asked_for_a_completion() {
-    let (user, closed) = (User::new(), Puppet::closed());
+    let (user, closed) = (User::new(), ScriptedServer::closed());
     let trace = user.path("started");
     let configured = format!(
         "[server.program]\ncommand = [\"touch\", \"{trace}\"]\n[server.signed]\nurl = \"{}\"\noauth = true\n[server.closed]\nurl = \"{}\"\n",
@@ -231,9 +231,9 @@ fn nothing_is_written_started_or_asked_for_a_completion() {
         assert_eq!(texts(&user, &["call", server, ""]), Vec::<String>::new(), "{server}");
         assert_eq!(texts(&user, &["call", server, "tool", ""]), Vec::<String>::new(), "{server}");
     }
-    assert!(closed.heard().is_empty(), "who is signed in to is left alone");
+    assert!(closed.take_requests().is_empty(), "who is signed in to is left alone");
     assert_eq!(texts(&user, &["call", "closed", ""]), Vec::<String>::new());
-    assert!(!closed.heard().is_empty(), "it was asked, and nobody was asked to sign in");
+    assert!(!closed.take_requests().is_empty(), "it was asked, and nobody was asked to sign in");
     for command in ["watch", "answer", "call"] {
         texts(&user, &[command, ""]);
     }
@@ -252,7 +252,7 @@ fn a_server_that_says_nothing_does_not_keep_anybody_waiting() {
     let url = format!("http://{}/mcp", silent.local_addr().expect("an address"));
     // Others of our commands wait for half a minute.
     let script = "timeout 10 taskwire complete fish -- taskwire call \"$1\" ''";
-    let ended = Running::start(&mut bash(&user, &["-c", script, "bash", &url])).end();
+    let ended = RunningCommand::start(&mut bash(&user, &["-c", script, "bash", &url])).end();
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "", ""));
 }
 

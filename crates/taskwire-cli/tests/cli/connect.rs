@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::user::{Ended, Running, User};
+use crate::user::{CommandResult, RunningCommand, User};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_taskwire");
 const URL: &str = "http://127.0.0.1:8787/mcp";
@@ -21,13 +21,13 @@ fn user(config: &str) -> User {
     user
 }
 
-fn run(user: &User, args: &[&str]) -> Ended {
+fn run(user: &User, args: &[&str]) -> CommandResult {
     let mut command = user.command(&["connect"]);
-    Running::start(command.args(args).current_dir(user.path(""))).end()
+    RunningCommand::start(command.args(args).current_dir(user.path(""))).end()
 }
 
 #[track_caller]
-fn done(user: &User, args: &[&str]) -> Ended {
+fn done(user: &User, args: &[&str]) -> CommandResult {
     let ended = run(user, args);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     ended

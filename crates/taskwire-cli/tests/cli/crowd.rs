@@ -4,7 +4,7 @@ use std::{io::Write, net::TcpStream};
 
 use serde_json::json;
 
-use crate::kit::{PATIENCE, Server, TempDir, request};
+use crate::kit::{Server, TIMEOUT, TempDir, request};
 
 /// A good request but for these lines at its head, in place of `Host`.
 fn addressed(server: &Server, target: &str, lines: &str) -> (u16, String) {
@@ -80,7 +80,7 @@ fn bodies_that_never_end_take_so_much_memory_and_no_more() {
     let mut connections = Vec::new();
     for n in 0..400 {
         let mut stream = TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a patience");
+        stream.set_write_timeout(Some(TIMEOUT)).expect("a patience");
         // It is refused when there is no more room, before it has sent all.
         let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&piece));
         connections.push(stream);
@@ -90,7 +90,7 @@ fn bodies_that_never_end_take_so_much_memory_and_no_more() {
         }
     }
     most = most.max(resident(server.process.id()));
-    // 48 MiB of bodies (`http.bodies_bytes`), a little for each connection, and what the allocator has not given back. All would be 400 MiB and more.
+    // 48 MiB of bodies (`http.all_bodies_bytes`), a little for each connection, and what the allocator has not given back. All would be 400 MiB and more.
     let grown = most - before;
     assert!(grown < 160 * 1024, "{grown} kB more than before");
     small();

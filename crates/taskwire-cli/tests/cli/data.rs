@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::{
-    kit::{LOOKS, Server, TempDir, refusal, signal},
+    kit::{POLLS_MAX, Server, TempDir, refusal, signal},
     user::User,
 };
 
@@ -88,7 +88,7 @@ fn a_directory_that_others_can_read_is_narrowed_and_that_is_said() {
     let dir = TempDir::new();
     let data = made(&dir, 0o755);
     let server = Server::start(&data);
-    server.process.says("other users could look into the data directory");
+    server.process.wait_for_error_line("other users could look into the data directory");
     assert_eq!(mode(&data), 0o700);
 }
 
@@ -110,7 +110,7 @@ fn removed(path: &Path) {
 /// Ends because of what was done to this file, and says so.
 #[track_caller]
 fn ends(server: Server, file: &str) {
-    let (code, words) = server.process.last_words();
+    let (code, words) = server.process.end_with_errors();
     let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(code, Some(1), "{words}");
     assert!(words.contains("taskwire: the store failed: ") && words.contains(&format!("({file} was ")), "{words}");
@@ -172,7 +172,7 @@ fn a_lock_that_another_program_holds_delays_the_server_and_does_not_end_it() {
     let tool = locked(&data);
     let url = server.url();
     let call = thread::spawn(move || User::new().detach(&url, "count_far"));
-    let said = server.process.says("another program has locked");
+    let said = server.process.wait_for_error_line("another program has locked");
     assert!(said.contains("fuser -v") && !call.is_finished(), "{said}");
     tool.execute_batch("COMMIT").expect("let go");
     let task = call.join().expect("it is acknowledged");
@@ -203,7 +203,7 @@ fn killed(data: &str) -> (String, String) {
     let done = done["taskId"].as_str().unwrap_or_else(|| panic!("no task: {done}")).to_owned();
     let other = server.start_task("count_far");
     let is_done = |_| server.ask("tasks/get", json!({"taskId": done}))["status"] == "completed";
-    assert!((0..LOOKS).any(is_done), "it ends");
+    assert!((0..POLLS_MAX).any(is_done), "it ends");
     server.process.kill();
     (done, other)
 }
@@ -243,11 +243,11 @@ fn a_log_that_was_cut_while_no_server_was_there_is_reported_with_what_is_missing
     let second = Server::start(&data);
     let last = second.start_task("greet_me");
     signal(second.process.id(), "KILL");
-    let (_, words) = second.process.last_words();
+    let (_, words) = second.process.end_with_errors();
     assert!(!words.contains("is not what was written"), "{words}");
     halved(&log);
     let third = Server::start(&data);
-    let said = third.process.says("is not what was written");
+    let said = third.process.wait_for_error_line("is not what was written");
     assert!(said.contains(&log.display().to_string()) && said.contains(" are missing") && said.contains("acknowledged up to 20"), "{said}");
     let (_, answer) = third.post("tasks/get", json!({"taskId": last})).expect("it serves what is left");
     assert!(answer.get("error").is_some(), "that one was in what is missing: {answer}");

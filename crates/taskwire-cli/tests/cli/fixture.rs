@@ -19,13 +19,13 @@ use crate::kit::TempDir;
 
 /// A server on a port of its own.
 #[derive(Debug)]
-pub(crate) struct Fixture {
+pub(crate) struct TestServer {
     runtime: Option<Runtime>,
     pub(crate) port: u16,
     _dir: TempDir,
 }
 
-impl Fixture {
+impl TestServer {
     pub(crate) fn serve(tools: impl IntoIterator<Item = Tool>) -> Self {
         Self::serve_with(tools, Config::default())
     }
@@ -55,7 +55,7 @@ impl Fixture {
     }
 }
 
-impl Drop for Fixture {
+impl Drop for TestServer {
     fn drop(&mut self) {
         // Not by dropping it: that would wait for tools that wait for us.
         if let Some(runtime) = self.runtime.take() {
@@ -159,20 +159,20 @@ pub(crate) fn echo() -> Tool {
 }
 
 /// What a puppet says to a request: its method and parameters, and the result. Nothing if nobody is let in.
-type Script = dyn Fn(&str, &Value) -> Option<String> + Send + Sync;
+type ScriptFn = dyn Fn(&str, &Value) -> Option<String> + Send + Sync;
 
 /// What a puppet says about itself.
 const DISCOVERED: &str = r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}"#;
 
 /// A server of which each word is the test's, and which remembers what it was told.
 #[derive(Debug)]
-pub(crate) struct Puppet {
+pub(crate) struct ScriptedServer {
     pub(crate) port: u16,
-    heard: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
-impl Puppet {
-    fn play(script: Arc<Script>) -> Self {
+impl ScriptedServer {
+    fn play(script: Arc<ScriptFn>) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let heard = Arc::new(Mutex::new(Vec::new()));
@@ -183,7 +183,7 @@ impl Puppet {
                 thread::spawn(move || answer(&client, &ears, &*script));
             }
         });
-        Self { port, heard }
+        Self { port, requests: heard }
     }
 
     /// One that lets nobody in.
@@ -258,17 +258,17 @@ impl Puppet {
             let (_, body) = request.split_once("\r\n\r\n")?;
             serde_json::from_str::<Value>(body).ok()?["method"].as_str().map(str::to_owned)
         };
-        self.heard().iter().filter_map(method).collect()
+        self.take_requests().iter().filter_map(method).collect()
     }
 
     /// All requests since this was asked last, with their headers.
-    pub(crate) fn heard(&self) -> Vec<String> {
-        std::mem::take(&mut *self.heard.lock().expect("nobody panics while they hold it"))
+    pub(crate) fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut *self.requests.lock().expect("nobody panics while they hold it"))
     }
 }
 
 /// Answers one request, and hangs up.
-fn answer(mut client: &TcpStream, heard: &Mutex<Vec<String>>, script: &Script) -> io::Result<()> {
+fn answer(mut client: &TcpStream, heard: &Mutex<Vec<String>>, script: &ScriptFn) -> io::Result<()> {
     let mut reader = BufReader::new(client);
     let mut head = String::new();
     while reader.read_line(&mut head)? > 0 && !head.ends_with("\r\n\r\n") {}
@@ -287,7 +287,7 @@ fn answer(mut client: &TcpStream, heard: &Mutex<Vec<String>>, script: &Script) -
 }
 
 /// Stands between a client and a server, and does not pass on what has these words in it, but says that they came.
-pub(crate) fn deaf_to(words: &'static str, port: u16) -> (u16, mpsc::Receiver<()>) {
+pub(crate) fn proxy_withholding(words: &'static str, port: u16) -> (u16, mpsc::Receiver<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let own = listener.local_addr().expect("an address").port();
     let (sender, came) = mpsc::channel();

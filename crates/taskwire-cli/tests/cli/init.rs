@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
-use crate::user::{Ended, Running, User};
+use crate::user::{CommandResult, RunningCommand, User};
 
 /// A command of the user, in the user's home.
 fn at_home(user: &User, args: &[&str]) -> Command {
@@ -12,8 +12,8 @@ fn at_home(user: &User, args: &[&str]) -> Command {
     command
 }
 
-fn run(user: &User, args: &[&str]) -> Ended {
-    Running::start(&mut at_home(user, args)).end()
+fn run(user: &User, args: &[&str]) -> CommandResult {
+    RunningCommand::start(&mut at_home(user, args)).end()
 }
 
 fn read(user: &User, name: &str) -> String {
@@ -65,7 +65,7 @@ fn a_file_that_does_not_work_here_is_kept_and_that_is_said() {
     let user = User::new();
     // A machine without a shell.
     let mut command = at_home(&user, &["init"]);
-    let ended = Running::start(command.env("PATH", user.path("nothing"))).end();
+    let ended = RunningCommand::start(command.env("PATH", user.path("nothing"))).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.err.starts_with("taskwire: taskwire.toml is written, but its tool `count` does not work: "), "{}", ended.err);
     assert!(!ended.out.contains("it works") && read(&user, "taskwire.toml").contains("[[tool]]"), "{ended:?}");

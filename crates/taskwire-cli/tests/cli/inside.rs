@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     kit::TempDir,
-    user::{Ended, Running, User},
+    user::{CommandResult, RunningCommand, User},
 };
 
 /// Where a command finds its task.
@@ -40,7 +40,7 @@ impl Task {
         args: &[&str],
         input: Option<&str>,
         answer: impl FnMut(&Value) -> Option<String> + Send + 'static,
-    ) -> (Ended, Vec<Value>) {
+    ) -> (CommandResult, Vec<Value>) {
         let listener = UnixListener::bind(self.socket()).expect("a socket");
         let result = self.run_at(self.dir.path(), listener, args, input, answer);
         std::fs::remove_file(self.socket()).expect("the socket");
@@ -58,7 +58,7 @@ impl Task {
         args: &[&str],
         input: Option<&str>,
         answer: impl FnMut(&Value) -> Option<String> + Send + 'static,
-    ) -> (Ended, Vec<Value>) {
+    ) -> (CommandResult, Vec<Value>) {
         let address = listener.local_addr().expect("an address").as_pathname().expect("a path").to_owned();
         let supervisor = thread::spawn(move || supervise(&listener, answer));
         let mut command = self.user.command(args);
@@ -66,7 +66,7 @@ impl Task {
         if let Some(input) = input {
             command.stdin(Stdio::from(File::open(self.user.write("input", input)).expect("a file")));
         }
-        let ended = Running::start(&mut command).end();
+        let ended = RunningCommand::start(&mut command).end();
         // For a supervisor to whom nobody came.
         let _ = UnixStream::connect(address);
         let mut told = supervisor.join().expect("a supervisor that does not panic");
@@ -77,7 +77,7 @@ impl Task {
     }
 
     /// Runs a command whose notes are all taken.
-    fn tell(&self, args: &[&str], input: Option<&str>) -> (Ended, Vec<Value>) {
+    fn tell(&self, args: &[&str], input: Option<&str>) -> (CommandResult, Vec<Value>) {
         self.run(args, input, |_| Some(r#"{"ok":{}}"#.to_owned()))
     }
 
@@ -90,12 +90,12 @@ impl Task {
     }
 
     /// Asks, and gets this answer.
-    fn ask(&self, args: &[&str], answer: Value) -> (Ended, Value) {
+    fn ask(&self, args: &[&str], answer: Value) -> (CommandResult, Value) {
         self.ask_raw(args, json!({"answer": {"key": "ask-1", "value": answer}}).to_string())
     }
 
     /// Asks, and gets this back.
-    fn ask_raw(&self, args: &[&str], reply: String) -> (Ended, Value) {
+    fn ask_raw(&self, args: &[&str], reply: String) -> (CommandResult, Value) {
         let args: Vec<&str> = ["ask"].iter().chain(args).copied().collect();
         let (ended, mut told) = self.run(&args, None, move |_| Some(reply.clone()));
         assert!(told.len() <= 1, "a question is asked once: {told:?}");
@@ -121,7 +121,7 @@ fn supervise(listener: &UnixListener, mut answer: impl FnMut(&Value) -> Option<S
 }
 
 /// How it ended, what it printed and what it said.
-fn all(ended: &Ended) -> (Option<i32>, &str, &str) {
+fn all(ended: &CommandResult) -> (Option<i32>, &str, &str) {
     (ended.code, &ended.out, &ended.err)
 }
 
@@ -198,7 +198,7 @@ fn outside_a_task_nobody_can_be_asked_but_a_default_answers() {
 #[test]
 fn an_empty_directory_in_the_environment_is_none() {
     let user = User::new();
-    let ended = Running::start(user.command(&["status", "x"]).env(DIR, "")).end();
+    let ended = RunningCommand::start(user.command(&["status", "x"]).env(DIR, "")).end();
     assert_eq!(ended.code, Some(0));
     is_hint(&ended.err, "status");
 }
@@ -260,7 +260,7 @@ fn a_task_that_is_over_is_an_error_and_not_an_outside() {
     drop(UnixListener::bind(Path::new(&left).join("sock")).expect("a socket"));
     for dir in [&gone, &empty, &left] {
         for args in [["ask", "Who?", "--default", "x"].as_slice(), &["progress", "1"], &["status", "x"], &["emit", "x"]] {
-            let ended = Running::start(task.user.command(args).env(DIR, dir)).end();
+            let ended = RunningCommand::start(task.user.command(args).env(DIR, dir)).end();
             assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{dir} {args:?}: {ended:?}");
             assert!(ended.err.starts_with("taskwire: the task of this command is over: ") && ended.err.contains(dir), "{}", ended.err);
         }

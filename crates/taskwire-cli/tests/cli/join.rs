@@ -12,8 +12,8 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    commands::place::until as look_until,
-    kit::{LOOKS, PATIENCE, TempDir, signal},
+    commands::server_dir::until as look_until,
+    kit::{POLLS_MAX, TIMEOUT, TempDir, signal},
 };
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_taskwire");
@@ -95,7 +95,7 @@ impl Peer {
 
     #[track_caller]
     fn next(&mut self) -> Value {
-        self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("nothing came: {}", self.heard()))
+        self.lines.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("nothing came: {}", self.heard()))
     }
 
     /// The answer to a request; what comes before it is passed over.
@@ -144,11 +144,11 @@ impl Peer {
 
     #[track_caller]
     fn hears(&mut self, words: &str) {
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS_MAX {
             if self.heard().contains(words) {
                 return;
             }
-            if let Ok(line) = self.errors.recv_timeout(PATIENCE) {
+            if let Ok(line) = self.errors.recv_timeout(TIMEOUT) {
                 self.said.push_str(&line);
                 self.said.push('\n');
             }

@@ -3,9 +3,9 @@
 use std::{fs::File, process::Stdio, thread};
 
 use crate::{
-    commands::place::Dice,
-    fixture::{Fixture, Gate, steps},
-    user::{Running, User},
+    commands::server_dir::Dice,
+    fixture::{Gate, TestServer, steps},
+    user::{RunningCommand, User},
 };
 
 /// Bytes of a chunk that no pipe takes at once.
@@ -68,7 +68,7 @@ fn kill_again_and_again(url: &str, tool: &str, whole: &str, kills: usize) {
 }
 
 /// Lets the last one show the rest.
-fn finish(mut running: Running, mut joined: Vec<u8>, whole: &str) {
+fn finish(mut running: RunningCommand, mut joined: Vec<u8>, whole: &str) {
     joined.extend(running.out.rest());
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.err);
@@ -81,7 +81,7 @@ fn kill_at_every_word(era: &str) {
     let (user, gate, mut dice) = (User::new(), Gate::closed(), Dice::new());
     let texts = words(120);
     let output = texts.concat();
-    let fixture = Fixture::serve([steps("tell", &gate, texts.clone(), &output)]);
+    let fixture = TestServer::serve([steps("tell", &gate, texts.clone(), &output)]);
     let whole = format!("{}\n", output.trim_end_matches('\n'));
     let mut running = user.start(&["call", &fixture.url(), "tell", "--era", era]);
     let task = running.task();
@@ -116,7 +116,7 @@ fn killed_as_soon_as_a_word_was_seen_in_the_legacy_era_the_next_one_says_the_nex
 fn an_uninterrupted_run_is_what_the_killed_ones_make_together() {
     let (user, gate) = (User::new(), Gate::closed());
     let texts = pages(20);
-    let fixture = Fixture::serve([steps("print", &gate, texts.clone(), "That was all.")]);
+    let fixture = TestServer::serve([steps("print", &gate, texts.clone(), "That was all.")]);
     gate.open(2 * (texts.len() + 1));
     let uninterrupted = user.run(&["call", &fixture.url(), "print"]);
     let end = if texts.concat().ends_with('\n') { "" } else { "\n" };
@@ -129,7 +129,7 @@ fn an_uninterrupted_run_is_what_the_killed_ones_make_together() {
 fn killed_within_a_result_the_next_one_goes_on_within_it() {
     let gate = Gate::closed();
     let result = pages(6).concat();
-    let fixture = Fixture::serve([steps("result", &gate, [] as [&str; 0], &result)]);
+    let fixture = TestServer::serve([steps("result", &gate, [] as [&str; 0], &result)]);
     gate.open(1);
     let whole = format!("{}\n", result.trim_end_matches('\n'));
     kill_again_and_again(&fixture.url(), "result", &whole, 5);
@@ -140,7 +140,7 @@ fn killed_while_it_writes_to_a_file_the_next_one_goes_on_in_another() {
     let (user, gate, mut dice) = (User::new(), Gate::closed(), Dice::new());
     let texts = pages(20);
     let whole = format!("{}\n", texts.concat().trim_end_matches('\n'));
-    let fixture = Fixture::serve([steps("print", &gate, texts.clone(), &texts.concat())]);
+    let fixture = TestServer::serve([steps("print", &gate, texts.clone(), &texts.concat())]);
     gate.open(texts.len() + 1);
     let task = user.detach(&fixture.url(), "print");
     let mut joined = Vec::<u8>::new();

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 pub(crate) use crate::testing::TempDir;
 
 /// How long anything may take: a test that hangs should say where.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// How often to look for something that shows only when one looks. Each look is a request.
-pub(crate) const LOOKS: usize = 100_000;
+pub(crate) const POLLS_MAX: usize = 100_000;
 
 impl TempDir {
     /// A place in it, as an argument.
@@ -80,10 +80,10 @@ impl Process {
 
     /// The next line of its output; none when it has ended.
     pub(crate) fn line(&self) -> Option<String> {
-        match self.lines.recv_timeout(PATIENCE) {
+        match self.lines.recv_timeout(TIMEOUT) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("the program neither said anything nor ended within {PATIENCE:?}"),
+            Err(RecvTimeoutError::Timeout) => panic!("the program neither said anything nor ended within {TIMEOUT:?}"),
         }
     }
 
@@ -100,10 +100,10 @@ impl Process {
 
     /// Waits until it says this on standard error, and gives the whole line.
     #[track_caller]
-    pub(crate) fn says(&self, words: &str) -> String {
+    pub(crate) fn wait_for_error_line(&self, words: &str) -> String {
         let errors = self.errors.as_ref().expect("it is listened to");
         loop {
-            match errors.recv_timeout(PATIENCE) {
+            match errors.recv_timeout(TIMEOUT) {
                 Ok(line) if line.contains(words) => return line,
                 Ok(_) => {}
                 Err(error) => panic!("`{words}` was never said: {error}"),
@@ -112,14 +112,14 @@ impl Process {
     }
 
     /// Waits for its end: its exit code, and what it said on standard error that nobody has heard yet.
-    pub(crate) fn last_words(mut self) -> (Option<i32>, String) {
+    pub(crate) fn end_with_errors(mut self) -> (Option<i32>, String) {
         let errors = self.errors.take().expect("it is listened to");
         let mut words = String::new();
         loop {
-            match errors.recv_timeout(PATIENCE) {
+            match errors.recv_timeout(TIMEOUT) {
                 Ok(line) => words = words + &line + "\n",
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => panic!("it did not end within {PATIENCE:?}: {words}"),
+                Err(RecvTimeoutError::Timeout) => panic!("it did not end within {TIMEOUT:?}: {words}"),
             }
         }
         (self.ended().code(), words)
@@ -210,7 +210,7 @@ impl Server {
 
     fn try_exchange(&self, request: &str) -> std::io::Result<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         stream.write_all(request.as_bytes())?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     kit::{Process, Server, TempDir, request},
-    user::{Ended, Running, User},
+    user::{CommandResult, RunningCommand, User},
 };
 
 /// One tool that says a word.
@@ -31,7 +31,7 @@ fn pipe(user: &User, name: &str) -> String {
 /// A server that runs with a file, and its user.
 struct Served {
     user: User,
-    running: Running,
+    running: RunningCommand,
     file: String,
     url: String,
 }
@@ -53,7 +53,7 @@ impl Served {
         self.user.write("taskwire.toml", config);
     }
 
-    fn reload(&self) -> Ended {
+    fn reload(&self) -> CommandResult {
         self.user.run(&["reload", &self.file, "--data", &self.data()])
     }
 
@@ -77,7 +77,7 @@ impl Served {
     }
 }
 
-fn start(user: &User, file: &str) -> (Running, String) {
+fn start(user: &User, file: &str) -> (RunningCommand, String) {
     let mut running = user.start(&["serve", file, "--listen", "127.0.0.1:0", "--data", &user.path("data")]);
     let url = running.out.line_with("  endpoint  ");
     (running, url)
@@ -302,7 +302,7 @@ fn a_file_that_was_named_from_where_one_was_is_found_unchanged() {
     let config = format!("data = \"tasks\"\n{}", says("a", "one"));
     for file in ["taskwire.toml", "./taskwire.toml", "sub/taskwire.toml"] {
         user.write(file, &config);
-        let here = |args: &[&str]| Running::start(user.command(args).current_dir(user.path(".")));
+        let here = |args: &[&str]| RunningCommand::start(user.command(args).current_dir(user.path(".")));
         let mut server = here(&["serve", file, "--listen", "127.0.0.1:0"]);
         server.out.line_with("  endpoint  ");
         let ended = here(&["reload", file]).end();
@@ -329,7 +329,7 @@ fn where_nobody_is_found_the_directory_is_named_from_the_root() {
     let file = user.write("taskwire.toml", &format!("data = \"nowhere\"\n{}", says("a", "one")));
     let dir = TempDir::new();
     let here = dir.path().canonicalize().expect("a directory");
-    let reload = |args: &[&str]| Running::start(user.command(args).current_dir(&here)).end();
+    let reload = |args: &[&str]| RunningCommand::start(user.command(args).current_dir(&here)).end();
     let ended = reload(&["reload", &file]);
     let expected = format!("no server has its tasks in {} (as {file} says): ", user.path("nowhere"));
     assert_eq!(ended.code, Some(3), "{ended:?}");

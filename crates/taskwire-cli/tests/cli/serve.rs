@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::{
-    kit::{LOOKS, Server, TempDir},
-    user::{Running, User},
+    kit::{POLLS_MAX, Server, TempDir},
+    user::{RunningCommand, User},
 };
 
 #[test]
@@ -39,7 +39,7 @@ fn a_second_signal_ends_at_once() {
     let server = Server::start(&dir.join("data"));
     server.start_task("count_far");
     server.process.terminate();
-    let draining = (0..LOOKS).any(|_| server.try_probe("/readyz") == Some(503));
+    let draining = (0..POLLS_MAX).any(|_| server.try_probe("/readyz") == Some(503));
     assert!(draining, "the first signal shows");
     server.process.terminate();
     assert_eq!(server.process.ended().code(), Some(130));
@@ -60,12 +60,12 @@ fn a_task_goes_on_where_it_was_after_the_server_was_killed() {
     let first = Server::start(&data);
     let id = first.start_task("count_far");
     let get = |server: &Server| server.ask("tasks/get", json!({"taskId": id}));
-    let before = (0..LOOKS).find_map(|_| counted(&get(&first)).filter(|n| *n >= 2)).expect("it counts");
+    let before = (0..POLLS_MAX).find_map(|_| counted(&get(&first)).filter(|n| *n >= 2)).expect("it counts");
     first.process.kill();
     let second = Server::start(&data);
     let taken_over = counted(&get(&second)).expect("what it had come to is not forgotten");
     let mut last = before;
-    let further = (0..LOOKS).find(|_| {
+    let further = (0..POLLS_MAX).find(|_| {
         let n = counted(&get(&second)).expect("what it had come to is not forgotten");
         assert!(n >= last && taken_over >= before, "{n} after {last}: it began anew");
         last = n;
@@ -81,7 +81,7 @@ fn a_configuration_has_its_tasks_beside_it_wherever_the_server_is_started() {
     let (user, elsewhere) = (User::new(), TempDir::new());
     let file = user.write("taskwire.toml", "listen = \"127.0.0.1:0\"\ndemo = true\n");
     let serve = |dir: &Path, file: &str| {
-        let mut running = Running::start(user.command(&["serve", file]).current_dir(dir));
+        let mut running = RunningCommand::start(user.command(&["serve", file]).current_dir(dir));
         let url = running.out.line_with("  endpoint  ");
         (running, url)
     };

@@ -11,9 +11,9 @@ use taskwire::{
 };
 
 use crate::{
-    fixture::{Fixture, Gate, Puppet, steps},
+    fixture::{Gate, ScriptedServer, TestServer, steps},
     kit::{Server, TempDir},
-    user::{Ended, User},
+    user::{CommandResult, User},
 };
 
 /// A server that is not there.
@@ -42,12 +42,12 @@ fn remember(user: &User, server: &str, task: &str, status: Status, span: Duratio
     let (ledger, at) = (user.ledger(), ago(span));
     let mut reference = reference(server, Some(task));
     reference.key = None;
-    let entry = ledger.adopt(&reference, at).expect("an entry");
-    ledger.note(entry, status, None, at).expect("noted");
+    let entry = ledger.find_or_add(&reference, at).expect("an entry");
+    ledger.update_status(entry, status, None, at).expect("noted");
 }
 
 /// The cells of a table, row by row.
-fn cells(ended: &Ended) -> Vec<Vec<String>> {
+fn cells(ended: &CommandResult) -> Vec<Vec<String>> {
     ended.out.lines().map(|line| line.split_whitespace().map(ToOwned::to_owned).collect()).collect()
 }
 
@@ -61,7 +61,7 @@ fn without_tasks_it_says_how_to_start_one() {
 #[test]
 fn tasks_are_a_table_with_a_way_back_in() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, [] as [&str; 0], "done"), steps("other", &Gate::closed(), ["x"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, [] as [&str; 0], "done"), steps("other", &Gate::closed(), ["x"], "done")]);
     let (oldest, older, newest) =
         (user.detach(&fixture.url(), "steps"), user.detach(&fixture.url(), "other"), user.detach(&fixture.url(), "other"));
     gate.open(1);
@@ -91,7 +91,7 @@ fn tasks_are_a_table_with_a_way_back_in() {
 #[test]
 fn programs_get_a_task_a_line() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["x"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["x"], "done")]);
     let (older, newer) = (user.detach(&fixture.url(), "steps"), user.detach(&fixture.url(), "steps"));
     let ended = user.run(&["tasks", "--json"]);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{ended:?}");
@@ -150,7 +150,7 @@ fn what_ended_long_ago_is_shown_to_who_asks_until_it_is_forgotten() {
 #[test]
 fn what_is_struck_out_is_forgotten_here_and_goes_on_there() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["x"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["x"], "done")]);
     let (first, second) = (user.detach(&fixture.url(), "steps"), user.detach(&fixture.url(), "steps"));
     let ended = user.run(&["tasks", "--forget", &first, "zzz"]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");
@@ -177,7 +177,7 @@ fn programs_are_not_started_to_be_asked_about_their_tasks() {
 #[test]
 fn a_call_whose_answer_was_never_seen_is_listed_and_not_mistaken_for_a_task() {
     let user = User::new();
-    user.ledger().adopt(&reference(NOWHERE, None), ago(Duration::ZERO)).expect("an entry");
+    user.ledger().find_or_add(&reference(NOWHERE, None), ago(Duration::ZERO)).expect("an entry");
     let ended = user.run(&["tasks"]);
     let rows = cells(&ended);
     assert_eq!(rows[1][1..], ["sent", "job", NOWHERE, "0123456789ab"], "{ended:?}");
@@ -191,7 +191,7 @@ fn a_call_whose_answer_was_never_seen_is_listed_and_not_mistaken_for_a_task() {
 #[test]
 fn a_call_that_was_sent_long_ago_is_not_sent_again_by_accident() {
     let (user, hour) = (User::new(), Duration::from_secs(3600));
-    user.ledger().adopt(&reference(NOWHERE, None), ago(25 * hour)).expect("an entry");
+    user.ledger().find_or_add(&reference(NOWHERE, None), ago(25 * hour)).expect("an entry");
     user.run(&["watch", "0123456789ab"]).is_refusal(
         "this call was sent 1d 01h ago and its reply was never seen. The server may have forgotten it and would run it again: \
          `taskwire watch 0123456789ab --again` sends it, `taskwire tasks --forget` removes it from the list",
@@ -213,12 +213,12 @@ fn what_is_for_one_server_is_not_told_to_several() {
 // On a server.
 
 /// A server with a tool that never ends.
-fn endless(config: Config) -> Fixture {
-    Fixture::serve_with([steps("steps", &Gate::closed(), ["x"], "done")], config)
+fn endless(config: Config) -> TestServer {
+    TestServer::serve_with([steps("steps", &Gate::closed(), ["x"], "done")], config)
 }
 
 /// The ids of the tasks that are listed, an object a line.
-fn ids(ended: &Ended) -> Vec<String> {
+fn ids(ended: &CommandResult) -> Vec<String> {
     ended.json().iter().map(|line| line["taskId"].as_str().expect("an id").to_owned()).collect()
 }
 
@@ -280,7 +280,7 @@ fn a_long_list_is_shown_by_its_first_page_or_wholly() {
 
 #[test]
 fn a_server_that_lists_no_tasks_is_told_in_words() {
-    let (user, puppet) = (User::new(), Puppet::asking("{}"));
+    let (user, puppet) = (User::new(), ScriptedServer::asking("{}"));
     let ended = user.run(&["tasks", &puppet.url()]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
     assert!(ended.err.starts_with(&format!("taskwire: {} does not list tasks: ", puppet.url())), "{ended:?}");
@@ -309,7 +309,7 @@ fn an_id_that_is_not_known_here_is_looked_for_at_the_default_server() {
 #[test]
 fn one_look_at_a_task_tells_all_about_it() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["x"], "a result")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["x"], "a result")]);
     let task = user.detach(&fixture.url(), "steps");
     let ended = user.run(&["get", &task]);
     let beginning = format!("task      {task}\nserver    {}\ntool      steps\nstatus    working\ncreated   ", fixture.url());
@@ -348,7 +348,7 @@ fn a_task_is_understood_in_the_form_of_the_documents_examples() {
         "lastUpdatedAt": "2025-11-25T10:40:00Z", "ttlMs": 3_600_000, "statusMessage": "The tool failed: too many requests",
         "error": {"code": -32603, "message": "too many requests"},
     });
-    let (user, puppet) = (User::new(), Puppet::showing(state));
+    let (user, puppet) = (User::new(), ScriptedServer::showing(state));
     let ended = user.run(&["get", &format!("{}#t1", puppet.url())]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains("\nstatus    failed\nmessage   The tool failed: too many requests\n"), "{}", ended.out);
@@ -358,7 +358,7 @@ fn a_task_is_understood_in_the_form_of_the_documents_examples() {
 #[test]
 fn cancelling_is_asked_for_and_can_be_waited_for() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["x"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["x"], "done")]);
     let task = user.detach(&fixture.url(), "steps");
     let ended = user.run(&["cancel", &task[..20]]);
     let asked = format!("taskwire: asked to cancel {task}\n");

@@ -10,10 +10,10 @@ use taskwire::{
 };
 
 use crate::{
-    fixture::{Fixture, Gate, Puppet, asks, deaf_to, says, steps},
-    kit::{PATIENCE, Server, TempDir},
+    fixture::{Gate, ScriptedServer, TestServer, asks, proxy_withholding, says, steps},
+    kit::{Server, TIMEOUT, TempDir},
     user::User,
-    window::{WIDE, Window, is_bar},
+    window::{WIDE, Window, is_progress_line},
 };
 
 /// A window that is narrower than most lines.
@@ -66,7 +66,7 @@ fn given(window: &Window) -> Value {
 #[test]
 fn a_line_shows_that_something_is_going_on_and_leaves_no_trace() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n", "two\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n", "two\n"], "done")]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "steps"]);
     let task = window.task();
     let bar = window.is_busy_with("steps");
@@ -76,7 +76,7 @@ fn a_line_shows_that_something_is_going_on_and_leaves_no_trace() {
     window.shows("one");
     window.until(
         "it was below the output",
-        |window| matches!(window.lines().as_slice(), [.., output, last] if output == "one" && is_bar(last)),
+        |window| matches!(window.lines().as_slice(), [.., output, last] if output == "one" && is_progress_line(last)),
     );
     gate.open(2);
     assert_eq!(window.end(), Some(0));
@@ -87,7 +87,7 @@ fn a_line_shows_that_something_is_going_on_and_leaves_no_trace() {
 #[test]
 fn who_watches_a_task_sees_how_long_it_has_been_at_work() {
     let since = Timestamp::from_millis(SystemClock.now().as_millis() - 2 * 24 * 3_600_000);
-    let (user, puppet) = (User::new(), Puppet::working("t1", since.to_string()));
+    let (user, puppet) = (User::new(), ScriptedServer::working("t1", since.to_string()));
     let mut window = Window::open(&user, &["watch", &format!("{}#t1", puppet.url())]);
     let bar = window.is_busy_with("2d 00h");
     assert!(bar.contains("working"), "{bar}");
@@ -100,7 +100,7 @@ fn progress_is_a_bar() {
     for (locale, expected) in [("C.UTF-8", "knead ━━━━━━╌╌╌╌╌╌ 5/10 · kneading · "), ("C", "knead ======------ 5/10 - kneading - ")]
     {
         let (user, gate) = (User::new(), Gate::closed());
-        let fixture = Fixture::serve([knead(&gate)]);
+        let fixture = TestServer::serve([knead(&gate)]);
         let mut command = user.command(&["call", &fixture.url(), "knead"]);
         command.env("LC_ALL", locale);
         let mut window = Window::run(command, WIDE);
@@ -130,13 +130,13 @@ fn a_narrow_window_gets_no_line_that_is_too_wide() {
     let (user, gate) = (User::new(), Gate::closed());
     let message = "a message that has by far more letters than there are columns in a window that is this narrow";
     let tool = says("quite_long", &gate, message, TaskMode::Always);
-    let fixture = Fixture::serve([tool, knead(&gate)]);
+    let fixture = TestServer::serve([tool, knead(&gate)]);
     let mut window = Window::run(user.command(&["call", &fixture.url(), "quite_long"]), NARROW);
     let task = window.task();
     let bar = window.is_busy_with("a message");
     assert!(bar.chars().count() <= 40 && bar.ends_with('…'), "{bar}");
     // Whatever was drawn over it, nothing of it is left.
-    window.until("it was drawn again", |window| window.bar().is_some_and(|next| next != bar));
+    window.until("it was drawn again", |window| window.progress_line().is_some_and(|next| next != bar));
     gate.open(1);
     assert_eq!(window.end(), Some(0));
     assert_eq!(window.text(), format!("taskwire: task {task}\ndone"));
@@ -155,7 +155,7 @@ fn a_narrow_window_gets_no_line_that_is_too_wide() {
 #[test]
 fn output_in_a_pipe_is_pure_also_beside_a_terminal() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["\x1b[31mone\n", "two"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["\x1b[31mone\n", "two"], "done")]);
     let (mut window, mut out) = Window::run_piped(user.command(&["call", &fixture.url(), "steps"]), WIDE);
     let task = window.task();
     window.is_busy_with("steps");
@@ -170,7 +170,7 @@ fn output_in_a_pipe_is_pure_also_beside_a_terminal() {
 fn who_wants_no_colours_gets_plain_lines() {
     for (name, value) in [("NO_COLOR", "1"), ("TERM", "dumb")] {
         let (user, gate) = (User::new(), Gate::closed());
-        let fixture = Fixture::serve([says("say", &gate, "thinking", TaskMode::Always)]);
+        let fixture = TestServer::serve([says("say", &gate, "thinking", TaskMode::Always)]);
         let mut command = user.command(&["call", &fixture.url(), "say"]);
         command.env(name, value);
         let mut window = Window::run(command, WIDE);
@@ -197,7 +197,7 @@ fn a_question_is_asked_and_answered_at_the_prompt() {
         assert_eq!(window.end(), Some(0), "{era}: {}", window.text());
         assert_eq!(window.lines().last().map(String::as_str), Some("Hello, Ada!"), "{era}");
         assert!(!window.text().contains("Send?"), "one field is asked once: {}", window.text());
-        assert!(!window.lines().iter().any(|line| is_bar(line)), "{era}: {}", window.text());
+        assert!(!window.lines().iter().any(|line| is_progress_line(line)), "{era}: {}", window.text());
     }
 }
 
@@ -205,7 +205,7 @@ fn a_question_is_asked_and_answered_at_the_prompt() {
 fn a_question_for_yes_or_no_is_asked_once() {
     let schema = json!({"type": "object", "properties": {"confirm": {"type": "boolean"}}, "required": ["confirm"]});
     let tool = asks("delete", "sure", Question::form("Delete 17 files?", schema), TaskMode::Always);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     for (word, confirm) in [("y", true), ("n", false)] {
         let mut window = Window::open(&user, &["call", &fixture.url(), "delete"]);
         window.asks("  confirm [y/n]:");
@@ -218,7 +218,7 @@ fn a_question_for_yes_or_no_is_asked_once() {
 
 #[test]
 fn a_form_is_asked_field_by_field_until_it_fits() {
-    let (user, fixture) = (User::new(), Fixture::serve([asks("meet", "person", person(), TaskMode::Always)]));
+    let (user, fixture) = (User::new(), TestServer::serve([asks("meet", "person", person(), TaskMode::Always)]));
     let mut window = Window::open(&user, &["call", &fixture.url(), "meet"]);
     window.asks("  Age (optional):");
     window.enter("old");
@@ -257,7 +257,7 @@ fn a_form_is_asked_field_by_field_until_it_fits() {
 
 #[test]
 fn fields_are_asked_in_the_order_in_which_the_server_names_them() {
-    let puppet = Puppet::asking(
+    let puppet = ScriptedServer::asking(
         r#"{"person":{"method":"elicitation/create","params":{"mode":"form","message":"Where?","requestedSchema":{"type":"object",
         "properties":{"zip":{"type":"string"},"town":{"type":"string"},"floor":{"type":"integer"}},"required":["floor"]}}}}"#,
     );
@@ -276,7 +276,7 @@ fn fields_are_asked_in_the_order_in_which_the_server_names_them() {
 
 #[test]
 fn a_form_can_be_declined_at_the_prompt() {
-    let (user, fixture) = (User::new(), Fixture::serve([asks("meet", "person", person(), TaskMode::Never)]));
+    let (user, fixture) = (User::new(), TestServer::serve([asks("meet", "person", person(), TaskMode::Never)]));
     for (word, action) in [("d", "decline"), ("c", "cancel")] {
         // A call that is no task asks as well.
         let mut window = Window::open(&user, &["call", &fixture.url(), "meet"]);
@@ -322,7 +322,7 @@ fn a_question_that_was_answered_elsewhere_is_not_asked_any_more() {
 
 #[test]
 fn an_answer_without_values_is_asked_for() {
-    let (user, fixture) = (User::new(), Fixture::serve([asks("meet", "person", person(), TaskMode::Always)]));
+    let (user, fixture) = (User::new(), TestServer::serve([asks("meet", "person", person(), TaskMode::Always)]));
     let mut running = user.start(&["call", &fixture.url(), "meet"]);
     let task = running.task();
     running.err.until("answer it with");
@@ -359,7 +359,7 @@ fn browser(user: &User) -> (String, mpsc::Receiver<String>) {
 fn a_page_is_opened_only_if_the_person_says_so() {
     let page = "https://example.com/sign?in=1";
     let tool = asks("sign", "sign_in", Question::url("Sign in, please", page), TaskMode::Always);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     let (bin, opened) = browser(&user);
     let call = || {
         let mut command = user.command(&["call", &fixture.url(), "sign"]);
@@ -379,7 +379,7 @@ fn a_page_is_opened_only_if_the_person_says_so() {
     assert!(opened.try_recv().is_err(), "nobody said yes");
     let mut window = call();
     window.enter("y");
-    assert_eq!(opened.recv_timeout(PATIENCE).as_deref(), Ok(page));
+    assert_eq!(opened.recv_timeout(TIMEOUT).as_deref(), Ok(page));
     assert_eq!(window.end(), Some(0));
     assert_eq!(given(&window)["action"], "accept");
 }
@@ -397,7 +397,7 @@ fn what_was_typed_before_a_page_was_named_does_not_agree_to_it() {
         }
     };
     let tool = Tool::raw("sign", "Signs in", json!({"type": "object"}), body).task(TaskMode::Always);
-    let (user, fixture) = (User::new(), Fixture::serve([tool]));
+    let (user, fixture) = (User::new(), TestServer::serve([tool]));
     let (bin, opened) = browser(&user);
     let mut command = user.command(&["call", &fixture.url(), "sign"]);
     command.env("PATH", format!("{bin}:/usr/bin:/bin"));
@@ -428,7 +428,7 @@ fn ways(task: &str) -> [String; 2] {
 #[test]
 fn ctrl_c_leaves_the_task_running_and_says_how_to_come_back_and_how_to_cancel() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n"], "done")]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "steps"]);
     let task = window.task();
     window.is_busy_with("steps");
@@ -448,7 +448,7 @@ fn ctrl_c_leaves_the_task_running_and_says_how_to_come_back_and_how_to_cancel() 
 #[test]
 fn ctrl_c_twice_cancels_the_task() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n"], "done")]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "steps"]);
     let task = window.task();
     window.press(CTRL_C);
@@ -464,7 +464,7 @@ fn ctrl_c_twice_cancels_the_task() {
 #[test]
 fn the_first_ctrl_c_of_who_said_so_cancels_the_task() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n"], "done")]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "steps", "--cancel-on-interrupt"]);
     let task = window.task();
     window.is_busy_with("steps");
@@ -477,15 +477,15 @@ fn the_first_ctrl_c_of_who_said_so_cancels_the_task() {
 #[test]
 fn ctrl_c_once_the_server_was_asked_to_cancel_only_stops_waiting() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
-    let (port, asked) = deaf_to("tasks/cancel", fixture.port);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let (port, asked) = proxy_withholding("tasks/cancel", fixture.port);
     let mut window = Window::open(&user, &["call", &format!("http://127.0.0.1:{port}/mcp"), "steps"]);
     let task = window.task();
     window.press(CTRL_C);
     window.shows(&ways(&task)[1]);
     window.press(CTRL_C);
     window.shows("taskwire: cancelling…");
-    asked.recv_timeout(PATIENCE).expect("the server is asked");
+    asked.recv_timeout(TIMEOUT).expect("the server is asked");
     window.press(CTRL_C);
     assert_eq!(window.end(), Some(4), "{}", window.text());
     let words = format!("taskwire: cancel was sent; the server has not replied; see: taskwire watch {}", &task[..12]);
@@ -495,7 +495,7 @@ fn ctrl_c_once_the_server_was_asked_to_cancel_only_stops_waiting() {
 #[test]
 fn ctrl_c_stops_watching_and_leaves_the_task_as_it_is() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n"], "done")]);
     let task = user.detach(&fixture.url(), "steps");
     let mut window = Window::open(&user, &["watch", &task]);
     window.is_busy_with("steps");
@@ -522,7 +522,7 @@ fn ctrl_c_at_a_prompt_leaves_the_question_open() {
 #[test]
 fn ctrl_c_leaves_a_call_that_is_no_task_where_it_is_known_by_its_key_and_twice_gives_it_up() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([knead(&gate)]);
+    let fixture = TestServer::serve([knead(&gate)]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "knead"]);
     window.is_busy_with("5/10");
     window.press(CTRL_C);
@@ -536,7 +536,7 @@ fn ctrl_c_leaves_a_call_that_is_no_task_where_it_is_known_by_its_key_and_twice_g
 #[test]
 fn a_window_that_is_closed_leaves_the_task_running() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n"], "done")]);
     for signal in ["TERM", "HUP"] {
         let mut window = Window::open(&user, &["call", &fixture.url(), "steps"]);
         let task = window.task();
@@ -553,7 +553,7 @@ fn a_window_that_is_closed_leaves_the_task_running() {
 #[test]
 fn a_detached_call_says_how_to_come_back() {
     let (user, gate) = (User::new(), Gate::closed());
-    let fixture = Fixture::serve([steps("steps", &gate, ["one\n"], "done")]);
+    let fixture = TestServer::serve([steps("steps", &gate, ["one\n"], "done")]);
     let mut window = Window::open(&user, &["call", &fixture.url(), "steps", "--detach"]);
     assert_eq!(window.end(), Some(0));
     let lines = window.lines();
@@ -582,7 +582,7 @@ fn what_a_server_says_cannot_touch_the_terminal() {
             Ok::<String, ToolError>(format!("result{EVIL}"))
         }
     };
-    let fixture = Fixture::serve([Tool::raw("evil", "Does no good", json!({"type": "object"}), body).task(TaskMode::Always)]);
+    let fixture = TestServer::serve([Tool::raw("evil", "Does no good", json!({"type": "object"}), body).task(TaskMode::Always)]);
     let user = User::new();
     let mut window = Window::open(&user, &["call", &fixture.url(), "evil"]);
     window.is_busy_with(&format!("busy{shown}"));
@@ -594,7 +594,7 @@ fn what_a_server_says_cannot_touch_the_terminal() {
     window.enter("");
     assert_eq!(window.end(), Some(0), "{}", window.text());
     assert_eq!(window.lines().last(), Some(&format!("result{shown}")));
-    assert_eq!(window.oddities(), [] as [&str; 0]);
+    assert_eq!(window.effects(), [] as [&str; 0]);
     for harm in ["\x1b[2J", "\x1b]", "\x07", "\u{9b}", "\u{202e}"] {
         assert!(!window.raw().contains(harm), "{harm:?} in {:?}", window.raw());
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taskwire::tool::{Ctx, Tool, ToolError};
 
 use crate::{
-    fixture::{Fixture, echo},
+    fixture::{TestServer, echo},
     kit::{Server, TempDir},
     user::User,
 };
@@ -46,7 +46,7 @@ fn a_tool_is_shown_with_all_that_is_needed_to_call_it() {
 
 #[test]
 fn the_example_of_a_tool_can_be_called() {
-    let (user, fixture) = (User::new(), Fixture::serve([echo()]));
+    let (user, fixture) = (User::new(), TestServer::serve([echo()]));
     let ended = user.run(&["tools", &fixture.url(), "echo"]);
     let example = ended.out.lines().last().and_then(|line| line.trim().strip_prefix("taskwire ")).expect("an example").replace('\'', "");
     let words: Vec<&str> = example.split(' ').collect();
@@ -69,7 +69,7 @@ fn programs_get_the_tools_as_the_server_describes_them() {
 fn what_a_server_says_about_its_tools_cannot_touch_a_terminal() {
     let schema = json!({"type": "object", "properties": {"p": {"type": "string", "description": "one\n\x1b[2Jtwo\u{202e}"}}});
     let body = |_: Ctx| async { Ok::<&'static str, ToolError>("") };
-    let fixture = Fixture::serve([Tool::raw("evil", "Nice\x1b]0;title\x07 tool\nreally", schema, body)]);
+    let fixture = TestServer::serve([Tool::raw("evil", "Nice\x1b]0;title\x07 tool\nreally", schema, body)]);
     let user = User::new();
     let table = user.run(&["tools", &fixture.url()]).out;
     assert!(table.ends_with("Nice^[]0;title^G tool\n"), "{table:?}");
@@ -79,7 +79,7 @@ fn what_a_server_says_about_its_tools_cannot_touch_a_terminal() {
 
 #[test]
 fn a_server_without_tools_says_so_and_one_that_is_not_there_is_an_error() {
-    let (user, fixture) = (User::new(), Fixture::serve([]));
+    let (user, fixture) = (User::new(), TestServer::serve([]));
     let ended = user.run(&["tools", &fixture.url()]);
     let words = format!("taskwire: {} has no tools\n", fixture.url());
     assert_eq!((ended.code, ended.out.as_str(), ended.err), (Some(0), "", words));

@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 use taskwire::client::Ledger;
 
-use crate::kit::{PATIENCE, TempDir, signal};
+use crate::kit::{TIMEOUT, TempDir, signal};
 
 /// Bytes that are read at once. Few, so that a kill comes in the middle of something.
 const READ_BYTES: usize = 4096;
@@ -57,18 +57,18 @@ impl User {
         command
     }
 
-    pub(crate) fn start(&self, args: &[&str]) -> Running {
-        Running::start(&mut self.command(args))
+    pub(crate) fn start(&self, args: &[&str]) -> RunningCommand {
+        RunningCommand::start(&mut self.command(args))
     }
 
     /// Runs a command to its end.
-    pub(crate) fn run(&self, args: &[&str]) -> Ended {
+    pub(crate) fn run(&self, args: &[&str]) -> CommandResult {
         self.start(args).end()
     }
 
     /// The same, with this on its standard input.
-    pub(crate) fn run_with(&self, args: &[&str], input: &str) -> Ended {
-        let mut running = Running::start(self.command(args).stdin(Stdio::piped()));
+    pub(crate) fn run_with(&self, args: &[&str], input: &str) -> CommandResult {
+        let mut running = RunningCommand::start(self.command(args).stdin(Stdio::piped()));
         let mut stdin = running.child.stdin.take().expect("its input is a pipe");
         stdin.write_all(input.as_bytes()).expect("it reads");
         drop(stdin);
@@ -129,13 +129,13 @@ impl Stream {
 
     /// Waits for more. False at the end.
     pub(crate) fn more(&mut self) -> bool {
-        match self.pieces.recv_timeout(PATIENCE) {
+        match self.pieces.recv_timeout(TIMEOUT) {
             Ok(piece) => {
                 self.bytes.extend(piece);
                 true
             }
             Err(RecvTimeoutError::Disconnected) => false,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing came within {PATIENCE:?} after: {}", self.text()),
+            Err(RecvTimeoutError::Timeout) => panic!("nothing came within {TIMEOUT:?} after: {}", self.text()),
         }
     }
 
@@ -181,13 +181,13 @@ impl Stream {
 
 /// A command under way. Dropping it kills it.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningCommand {
     child: Child,
     pub(crate) out: Stream,
     pub(crate) err: Stream,
 }
 
-impl Running {
+impl RunningCommand {
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
         let out = Stream::of(child.stdout.take().expect("its output is a pipe"));
@@ -212,27 +212,27 @@ impl Running {
     }
 
     /// Waits for its end.
-    pub(crate) fn end(mut self) -> Ended {
+    pub(crate) fn end(mut self) -> CommandResult {
         self.out.rest();
         self.wait()
     }
 
     /// Stops reading its output, as `head` does, and waits for its end.
-    pub(crate) fn end_unread(mut self) -> Ended {
+    pub(crate) fn end_unread(mut self) -> CommandResult {
         let out = std::mem::replace(&mut self.out, Stream::of(std::io::empty()));
         let text = out.text();
         drop(out);
-        Ended { out: text, ..self.wait() }
+        CommandResult { out: text, ..self.wait() }
     }
 
-    fn wait(&mut self) -> Ended {
+    fn wait(&mut self) -> CommandResult {
         self.err.rest();
         let code = self.child.wait().expect("it has ended").code();
-        Ended { code, out: self.out.text(), err: self.err.text() }
+        CommandResult { code, out: self.out.text(), err: self.err.text() }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -241,13 +241,13 @@ impl Drop for Running {
 
 /// How a command ended, and all that it wrote.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct CommandResult {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Ended {
+impl CommandResult {
     /// Its output, an object a line.
     #[track_caller]
     pub(crate) fn json(&self) -> Vec<Value> {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taskwire::client::CallRecorder;
 
 use crate::{
-    fixture::{Fixture, Gate, steps},
+    fixture::{Gate, TestServer, steps},
     kit::{Server, TempDir},
     user::User,
 };
@@ -12,12 +12,12 @@ use crate::{
 const TEXTS: [&str; 4] = ["one ", "two\n", "three ", "four"];
 
 /// A tool that writes the four texts, and says them all at its end.
-fn four(gate: &Gate) -> Fixture {
-    Fixture::serve([steps("four", gate, TEXTS, &TEXTS.concat())])
+fn four(gate: &Gate) -> TestServer {
+    TestServer::serve([steps("four", gate, TEXTS, &TEXTS.concat())])
 }
 
 /// A task of this user that has shown its first two texts and was left.
-fn left_in_the_middle(user: &User, fixture: &Fixture, gate: &Gate) -> (String, String) {
+fn left_in_the_middle(user: &User, fixture: &TestServer, gate: &Gate) -> (String, String) {
     let mut running = user.start(&["call", &fixture.url(), "four"]);
     let task = running.task();
     gate.open(2);
@@ -182,7 +182,7 @@ fn who_names_no_task_watches_the_latest_that_was_not_seen_to_end() {
     let (user, gate) = (User::new(), Gate::closed());
     let none = user.run(&["watch"]);
     none.is_refusal("no task was started from here: `taskwire call SERVER TOOL` starts one");
-    let fixture = Fixture::serve([steps("four", &gate, TEXTS, &TEXTS.concat()), steps("none", &gate, [] as [&str; 0], "done")]);
+    let fixture = TestServer::serve([steps("four", &gate, TEXTS, &TEXTS.concat()), steps("none", &gate, [] as [&str; 0], "done")]);
     let task = user.detach(&fixture.url(), "four");
     gate.open(5);
     assert_eq!(user.run(&["watch", &task]).code, Some(0));
@@ -213,7 +213,7 @@ fn a_slip_in_the_name_of_a_task_leaves_nothing_behind() {
         assert!(listed.is_empty(), "{args:?}: {listed:?}");
     }
     let task = user.detach(&fixture.url(), "four");
-    user.ledger().forget(user.ledger().find(&task).expect("listed").id).expect("forgotten");
+    user.ledger().remove(user.ledger().find(&task).expect("listed").id).expect("forgotten");
     gate.open(5);
     assert_eq!(user.run(&["watch", &format!("{}#{task}", fixture.url())]).code, Some(0));
     assert_eq!(user.ledger().entries().expect("a ledger").len(), 1, "one that is there is known from now on");

@@ -24,9 +24,9 @@ const FRAMES: &str = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏|/-\\";
 
 /// What a terminal was told to do besides showing text.
 #[derive(Debug, Default)]
-struct Oddities(Vec<String>);
+struct TerminalEffects(Vec<String>);
 
-impl vt100::Callbacks for Oddities {
+impl vt100::Callbacks for TerminalEffects {
     fn audible_bell(&mut self, _: &mut vt100::Screen) {
         self.0.push("rang".to_owned());
     }
@@ -45,9 +45,9 @@ impl vt100::Callbacks for Oddities {
 }
 
 /// The side of the terminal that is not the program's.
-struct Outside(Arc<Pty>);
+struct PtyReader(Arc<Pty>);
 
-impl Read for Outside {
+impl Read for PtyReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut pty: &Pty = &self.0;
         pty.read(buffer)
@@ -59,7 +59,7 @@ pub(crate) struct Window {
     child: Child,
     pty: Arc<Pty>,
     output: Stream,
-    parser: vt100::Parser<Oddities>,
+    parser: vt100::Parser<TerminalEffects>,
     /// Bytes of the output that were drawn.
     drawn: usize,
 }
@@ -87,8 +87,8 @@ impl Window {
         let child = command.spawn(pts).expect("the program starts");
         let pty = Arc::new(pty);
         let side = |count| NonZeroU16::new(count).expect("a window has some size");
-        let parser = vt100::Parser::new_with_callbacks(side(rows), side(columns), 0, Oddities::default());
-        Self { child, output: Stream::of(Outside(pty.clone())), pty, parser, drawn: 0 }
+        let parser = vt100::Parser::new_with_callbacks(side(rows), side(columns), 0, TerminalEffects::default());
+        Self { child, output: Stream::of(PtyReader(pty.clone())), pty, parser, drawn: 0 }
     }
 
     /// Presses keys.
@@ -120,8 +120,8 @@ impl Window {
     }
 
     /// The line that shows that something is going on, if it is there.
-    pub(crate) fn bar(&self) -> Option<String> {
-        self.lines().into_iter().find(|line| is_bar(line))
+    pub(crate) fn progress_line(&self) -> Option<String> {
+        self.lines().into_iter().find(|line| is_progress_line(line))
     }
 
     /// Whether a line was too wide.
@@ -140,7 +140,7 @@ impl Window {
     }
 
     /// What the terminal was told to do besides showing text.
-    pub(crate) fn oddities(&self) -> &[String] {
+    pub(crate) fn effects(&self) -> &[String] {
         &self.parser.callbacks().0
     }
 
@@ -179,8 +179,8 @@ impl Window {
     /// Waits for the line that shows that something is going on, with this in it.
     #[track_caller]
     pub(crate) fn is_busy_with(&mut self, what: &str) -> String {
-        self.until(&format!("it was busy with `{what}`"), |window| window.bar().is_some_and(|bar| bar.contains(what)));
-        self.bar().expect("it is there")
+        self.until(&format!("it was busy with `{what}`"), |window| window.progress_line().is_some_and(|bar| bar.contains(what)));
+        self.progress_line().expect("it is there")
     }
 
     /// The task that the call has become.
@@ -209,7 +209,7 @@ impl Drop for Window {
 }
 
 /// Whether this line shows that something is going on.
-pub(crate) fn is_bar(line: &str) -> bool {
+pub(crate) fn is_progress_line(line: &str) -> bool {
     let mut chars = line.chars();
     chars.next().is_some_and(|first| FRAMES.contains(first)) && chars.next() == Some(' ')
 }

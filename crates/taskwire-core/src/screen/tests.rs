@@ -11,7 +11,7 @@ fn in_parts(text: &str, part: usize) -> String {
     for some in chars.chunks(part.max(1)) {
         screen.feed(&some.iter().collect::<String>(), &mut out);
     }
-    screen.end(&mut out);
+    screen.finish(&mut out);
     out
 }
 
@@ -29,7 +29,7 @@ fn a_line_that_is_drawn_over_is_what_was_drawn_last() {
         ("é€🦀\rabc\n", "abc\n"),
         ("abc\ré\n", "ébc\n"),
     ] {
-        assert_eq!(shown(text), seen, "{text:?}");
+        assert_eq!(render(text), seen, "{text:?}");
     }
 }
 
@@ -46,7 +46,7 @@ fn what_is_erased_is_gone() {
         ("b\x08bo\x08ol\x08ld\x08d and _\x08u\n", "bold and u\n"),
         ("\x08\x08a\n", "a\n"),
     ] {
-        assert_eq!(shown(text), seen, "{text:?}");
+        assert_eq!(render(text), seen, "{text:?}");
     }
 }
 
@@ -60,11 +60,11 @@ fn lines_above_are_drawn_over_too() {
         text.push_str(&format!("\r\x1b[2Kfirst {n}%\n\r\x1b[2Ksecond {n}%\n"));
     }
     text.push_str("pulled\n");
-    assert_eq!(shown(&text), "pulling\nfirst 99%\nsecond 99%\npulled\n");
-    assert_eq!(shown("a\nb\nc\x1b[1Fx\n\x1b[Jy"), "a\nx\ny");
-    assert_eq!(shown("a\nb\nc\x1b[9Ax"), "ax\nb\nc", "as far up as there is something, in the same column");
-    assert_eq!(shown("a\nb\x1b[1A\x1b[J!"), "a!");
-    assert_eq!(shown("a\nb\x1b[1A\x1b[9E!"), "a\n!");
+    assert_eq!(render(&text), "pulling\nfirst 99%\nsecond 99%\npulled\n");
+    assert_eq!(render("a\nb\nc\x1b[1Fx\n\x1b[Jy"), "a\nx\ny");
+    assert_eq!(render("a\nb\nc\x1b[9Ax"), "ax\nb\nc", "as far up as there is something, in the same column");
+    assert_eq!(render("a\nb\x1b[1A\x1b[J!"), "a!");
+    assert_eq!(render("a\nb\x1b[1A\x1b[9E!"), "a\n!");
 }
 
 #[test]
@@ -86,17 +86,17 @@ fn colours_titles_and_the_like_are_not_seen() {
         ("\x1b]0;never ended\nthe next line\n", "\nthe next line\n"),
         ("\x1b]0;ended by another\x1b[1mtext\n", "text\n"),
     ] {
-        assert_eq!(shown(text), seen, "{text:?}");
+        assert_eq!(render(text), seen, "{text:?}");
     }
 }
 
 #[test]
 fn a_gap_is_one_blank_and_the_whole_screen_is_not_cleared() {
-    assert_eq!(shown("Starting x\x1b[60G[ OK ]\n"), "Starting x [ OK ]\n");
-    assert_eq!(shown("Starting x\x1b[999C\x1b[8D[ OK ]\n"), "Starting x [ OK ]\n");
-    assert_eq!(shown("a\x1b[3Cb\x1b[2Gx\n"), "axb\n");
-    assert_eq!(shown("a\x1b[999999999999999999999999Cb\n"), "a b\n");
-    assert_eq!(shown("one\n\x1b[H\x1b[2Jtwo\x1b[3;4Hthree\n"), "one\ntwo\nthree\n");
+    assert_eq!(render("Starting x\x1b[60G[ OK ]\n"), "Starting x [ OK ]\n");
+    assert_eq!(render("Starting x\x1b[999C\x1b[8D[ OK ]\n"), "Starting x [ OK ]\n");
+    assert_eq!(render("a\x1b[3Cb\x1b[2Gx\n"), "axb\n");
+    assert_eq!(render("a\x1b[999999999999999999999999Cb\n"), "a b\n");
+    assert_eq!(render("one\n\x1b[H\x1b[2Jtwo\x1b[3;4Hthree\n"), "one\ntwo\nthree\n");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn progress_of_a_copy_is_a_line_for_each_file() {
         }
         text.push('\n');
     }
-    let seen = shown(&text);
+    let seen = render(&text);
     assert_eq!(seen.lines().count(), 7, "{seen}");
     assert!(seen.len() < 300 && text.len() > 10_000, "{} of {}", seen.len(), text.len());
     assert!(seen.ends_with("3276800 100%   31.25MB/s    0:00:00\n"), "{seen}");
@@ -133,9 +133,9 @@ fn what_it_keeps_is_bounded_whatever_comes() {
 #[test]
 fn a_sequence_that_began_before_is_known() {
     let mut out = String::new();
-    let mut screen = Screen::behind("so far\n\x1b[3");
+    let mut screen = Screen::after("so far\n\x1b[3");
     screen.feed("1mred\x1b[0m\n", &mut out);
-    screen.end(&mut out);
+    screen.finish(&mut out);
     assert_eq!(out, "red\n");
 }
 
@@ -161,12 +161,12 @@ fn drawn() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn cut_anywhere_it_is_the_same(text in drawn(), part in 1usize..5000) {
-        prop_assert_eq!(in_parts(&text, part), shown(&text));
+        prop_assert_eq!(in_parts(&text, part), render(&text));
     }
 
     #[test]
     fn it_is_never_longer_has_no_controls_and_does_not_change_again(text in drawn()) {
-        let seen = shown(&text).into_owned();
+        let seen = render(&text).into_owned();
         prop_assert!(seen.len() <= text.len(), "{} of {}", seen.len(), text.len());
         prop_assert!(!seen.contains(is_control));
         prop_assert_eq!(in_parts(&seen, 7), seen.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{command::Reject, decide::bound};
+use super::{command::Reject, decide::check_limit};
 use crate::{limits::Limits, payload::Payload};
 
 /// The content of one chunk: the text of a JSON array, made once and only copied from then on.
@@ -19,7 +19,7 @@ impl Blocks {
     /// These blocks, in this order.
     #[must_use]
     pub fn of(blocks: &[Payload]) -> Self {
-        let mut draft = Draft::default();
+        let mut draft = ChunkBuilder::default();
         for block in blocks {
             draft.put(block);
         }
@@ -31,13 +31,13 @@ impl Blocks {
     ///
     /// # Errors
     /// When it is larger than a chunk may be.
-    pub fn check(block: &Payload, limits: &Limits) -> Result<(), Reject> {
-        bound("the chunk is too large", (block.as_str().len() + "[]".len()) as u64, limits.chunk_bytes, "chunk_bytes")
+    pub fn check_block_size(block: &Payload, limits: &Limits) -> Result<(), Reject> {
+        check_limit("the chunk is too large", (block.as_str().len() + "[]".len()) as u64, limits.chunk_bytes, "chunk_bytes")
     }
 
     /// As they were stored.
     #[must_use]
-    pub fn stored(count: u64, json: &str) -> Self {
+    pub fn from_stored(count: u64, json: &str) -> Self {
         Self { count, json: json.into() }
     }
 
@@ -89,7 +89,7 @@ const KEPT_BYTES: usize = 4 * 1024;
 /// Output that is not in the log yet, gathered into chunks: adjacent text becomes one block, and a chunk is closed when
 /// it is large enough.
 #[derive(Debug, Default)]
-pub struct Draft {
+pub struct ChunkBuilder {
     closed: Vec<Blocks>,
     closed_bytes: usize,
     /// The array that is being written, without its end.
@@ -99,10 +99,10 @@ pub struct Draft {
     text: String,
 }
 
-impl Draft {
+impl ChunkBuilder {
     /// Adds text, however long. A chunk that reaches `enough` bytes is closed.
-    pub fn text(&mut self, mut text: &str, enough: usize, limits: &Limits) {
-        let max = room(limits.chunk_bytes);
+    pub fn push_text(&mut self, mut text: &str, enough: usize, limits: &Limits) {
+        let max = text_bytes_max(limits.chunk_bytes);
         while !text.is_empty() {
             if self.text.len() + self.open.len() + text.len() > max {
                 self.close();
@@ -118,8 +118,8 @@ impl Draft {
     ///
     /// # Errors
     /// When it is larger than a chunk may be.
-    pub fn block(&mut self, block: &Payload, enough: usize, limits: &Limits) -> Result<(), Reject> {
-        Blocks::check(block, limits)?;
+    pub fn push_block(&mut self, block: &Payload, enough: usize, limits: &Limits) -> Result<(), Reject> {
+        Blocks::check_block_size(block, limits)?;
         let max = usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX);
         let size = block.as_str().len() + "[]".len();
         if self.open.len() + self.text.len() * ESCAPE_MAX + FRAME + size > max {
@@ -206,7 +206,7 @@ impl Draft {
 }
 
 /// Bytes of text that fit into a chunk whatever they are.
-fn room(chunk_bytes: u64) -> usize {
+fn text_bytes_max(chunk_bytes: u64) -> usize {
     let bytes = usize::try_from(chunk_bytes).unwrap_or(usize::MAX).saturating_sub(FRAME) / ESCAPE_MAX;
     // A character at least, so that there is an end to it; a chunk that is too small for that is refused later.
     bytes.max(char::MAX.len_utf8())
@@ -229,13 +229,13 @@ mod tests {
 
     #[test]
     fn adjacent_text_becomes_one_block_and_other_blocks_stay_apart() {
-        let mut draft = Draft::default();
+        let mut draft = ChunkBuilder::default();
         let image: Payload = json!({"type": "image", "data": "eA==", "mimeType": "image/png"}).into();
-        draft.text("a", 1000, &Limits::DEFAULT);
-        draft.text("\"b\n", 1000, &Limits::DEFAULT);
-        draft.block(&image, 1000, &Limits::DEFAULT).expect("it fits");
-        draft.block(&image, 1000, &Limits::DEFAULT).expect("it fits");
-        draft.text("c", 1000, &Limits::DEFAULT);
+        draft.push_text("a", 1000, &Limits::DEFAULT);
+        draft.push_text("\"b\n", 1000, &Limits::DEFAULT);
+        draft.push_block(&image, 1000, &Limits::DEFAULT).expect("it fits");
+        draft.push_block(&image, 1000, &Limits::DEFAULT).expect("it fits");
+        draft.push_text("c", 1000, &Limits::DEFAULT);
         assert!(!draft.has_closed());
         let chunks = draft.take();
         assert_eq!(
@@ -251,9 +251,9 @@ mod tests {
 
     #[test]
     fn a_chunk_is_closed_when_it_is_large_enough() {
-        let mut draft = Draft::default();
+        let mut draft = ChunkBuilder::default();
         for _ in 0..5 {
-            draft.text("xxxx", 8, &Limits::DEFAULT);
+            draft.push_text("xxxx", 8, &Limits::DEFAULT);
         }
         assert!(draft.has_closed());
         assert_eq!(
@@ -268,20 +268,20 @@ mod tests {
 
     #[test]
     fn a_block_that_is_too_large_is_refused_and_changes_nothing() {
-        let mut draft = Draft::default();
-        draft.text("a", 1000, &limits(64));
-        let refused = draft.block(&json!("x".repeat(61)).into(), 1000, &limits(64));
+        let mut draft = ChunkBuilder::default();
+        draft.push_text("a", 1000, &limits(64));
+        let refused = draft.push_block(&json!("x".repeat(61)).into(), 1000, &limits(64));
         assert!(matches!(refused, Err(Reject::Limit { key: "chunk_bytes", max: 64, .. })));
-        draft.block(&json!("x".repeat(60)).into(), 1000, &limits(64)).expect("one that just fits is taken");
+        draft.push_block(&json!("x".repeat(60)).into(), 1000, &limits(64)).expect("one that just fits is taken");
         assert_eq!(read(&draft.take()).len(), 2);
     }
 
     #[test]
     fn what_is_given_back_comes_first() {
-        let mut draft = Draft::default();
-        draft.text("a", 1, &Limits::DEFAULT);
+        let mut draft = ChunkBuilder::default();
+        draft.push_text("a", 1, &Limits::DEFAULT);
         let taken = draft.take();
-        draft.text("b", 1, &Limits::DEFAULT);
+        draft.push_text("b", 1, &Limits::DEFAULT);
         draft.give_back(taken);
         assert_eq!(read(&draft.take()), [json!([{"type": "text", "text": "a"}]), json!([{"type": "text", "text": "b"}])]);
         assert_eq!(draft.bytes(), 0);
@@ -292,9 +292,9 @@ mod tests {
         fn no_byte_of_text_is_lost_and_no_chunk_is_too_large(
             texts in proptest::collection::vec("\\PC{0,80}|[\u{0}-\u{1f}]{0,80}", 0..20), enough in 1usize..200, chunk_bytes in 64u64..400,
         ) {
-            let (mut draft, limits) = (Draft::default(), limits(chunk_bytes));
+            let (mut draft, limits) = (ChunkBuilder::default(), limits(chunk_bytes));
             for text in &texts {
-                draft.text(text, enough, &limits);
+                draft.push_text(text, enough, &limits);
             }
             let chunks = draft.take();
             prop_assert!(chunks.iter().all(|chunk| chunk.bytes() <= chunk_bytes && chunk.count() == 1));

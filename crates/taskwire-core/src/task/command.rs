@@ -8,7 +8,7 @@ use super::{
     state::Spec,
 };
 use crate::{
-    id::{Attempt, CallerId, Epoch, InputKey},
+    id::{Attempt, CallerId, Epoch, QuestionKey},
     payload::Payload,
 };
 
@@ -29,17 +29,17 @@ pub struct NewTask {
     /// What is fixed about it.
     pub spec: Arc<Spec>,
     /// The arguments of the call.
-    pub request: Payload,
+    pub arguments: Payload,
     /// The life of the node that makes it.
     pub epoch: Epoch,
     /// What the caller brought along when it was asked to call again.
-    pub carried: Option<Payload>,
+    pub continuation: Option<Payload>,
     /// How long its work has been running already.
     pub spent_ms: u64,
     /// Chunks written before the task was made.
     pub chunks: Vec<Blocks>,
     /// What was last said before the task was made.
-    pub said: Option<(Option<Arc<str>>, Option<Progress>)>,
+    pub status_report: Option<(Option<Arc<str>>, Option<Progress>)>,
     /// Where its work was when it had written these chunks.
     pub checkpoint: Option<Payload>,
 }
@@ -48,7 +48,7 @@ impl NewTask {
     /// One whose work has not begun.
     #[must_use]
     pub const fn new(spec: Arc<Spec>, request: Payload, epoch: Epoch) -> Self {
-        Self { spec, request, epoch, carried: None, spent_ms: 0, chunks: Vec::new(), said: None, checkpoint: None }
+        Self { spec, arguments: request, epoch, continuation: None, spent_ms: 0, chunks: Vec::new(), status_report: None, checkpoint: None }
     }
 }
 
@@ -63,7 +63,7 @@ pub enum Command {
         chunks: Vec<Blocks>,
     },
     /// Say how it is getting on.
-    Say {
+    ReportStatus {
         /// In words; what was said before stays if absent.
         message: Option<Arc<str>>,
         /// In numbers; what was said before stays if absent.
@@ -72,7 +72,7 @@ pub enum Command {
     /// Ask the caller something. Asking the same again is no new question.
     Ask {
         /// The question's name.
-        key: InputKey,
+        key: QuestionKey,
         /// The question.
         request: Payload,
     },
@@ -91,7 +91,7 @@ pub enum Command {
         outcome: Outcome,
     },
     /// Answer questions. Names that are unknown or already answered are passed over.
-    Answer(Vec<(InputKey, Payload)>),
+    Answer(Vec<(QuestionKey, Payload)>),
     /// Call it off. An ended task stays as it is.
     Cancel {
         /// Why, if anybody said.
@@ -125,7 +125,7 @@ pub enum Reject {
     Stale(Attempt),
     /// A question's name was used for another question.
     #[error("the input key `{0}` was already used for another question")]
-    KeyReused(String),
+    QuestionKeyReused(String),
     /// The caller's own name for this call was used for another call.
     #[error("the idempotency key `{0}` was already used for another call")]
     IdempotencyKeyReused(String),

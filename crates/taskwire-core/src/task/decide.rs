@@ -3,14 +3,14 @@
 use std::{fmt::Display, time::Duration};
 
 use super::{
-    blocks::{Blocks, Draft},
+    blocks::{Blocks, ChunkBuilder},
     command::{Authority, Command, NewTask, Reject},
     event::{Event, Outcome, Progress, RpcError},
-    state::{OnInterrupt, Output, Overflow, Spec, Task},
+    state::{OnInterrupt, OutputTotals, Overflow, Spec, Task},
     wants::wants,
 };
 use crate::{
-    id::{Epoch, InputKey},
+    id::{Epoch, QuestionKey},
     limits::Limits,
     payload::Payload,
     time::Timestamp,
@@ -23,7 +23,7 @@ use crate::{
 /// A [`Reject`] if the command may not be carried out. Nothing changes then.
 pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Timestamp, limits: &Limits) -> Result<Vec<Event>, Reject> {
     let task = match (task, command) {
-        (None, Command::Create(new)) => return make(new, limits),
+        (None, Command::Create(new)) => return create_events(new, limits),
         (Some(_), Command::Create(_)) | (None, _) => return Err(Reject::NotFound),
         (Some(task), _) => task,
     };
@@ -37,17 +37,17 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Create(_) => Err(Reject::NotFound),
         Command::Append { chunks } if chunks.is_empty() => Err(Reject::EmptyChunk),
         Command::Append { chunks } => append(task.output, &task.spec, chunks, limits),
-        Command::Say { message, progress } => {
+        Command::ReportStatus { message, progress } => {
             check_status(message.as_deref(), *progress, limits)?;
-            room(task, limits)?;
+            check_event_limit(task, limits)?;
             // Progress grows, or there is none: also when the work was begun anew.
-            let progress = progress.filter(|progress| task.progress.is_none_or(|told| progress.done > told.done));
+            let progress = progress.filter(|progress| task.progress.is_none_or(|before| progress.done > before.done));
             let news = progress.is_some() || message.as_ref().is_some_and(|message| task.message.as_ref() != Some(message));
-            Ok(if news { vec![Event::Said { message: message.clone(), progress }] } else { Vec::new() })
+            Ok(if news { vec![Event::StatusReported { message: message.clone(), progress }] } else { Vec::new() })
         }
         Command::Ask { key, request } => ask(task, key, request, limits),
         Command::Save { chunks, checkpoint } => {
-            bound("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+            check_limit("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
             let mut events = append(task.output, &task.spec, chunks, limits)?;
             events.push(Event::Saved { checkpoint: checkpoint.clone() });
             Ok(events)
@@ -58,39 +58,39 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Tick => Ok(tick(task, now)),
         Command::Recover(epoch) => Ok(recover(task, *epoch)),
     };
-    events.map(|events| explained(task, events, limits))
+    events.map(|events| with_failure_reason(task, events, limits))
 }
 
-fn make(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
+fn create_events(new: &NewTask, limits: &Limits) -> Result<Vec<Event>, Reject> {
     let mut events = vec![Event::Created {
         spec: new.spec.clone(),
-        request: new.request.clone(),
+        arguments: new.arguments.clone(),
         epoch: new.epoch,
-        carried: new.carried.clone(),
+        continuation: new.continuation.clone(),
         spent_ms: new.spent_ms,
     }];
-    events.extend(append(Output::default(), &new.spec, &new.chunks, limits)?);
-    if let Some((message, progress)) = new.said.clone() {
-        finite(progress)?;
-        events.push(Event::Said { message, progress });
+    events.extend(append(OutputTotals::default(), &new.spec, &new.chunks, limits)?);
+    if let Some((message, progress)) = new.status_report.clone() {
+        check_finite(progress)?;
+        events.push(Event::StatusReported { message, progress });
     }
     if let Some(checkpoint) = &new.checkpoint {
-        bound("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+        check_limit("the checkpoint is too large", checkpoint.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
         events.push(Event::Saved { checkpoint: checkpoint.clone() });
     }
     Ok(events)
 }
 
 /// The events of chunks that follow `written`, all or none.
-fn append(mut written: Output, spec: &Spec, chunks: &[Blocks], limits: &Limits) -> Result<Vec<Event>, Reject> {
+fn append(mut written: OutputTotals, spec: &Spec, chunks: &[Blocks], limits: &Limits) -> Result<Vec<Event>, Reject> {
     let mut events = Vec::with_capacity(chunks.len() + 1);
     for blocks in chunks {
         if blocks.count() == 0 {
             return Err(Reject::EmptyChunk);
         }
-        bound("the chunk is too large", blocks.bytes(), limits.chunk_bytes, "chunk_bytes")?;
+        check_limit("the chunk is too large", blocks.bytes(), limits.chunk_bytes, "chunk_bytes")?;
         events.push(Event::Appended { seq: written.next_seq, first_block: written.blocks + 1, blocks: blocks.clone() });
-        written = after(written, blocks);
+        written = output_after(written, blocks);
     }
     // Where the oldest go, a single write must fit all the same.
     let kept = match spec.overflow {
@@ -98,23 +98,23 @@ fn append(mut written: Output, spec: &Spec, chunks: &[Blocks], limits: &Limits) 
         Overflow::DropOldest => chunks.iter().map(Blocks::bytes).sum(),
     };
     if !chunks.is_empty() {
-        bound("the task has written too much", kept, limits.task_output_bytes, "task_output_bytes")?;
+        check_limit("the task has written too much", kept, limits.task_output_bytes, "task_output_bytes")?;
     }
     Ok(events)
 }
 
-fn after(written: Output, blocks: &Blocks) -> Output {
-    Output { next_seq: written.next_seq.next(), blocks: written.blocks + blocks.count(), bytes: written.bytes + blocks.bytes() }
+fn output_after(written: OutputTotals, blocks: &Blocks) -> OutputTotals {
+    OutputTotals { next_seq: written.next_seq.next(), blocks: written.blocks + blocks.count(), bytes: written.bytes + blocks.bytes() }
 }
 
 /// Where output is the result, what made the task fail is the last of it, so that it reaches whoever reads nothing else. Where nothing
 /// was written, or there is no room, it is in the task's state alone.
-fn explained(task: &Task, mut events: Vec<Event>, limits: &Limits) -> Vec<Event> {
+fn with_failure_reason(task: &Task, mut events: Vec<Event>, limits: &Limits) -> Vec<Event> {
     let Some(Event::Failed(error)) = events.last().filter(|_| task.spec.output_is_result) else { return events };
-    let mut reason = Draft::default();
-    reason.text(&error.message, usize::MAX, limits);
+    let mut reason = ChunkBuilder::default();
+    reason.push_text(&error.message, usize::MAX, limits);
     let written = events.iter().fold(task.output, |written, event| match event {
-        Event::Appended { blocks, .. } => after(written, blocks),
+        Event::Appended { blocks, .. } => output_after(written, blocks),
         _ => written,
     });
     if written.blocks > 0
@@ -137,34 +137,44 @@ fn finish(task: &Task, chunks: &[Blocks], outcome: Outcome, limits: &Limits) -> 
         }
         Err(_) => (Vec::new(), outcome),
     };
-    events.push(bounded(outcome, limits).into());
+    events.push(limit_result(outcome, limits).into());
     events
 }
 
-fn ask(task: &Task, key: &InputKey, request: &Payload, limits: &Limits) -> Result<Vec<Event>, Reject> {
-    if let Some(known) = task.inputs.get(key) {
-        return if known.request == *request { Ok(Vec::new()) } else { Err(Reject::KeyReused(key.as_str().to_owned())) };
+fn ask(task: &Task, key: &QuestionKey, request: &Payload, limits: &Limits) -> Result<Vec<Event>, Reject> {
+    if let Some(known) = task.questions.get(key) {
+        return if known.request == *request { Ok(Vec::new()) } else { Err(Reject::QuestionKeyReused(key.as_str().to_owned())) };
     }
-    bound("the question is too large", request.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
-    let bytes = task.input_bytes() + request.as_str().len() as u64;
-    bound("the task's questions and answers are too large together", bytes, limits.input_bytes_per_task, "input_bytes_per_task")?;
-    bound("the task has asked too many questions", task.inputs.len() as u64 + 1, limits.inputs_per_task, "inputs_per_task")?;
-    room(task, limits)?;
+    check_limit("the question is too large", request.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
+    let bytes = task.question_bytes() + request.as_str().len() as u64;
+    check_limit(
+        "the task's questions and answers are too large together",
+        bytes,
+        limits.question_bytes_per_task,
+        "question_bytes_per_task",
+    )?;
+    check_limit("the task has asked too many questions", task.questions.len() as u64 + 1, limits.questions_per_task, "questions_per_task")?;
+    check_event_limit(task, limits)?;
     Ok(vec![Event::Asked { key: key.clone(), request: request.clone() }])
 }
 
-fn answer(task: &Task, answers: &[(InputKey, Payload)], limits: &Limits) -> Result<Vec<Event>, Reject> {
+fn answer(task: &Task, answers: &[(QuestionKey, Payload)], limits: &Limits) -> Result<Vec<Event>, Reject> {
     let mut events: Vec<Event> = Vec::new();
-    let mut bytes = task.input_bytes();
+    let mut bytes = task.question_bytes();
     for (key, answer) in answers {
         let size = answer.as_str().len() as u64;
-        bound("the answer is too large", size, limits.value_bytes, "value_bytes")?;
-        let open = task.outcome.is_none() && task.inputs.get(key).is_some_and(|input| input.answer.is_none());
+        check_limit("the answer is too large", size, limits.value_bytes, "value_bytes")?;
+        let open = task.outcome.is_none() && task.questions.get(key).is_some_and(|input| input.answer.is_none());
         // No more events than there are open questions, so this is short.
         let again = events.iter().any(|event| matches!(event, Event::Answered { key: earlier, .. } if earlier == key));
         if open && !again {
             bytes += size;
-            bound("the task's questions and answers are too large together", bytes, limits.input_bytes_per_task, "input_bytes_per_task")?;
+            check_limit(
+                "the task's questions and answers are too large together",
+                bytes,
+                limits.question_bytes_per_task,
+                "question_bytes_per_task",
+            )?;
             events.push(Event::Answered { key: key.clone(), answer: answer.clone() });
         }
     }
@@ -173,11 +183,11 @@ fn answer(task: &Task, answers: &[(InputKey, Payload)], limits: &Limits) -> Resu
 
 /// The outcome as it can be kept: a result that is too large is an error that says so, since work always ends.
 #[must_use]
-pub fn bounded(outcome: Outcome, limits: &Limits) -> Outcome {
+pub fn limit_result(outcome: Outcome, limits: &Limits) -> Outcome {
     match outcome {
         Outcome::Completed { result, .. } if result.as_str().len() as u64 > limits.result_bytes => {
             let (bytes, max) = (result.as_str().len(), limits.result_bytes);
-            Outcome::Failed(RpcError::internal(format!(
+            Outcome::Failed(RpcError::internal_error(format!(
                 "the result has {bytes} bytes: the limit is {max} (configuration key `limits.result_bytes`)"
             )))
         }
@@ -191,7 +201,7 @@ fn tick(task: &Task, now: Timestamp) -> Vec<Event> {
     }
     vec![match (task.ended, task.asked_at) {
         (Some(_), _) => Event::Expired,
-        (None, Some(_)) => Event::Failed(RpcError::internal(format!("nobody answered within {}", span(task.spec.input_timeout_ms)))),
+        (None, Some(_)) => Event::Failed(RpcError::internal_error(format!("nobody answered within {}", span(task.spec.answer_timeout_ms)))),
         (None, None) => Event::Failed(timed_out(&task.spec)),
     }]
 }
@@ -199,7 +209,7 @@ fn tick(task: &Task, now: Timestamp) -> Vec<Event> {
 /// That an attempt had its time.
 #[must_use]
 pub fn timed_out(spec: &Spec) -> RpcError {
-    RpcError::internal(format!("the tool `{}` did not finish within its timeout of {}", spec.tool, span(spec.timeout_ms)))
+    RpcError::internal_error(format!("the tool `{}` did not finish within its timeout of {}", spec.tool, span(spec.timeout_ms)))
 }
 
 fn span(ms: Option<u64>) -> impl Display {
@@ -213,8 +223,8 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
     // A caller that waited for a result lost its call with the server, and will make it again: this one is nobody's,
     // unless it can still be found by its key or by the state that came with a question.
     let spec = &task.spec;
-    let unknown = spec.hidden && !spec.findable && !spec.lingers && spec.idempotency_key.is_none() && spec.follower.is_none();
-    let lost = unknown && task.inputs.is_empty();
+    let unknown = spec.hidden && !spec.findable && !spec.lingers && spec.idempotency_key.is_none() && spec.outbox.is_none();
+    let lost = unknown && task.questions.is_empty();
     let again = match task.spec.on_interrupt {
         OnInterrupt::Fail => false,
         OnInterrupt::Retry => task.attempt.0 < task.spec.attempts_max,
@@ -228,19 +238,19 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
             OnInterrupt::Fail => "the tool is not marked as safe to run again (`on_interrupt`)".to_owned(),
             OnInterrupt::Retry | OnInterrupt::Resume => format!("it was already started {} times", task.attempt),
         };
-        Event::Failed(RpcError::internal(format!("interrupted: the server stopped while the tool was running, and {why}")))
+        Event::Failed(RpcError::internal_error(format!("interrupted: the server stopped while the tool was running, and {why}")))
     }]
 }
 
 impl RpcError {
     /// That something went wrong inside.
     #[must_use]
-    pub const fn internal(message: String) -> Self {
+    pub const fn internal_error(message: String) -> Self {
         Self { code: code::INTERNAL_ERROR, message, data: None }
     }
 }
 
-fn finite(progress: Option<Progress>) -> Result<(), Reject> {
+fn check_finite(progress: Option<Progress>) -> Result<(), Reject> {
     let numbers = progress.iter().flat_map(|progress| [Some(progress.done), progress.total]).flatten();
     if numbers.into_iter().all(f64::is_finite) { Ok(()) } else { Err(Reject::NotANumber) }
 }
@@ -251,20 +261,20 @@ fn finite(progress: Option<Progress>) -> Result<(), Reject> {
 /// When the message is too long, or the progress is no number.
 pub fn check_status(message: Option<&str>, progress: Option<Progress>, limits: &Limits) -> Result<(), Reject> {
     let size = message.map_or(0, |message| message.len() as u64);
-    bound("the status message is too long", size, limits.message_bytes, "message_bytes")?;
-    finite(progress)
+    check_limit("the status message is too long", size, limits.message_bytes, "message_bytes")?;
+    check_finite(progress)
 }
 
 /// Refuses what is beyond a bound.
 ///
 /// # Errors
 /// When `value` is more than `max`.
-pub fn bound(what: &'static str, value: u64, max: u64, key: &'static str) -> Result<(), Reject> {
+pub fn check_limit(what: &'static str, value: u64, max: u64, key: &'static str) -> Result<(), Reject> {
     if value > max { Err(Reject::Limit { what, max, key }) } else { Ok(()) }
 }
 
 /// Chunks have their own bound, and of checkpoints only the last is kept; everything else that the work may do counts here.
-fn room(task: &Task, limits: &Limits) -> Result<(), Reject> {
+fn check_event_limit(task: &Task, limits: &Limits) -> Result<(), Reject> {
     let events = task.version.0 - task.output.next_seq.0 - task.saves;
-    bound("the task has too many events", events + 1, limits.events_per_task, "events_per_task")
+    check_limit("the task has too many events", events + 1, limits.events_per_task, "events_per_task")
 }

@@ -9,12 +9,12 @@ use super::{
     state::{Spec, is_zero},
 };
 use crate::{
-    id::{Attempt, Epoch, InputKey, Seq},
+    id::{Attempt, Epoch, QuestionKey, Seq},
     payload::Payload,
 };
 
 /// About what an event takes besides what is said in it.
-const ENTRY_BYTES: u64 = 128;
+const EVENT_OVERHEAD_BYTES: u64 = 128;
 
 /// How far the work says it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -68,12 +68,13 @@ pub enum Event {
         /// What is fixed about it.
         spec: Arc<Spec>,
         /// The arguments of the call.
-        request: Payload,
+        #[serde(rename = "request")]
+        arguments: Payload,
         /// The life of the node that made it.
         epoch: Epoch,
         /// What the caller brought along when it was asked to call again.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        carried: Option<Payload>,
+        #[serde(rename = "carried", default, skip_serializing_if = "Option::is_none")]
+        continuation: Option<Payload>,
         /// How long its first attempt had been running already.
         #[serde(default, skip_serializing_if = "is_zero")]
         spent_ms: u64,
@@ -95,7 +96,8 @@ pub enum Event {
         blocks: Blocks,
     },
     /// The work said how it is getting on.
-    Said {
+    #[serde(rename = "said")]
+    StatusReported {
         /// In words.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         message: Option<Arc<str>>,
@@ -106,14 +108,14 @@ pub enum Event {
     /// The work asked its caller something.
     Asked {
         /// The question's name.
-        key: InputKey,
+        key: QuestionKey,
         /// The question.
         request: Payload,
     },
     /// The caller answered.
     Answered {
         /// The question's name.
-        key: InputKey,
+        key: QuestionKey,
         /// The answer.
         answer: Payload,
     },
@@ -159,9 +161,11 @@ impl Event {
         let bytes = match self {
             Self::Appended { .. } | Self::Expired => return 0,
             // The task has it too, and the way to find it by its caller or its key.
-            Self::Created { spec, request, carried, .. } => 3 * spec.bytes() + request.as_str().len() + size(carried),
+            Self::Created { spec, arguments: request, continuation: carried, .. } => {
+                3 * spec.bytes() + request.as_str().len() + size(carried)
+            }
             Self::Started { .. } => 0,
-            Self::Said { message, .. } => message.as_ref().map_or(0, |message| message.len()),
+            Self::StatusReported { message, .. } => message.as_ref().map_or(0, |message| message.len()),
             // The task has these too.
             Self::Asked { key, request } => 2 * (key.as_str().len() + request.as_str().len()),
             Self::Answered { key, answer } => key.as_str().len() + 2 * answer.as_str().len(),
@@ -170,7 +174,7 @@ impl Event {
             Self::Failed(error) => error.message.len() + size(&error.data),
             Self::Cancelled { reason } => reason.as_ref().map_or(0, |reason| reason.len()),
         };
-        ENTRY_BYTES + bytes as u64
+        EVENT_OVERHEAD_BYTES + bytes as u64
     }
 
     /// Whether callers see a difference in the task, beyond its output.

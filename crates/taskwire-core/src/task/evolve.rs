@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     event::Event,
-    state::{Input, OnInterrupt, Output, Task},
+    state::{OnInterrupt, OutputTotals, QuestionState, Task},
 };
 use crate::{
     id::{Attempt, Epoch, TaskId, Version},
@@ -30,24 +30,24 @@ pub fn create(id: TaskId, created: &Event, at: Timestamp) -> Task {
         created_at: at,
         updated_at: at,
         version: Version(1),
-        changed: Version(1),
+        visible_version: Version(1),
         attempt: Attempt(0),
         epoch,
         deadline: None,
         time_left_ms: None,
         message: None,
         progress: None,
-        inputs: BTreeMap::new(),
+        questions: BTreeMap::new(),
         asked_at: None,
-        checkpoint: None,
+        checkpoint_version: None,
         saves: 0,
         log_bytes: created.stored_bytes(),
         checkpoint_bytes: 0,
         ended: None,
         outcome: None,
-        output: Output::default(),
+        output: OutputTotals::default(),
     };
-    begin(&mut task, Attempt(1), epoch, spent_ms, at);
+    begin_attempt(&mut task, Attempt(1), epoch, spent_ms, at);
     task
 }
 
@@ -57,7 +57,7 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
     if event.is_visible() {
         // The machine's clock may be set back; what callers see does not go back with it.
         task.updated_at = task.updated_at.max(at);
-        task.changed = task.version;
+        task.visible_version = task.version;
     }
     // Of checkpoints only the last is kept.
     if !matches!(event, Event::Saved { .. }) {
@@ -70,33 +70,33 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
             (task.attempt, task.epoch) = (*attempt, *epoch);
             task.deadline = task.deadline.map(|deadline| deadline.max(at.after(CATCH_UP)));
         }
-        Event::Started { attempt, epoch } => begin(task, *attempt, *epoch, 0, at),
+        Event::Started { attempt, epoch } => begin_attempt(task, *attempt, *epoch, 0, at),
         Event::Appended { seq, first_block, blocks } => {
             task.output =
-                Output { next_seq: seq.next(), blocks: first_block - 1 + blocks.count(), bytes: task.output.bytes + blocks.bytes() };
+                OutputTotals { next_seq: seq.next(), blocks: first_block - 1 + blocks.count(), bytes: task.output.bytes + blocks.bytes() };
         }
-        Event::Said { message, progress } => {
+        Event::StatusReported { message, progress } => {
             task.message = message.clone().or_else(|| task.message.take());
             task.progress = progress.or(task.progress);
         }
         Event::Asked { key, request } => {
-            task.inputs.insert(key.clone(), Input { request: request.clone(), answer: None });
+            task.questions.insert(key.clone(), QuestionState { request: request.clone(), answer: None });
             if task.asked_at.is_none() {
                 task.asked_at = Some(at);
                 pause(task, at);
             }
         }
         Event::Answered { key, answer } => {
-            if let Some(input) = task.inputs.get_mut(key) {
+            if let Some(input) = task.questions.get_mut(key) {
                 input.answer = Some(answer.clone());
             }
-            if task.open_inputs().next().is_none() {
+            if task.open_questions().next().is_none() {
                 task.asked_at = None;
                 task.deadline = task.time_left_ms.take().map(|left| at.after(Duration::from_millis(left)));
             }
         }
         Event::Saved { .. } => {
-            task.checkpoint = Some(task.version);
+            task.checkpoint_version = Some(task.version);
             task.saves += 1;
             task.checkpoint_bytes = event.stored_bytes();
         }
@@ -124,14 +124,14 @@ impl Task {
     }
 
     /// Gives a task that was read what its last chunk says: how much it has written, and the version that it made.
-    pub fn restore_output(&mut self, output: Output, version: Version) {
+    pub fn restore_output(&mut self, output: OutputTotals, version: Version) {
         self.output = output;
         self.version = self.version.max(version);
     }
 }
 
 /// Starts the clock of an attempt; it stands still at once if questions are open from an earlier one.
-fn begin(task: &mut Task, attempt: Attempt, epoch: Epoch, spent_ms: u64, at: Timestamp) {
+fn begin_attempt(task: &mut Task, attempt: Attempt, epoch: Epoch, spent_ms: u64, at: Timestamp) {
     task.attempt = attempt;
     task.epoch = epoch;
     task.deadline = task.spec.timeout_ms.map(|ms| at.after(Duration::from_millis(ms.saturating_sub(spent_ms))));

@@ -15,10 +15,10 @@ mod wants;
 #[cfg(test)]
 mod tests;
 
-pub use blocks::{Blocks, Draft, ESCAPE_MAX};
+pub use blocks::{Blocks, ChunkBuilder, ESCAPE_MAX};
 pub use command::{Authority, Command, NewTask, Reject};
-pub use decide::{bound, bounded, check_status, decide, timed_out};
+pub use decide::{check_limit, check_status, decide, limit_result, timed_out};
 pub use event::{Event, Outcome, Progress, RpcError};
 pub use evolve::{create, evolve, evolve_to};
-pub use state::{Accepts, Follower, Input, OnInterrupt, Output, Overflow, Spec, Status, Task};
+pub use state::{AcceptedQuestions, OnInterrupt, OutboxTarget, OutputTotals, Overflow, QuestionState, Spec, Status, Task};
 pub use wants::{Wants, wants};

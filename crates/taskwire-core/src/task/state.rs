@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::event::{Outcome, Progress};
 use crate::{
-    id::{Attempt, CallerId, Epoch, InputKey, Seq, SessionId, TaskId, Version},
+    id::{Attempt, CallerId, Epoch, QuestionKey, Seq, SessionId, TaskId, Version},
     limits::Limits,
     payload::Payload,
     time::Timestamp,
@@ -55,7 +55,7 @@ impl Overflow {
 /// Which questions the caller said it can answer, frozen when the task was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Accepts {
+pub struct AcceptedQuestions {
     /// Forms to be filled in.
     pub elicit_form: bool,
     /// Links to be opened.
@@ -71,7 +71,7 @@ pub struct Accepts {
 
 /// A session that is told what happens to a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Follower {
+pub struct OutboxTarget {
     /// Which.
     pub session: SessionId,
     /// Whether it is told of output, too.
@@ -98,8 +98,8 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
     /// How long it waits for an answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub input_timeout_ms: Option<u64>,
+    #[serde(rename = "input_timeout_ms", default, skip_serializing_if = "Option::is_none")]
+    pub answer_timeout_ms: Option<u64>,
     /// What happens when it has written as much as is kept.
     #[serde(default, skip_serializing_if = "Overflow::is_default")]
     pub overflow: Overflow,
@@ -108,7 +108,7 @@ pub struct Spec {
     pub idempotency_key: Option<Arc<str>>,
     /// What the caller can be asked.
     #[serde(default)]
-    pub accepts: Accepts,
+    pub accepts: AcceptedQuestions,
     /// Whether the caller waits for a result and knows of no task.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
@@ -119,11 +119,11 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lingers: bool,
     /// What calls that are the same as the one that made it have in common, where such calls share a task.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dedupe: Option<Arc<str>>,
+    #[serde(rename = "dedupe", default, skip_serializing_if = "Option::is_none")]
+    pub dedupe_key: Option<Arc<str>>,
     /// Who made it and is told what happens to it, if that is a session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub follower: Option<Follower>,
+    #[serde(rename = "follower", default, skip_serializing_if = "Option::is_none")]
+    pub outbox: Option<OutboxTarget>,
     /// What whoever made it wants to find here again; nobody else reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Payload>,
@@ -144,15 +144,15 @@ impl Spec {
             attempts_max: 1,
             retention_ms: None,
             timeout_ms: None,
-            input_timeout_ms: None,
+            answer_timeout_ms: None,
             overflow: Overflow::default(),
             idempotency_key: None,
-            accepts: Accepts::default(),
+            accepts: AcceptedQuestions::default(),
             hidden: false,
             findable: false,
             lingers: false,
-            dedupe: None,
-            follower: None,
+            dedupe_key: None,
+            outbox: None,
             origin: None,
             output_is_result: false,
         }
@@ -164,13 +164,13 @@ impl Spec {
     pub(super) fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         let origin = self.origin.as_ref().map_or(0, |origin| origin.as_str().len());
-        self.caller.as_str().len() + self.tool.len() + text(&self.idempotency_key) + text(&self.dedupe) + origin
+        self.caller.as_str().len() + self.tool.len() + text(&self.idempotency_key) + text(&self.dedupe_key) + origin
     }
 }
 
 /// One question and, once given, its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Input {
+pub struct QuestionState {
     /// The question, as the wire will carry it.
     pub request: Payload,
     /// The answer, as the wire brought it.
@@ -180,7 +180,7 @@ pub struct Input {
 
 /// How much a task has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Output {
+pub struct OutputTotals {
     /// The number that the next chunk will get.
     pub next_seq: Seq,
     /// Blocks so far; the next chunk's first block is this plus one.
@@ -255,8 +255,8 @@ pub struct Task {
     /// How many events it has seen.
     pub version: Version,
     /// The last of them that callers can see, chunks aside.
-    #[serde(default)]
-    pub changed: Version,
+    #[serde(rename = "changed", default)]
+    pub visible_version: Version,
     /// The run of its work that counts; output of earlier ones is refused.
     pub attempt: Attempt,
     /// The life of the node that runs this attempt.
@@ -274,14 +274,14 @@ pub struct Task {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// Every question it ever asked: keys are never used again.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub inputs: BTreeMap<InputKey, Input>,
+    #[serde(rename = "inputs", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub questions: BTreeMap<QuestionKey, QuestionState>,
     /// Since when at least one question has been open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_at: Option<Timestamp>,
     /// The event that holds its last checkpoint.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<Version>,
+    #[serde(rename = "checkpoint", default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_version: Option<Version>,
     /// How often its work saved where it is: what was replaced is not kept, and counts for nothing.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub saves: u64,
@@ -299,13 +299,13 @@ pub struct Task {
     pub outcome: Option<Outcome>,
     /// How much it has written.
     #[serde(skip)]
-    pub output: Output,
+    pub output: OutputTotals,
 }
 
 impl Task {
     /// When its work began. A call becomes a task only after a while, but its id is made at its beginning.
     #[must_use]
-    pub fn began(&self) -> Timestamp {
+    pub fn began_at(&self) -> Timestamp {
         let id = self.id.as_bytes();
         let millis = i64::from_be_bytes([0, 0, id[0], id[1], id[2], id[3], id[4], id[5]]);
         Timestamp::from_millis(millis).min(self.created_at)
@@ -324,16 +324,16 @@ impl Task {
     }
 
     /// Questions that wait for an answer.
-    pub fn open_inputs(&self) -> impl Iterator<Item = (&InputKey, &Payload)> {
+    pub fn open_questions(&self) -> impl Iterator<Item = (&QuestionKey, &Payload)> {
         let open = self.outcome.is_none();
-        self.inputs.iter().filter(move |(_, input)| open && input.answer.is_none()).map(|(key, input)| (key, &input.request))
+        self.questions.iter().filter(move |(_, input)| open && input.answer.is_none()).map(|(key, input)| (key, &input.request))
     }
 
     /// Bytes of all questions and answers.
     #[must_use]
-    pub fn input_bytes(&self) -> u64 {
-        let bytes = |input: &Input| input.request.as_str().len() + input.answer.as_ref().map_or(0, |answer| answer.as_str().len());
-        self.inputs.iter().map(|(key, input)| (key.as_str().len() + bytes(input)) as u64).sum()
+    pub fn question_bytes(&self) -> u64 {
+        let bytes = |input: &QuestionState| input.request.as_str().len() + input.answer.as_ref().map_or(0, |answer| answer.as_str().len());
+        self.questions.iter().map(|(key, input)| (key.as_str().len() + bytes(input)) as u64).sum()
     }
 
     /// Bytes at the beginning of its output that are no longer kept: a chunk that lies within them is gone.
@@ -348,7 +348,7 @@ impl Task {
     /// About how many bytes it takes where it is stored, with all that happened to it.
     #[must_use]
     pub fn stored_bytes(&self, limits: &Limits) -> u64 {
-        let Output { next_seq, bytes, .. } = self.output;
+        let OutputTotals { next_seq, bytes, .. } = self.output;
         let kept = bytes - self.dropped_bytes(limits);
         // Of the chunks, as large a part is kept as of their bytes.
         let chunks = u128::from(next_seq.0) * u128::from(kept) / u128::from(bytes.max(1));

@@ -6,15 +6,15 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::{Attempt, CallerId, Epoch, InputKey, Limits, Payload, Seq, SessionId, TaskId, Timestamp, Version};
+use crate::{Attempt, CallerId, Epoch, Limits, Payload, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version};
 
 const LIMITS: Limits = Limits {
     chunk_bytes: 40,
     block_bytes: 80,
     task_output_bytes: 100,
     output_bytes_per_second: 100,
-    inputs_per_task: 4,
-    input_bytes_per_task: 150,
+    questions_per_task: 4,
+    question_bytes_per_task: 150,
     events_per_task: 20,
     message_bytes: 10,
     value_bytes: 60,
@@ -22,7 +22,7 @@ const LIMITS: Limits = Limits {
     tasks_per_caller: 10,
     stored_bytes_per_caller: 1_000_000,
     disk_reserve_bytes: 0,
-    session_events: 100,
+    changes_per_session: 100,
 };
 
 fn spec() -> Spec {
@@ -93,11 +93,11 @@ fn append(s: &str) -> Command {
 }
 
 fn ask(key: &str, question: &str) -> Command {
-    Command::Ask { key: InputKey::new(key), request: json!({ "q": question }).into() }
+    Command::Ask { key: QuestionKey::new(key), request: json!({ "q": question }).into() }
 }
 
 fn answer(keys: &[&str]) -> Command {
-    Command::Answer(keys.iter().map(|key| (InputKey::new(key), json!({"action": "accept"}).into())).collect())
+    Command::Answer(keys.iter().map(|key| (QuestionKey::new(key), json!({"action": "accept"}).into())).collect())
 }
 
 fn done(text: &str) -> Command {
@@ -132,7 +132,7 @@ fn every_end_is_reached_from_every_open_state_and_is_final() {
             assert_eq!(world.call(&CANCEL), Ok(0), "cancelling an ended task changes nothing");
             assert_eq!(world.call(&answer(&["k"])), Ok(0));
             assert_eq!(*world.task(), before);
-            assert_eq!(world.task().open_inputs().count(), 0);
+            assert_eq!(world.task().open_questions().count(), 0);
         }
     }
 }
@@ -145,11 +145,11 @@ fn questions_open_and_close_one_by_one_and_keys_live_for_ever() {
     assert_eq!(world.call(&answer(&["nobody-asked"])), Ok(0));
     assert_eq!(world.call(&answer(&["a", "a"])), Ok(1), "the first answer counts");
     assert_eq!(world.status(), Status::InputRequired);
-    assert_eq!(world.task().open_inputs().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert_eq!(world.task().open_questions().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["b"]);
     world.call(&answer(&["b"])).expect("answered");
     assert_eq!(world.status(), Status::Working);
     assert_eq!(world.work(1, &ask("a", "A")), Ok(0), "asking the same again is no new question");
-    assert_eq!(world.work(1, &ask("a", "other")), Err(Reject::KeyReused("a".into())));
+    assert_eq!(world.work(1, &ask("a", "other")), Err(Reject::QuestionKeyReused("a".into())));
     assert_eq!(world.call(&answer(&["a"])), Ok(0), "an answer is given once");
 }
 
@@ -186,8 +186,8 @@ fn an_interrupted_task_fails_unless_it_may_be_run_again() {
     world.work(1, &Command::Save { chunks: vec![], checkpoint: json!(41).into() }).expect("saved");
     world.work(1, &ask("a", "A")).expect("asked");
     world.engine(&Command::Recover(Epoch(2)));
-    assert_eq!((world.task().attempt, wants(world.task()).run), (Attempt(2), Some(Attempt(2))));
-    assert_eq!(world.task().checkpoint, Some(Version(2)), "the checkpoint outlives the attempt");
+    assert_eq!((world.task().attempt, wants(world.task()).attempt), (Attempt(2), Some(Attempt(2))));
+    assert_eq!(world.task().checkpoint_version, Some(Version(2)), "the checkpoint outlives the attempt");
     assert_eq!(world.status(), Status::InputRequired, "so does the question");
     assert_eq!(world.work(1, &append("x")), Err(Reject::Stale(Attempt(1))));
     assert_eq!(world.work(2, &ask("a", "A")), Ok(0));
@@ -198,7 +198,7 @@ fn an_interrupted_task_fails_unless_it_may_be_run_again() {
 
 #[test]
 fn an_attempt_has_its_time_and_waiting_for_answers_does_not_count() {
-    let mut world = World::new(Spec { timeout_ms: Some(100), input_timeout_ms: Some(5_000), ..spec() });
+    let mut world = World::new(Spec { timeout_ms: Some(100), answer_timeout_ms: Some(5_000), ..spec() });
     world.now += 60;
     assert_eq!(world.engine(&Command::Tick), 0);
     world.work(1, &ask("a", "A")).expect("asked");
@@ -212,7 +212,7 @@ fn an_attempt_has_its_time_and_waiting_for_answers_does_not_count() {
     let Some(Outcome::Failed(error)) = &world.task().outcome else { panic!("it should have timed out") };
     assert!(error.message.contains("timeout of 100ms"), "{}", error.message);
 
-    let mut world = World::new(Spec { input_timeout_ms: Some(5_000), ..spec() });
+    let mut world = World::new(Spec { answer_timeout_ms: Some(5_000), ..spec() });
     world.work(1, &ask("a", "A")).expect("asked");
     world.now += 5_000;
     world.engine(&Command::Tick);
@@ -244,14 +244,14 @@ fn only_what_callers_see_changes_the_time_of_update() {
     world.work(1, &append("x")).expect("appended");
     world.work(1, &Command::Save { chunks: vec![], checkpoint: json!(1).into() }).expect("saved");
     assert_eq!(world.task().updated_at, world.task().created_at);
-    let say = Command::Say { message: Some("hi".into()), progress: None };
+    let say = Command::ReportStatus { message: Some("hi".into()), progress: None };
     assert_eq!(world.work(1, &say), Ok(1));
     assert_eq!(world.task().updated_at, Timestamp::from_millis(world.now));
-    let changed = world.task().changed;
+    let changed = world.task().visible_version;
     assert_eq!(changed, world.task().version);
     assert_eq!(world.work(1, &say), Ok(0), "saying the same again is no news");
     world.work(1, &append("x")).expect("appended");
-    assert_eq!(world.task().changed, changed, "output is no change");
+    assert_eq!(world.task().visible_version, changed, "output is no change");
 }
 
 #[test]
@@ -268,28 +268,30 @@ fn every_limit_is_reached_and_named() {
         world.work(1, &append("xxxxx")).expect("fits");
     }
     assert_eq!(key(world.work(1, &append("xxxxx"))), "task_output_bytes");
-    let nan = Command::Say { message: None, progress: Some(Progress { done: f64::NAN, total: None }) };
+    let nan = Command::ReportStatus { message: None, progress: Some(Progress { done: f64::NAN, total: None }) };
     assert_eq!(world.work(1, &nan), Err(Reject::NotANumber), "it could not be stored");
     let long = Payload::from(json!("x".repeat(60)));
-    assert_eq!(key(world.work(1, &Command::Say { message: Some("x".repeat(11).into()), progress: None })), "message_bytes");
+    assert_eq!(key(world.work(1, &Command::ReportStatus { message: Some("x".repeat(11).into()), progress: None })), "message_bytes");
     assert_eq!(key(world.work(1, &Command::Save { chunks: vec![], checkpoint: long.clone() })), "value_bytes");
     assert_eq!(key(world.work(1, &ask("k", &"x".repeat(60)))), "value_bytes");
-    assert_eq!(key(world.call(&Command::Answer(vec![(InputKey::new("k"), long)]))), "value_bytes");
+    assert_eq!(key(world.call(&Command::Answer(vec![(QuestionKey::new("k"), long)]))), "value_bytes");
     for n in 0..4 {
         world.work(1, &ask(&n.to_string(), "?")).expect("fits");
     }
-    assert_eq!(key(world.work(1, &ask("4", "?"))), "inputs_per_task");
-    let half = |k: &str| Command::Answer(vec![(InputKey::new(k), json!("x".repeat(50)).into())]);
+    assert_eq!(key(world.work(1, &ask("4", "?"))), "questions_per_task");
+    let half = |k: &str| Command::Answer(vec![(QuestionKey::new(k), json!("x".repeat(50)).into())]);
     world.call(&half("0")).expect("fits");
     world.call(&half("1")).expect("fits");
-    assert_eq!(key(world.call(&half("2"))), "input_bytes_per_task");
-    assert_eq!(key(World::clone(&world).work(1, &ask("0123456789", &"x".repeat(40)))), "input_bytes_per_task");
+    assert_eq!(key(world.call(&half("2"))), "question_bytes_per_task");
+    assert_eq!(key(World::clone(&world).work(1, &ask("0123456789", &"x".repeat(40)))), "question_bytes_per_task");
     for n in 0..100 {
         world
             .work(1, &Command::Save { chunks: vec![], checkpoint: json!(n).into() })
             .expect("only the last is kept, so there may be any number");
     }
-    let full = (0..100).map(|n| world.work(1, &Command::Say { message: Some(format!("{n}").into()), progress: None })).find(Result::is_err);
+    let full = (0..100)
+        .map(|n| world.work(1, &Command::ReportStatus { message: Some(format!("{n}").into()), progress: None }))
+        .find(Result::is_err);
     assert_eq!(key(full.expect("there is an end")), "events_per_task");
     assert_eq!(world.work(1, &done(&"x".repeat(60))), Ok(1), "a task always ends");
     let Some(Outcome::Failed(error)) = &world.task().outcome else { panic!("the result is too large to keep") };
@@ -307,7 +309,7 @@ fn output_beyond_the_limit_drops_the_oldest_where_the_tool_says_so() {
         world.work(1, &append("xxxxx")).expect("it is never refused");
         assert_eq!(world.task().dropped_bytes(&LIMITS), (32 * (n + 1u64)).saturating_sub(100), "what is kept stays within the limit");
     }
-    assert_eq!(world.task().output, Output { next_seq: Seq(10), blocks: 10, bytes: 320 });
+    assert_eq!(world.task().output, OutputTotals { next_seq: Seq(10), blocks: 10, bytes: 320 });
     assert!(matches!(world.work(1, &append(&"x".repeat(60))), Err(Reject::Limit { key: "chunk_bytes", .. })));
 }
 
@@ -319,7 +321,7 @@ fn output_and_checkpoint_are_written_together_or_not_at_all() {
         checkpoint: json!(texts.len()).into(),
     };
     assert_eq!(world.work(1, &save(&["a", "b"])), Ok(3));
-    assert_eq!(world.task().checkpoint, Some(world.task().version), "the checkpoint comes last");
+    assert_eq!(world.task().checkpoint_version, Some(world.task().version), "the checkpoint comes last");
     let before = world.task().clone();
     assert!(matches!(world.work(1, &save(&["xxxxx", "xxxxx", "xxxxx"])), Err(Reject::Limit { key: "task_output_bytes", .. })));
     assert_eq!(*world.task(), before);
@@ -382,30 +384,30 @@ fn stored_shapes_stay_as_they_are() {
     let full = Spec {
         on_interrupt: OnInterrupt::Retry,
         timeout_ms: Some(5),
-        input_timeout_ms: Some(6),
+        answer_timeout_ms: Some(6),
         idempotency_key: Some("i".into()),
         overflow: Overflow::DropOldest,
         hidden: true,
         ..spec()
     };
     let followed = Spec {
-        follower: Some(Follower { session: SessionId::new("s"), output: true }),
+        outbox: Some(OutboxTarget { session: SessionId::new("s"), output: true }),
         origin: Some(json!({"o": 1}).into()),
         output_is_result: true,
-        accepts: Accepts { sampling: true, sampling_tools: true, ..Accepts::default() },
+        accepts: AcceptedQuestions { sampling: true, sampling_tools: true, ..AcceptedQuestions::default() },
         ..spec()
     };
     let events = [
         (
-            Event::Created { spec: Arc::new(followed), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms: 0 },
+            Event::Created { spec: Arc::new(followed), arguments: json!({}).into(), epoch: Epoch(1), continuation: None, spent_ms: 0 },
             r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"fail","attempts_max":3,"retention_ms":1000,"accepts":{"elicit_form":false,"elicit_url":false,"sampling":true,"sampling_tools":true,"roots":false},"follower":{"session":"s","output":true},"origin":{"o":1},"output_is_result":true},"request":{},"epoch":1}}"#,
         ),
         (
             Event::Created {
                 spec: Arc::new(full),
-                request: json!({"a": 1}).into(),
+                arguments: json!({"a": 1}).into(),
                 epoch: Epoch(1),
-                carried: Some(json!(0).into()),
+                continuation: Some(json!(0).into()),
                 spent_ms: 7,
             },
             r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"retry","attempts_max":3,"retention_ms":1000,"timeout_ms":5,"input_timeout_ms":6,"overflow":"drop_oldest","idempotency_key":"i","accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false},"hidden":true},"request":{"a":1},"epoch":1,"carried":0,"spent_ms":7}}"#,
@@ -416,11 +418,11 @@ fn stored_shapes_stay_as_they_are() {
             r#"{"appended":{"seq":0,"first_block":1,"blocks":[{"text":"x","type":"text"}]}}"#,
         ),
         (
-            Event::Said { message: Some("m".into()), progress: Some(Progress { done: 1.5, total: None }) },
+            Event::StatusReported { message: Some("m".into()), progress: Some(Progress { done: 1.5, total: None }) },
             r#"{"said":{"message":"m","progress":{"done":1.5}}}"#,
         ),
-        (Event::Asked { key: InputKey::new("k"), request: json!({}).into() }, r#"{"asked":{"key":"k","request":{}}}"#),
-        (Event::Answered { key: InputKey::new("k"), answer: json!({}).into() }, r#"{"answered":{"key":"k","answer":{}}}"#),
+        (Event::Asked { key: QuestionKey::new("k"), request: json!({}).into() }, r#"{"asked":{"key":"k","request":{}}}"#),
+        (Event::Answered { key: QuestionKey::new("k"), answer: json!({}).into() }, r#"{"answered":{"key":"k","answer":{}}}"#),
         (Event::Saved { checkpoint: json!(1).into() }, r#"{"saved":{"checkpoint":1}}"#),
         (Event::Completed { result: json!({}).into(), is_error: false }, r#"{"completed":{"result":{},"is_error":false}}"#),
         (
@@ -448,7 +450,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let keys = prop_oneof![Just("a"), Just("b"), Just("c")];
     let work = prop_oneof![
         4 => "[a-z]{0,40}".prop_map(|s| append(&s)),
-        2 => ("[a-z]{0,12}", any::<bool>()).prop_map(|(s, said)| Command::Say {
+        2 => ("[a-z]{0,12}", any::<bool>()).prop_map(|(s, said)| Command::ReportStatus {
             message: said.then(|| s.as_str().into()),
             progress: Some(Progress { done: s.len() as f64, total: None }),
         }),
@@ -475,7 +477,7 @@ fn check_log(world: &World, owner_retries: bool) {
     let mut blocks = 0;
     let mut ended = false;
     let mut attempt = 1;
-    let mut asked: BTreeMap<&InputKey, bool> = BTreeMap::new();
+    let mut asked: BTreeMap<&QuestionKey, bool> = BTreeMap::new();
     for (_, event) in &world.log {
         assert!(!ended || matches!(event, Event::Expired), "nothing happens after the end: {event:?}");
         match event {
@@ -496,7 +498,7 @@ fn check_log(world: &World, owner_retries: bool) {
         }
     }
     assert_eq!(world.task().ended.is_some(), ended);
-    assert_eq!(wants(world.task()).run, (!ended).then_some(Attempt(attempt)), "an open task has its run, an ended one none");
+    assert_eq!(wants(world.task()).attempt, (!ended).then_some(Attempt(attempt)), "an open task has its run, an ended one none");
 }
 
 /// What a task takes in a store that has a row for each entry of its log, of which of all checkpoints only the last is kept.
@@ -549,7 +551,7 @@ proptest! {
     #[test]
     fn random_commands_never_break_an_invariant(steps in steps(), retry in any::<bool>(), timeout in prop::option::of(1..500u64)) {
         let on_interrupt = if retry { OnInterrupt::Retry } else { OnInterrupt::Fail };
-        let mut world = World::new(Spec { on_interrupt, timeout_ms: timeout, input_timeout_ms: timeout, ..spec() });
+        let mut world = World::new(Spec { on_interrupt, timeout_ms: timeout, answer_timeout_ms: timeout, ..spec() });
         for step in steps {
             if matches!(world.log.last(), Some((_, Event::Expired))) {
                 break;
@@ -580,7 +582,7 @@ proptest! {
             let task = world.task();
             let now = Timestamp::from_millis(world.now);
             prop_assert_eq!(before.status().is_terminal() && task.status() != before.status(), false);
-            prop_assert_eq!(task.status() == Status::InputRequired, task.open_inputs().next().is_some());
+            prop_assert_eq!(task.status() == Status::InputRequired, task.open_questions().next().is_some());
             prop_assert!(task.output.bytes <= LIMITS.task_output_bytes);
             prop_assert!(task.created_at.after(task.ttl(now).expect("finite")) >= now || task.ended.is_some());
             prop_assert!(task.ended.is_some() || task.ttl(now) <= Some(now.since(task.created_at) + Duration::from_millis(1_000)));
@@ -598,7 +600,7 @@ proptest! {
 
         let stored = serde_json::to_string(world.task()).expect("writes");
         let mut read: Task = serde_json::from_str(&stored).expect("reads");
-        prop_assert_eq!((&read.outcome, read.output), (&None, Output::default()));
+        prop_assert_eq!((&read.outcome, read.output), (&None, OutputTotals::default()));
         read.outcome = world.task().outcome.clone();
         read.output = world.task().output;
         prop_assert_eq!(&read, world.task(), "the stored head is the task");

@@ -10,7 +10,7 @@ use crate::{id::Attempt, time::Timestamp};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wants {
     /// The attempt that must be running. Any other run of this task must stop.
-    pub run: Option<Attempt>,
+    pub attempt: Option<Attempt>,
     /// When the task must next be given a [`Tick`](super::Command::Tick).
     pub due: Option<Timestamp>,
 }
@@ -19,9 +19,9 @@ pub struct Wants {
 #[must_use]
 pub fn wants(task: &Task) -> Wants {
     match (task.ended, task.asked_at) {
-        (Some((at, _)), _) => Wants { run: None, due: later(at, task.spec.retention_ms) },
-        (None, Some(at)) => Wants { run: Some(task.attempt), due: later(at, task.spec.input_timeout_ms) },
-        (None, None) => Wants { run: Some(task.attempt), due: task.deadline },
+        (Some((at, _)), _) => Wants { attempt: None, due: later(at, task.spec.retention_ms) },
+        (None, Some(at)) => Wants { attempt: Some(task.attempt), due: later(at, task.spec.answer_timeout_ms) },
+        (None, None) => Wants { attempt: Some(task.attempt), due: task.deadline },
     }
 }
 

@@ -55,7 +55,7 @@ impl<'de> Deserialize<'de> for RequestId {
 
 /// A message as it came: a request (`id` and `method`), a notification (`method` alone) or a response (neither).
 #[derive(Debug, Clone)]
-pub struct Incoming {
+pub struct IncomingMessage {
     /// The request's name; absent in a notification.
     pub id: Option<RequestId>,
     /// What is asked; absent in a response.
@@ -66,7 +66,7 @@ pub struct Incoming {
 
 /// Why bytes are no message, with the id if it could still be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Malformed {
+pub struct MalformedMessage {
     /// The name of the request that the bytes seem to be.
     pub id: Option<RequestId>,
     /// What to answer.
@@ -94,13 +94,13 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de Raw
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
-impl Incoming {
+impl IncomingMessage {
     /// Reads one message.
     ///
     /// # Errors
     /// With the JSON-RPC error that the sender should get.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
-        let fail = |id, code, message: String| Malformed { id, error: RpcError { code, message, data: None } };
+    pub fn parse(bytes: &[u8]) -> Result<Self, MalformedMessage> {
+        let fail = |id, code, message: String| MalformedMessage { id, error: RpcError { code, message, data: None } };
         let text = std::str::from_utf8(bytes)
             .map_err(|error| fail(None, code::PARSE_ERROR, format!("the message is not UTF-8 (at byte {})", error.valid_up_to())))?;
         if text.trim_start().starts_with('[') {
@@ -185,19 +185,19 @@ mod tests {
     use super::*;
 
     fn code_of(text: &str) -> (Option<RequestId>, i64) {
-        let malformed = Incoming::parse(text.as_bytes()).expect_err(text);
+        let malformed = IncomingMessage::parse(text.as_bytes()).expect_err(text);
         (malformed.id, malformed.error.code)
     }
 
     #[test]
     fn tells_requests_notifications_and_responses_apart() {
         let bytes = br#"{"jsonrpc":"2.0","id":"1","method":"m","params":{"a":1}}"#;
-        let request = Incoming::parse(bytes).expect("a request");
+        let request = IncomingMessage::parse(bytes).expect("a request");
         assert_eq!((&request.id, request.method.as_deref()), (&Some(RequestId::Text("1".into())), Some("m")));
         assert_eq!(request.params(bytes), Some(r#"{"a":1}"#));
-        let notification = Incoming::parse(br#"{"jsonrpc":"2.0","method":"m\u0041"}"#).expect("a notification");
+        let notification = IncomingMessage::parse(br#"{"jsonrpc":"2.0","method":"m\u0041"}"#).expect("a notification");
         assert_eq!((notification.id, notification.method.as_deref()), (None, Some("mA")));
-        let response = Incoming::parse(br#"{"jsonrpc":"2.0","id":1,"result":{}}"#).expect("a response");
+        let response = IncomingMessage::parse(br#"{"jsonrpc":"2.0","id":1,"result":{}}"#).expect("a response");
         assert_eq!((response.id, response.method), (Some(RequestId::Number(1)), None));
     }
 
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(code_of(r#"{"jsonrpc":"2.0","id":7}"#), (seven.clone(), code::INVALID_REQUEST));
         assert_eq!(code_of(r#"{"jsonrpc":"2.0","id":7,"method":"m","params":[]}"#), (seven, code::INVALID_PARAMS));
         assert_eq!(code_of(r#"{"jsonrpc":"2.0","id":7,"id":8,"method":"m"}"#), (None, code::INVALID_REQUEST));
-        let not_utf8 = Incoming::parse(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}").expect_err("not UTF-8");
+        let not_utf8 = IncomingMessage::parse(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}").expect_err("not UTF-8");
         assert_eq!(not_utf8.error.code, code::PARSE_ERROR);
     }
 }

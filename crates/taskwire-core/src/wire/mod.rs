@@ -2,14 +2,14 @@
 //! output ([`InOrder`], [`Segments`]). No other logic of any era.
 
 pub mod code;
-mod in_order;
 mod jsonrpc;
+mod reorder;
 mod segments;
 mod sse;
 mod strict;
 
-pub use in_order::InOrder;
-pub use jsonrpc::{Incoming, Malformed, RequestId, write_error, write_notification, write_result};
+pub use jsonrpc::{IncomingMessage, MalformedMessage, RequestId, write_error, write_notification, write_result};
+pub use reorder::ReorderBuffer;
 pub use segments::{Segment, SegmentError, SegmentLimits, Segments};
 pub use sse::{SseEvent, SseReader, SseTooLarge};
 pub use strict::parse_strict;

@@ -151,10 +151,10 @@ impl Segments {
         }
         let mut fresh = BTreeMap::new();
         for (index, segment) in parts.unwrap_or_default().iter().enumerate() {
-            let (seq_nr, block) = numbered(index, segment)?;
-            if let (false, Entry::Vacant(place)) = (self.blocks.contains_key(&seq_nr), fresh.entry(seq_nr)) {
+            let (seq_nr, block) = parse_segment(index, segment)?;
+            if let (false, Entry::Vacant(slot)) = (self.blocks.contains_key(&seq_nr), fresh.entry(seq_nr)) {
                 let text = Payload::from(Value::Object(block.clone()));
-                place.insert((Value::Object(block), text));
+                slot.insert((Value::Object(block), text));
             }
         }
         let content = content.map(|content| Payload::from(Value::Array(content.to_vec())));
@@ -308,7 +308,7 @@ fn list<'a>(result: &'a Map<String, Value>, key: &str, otherwise: &'static str) 
 }
 
 /// The number of a segment, and its block without it.
-fn numbered(index: usize, segment: &Value) -> Result<(u64, Map<String, Value>), SegmentError> {
+fn parse_segment(index: usize, segment: &Value) -> Result<(u64, Map<String, Value>), SegmentError> {
     let mut block = segment.as_object().ok_or(SegmentError::Shape("each of `partial-content` must be an object"))?.clone();
     let number = block.remove("seqNr");
     match number.as_ref().and_then(Value::as_u64) {

@@ -6,10 +6,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use taskwire::tool::{
-    Completion, CompletionRequest, Content, Prompt, PromptCall, Registry, Resource, ResourceCall, Round, Template, ToolError,
+    Completion, CompletionRequest, Content, InputRequired, Prompt, PromptCall, Registry, Resource, ResourceCall, ResourceTemplate,
+    ToolError,
 };
 
-use crate::common::{PIXEL, filled, form, invalid};
+use crate::common::{PIXEL, form, form_content, invalid};
 
 pub(crate) fn register(registry: &Registry) {
     registry
@@ -78,9 +79,12 @@ fn prompt_that_asks() -> Prompt {
 }
 
 fn use_context(call: &PromptCall) -> Result<Value, ToolError> {
-    match filled(&call.resumed.responses, "user_context")? {
+    match form_content(&call.resumed.answers, "user_context")? {
         Some(Context { context }) => Ok(messages([Content::text(format!("The context is: {context}"))])),
-        None => Err(ToolError::round(Round::ask("user_context", form("What context should the prompt use?", "context", "string")))),
+        None => Err(ToolError::input_required(InputRequired::ask(
+            "user_context",
+            form("What context should the prompt use?", "context", "string"),
+        ))),
     }
 }
 
@@ -106,14 +110,14 @@ fn static_binary() -> Resource {
     Resource::raw(wire, |call| ready(Ok(contents(json!({"uri": call.uri, "mimeType": "image/png", "blob": STANDARD.encode(PIXEL)})))))
 }
 
-fn template() -> Template {
+fn template() -> ResourceTemplate {
     let wire = json!({
         "uriTemplate": "test://template/{id}/data",
         "name": "template",
         "description": "Data by id",
         "mimeType": "application/json",
     });
-    Template::raw(wire, |call| ready(template_data(&call)))
+    ResourceTemplate::raw(wire, |call| ready(template_data(&call)))
 }
 
 fn template_data(call: &ResourceCall) -> Result<Value, ToolError> {
@@ -129,7 +133,7 @@ pub(crate) fn contents(piece: Value) -> Value {
 }
 
 async fn complete(request: CompletionRequest) -> Option<Completion> {
-    if request.of != "test_prompt_with_arguments" {
+    if request.reference != "test_prompt_with_arguments" {
         return None;
     }
     let known: &[&str] = match request.argument.as_str() {

@@ -46,7 +46,7 @@ pub(crate) fn answer(responses: &Responses, key: &str) -> Result<Option<Answer>,
 }
 
 /// What was filled in under `key`; `None` if there is no answer.
-pub(crate) fn filled<T: DeserializeOwned>(responses: &Responses, key: &str) -> Result<Option<T>, ToolError> {
+pub(crate) fn form_content<T: DeserializeOwned>(responses: &Responses, key: &str) -> Result<Option<T>, ToolError> {
     answer(responses, key)?.map(|answer| answer.read()).transpose()
 }
 

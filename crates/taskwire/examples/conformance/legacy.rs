@@ -13,7 +13,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use taskwire::tool::{Answer, Ctx, InvalidSchema, Question, Registry, Resource, Round, Tool, ToolError};
+use taskwire::tool::{Answer, Ctx, InputRequired, InvalidSchema, Question, Registry, Resource, Tool, ToolError};
 
 use crate::{
     catalog::contents,
@@ -52,7 +52,7 @@ struct Sampling {
 }
 
 async fn sampling(args: Sampling, ctx: Ctx) -> Result<String, ToolError> {
-    let answer = asked(&ctx, "completion", sample(&args.prompt, 100))?;
+    let answer = answer_or_ask(&ctx, "completion", sample(&args.prompt, 100))?;
     Ok(format!("LLM response: {}", sampled(&answer)?))
 }
 
@@ -71,8 +71,8 @@ async fn elicitation(args: Elicitation, ctx: Ctx) -> Result<String, ToolError> {
         },
         "required": ["username", "email"],
     });
-    let answer = asked(&ctx, "user", Question::form(&args.message, schema))?;
-    Ok(format!("User response: {}", said(&answer)))
+    let answer = answer_or_ask(&ctx, "user", Question::form(&args.message, schema))?;
+    Ok(format!("User response: {}", describe_answer(&answer)))
 }
 
 async fn defaults(ctx: Ctx) -> Result<String, ToolError> {
@@ -86,8 +86,8 @@ async fn defaults(ctx: Ctx) -> Result<String, ToolError> {
             "verified": {"type": "boolean", "default": true},
         },
     });
-    let answer = asked(&ctx, "details", Question::form("Are these details right?", schema))?;
-    Ok(format!("Elicitation completed: {}", said(&answer)))
+    let answer = answer_or_ask(&ctx, "details", Question::form("Are these details right?", schema))?;
+    Ok(format!("Elicitation completed: {}", describe_answer(&answer)))
 }
 
 async fn enums(ctx: Ctx) -> Result<String, ToolError> {
@@ -105,8 +105,8 @@ async fn enums(ctx: Ctx) -> Result<String, ToolError> {
             "titledMulti": {"type": "array", "items": {"anyOf": titled("Choice")}},
         },
     });
-    let answer = asked(&ctx, "choices", Question::form("Please choose", schema))?;
-    Ok(format!("Elicitation completed: {}", said(&answer)))
+    let answer = answer_or_ask(&ctx, "choices", Question::form("Please choose", schema))?;
+    Ok(format!("Elicitation completed: {}", describe_answer(&answer)))
 }
 
 /// Three choices that have a title each.
@@ -119,12 +119,12 @@ fn titled(noun: &str) -> Value {
 }
 
 /// The answer to the one question of a tool; as long as there is none, the tool has to be called again with it.
-fn asked(ctx: &Ctx, key: &str, question: Question) -> Result<Answer, ToolError> {
-    answer(&ctx.resumed().responses, key)?.ok_or_else(|| ToolError::round(Round::ask(key, question)))
+fn answer_or_ask(ctx: &Ctx, key: &str, question: Question) -> Result<Answer, ToolError> {
+    answer(&ctx.resumed().answers, key)?.ok_or_else(|| ToolError::input_required(InputRequired::ask(key, question)))
 }
 
 /// What a person did with a form.
-fn said(answer: &Answer) -> String {
+fn describe_answer(answer: &Answer) -> String {
     let action = answer.action.as_deref().unwrap_or("none");
     let content = answer.content.as_ref().map_or_else(|| "{}".to_owned(), Value::to_string);
     format!("action={action}, content={content}")

@@ -8,11 +8,11 @@ use std::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use taskwire::tool::{Ctx, InvalidSchema, Prompt, Registry, Round, Tool, ToolError};
+use taskwire::tool::{Ctx, InputRequired, InvalidSchema, Prompt, Registry, Tool, ToolError};
 
 use crate::{
     catalog::text_prompt,
-    common::{Name, filled, name_form, plain},
+    common::{Name, form_content, name_form, plain},
 };
 
 pub(crate) fn register(registry: &Registry) -> Result<(), InvalidSchema> {
@@ -49,9 +49,9 @@ async fn streaming_elicitation(ctx: Ctx) -> Result<String, ToolError> {
     if !ctx.accepts().elicit_form {
         return Err(ToolError::missing_capability(json!({"elicitation": {}})));
     }
-    match filled(&ctx.resumed().responses, "user_name")? {
+    match form_content(&ctx.resumed().answers, "user_name")? {
         Some(Name { name }) => Ok(format!("Hello, {name}!")),
-        None => Err(ToolError::round(Round::ask("user_name", name_form("What is your name?")))),
+        None => Err(ToolError::input_required(InputRequired::ask("user_name", name_form("What is your name?")))),
     }
 }
 

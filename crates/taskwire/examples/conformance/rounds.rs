@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use taskwire::tool::{Answer, Ctx, InvalidSchema, Question, Registry, Round, ToolError};
+use taskwire::tool::{Answer, Ctx, InputRequired, InvalidSchema, Question, Registry, ToolError};
 use taskwire_core::Payload;
 
-use crate::common::{Name, answer, filled, form, invalid, name_form, plain, sample, sampled};
+use crate::common::{Name, answer, form, form_content, invalid, name_form, plain, sample, sampled};
 
 pub(crate) fn register(registry: &Registry) -> Result<(), InvalidSchema> {
     registry
@@ -21,60 +21,62 @@ pub(crate) fn register(registry: &Registry) -> Result<(), InvalidSchema> {
 }
 
 async fn elicitation(ctx: Ctx) -> Result<String, ToolError> {
-    match filled(&ctx.resumed().responses, "user_name")? {
+    match form_content(&ctx.resumed().answers, "user_name")? {
         Some(Name { name }) => Ok(format!("Hello, {name}!")),
-        None => Err(ToolError::round(Round::ask("user_name", name_form("What is your name?")))),
+        None => Err(ToolError::input_required(InputRequired::ask("user_name", name_form("What is your name?")))),
     }
 }
 
 async fn sampling(ctx: Ctx) -> Result<String, ToolError> {
-    match answer(&ctx.resumed().responses, "capital_question")? {
+    match answer(&ctx.resumed().answers, "capital_question")? {
         Some(answer) => Ok(sampled(&answer)?.to_owned()),
-        None => Err(ToolError::round(Round::ask("capital_question", sample("What is the capital of France?", 100)))),
+        None => Err(ToolError::input_required(InputRequired::ask("capital_question", sample("What is the capital of France?", 100)))),
     }
 }
 
 async fn list_roots(ctx: Ctx) -> Result<String, ToolError> {
-    match answer(&ctx.resumed().responses, "client_roots")? {
+    match answer(&ctx.resumed().answers, "client_roots")? {
         Some(answer) => Ok(format!("The roots are {}.", roots(&answer)?)),
-        None => Err(ToolError::round(Round::ask("client_roots", Question::roots()))),
+        None => Err(ToolError::input_required(InputRequired::ask("client_roots", Question::roots()))),
     }
 }
 
 /// What comes back from the question whether it is all right.
 #[derive(Deserialize)]
-struct Confirmed {
+struct Confirmation {
     ok: bool,
 }
 
 async fn confirm(ctx: Ctx) -> Result<&'static str, ToolError> {
     let resumed = ctx.resumed();
-    match (filled(&resumed.responses, "confirm")?, &resumed.state) {
-        (Some(Confirmed { ok: true }), Some(_)) => Ok("state-ok"),
-        (Some(Confirmed { ok: false }), Some(_)) => Ok("state-ok, but not confirmed"),
-        _ => Err(ToolError::round(Round::ask("confirm", form("Please confirm", "ok", "boolean")).with_state(json!({"asked": "confirm"})))),
+    match (form_content(&resumed.answers, "confirm")?, &resumed.state) {
+        (Some(Confirmation { ok: true }), Some(_)) => Ok("state-ok"),
+        (Some(Confirmation { ok: false }), Some(_)) => Ok("state-ok, but not confirmed"),
+        _ => Err(ToolError::input_required(
+            InputRequired::ask("confirm", form("Please confirm", "ok", "boolean")).with_state(json!({"asked": "confirm"})),
+        )),
     }
 }
 
 async fn multiple_inputs(ctx: Ctx) -> Result<String, ToolError> {
     let resumed = ctx.resumed();
-    let name = filled(&resumed.responses, "user_name")?;
-    let greeting = answer(&resumed.responses, "greeting")?;
-    let folders = answer(&resumed.responses, "client_roots")?;
+    let name = form_content(&resumed.answers, "user_name")?;
+    let greeting = answer(&resumed.answers, "greeting")?;
+    let folders = answer(&resumed.answers, "client_roots")?;
     if let (Some(Name { name }), Some(greeting), Some(folders), Some(_)) = (name, greeting, folders, &resumed.state) {
         return Ok(format!("{} {name} has the roots {}.", sampled(&greeting)?, roots(&folders)?));
     }
-    let round = Round::ask("user_name", name_form("What is your name?"))
+    let round = InputRequired::ask("user_name", name_form("What is your name?"))
         .and("greeting", sample("Generate a greeting", 50))
         .and("client_roots", Question::roots())
         .with_state(json!({"asked": "three things"}));
-    Err(ToolError::round(round))
+    Err(ToolError::input_required(round))
 }
 
 /// How far the two rounds are: what the caller was asked last, and what it said before.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "asked", rename_all = "camelCase")]
-enum Asked {
+enum RoundState {
     Name,
     Color { name: String },
 }
@@ -86,15 +88,15 @@ struct Color {
 }
 
 async fn multi_round(ctx: Ctx) -> Result<String, ToolError> {
-    let responses = &ctx.resumed().responses;
-    let asked: Option<Asked> = ctx.resumed().state.as_ref().map(Payload::read).transpose()?;
+    let responses = &ctx.resumed().answers;
+    let asked: Option<RoundState> = ctx.resumed().state.as_ref().map(Payload::read).transpose()?;
     match asked {
         None => Err(ask_name()),
-        Some(Asked::Name) => match filled(responses, "step1")? {
+        Some(RoundState::Name) => match form_content(responses, "step1")? {
             Some(Name { name }) => Err(ask_color(name)),
             None => Err(ask_name()),
         },
-        Some(Asked::Color { name }) => match filled(responses, "step2")? {
+        Some(RoundState::Color { name }) => match form_content(responses, "step2")? {
             Some(Color { color }) => Ok(format!("{name} likes {color}.")),
             None => Err(ask_color(name)),
         },
@@ -102,27 +104,28 @@ async fn multi_round(ctx: Ctx) -> Result<String, ToolError> {
 }
 
 fn ask_name() -> ToolError {
-    ToolError::round(Round::ask("step1", name_form("Step 1: What is your name?")).with_state(json!(Asked::Name)))
+    ToolError::input_required(InputRequired::ask("step1", name_form("Step 1: What is your name?")).with_state(json!(RoundState::Name)))
 }
 
 fn ask_color(name: String) -> ToolError {
     let question = form("Step 2: What is your favorite color?", "color", "string");
-    ToolError::round(Round::ask("step2", question).with_state(json!(Asked::Color { name })))
+    ToolError::input_required(InputRequired::ask("step2", question).with_state(json!(RoundState::Color { name })))
 }
 
 async fn capabilities(ctx: Ctx) -> Result<&'static str, ToolError> {
-    let (accepts, responses) = (ctx.accepts(), &ctx.resumed().responses);
+    let (accepts, responses) = (ctx.accepts(), &ctx.resumed().answers);
     let questions = [
         ("user_name", name_form("What is your name?")),
         ("capital_question", sample("What is the capital of France?", 100)),
         ("client_roots", Question::roots()),
     ];
-    let open = questions.into_iter().filter(|(key, question)| question.lacks(accepts).is_none() && !responses.contains_key(*key));
-    let round = open.fold(Round::default(), |round, (key, question)| round.and(key, question));
+    let open =
+        questions.into_iter().filter(|(key, question)| question.missing_capabilities(accepts).is_none() && !responses.contains_key(*key));
+    let round = open.fold(InputRequired::default(), |round, (key, question)| round.and(key, question));
     if round.questions.is_empty() {
         return Ok("There is nothing left to ask.");
     }
-    Err(ToolError::round(round))
+    Err(ToolError::input_required(round))
 }
 
 /// The URIs of the root folders.

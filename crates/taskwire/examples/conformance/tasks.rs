@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use taskwire::tool::{Ctx, InvalidSchema, Registry, Round, TaskMode, Tool, ToolError};
+use taskwire::tool::{Ctx, InputRequired, InvalidSchema, Registry, TaskMode, Tool, ToolError};
 use taskwire_core::wire::code;
 
-use crate::common::{Name, filled, form, name_form, plain};
+use crate::common::{Name, form, form_content, name_form, plain};
 
 pub(crate) fn register(registry: &Registry) -> Result<(), InvalidSchema> {
     let with_task = plain("test_tool_with_task", "Asks for a name, then greets as a task", tool_with_task);
@@ -68,14 +68,14 @@ struct ConfirmDelete {
 
 /// What comes back from the question whether to delete.
 #[derive(Deserialize)]
-struct Confirmed {
+struct Confirmation {
     confirm: bool,
 }
 
 async fn confirm_delete(args: ConfirmDelete, ctx: Ctx) -> Result<String, ToolError> {
     let question = form(&format!("Delete {}?", args.filename), "confirm", "boolean");
     let answer = ctx.ask("confirm", question).await?;
-    let confirmed = answer.is_accepted() && answer.read::<Confirmed>()?.confirm;
+    let confirmed = answer.is_accepted() && answer.read::<Confirmation>()?.confirm;
     Ok(format!("{} {}", if confirmed { "Deleted" } else { "Kept" }, args.filename))
 }
 
@@ -87,8 +87,8 @@ async fn multi_input(ctx: Ctx) -> Result<String, ToolError> {
 }
 
 async fn tool_with_task(ctx: Ctx) -> Result<String, ToolError> {
-    let Some(Name { name }) = filled(&ctx.resumed().responses, "user_name")? else {
-        return Err(ToolError::round(Round::ask("user_name", name_form("What is your name?"))));
+    let Some(Name { name }) = form_content(&ctx.resumed().answers, "user_name")? else {
+        return Err(ToolError::input_required(InputRequired::ask("user_name", name_form("What is your name?"))));
     };
     ctx.sleep(Duration::from_millis(300)).await?;
     Ok(format!("Hello, {name}!"))

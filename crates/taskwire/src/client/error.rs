@@ -18,7 +18,7 @@ pub enum Error {
         reason: String,
     },
     /// The server refused the request as such.
-    #[error("{server} refused the request with HTTP status {status}{}", told(.reason))]
+    #[error("{server} refused the request with HTTP status {status}{}", in_parentheses(.reason))]
     Refused {
         /// Who was asked.
         server: String,
@@ -28,7 +28,7 @@ pub enum Error {
         reason: String,
     },
     /// The server wants to know who is calling, or does not let this caller in.
-    #[error("{server} does not let us in{}: give a token that it accepts", told(.reason))]
+    #[error("{server} does not let us in{}: give a token that it accepts", in_parentheses(.reason))]
     Unauthorized {
         /// Who was asked.
         server: String,
@@ -77,7 +77,7 @@ pub enum Error {
     },
     /// The server does not know the task (any more), or it is not ours.
     #[error("the server does not know the task `{task}`: it is over and forgotten, or belongs to somebody else")]
-    NotFound {
+    TaskNotFound {
         /// Its name.
         task: String,
     },
@@ -85,13 +85,13 @@ pub enum Error {
     #[error(
         "{server} does not list tasks: it has neither `dev.taskwire/tasks/list` (2026-07-28) nor `tasks/list` (2025-11-25); a task whose id is known can be named"
     )]
-    NoList {
+    ListUnsupported {
         /// Who was asked.
         server: String,
     },
     /// An answer does not fit its question. Nothing was sent.
     #[error("the answer to `{key}` does not fit: {reason}")]
-    Answer {
+    InvalidAnswer {
         /// Which question.
         key: String,
         /// What does not fit.
@@ -99,7 +99,7 @@ pub enum Error {
     },
     /// The question was answered before.
     #[error("`{key}` was answered before")]
-    Answered {
+    AlreadyAnswered {
         /// Which question.
         key: String,
     },
@@ -126,7 +126,7 @@ pub enum Error {
     #[error(
         "no task that was started from here begins with `{prefix}`: `taskwire tasks --all` lists them; one that was started elsewhere is SERVER#ID, and `taskwire tasks SERVER` lists those"
     )]
-    NotKnown {
+    NoSuchEntry {
         /// What was looked for.
         prefix: String,
     },
@@ -143,7 +143,7 @@ pub enum Error {
     Closed,
 }
 
-fn told(reason: &str) -> String {
+fn in_parentheses(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" ({reason})") }
 }
 

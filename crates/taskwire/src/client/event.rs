@@ -9,7 +9,7 @@ use taskwire_core::{
     task::{RpcError, Status},
 };
 
-use super::{form::whole_number, input::Input};
+use super::{form::whole_number, question::Question};
 
 /// Which generation of the protocol a server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ pub enum Event {
     /// The call is a task. Comes once, before any output of it.
     Task(Reference),
     /// Output, in order, each piece once.
-    Partial(Partial),
+    Chunk(Chunk),
     /// Output that is lost for good: the pieces `from..until`. It goes on behind them.
     Gap {
         /// The first that is missing.
@@ -88,7 +88,7 @@ pub enum Event {
         until: u64,
     },
     /// The state of the task, or what it says about itself, changed.
-    Status(TaskView),
+    Status(TaskSnapshot),
     /// How far the work is.
     Progress {
         /// So much is done.
@@ -99,14 +99,14 @@ pub enum Event {
         message: Option<String>,
     },
     /// A question. Each key comes once.
-    Input(Input),
+    Question(Question),
     /// The question needs no answer any more: it was answered, here or elsewhere, or withdrawn.
-    Settled {
+    QuestionSettled {
         /// Which question.
         key: String,
     },
     /// The connection to the server was lost, or is back. Nothing is lost with it.
-    Link(Link),
+    Connection(ConnectionState),
     /// A line for the log, as the server wrote it (the params of `notifications/message`).
     Log(Payload),
     /// The end. Nothing comes after it.
@@ -115,28 +115,28 @@ pub enum Event {
 
 /// How the connection is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Link {
+pub enum ConnectionState {
     /// Gone; it is tried again.
     Lost {
         /// What happened.
         reason: String,
         /// When it is tried again.
-        again_in: Duration,
+        retry_in: Duration,
     },
     /// There again.
-    Back,
+    Restored,
 }
 
 /// A piece of output.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Partial {
+pub struct Chunk {
     /// Its number within the task, from 0.
     pub seq: u64,
     /// Its content blocks: a JSON list.
     pub content: Payload,
 }
 
-impl Partial {
+impl Chunk {
     /// The content blocks.
     #[must_use]
     pub fn blocks(&self) -> Vec<Value> {
@@ -156,7 +156,7 @@ fn text_of(blocks: &[Value]) -> String {
 
 /// A task as its server showed it.
 #[derive(Debug, Clone)]
-pub struct TaskView {
+pub struct TaskSnapshot {
     /// Its name.
     pub id: String,
     /// How it is.
@@ -172,14 +172,14 @@ pub struct TaskView {
     /// How often its server wants to be asked.
     pub poll_ms: Option<u64>,
     /// Its open questions (modern era; in the legacy era they come with [`Event::Input`] only).
-    pub inputs: Vec<Input>,
+    pub questions: Vec<Question>,
     /// How it ended, if it has and the server says so with its state.
     pub outcome: Option<Outcome>,
     /// All that the server said.
     pub raw: Value,
 }
 
-impl TaskView {
+impl TaskSnapshot {
     /// Reads what both eras say of a task; they differ in the names of two times.
     pub(crate) fn read(raw: &Payload, ttl: &str, poll: &str) -> Result<Self, String> {
         let value: Value = raw.read().map_err(|error| format!("a task that is none: {error}"))?;
@@ -193,7 +193,7 @@ impl TaskView {
             updated_at: text("lastUpdatedAt").unwrap_or_default(),
             ttl_ms: whole_number(&value[ttl]),
             poll_ms: whole_number(&value[poll]),
-            inputs: Vec::new(),
+            questions: Vec::new(),
             outcome: None,
             raw: value,
         })
@@ -204,7 +204,7 @@ impl TaskView {
 #[derive(Debug, Clone)]
 pub enum Outcome {
     /// With a result, which may say that the tool failed.
-    Result(Finished),
+    Result(ToolResult),
     /// With an error of the protocol.
     Failed(RpcError),
     /// It was called off.
@@ -216,7 +216,7 @@ pub enum Outcome {
 
 /// The result of a tool.
 #[derive(Debug, Clone)]
-pub struct Finished {
+pub struct ToolResult {
     /// Its content blocks.
     pub content: Vec<Value>,
     /// Its value, if it has one.
@@ -227,7 +227,7 @@ pub struct Finished {
     pub raw: Payload,
 }
 
-impl Finished {
+impl ToolResult {
     /// The text of all text blocks.
     #[must_use]
     pub fn text(&self) -> String {

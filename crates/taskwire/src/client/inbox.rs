@@ -11,33 +11,33 @@ use tokio::sync::Notify;
 
 /// Something that was pushed.
 #[derive(Debug, Clone)]
-pub(crate) enum Fact {
+pub(crate) enum Notice {
     /// The task, as a notification shows it. `own` if it came on the stream of the run's own request.
-    View { raw: Payload, own: bool },
+    Task { raw: Payload, on_own_stream: bool },
     /// A piece of output, likewise.
-    Partial { seq: u64, content: Payload, own: bool },
+    Chunk { seq: u64, content: Payload, on_own_stream: bool },
     /// How far the work is: the params of a notification.
     Progress(Payload),
     /// A line for the log.
     Log(Payload),
     /// An answer that came on another stream than its request.
-    Answer(Result<Payload, RpcError>),
+    Response(Result<Payload, RpcError>),
     /// A question of the legacy era that needs no answer any more.
-    Withdrawn { id: RequestId, session: u64 },
+    QuestionWithdrawn { id: RequestId, session: u64 },
     /// A question of the legacy era.
     Question { id: RequestId, session: u64, method: String, params: Payload },
     /// Whether the stream is there that a server of the legacy era writes to by itself.
-    Standing(bool),
+    SessionStream(bool),
     /// From now on the task is pushed; its output too, if `output`. What lies before `from` the server has no more.
-    Up { output: bool, from: Option<u64> },
+    StreamUp { output: bool, first_seq: Option<u64> },
     /// From now on it is not: for a while, or for good.
-    Down { reason: String, again_in: Option<Duration> },
+    StreamDown { reason: String, retry_in: Option<Duration> },
 }
 
-impl Fact {
+impl Notice {
     pub(crate) fn size(&self) -> usize {
         match self {
-            Self::Partial { content, .. } => content.as_str().len(),
+            Self::Chunk { content, .. } => content.as_str().len(),
             _ => 0,
         }
     }
@@ -53,13 +53,13 @@ pub(crate) struct Inbox {
 
 #[derive(Debug, Default)]
 struct State {
-    facts: VecDeque<Fact>,
+    notices: VecDeque<Notice>,
     bytes: usize,
     /// How many there are that are neither states, progress nor output.
     others: usize,
-    left_out: bool,
+    dropped: bool,
     /// The last piece of output that was left out.
-    last_left_out: Option<u64>,
+    last_dropped: Option<u64>,
 }
 
 /// How many such facts are kept.
@@ -71,42 +71,44 @@ impl Inbox {
     }
 
     /// Adds a fact; false if there is no room for it.
-    pub(crate) fn push(&self, fact: Fact) -> bool {
+    pub(crate) fn push(&self, notice: Notice) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = fact.size();
+        let size = notice.size();
         if size > 0 && state.bytes > 0 && state.bytes + size > self.max {
-            state.left_out = true;
-            if let Fact::Partial { seq, .. } = fact {
-                state.last_left_out = state.last_left_out.max(Some(seq));
+            state.dropped = true;
+            if let Notice::Chunk { seq, .. } = notice {
+                state.last_dropped = state.last_dropped.max(Some(seq));
             }
             drop(state);
             self.wake.notify_one();
             return false;
         }
         // Of states and of progress only the last counts; of anything else only so much is kept.
-        match &fact {
-            Fact::View { own, .. } => state.facts.retain(|known| !matches!(known, Fact::View { own: other, .. } if other == own)),
-            Fact::Progress(_) => state.facts.retain(|known| !matches!(known, Fact::Progress(_))),
-            Fact::Partial { .. } => {}
+        match &notice {
+            Notice::Task { on_own_stream: own, .. } => {
+                state.notices.retain(|known| !matches!(known, Notice::Task { on_own_stream: other, .. } if other == own))
+            }
+            Notice::Progress(_) => state.notices.retain(|known| !matches!(known, Notice::Progress(_))),
+            Notice::Chunk { .. } => {}
             _ if state.others >= OTHERS_MAX => return false,
             _ => state.others += 1,
         }
         state.bytes += size;
-        state.facts.push_back(fact);
+        state.notices.push_back(notice);
         drop(state);
         self.wake.notify_one();
         true
     }
 
     /// The next fact, if there is one.
-    pub(crate) fn try_next(&self) -> Option<Fact> {
+    pub(crate) fn try_next(&self) -> Option<Notice> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let fact = state.facts.pop_front()?;
-        state.bytes -= fact.size();
-        if !matches!(fact, Fact::View { .. } | Fact::Progress(_) | Fact::Partial { .. }) {
+        let notice = state.notices.pop_front()?;
+        state.bytes -= notice.size();
+        if !matches!(notice, Notice::Task { .. } | Notice::Progress(_) | Notice::Chunk { .. }) {
             state.others -= 1;
         }
-        Some(fact)
+        Some(notice)
     }
 
     /// Waits until there is something to look at.
@@ -115,7 +117,7 @@ impl Inbox {
             let notified = self.wake.notified();
             {
                 let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-                if !state.facts.is_empty() || state.left_out {
+                if !state.notices.is_empty() || state.dropped {
                     return;
                 }
             }
@@ -124,18 +126,18 @@ impl Inbox {
     }
 
     /// The last piece of output that was ever left out.
-    pub(crate) fn last_left_out(&self) -> Option<u64> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).last_left_out
+    pub(crate) fn last_dropped(&self) -> Option<u64> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).last_dropped
     }
 
     /// Whether there is nothing to look at.
     pub(crate) fn is_empty(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).facts.is_empty()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).notices.is_empty()
     }
 
     /// Whether output was left out since this was last asked.
-    pub(crate) fn take_left_out(&self) -> bool {
-        std::mem::take(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner).left_out)
+    pub(crate) fn take_dropped(&self) -> bool {
+        std::mem::take(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner).dropped)
     }
 }
 
@@ -143,23 +145,23 @@ impl Inbox {
 mod tests {
     use super::*;
 
-    fn partial(seq: u64, text: &str) -> Fact {
-        Fact::Partial { seq, content: Payload::from(serde_json::json!(text)), own: true }
+    fn chunk(seq: u64, text: &str) -> Notice {
+        Notice::Chunk { seq, content: Payload::from(serde_json::json!(text)), on_own_stream: true }
     }
 
     #[tokio::test]
     async fn output_without_room_is_left_out_and_states_always_have_room() {
         let inbox = Inbox::new(8);
-        assert!(inbox.push(partial(0, "far too long for it")), "one always has room");
-        assert!(!inbox.push(partial(1, "b")));
-        assert!(inbox.push(Fact::View { raw: Payload::from(serde_json::json!(1)), own: true }));
-        assert!(inbox.push(Fact::View { raw: Payload::from(serde_json::json!(2)), own: true }));
+        assert!(inbox.push(chunk(0, "far too long for it")), "one always has room");
+        assert!(!inbox.push(chunk(1, "b")));
+        assert!(inbox.push(Notice::Task { raw: Payload::from(serde_json::json!(1)), on_own_stream: true }));
+        assert!(inbox.push(Notice::Task { raw: Payload::from(serde_json::json!(2)), on_own_stream: true }));
         inbox.ready().await;
-        assert!(inbox.take_left_out() && !inbox.take_left_out());
-        assert!(matches!(inbox.try_next(), Some(Fact::Partial { seq: 0, .. })));
-        assert!(inbox.push(partial(2, "c")));
-        assert!(matches!(inbox.try_next(), Some(Fact::View { raw, .. }) if raw.as_str() == "2"), "of states the last");
-        assert!(matches!(inbox.try_next(), Some(Fact::Partial { seq: 2, .. })));
+        assert!(inbox.take_dropped() && !inbox.take_dropped());
+        assert!(matches!(inbox.try_next(), Some(Notice::Chunk { seq: 0, .. })));
+        assert!(inbox.push(chunk(2, "c")));
+        assert!(matches!(inbox.try_next(), Some(Notice::Task { raw, .. }) if raw.as_str() == "2"), "of states the last");
+        assert!(matches!(inbox.try_next(), Some(Notice::Chunk { seq: 2, .. })));
         assert!(inbox.try_next().is_none());
     }
 }

@@ -4,9 +4,9 @@
 //! does nothing twice. Any number of processes may have one ledger open.
 
 mod db;
-mod place;
 #[cfg(test)]
 mod tests;
+mod tracker;
 
 use std::{
     ffi::OsString,
@@ -21,11 +21,14 @@ use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use serde_json::Value;
 use taskwire_core::{Payload, Timestamp};
 
-use self::db::{FILE, Fault, connect, connect_read_only, known, make_private, make_room, present, remove, resolve, strike_out};
-pub use self::place::{Place, Shown};
+use self::db::{
+    DbError, FILE, connect, connect_read_only, evict, find_row, make_private, remove_entry, remove_questions_and_answers, resolve,
+    resolve_existing,
+};
+pub use self::tracker::{OutputPosition, OutputTracker};
 use super::{
     Error, Reference, Status,
-    book::{CallRecorder, EntryId, Recorded},
+    ledger_entry::{CallRecorder, EntryId, Recorded},
 };
 
 /// Tasks that a ledger holds. One more, and the oldest goes; those that ended go first.
@@ -40,7 +43,7 @@ const QUESTIONS_MAX: usize = 10_000;
 const QUESTION_BYTES_MAX: usize = 1024 * 1024;
 /// Names that are listed when one could be any of many.
 const CANDIDATES_MAX: usize = 10;
-const PLACES: &str = "places";
+const TRACKERS: &str = "places";
 
 /// What is read of an entry, before its arguments.
 const COLUMNS: &str = "id, task, status, message, created_at, updated_at, ended, reference";
@@ -54,7 +57,7 @@ struct Candidate {
 
 impl Candidate {
     /// By its id, and by its server if that alone tells it from the others.
-    fn told(&self, with_server: bool) -> String {
+    fn label(&self, with_server: bool) -> String {
         let name = if with_server { format!("{}#{}", self.server, self.name) } else { self.name.clone() };
         if self.tool.is_empty() { name } else { format!("{name} ({})", self.tool) }
     }
@@ -100,7 +103,7 @@ impl Ledger {
         let cannot = |error: io::Error| Error::Ledger(format!("cannot keep a ledger of tasks in {}: {error}", dir.display()));
         let dir = std::path::absolute(dir).map_err(cannot)?;
         // For this user alone: arguments and answers are in here.
-        DirBuilder::new().recursive(true).mode(0o700).create(dir.join(PLACES)).map_err(cannot)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir.join(TRACKERS)).map_err(cannot)?;
         // One at a time, also within this process: one of many sets a new database up, and the handle that makes its file is
         // closed before any other opens it, for that would take away the locks that SQLite has by then.
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(dir.join("lock")).map_err(cannot)?;
@@ -111,7 +114,7 @@ impl Ledger {
         }
         let path = dir.join(FILE);
         make_private(&path).map_err(cannot)?;
-        let connection = connect(&path, &dir).map_err(|fault| fault.told(&dir))?;
+        let connection = connect(&path, &dir).map_err(|fault| fault.into_error(&dir))?;
         drop(lock);
         Ok(Self { dir: dir.into(), db: Arc::new(Mutex::new(connection)), entries_max })
     }
@@ -140,7 +143,7 @@ impl Ledger {
         if !path.is_file() {
             return Ok(None);
         }
-        let connection = connect_read_only(&path, &dir).map_err(|fault| fault.told(&dir))?;
+        let connection = connect_read_only(&path, &dir).map_err(|fault| fault.into_error(&dir))?;
         Ok(Some(Self { dir: dir.into(), db: Arc::new(Mutex::new(connection)), entries_max: LEDGER_ENTRIES }))
     }
 
@@ -213,14 +216,14 @@ impl Ledger {
             }
             if found.len() > 1 {
                 let is_one_name = found.iter().all(|(.., whole)| *whole);
-                let candidates = found.iter().map(|(_, candidate, _)| candidate.told(is_one_name)).collect();
+                let candidates = found.iter().map(|(_, candidate, _)| candidate.label(is_one_name)).collect();
                 return Err(Error::Ambiguous { prefix: prefix.to_owned(), candidates }.into());
             }
             let id = found.first().map(|(id, ..)| *id);
             let mut statement = db.prepare_cached(&format!("SELECT {COLUMNS}, args FROM entry WHERE id = ?"))?;
             let mut rows = statement.query([id])?;
             let entry = rows.next()?.map(|row| self.read_entry(row)).transpose()?;
-            entry.ok_or_else(|| Error::NotKnown { prefix: prefix.to_owned() }.into())
+            entry.ok_or_else(|| Error::NoSuchEntry { prefix: prefix.to_owned() }.into())
         })
     }
 
@@ -228,17 +231,17 @@ impl Ledger {
     ///
     /// # Errors
     /// When that cannot be read, and when the ledger has forgotten the task.
-    pub fn place(&self, entry: EntryId) -> Result<Place, Error> {
-        let id = self.read(|db| present(db, entry))?;
-        Place::open(self.place_path(id))
+    pub fn output_tracker(&self, entry: EntryId) -> Result<OutputTracker, Error> {
+        let id = self.read(|db| resolve_existing(db, entry))?;
+        OutputTracker::open(self.tracker_path(id))
     }
 
-    fn read_entry(&self, row: &Row<'_>) -> Result<Entry, Fault> {
+    fn read_entry(&self, row: &Row<'_>) -> Result<Entry, DbError> {
         let id: i64 = row.get(0)?;
         let mut reference: Reference = serde_json::from_str(&row.get::<_, String>(7)?).map_err(|error| self.damaged(&error))?;
         reference.task = row.get(1)?;
         reference.args = row.get::<_, Option<String>>(8)?.map(Payload::parse).transpose().map_err(|error| self.damaged(&error))?;
-        reference.next = Shown::peek(&self.place_path(id)).seq;
+        reference.next = OutputPosition::peek(&self.tracker_path(id)).seq;
         Ok(Entry {
             id: EntryId(id),
             reference,
@@ -258,14 +261,14 @@ impl Ledger {
         Error::Ledger(format!("the ledger of tasks in {} has something in it that cannot be read: {error}", self.dir.display()))
     }
 
-    fn place_path(&self, id: i64) -> PathBuf {
-        self.dir.join(PLACES).join(id.to_string())
+    fn tracker_path(&self, id: i64) -> PathBuf {
+        self.dir.join(TRACKERS).join(id.to_string())
     }
 
     /// Removes what belongs to entries that are gone. A file that stays is never looked at: no other entry gets its number.
-    fn drop_places(&self, gone: impl IntoIterator<Item = i64>) {
+    fn remove_tracker_files(&self, gone: impl IntoIterator<Item = i64>) {
         for id in gone {
-            let _ = fs::remove_file(self.place_path(id));
+            let _ = fs::remove_file(self.tracker_path(id));
         }
     }
 
@@ -273,46 +276,46 @@ impl Ledger {
         self.db.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read<T>(&self, look: impl FnOnce(&Connection) -> Result<T, Fault>) -> Result<T, Error> {
-        look(&self.lock()).map_err(|fault| fault.told(&self.dir))
+    fn read<T>(&self, look: impl FnOnce(&Connection) -> Result<T, DbError>) -> Result<T, Error> {
+        look(&self.lock()).map_err(|fault| fault.into_error(&self.dir))
     }
 
     /// All of `change` or nothing; no other process writes in between.
-    fn write<T>(&self, change: impl FnOnce(&Connection) -> Result<T, Fault>) -> Result<T, Error> {
+    fn write<T>(&self, change: impl FnOnce(&Connection) -> Result<T, DbError>) -> Result<T, Error> {
         let mut connection = self.lock();
-        let begun = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(Fault::from);
+        let begun = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(DbError::from);
         let done = begun.and_then(|transaction| {
             let done = change(&transaction)?;
             transaction.commit()?;
             Ok(done)
         });
-        done.map_err(|fault| fault.told(&self.dir))
+        done.map_err(|fault| fault.into_error(&self.dir))
     }
 }
 
 impl CallRecorder for Ledger {
-    fn adopt(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error> {
+    fn find_or_add(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error> {
         let args = reference.args.as_ref().filter(|args| reference.task.is_none() && args.as_str().len() <= ARGS_BYTES_MAX);
-        let kept = kept(reference)?;
+        let kept = reference_json(reference)?;
         let (id, gone) = self.write(|db| {
-            if let Some(id) = known(db, reference)? {
+            if let Some(id) = find_row(db, reference)? {
                 return Ok((id, Vec::new()));
             }
-            let gone = make_room(db, now, self.entries_max)?;
+            let gone = evict(db, now, self.entries_max)?;
             let sql = "INSERT INTO entry(server, task, key, created_at, updated_at, reference, args) VALUES(?1, ?2, ?3, ?4, ?4, ?5, ?6)";
             let (Reference { server, task, key, .. }, at) = (reference, now.as_millis());
             db.execute(sql, params![server, task, key, at, kept, args.map(Payload::as_str)])?;
             Ok((db.last_insert_rowid(), gone))
         })?;
-        self.drop_places(gone);
+        self.remove_tracker_files(gone);
         Ok(EntryId(id))
     }
 
-    fn name_task(&self, entry: EntryId, reference: &Reference, now: Timestamp) -> Result<(), Error> {
+    fn set_task(&self, entry: EntryId, reference: &Reference, now: Timestamp) -> Result<(), Error> {
         let Some(task) = &reference.task else { return Err(Error::Ledger("a task without a name cannot be entered".to_owned())) };
-        let (kept, now) = (kept(reference)?, now.as_millis());
+        let (kept, now) = (reference_json(reference)?, now.as_millis());
         let gone = self.write(|db| {
-            let id = present(db, entry)?;
+            let id = resolve_existing(db, entry)?;
             let (server, named): (String, Option<String>) =
                 db.query_row("SELECT server, task FROM entry WHERE id = ?", [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
             if named.as_ref() == Some(task) {
@@ -321,7 +324,7 @@ impl CallRecorder for Ledger {
             }
             let mut other = db.prepare_cached("SELECT id, ended FROM entry WHERE server = ? AND task = ?")?;
             let other: Option<(i64, bool)> = other.query_row([&server, task], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-            strike_out(db, id)?;
+            remove_questions_and_answers(db, id)?;
             match other {
                 // Somebody follows the task already: from now on the two are one, or its questions could be answered twice.
                 Some((other, false)) => {
@@ -333,7 +336,7 @@ impl CallRecorder for Ledger {
                     return Ok(None);
                 }
                 // The server gives names again: that one cannot be reached any more.
-                Some((other, true)) => remove(db, other)?,
+                Some((other, true)) => remove_entry(db, other)?,
                 None => {}
             }
             let named = "UPDATE entry SET task = ?2, reference = ?3, args = NULL, status = NULL, message = NULL, ended = 0, updated_at = ?4
@@ -341,11 +344,11 @@ impl CallRecorder for Ledger {
             db.execute(named, params![id, task, kept, now])?;
             Ok(other.map(|(other, _)| other))
         })?;
-        self.drop_places(gone);
+        self.remove_tracker_files(gone);
         Ok(())
     }
 
-    fn note(&self, entry: EntryId, status: Status, message: Option<&str>, now: Timestamp) -> Result<(), Error> {
+    fn update_status(&self, entry: EntryId, status: Status, message: Option<&str>, now: Timestamp) -> Result<(), Error> {
         let message = message.map(|text| &text[..text.floor_char_boundary(MESSAGE_BYTES_MAX)]);
         self.write(|db| {
             // Nothing is written, and nothing waits for the disk, where nothing is new.
@@ -360,22 +363,22 @@ impl CallRecorder for Ledger {
         })
     }
 
-    fn forget(&self, entry: EntryId) -> Result<(), Error> {
+    fn remove(&self, entry: EntryId) -> Result<(), Error> {
         let gone = self.write(|db| {
             let id = resolve(db, entry)?;
             if let Some(id) = id {
-                remove(db, id)?;
+                remove_entry(db, id)?;
             }
             Ok(id)
         })?;
-        self.drop_places(gone);
+        self.remove_tracker_files(gone);
         Ok(())
     }
 
-    fn answering(&self, entry: EntryId, key: &str, answer: &Value) -> Result<Recorded, Error> {
+    fn record_answer(&self, entry: EntryId, key: &str, answer: &Value) -> Result<Recorded, Error> {
         let text = answer.to_string();
         self.write(|db| {
-            let id = present(db, entry)?;
+            let id = resolve_existing(db, entry)?;
             let mut before = db.prepare_cached("SELECT answer, acknowledged FROM answer WHERE entry = ? AND key = ?")?;
             let before: Option<(String, bool)> = before.query_row(params![id, key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
             if let Some((answer, acknowledged)) = before {
@@ -390,7 +393,7 @@ impl CallRecorder for Ledger {
         })
     }
 
-    fn unanswer(&self, entry: EntryId, key: &str) -> Result<(), Error> {
+    fn withdraw_answer(&self, entry: EntryId, key: &str) -> Result<(), Error> {
         self.write(|db| {
             let Some(id) = resolve(db, entry)? else { return Ok(()) };
             db.execute("DELETE FROM answer WHERE entry = ? AND key = ? AND acknowledged = 0", params![id, key])?;
@@ -398,7 +401,7 @@ impl CallRecorder for Ledger {
         })
     }
 
-    fn answered(&self, entry: EntryId, key: &str) -> Result<(), Error> {
+    fn acknowledge_answer(&self, entry: EntryId, key: &str) -> Result<(), Error> {
         self.write(|db| {
             let Some(id) = resolve(db, entry)? else { return Ok(()) };
             db.execute("UPDATE answer SET acknowledged = 1 WHERE entry = ? AND key = ? AND acknowledged = 0", params![id, key])?;
@@ -407,13 +410,13 @@ impl CallRecorder for Ledger {
         })
     }
 
-    fn asked(&self, entry: EntryId, key: &str, question: &Value) -> Result<(), Error> {
+    fn record_question(&self, entry: EntryId, key: &str, question: &Value) -> Result<(), Error> {
         let text = question.to_string();
         if text.len() > QUESTION_BYTES_MAX {
             return Ok(());
         }
         self.write(|db| {
-            let id = present(db, entry)?;
+            let id = resolve_existing(db, entry)?;
             let sql = "SELECT count(*) FROM question WHERE entry = ? AND key <> ?";
             let count: usize = db.query_row(sql, params![id, key], |row| row.get(0))?;
             if count >= QUESTIONS_MAX {
@@ -426,7 +429,7 @@ impl CallRecorder for Ledger {
         })
     }
 
-    fn unanswered(&self, entry: EntryId) -> Result<Vec<(String, Value)>, Error> {
+    fn open_questions(&self, entry: EntryId) -> Result<Vec<(String, Value)>, Error> {
         self.read(|db| {
             let mut statement = db.prepare_cached(
                 "SELECT key, question FROM question WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?) AND NOT EXISTS(
@@ -458,7 +461,7 @@ impl CallRecorder for Ledger {
 }
 
 /// What is kept of a reference as a whole: all that has no column of its own.
-fn kept(reference: &Reference) -> Result<String, Error> {
+fn reference_json(reference: &Reference) -> Result<String, Error> {
     let kept = Reference { task: None, args: None, next: 0, ..reference.clone() };
     serde_json::to_string(&kept).map_err(|error| Error::Ledger(format!("a reference cannot be written: {error}")))
 }

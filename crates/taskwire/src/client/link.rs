@@ -21,67 +21,67 @@ use tokio::sync::watch;
 use super::{
     Error, Options,
     error::shortened,
-    wire::{Backoff, Exchange, Http, Lost, Message, Wire, random},
+    wire::{Backoff, Exchange, Http, Message, Wire, WireError, random},
 };
 
 /// Under which a call is sent, so that it runs once.
-pub(crate) const KEY: &str = "dev.taskwire/idempotencyKey";
+pub(crate) const IDEMPOTENCY_KEY: &str = "dev.taskwire/idempotencyKey";
 
 /// How often in a row a program may end instead of answering.
 const ENDS_MAX: usize = 3;
 
 /// How long the last words may take.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a request has no result.
 #[derive(Debug, Clone)]
-pub(crate) enum Failed {
+pub(crate) enum RequestError {
     /// There was no answer.
-    Lost(Lost),
+    Wire(WireError),
     /// The answer is an error.
     Rpc(RpcError),
     /// The answer makes no sense.
-    Broken(String),
+    Protocol(String),
     /// Something on this side.
-    Ours(Error),
+    Local(Error),
 }
 
-impl From<Lost> for Failed {
-    fn from(lost: Lost) -> Self {
-        Self::Lost(lost)
+impl From<WireError> for RequestError {
+    fn from(lost: WireError) -> Self {
+        Self::Wire(lost)
     }
 }
 
-impl From<Error> for Failed {
+impl From<Error> for RequestError {
     fn from(error: Error) -> Self {
-        Self::Ours(error)
+        Self::Local(error)
     }
 }
 
-impl Failed {
-    pub(crate) fn passes(&self) -> bool {
+impl RequestError {
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Lost(lost) => lost.passes(),
+            Self::Wire(lost) => lost.is_transient(),
             // Our own servers say so when they shut down.
             Self::Rpc(error) => error.code == code::UNAVAILABLE,
-            Self::Broken(_) | Self::Ours(_) => false,
+            Self::Protocol(_) | Self::Local(_) => false,
         }
     }
 
     pub(crate) fn reason(&self) -> String {
         match self {
-            Self::Lost(lost) => lost.reason(),
+            Self::Wire(lost) => lost.reason(),
             Self::Rpc(error) => format!("{} (code {})", error.message, error.code),
-            Self::Broken(reason) => reason.clone(),
-            Self::Ours(error) => error.to_string(),
+            Self::Protocol(reason) => reason.clone(),
+            Self::Local(error) => error.to_string(),
         }
     }
 
     /// How long the server wants us to wait.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Lost(lost) => lost.retry_after(),
-            Self::Rpc(_) | Self::Broken(_) | Self::Ours(_) => None,
+            Self::Wire(lost) => lost.retry_after(),
+            Self::Rpc(_) | Self::Protocol(_) | Self::Local(_) => None,
         }
     }
 
@@ -92,13 +92,13 @@ impl Failed {
 }
 
 /// A member of an error's data, by which errors are told apart: their numbers were others in drafts.
-pub(crate) fn data(error: &RpcError, key: &str) -> Option<Value> {
+pub(crate) fn error_data(error: &RpcError, key: &str) -> Option<Value> {
     error.data.as_ref()?.read::<Value>().ok()?.get(key).cloned()
 }
 
 /// The versions that a server says it speaks instead.
-pub(crate) fn supported(error: &RpcError) -> Option<Vec<String>> {
-    let versions = data(error, "supported")?;
+pub(crate) fn supported_versions(error: &RpcError) -> Option<Vec<String>> {
+    let versions = error_data(error, "supported")?;
     Some(versions.as_array()?.iter().filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
@@ -110,107 +110,111 @@ pub(crate) struct Link {
     pub(crate) server: String,
     ids: AtomicI64,
     /// What is still to be said though nobody waits for it.
-    words: watch::Sender<usize>,
+    pending: watch::Sender<usize>,
     /// Whether the client goes away without a word.
-    pub(crate) left: AtomicBool,
+    pub(crate) detached: AtomicBool,
 }
 
 /// Counts as something that is still to be said.
-pub(crate) struct Word(Arc<Link>);
+pub(crate) struct PendingGuard(Arc<Link>);
 
-impl Drop for Word {
+impl Drop for PendingGuard {
     fn drop(&mut self) {
-        self.0.words.send_modify(|words| *words -= 1);
+        self.0.pending.send_modify(|words| *words -= 1);
     }
 }
 
 impl Link {
     pub(crate) fn new(wire: Wire, options: Arc<Options>, server: String) -> Self {
-        Self { wire, options, server, ids: AtomicI64::new(1), words: watch::Sender::new(0), left: AtomicBool::new(false) }
+        Self { wire, options, server, ids: AtomicI64::new(1), pending: watch::Sender::new(0), detached: AtomicBool::new(false) }
     }
 
     /// Something is still to be said, until this is dropped.
-    pub(crate) fn word(self: &Arc<Self>) -> Word {
-        self.words.send_modify(|words| *words += 1);
-        Word(self.clone())
+    pub(crate) fn pending_guard(self: &Arc<Self>) -> PendingGuard {
+        self.pending.send_modify(|words| *words += 1);
+        PendingGuard(self.clone())
     }
 
     /// Says something that nobody waits for. [`said`](Self::said) does.
-    pub(crate) fn murmur(self: &Arc<Self>, saying: impl Future<Output = ()> + Send + 'static) {
-        let word = self.word();
-        if !self.left.load(Ordering::Relaxed)
+    pub(crate) fn send_in_background(self: &Arc<Self>, sending: impl Future<Output = ()> + Send + 'static) {
+        let guard = self.pending_guard();
+        if !self.detached.load(Ordering::Relaxed)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(async move {
-                saying.await;
-                drop(word);
+                sending.await;
+                drop(guard);
             });
         }
     }
 
     /// Waits, but not for long, until everything was said.
-    pub(crate) async fn said(&self) {
-        let mut words = self.words.subscribe();
+    pub(crate) async fn flush(&self) {
+        let mut words = self.pending.subscribe();
         tokio::select! {
             biased;
             _ = words.wait_for(|words| *words == 0) => {}
-            () = self.options.clock.sleep(LAST_WORDS) => {}
+            () = self.options.clock.sleep(FLUSH_TIMEOUT) => {}
         }
     }
 
     /// A name for the next request.
-    pub(crate) fn id(&self) -> i64 {
+    pub(crate) fn next_id(&self) -> i64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn error(&self, failed: Failed) -> Error {
+    pub(crate) fn error(&self, failed: RequestError) -> Error {
         let server = self.server.clone();
         match failed {
-            Failed::Lost(lost) => lost.at(&self.server),
-            Failed::Rpc(error) => match (supported(&error), data(&error, "requiredCapabilities")) {
+            RequestError::Wire(lost) => lost.into_error(&self.server),
+            RequestError::Rpc(error) => match (supported_versions(&error), error_data(&error, "requiredCapabilities")) {
                 (Some(versions), _) => Error::Version { server, supported: versions.join(", ") },
                 (None, Some(Value::Object(needed))) => Error::Capability { server, needed: names(&needed) },
                 _ => Error::Rpc(error),
             },
-            Failed::Broken(reason) => Error::Protocol { server, reason: shortened(&reason) },
-            Failed::Ours(error) => error,
+            RequestError::Protocol(reason) => Error::Protocol { server, reason: shortened(&reason) },
+            RequestError::Local(error) => error,
         }
     }
 
     /// An error about a task.
-    pub(crate) fn error_of(&self, task: &str, failed: Failed) -> Error {
-        if failed.is_not_found() { Error::NotFound { task: task.to_owned() } } else { self.error(failed) }
+    pub(crate) fn task_error(&self, task: &str, failed: RequestError) -> Error {
+        if failed.is_not_found() { Error::TaskNotFound { task: task.to_owned() } } else { self.error(failed) }
     }
 
     /// Waits for `future`, at most as long as a request without work may take.
-    pub(crate) async fn within<T>(&self, span: Duration, future: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
+    pub(crate) async fn with_timeout<T>(
+        &self,
+        span: Duration,
+        future: impl Future<Output = Result<T, RequestError>>,
+    ) -> Result<T, RequestError> {
         tokio::pin!(future);
         loop {
             tokio::select! {
                 result = &mut future => return result,
                 // Nobody is hurried who signs in.
                 () = self.options.clock.sleep(span) => if !self.wire.http().is_some_and(Http::signs_in) {
-                    return Err(Lost::Cut(format!("no answer within {} s", span.as_secs())).into());
+                    return Err(WireError::Interrupted(format!("no answer within {} s", span.as_secs())).into());
                 }
             }
         }
     }
 
     /// Does something until it works, it cannot work, or patience ends. Each failure is told to `lost`.
-    pub(crate) async fn persist<T, F: Future<Output = Result<T, Failed>>>(
+    pub(crate) async fn retry<T, F: Future<Output = Result<T, RequestError>>>(
         &self,
-        mut attempt: impl FnMut() -> F,
+        mut try_once: impl FnMut() -> F,
         mut lost: impl FnMut(String, Duration),
-    ) -> Result<T, Failed> {
+    ) -> Result<T, RequestError> {
         let mut backoff = Backoff::new(self.options.timing);
         let mut ends = 0;
         loop {
-            let failed = match attempt().await {
-                Err(failed) if failed.passes() => failed,
+            let failed = match try_once().await {
+                Err(failed) if failed.is_transient() => failed,
                 result => return result,
             };
             // A program that ends whenever it is asked this will not do better the next time.
-            ends = if matches!(failed, Failed::Lost(Lost::Ended(_))) { ends + 1 } else { 0 };
+            ends = if matches!(failed, RequestError::Wire(WireError::ProgramEnded(_))) { ends + 1 } else { 0 };
             if ends == ENDS_MAX {
                 return Err(failed);
             }
@@ -243,7 +247,7 @@ impl CancelOnDrop {
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         if let Some(cancelling) = self.cancelling.take() {
-            self.link.murmur(cancelling);
+            self.link.send_in_background(cancelling);
         }
     }
 }
@@ -257,12 +261,12 @@ pub(crate) async fn if_any<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
 }
 
 /// The answer to request `id` among what comes; the rest is told to `aside`.
-pub(crate) async fn response(exchange: &mut Exchange, id: i64, mut aside: impl FnMut(Message)) -> Result<Payload, Failed> {
+pub(crate) async fn read_response(exchange: &mut Exchange, id: i64, mut aside: impl FnMut(Message)) -> Result<Payload, RequestError> {
     loop {
         match exchange.next().await? {
-            None => return Err(ended(exchange.status()).into()),
-            Some(message) => match answer_to(id, message) {
-                Ok(outcome) => return outcome.map_err(Failed::Rpc),
+            None => return Err(ended_without_answer(exchange.status()).into()),
+            Some(message) => match match_response(id, message) {
+                Ok(outcome) => return outcome.map_err(RequestError::Rpc),
                 Err(Message::Response { .. }) => tracing::debug!("an answer to another request is passed over"),
                 Err(message) => aside(message),
             },
@@ -271,16 +275,16 @@ pub(crate) async fn response(exchange: &mut Exchange, id: i64, mut aside: impl F
 }
 
 /// An exchange that ended without an answer.
-pub(crate) fn ended(status: u16) -> Lost {
+pub(crate) fn ended_without_answer(status: u16) -> WireError {
     if status >= 400 {
-        Lost::Status { status, reason: String::new(), retry_after: None }
+        WireError::Status { status, reason: String::new(), retry_after: None }
     } else {
-        Lost::Cut("the answer broke off".to_owned())
+        WireError::Interrupted("the answer broke off".to_owned())
     }
 }
 
 /// What a message says to request `id`, or the message. An error without a name can only mean the request that it came for.
-pub(crate) fn answer_to(id: i64, message: Message) -> Result<Result<Payload, RpcError>, Message> {
+pub(crate) fn match_response(id: i64, message: Message) -> Result<Result<Payload, RpcError>, Message> {
     match message {
         Message::Response { id: Some(RequestId::Number(number)), outcome } if number == id => Ok(outcome),
         Message::Response { id: None, outcome: Err(error) } => Ok(Err(error)),
@@ -300,10 +304,10 @@ pub(crate) fn notification(method: &str, params: &Value) -> String {
 
 /// The word that nobody waits for the answer to a request any more. A server that runs a call once, however often it is sent,
 /// does not stop it for anything less than its key.
-pub(crate) fn cancelled(id: i64, params: &Map<String, Value>) -> String {
+pub(crate) fn cancel_notification(id: i64, params: &Map<String, Value>) -> String {
     let mut off = serde_json::json!({"requestId": id});
-    if let Some(key) = params.get("_meta").and_then(|meta| meta.get(KEY)) {
-        off["_meta"] = serde_json::json!({KEY: key});
+    if let Some(key) = params.get("_meta").and_then(|meta| meta.get(IDEMPOTENCY_KEY)) {
+        off["_meta"] = serde_json::json!({IDEMPOTENCY_KEY: key});
     }
     notification("notifications/cancelled", &off)
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use taskwire_core::Payload;
 
-use super::TaskView;
+use super::TaskSnapshot;
 
 /// A page of the caller's tasks on a server, the latest first.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub struct TaskPage {
 #[derive(Debug, Clone)]
 pub struct ListedTask {
     /// The task without its questions and its result, which come with [`Client::task`](super::Client::task).
-    pub view: TaskView,
+    pub snapshot: TaskSnapshot,
     /// The tool that was called, if the server says so.
     pub tool: Option<String>,
 }
@@ -34,9 +34,9 @@ impl TaskPage {
         }
         let Read { tasks, next_cursor } = raw.read().map_err(|error| format!("its list of tasks is none: {error}"))?;
         let listed = |raw: &Payload| {
-            let view = TaskView::read(raw, ttl, poll)?;
+            let view = TaskSnapshot::read(raw, ttl, poll)?;
             let tool = view.raw["tool"].as_str().map(str::to_owned);
-            Ok(ListedTask { view, tool })
+            Ok(ListedTask { snapshot: view, tool })
         };
         Ok(Self { tasks: tasks.iter().map(listed).collect::<Result<_, String>>()?, next_cursor })
     }

@@ -22,14 +22,14 @@
 //! # Ok(()) }
 //! ```
 
-mod book;
 mod error;
 mod event;
+mod ledger_entry;
 pub use crate::form;
+mod call;
 #[cfg(feature = "server")]
 mod in_process;
 mod inbox;
-mod input;
 #[cfg(feature = "ledger")]
 mod ledger;
 mod legacy;
@@ -39,7 +39,7 @@ mod modern;
 #[cfg(feature = "oauth")]
 mod oauth;
 mod options;
-mod run;
+mod question;
 mod target;
 mod tools;
 mod wire;
@@ -52,34 +52,34 @@ use std::{
 use serde_json::Value;
 use taskwire_core::{Payload, wire::RequestId};
 
-use self::{
-    book::Book,
-    legacy::Legacy,
-    link::Failed,
-    modern::{Modern, Probe},
-    wire::{Http, Lines, Spawn, Wire},
-};
 pub use self::{
-    book::{CallRecorder, EntryId, Recorded},
+    call::Call,
     error::Error,
-    event::{Era, Event, Finished, Link, Outcome, Partial, Reference, TaskView},
-    input::{Answer, Input, InputKind},
+    event::{Chunk, ConnectionState, Era, Event, Outcome, Reference, TaskSnapshot, ToolResult},
+    ledger_entry::{CallRecorder, EntryId, Recorded},
     listing::{ListedTask, TaskPage},
-    options::{Answers, Asks, Bearer, Challenge, Credentials, Limits, Options, Timing, answer_with},
-    run::Run,
+    options::{Bearer, Challenge, ClientCapabilities, Credentials, Limits, Options, QuestionHandler, Timing, answer_with},
+    question::{Answer, Question, QuestionKind},
     target::{Connect, Target},
     tools::{TaskSupport, ToolInfo},
 };
+use self::{
+    ledger_entry::LedgerEntry,
+    legacy::LegacyClient,
+    link::RequestError,
+    modern::{ModernClient, ProbeResult},
+    wire::{Http, Lines, Spawn, Wire},
+};
 
 #[cfg(feature = "ledger")]
-pub use self::ledger::{Entry, LEDGER_ENTRIES, Ledger, Place, Shown};
+pub use self::ledger::{Entry, LEDGER_ENTRIES, Ledger, OutputPosition, OutputTracker};
 #[cfg(feature = "oauth")]
 pub use self::oauth::{Consent, Grant, LoopbackConsent, OAuth, OAuthSettings};
 pub use taskwire_core::task::Status;
 
 /// Who the server is, and what it can do.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Peer {
+pub struct ServerInfo {
     /// The generation of the protocol that is spoken.
     pub era: Era,
     /// The version that is spoken.
@@ -93,20 +93,20 @@ pub struct Peer {
     /// Whether calls can be tasks.
     pub tasks: bool,
     /// Whether their output is pushed.
-    pub partials: bool,
+    pub pushes_output: bool,
     /// Whether a call that is sent twice runs once.
     pub idempotency: bool,
     /// Whether the tasks of a caller can be listed.
-    pub lists: bool,
+    pub lists_tasks: bool,
     /// In which ways it answers a call that may be a task (legacy era).
-    pub modes: Vec<String>,
+    pub response_modes: Vec<String>,
     /// All its capabilities.
     pub capabilities: Value,
 }
 
 /// A connection to a server; cheap to clone.
 #[derive(Clone)]
-pub struct Client(Dialect);
+pub struct Client(EraClient);
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -116,15 +116,15 @@ impl std::fmt::Debug for Client {
 
 /// How a server is spoken to.
 #[derive(Clone)]
-pub(crate) enum Dialect {
-    Modern(Arc<Modern>),
-    Legacy(Arc<Legacy>),
+pub(crate) enum EraClient {
+    Modern(Arc<ModernClient>),
+    Legacy(Arc<LegacyClient>),
 }
 
 /// Servers that were found to be of the legacy era: they need not be asked again.
-static LEGACY: LazyLock<Mutex<HashMap<String, ()>>> = LazyLock::new(Mutex::default);
+static LEGACY_SERVERS: LazyLock<Mutex<HashMap<String, ()>>> = LazyLock::new(Mutex::default);
 /// How many of them are remembered.
-const LEGACY_MAX: usize = 1024;
+const LEGACY_SERVERS_MAX: usize = 1024;
 
 impl Client {
     /// Connects to a server, and finds out how to speak to it.
@@ -141,16 +141,16 @@ impl Client {
             Target::InProcess(server) => Wire::Lines(Lines::new(Spawn::InProcess(server), options.clone())),
         };
         let link = Arc::new(link::Link::new(wire, options, server));
-        let attempt = connect(link.clone());
-        Ok(Self(attempt.await.map_err(|failed| link.error(failed))?))
+        let connecting = connect(link.clone());
+        Ok(Self(connecting.await.map_err(|failed| link.error(failed))?))
     }
 
     /// Who the server is.
     #[must_use]
-    pub fn peer(&self) -> Arc<Peer> {
+    pub fn server_info(&self) -> Arc<ServerInfo> {
         match &self.0 {
-            Dialect::Modern(modern) => modern.peer(),
-            Dialect::Legacy(legacy) => legacy.peer(),
+            EraClient::Modern(modern) => modern.server_info(),
+            EraClient::Legacy(legacy) => legacy.server_info(),
         }
     }
 
@@ -160,8 +160,8 @@ impl Client {
     /// When they cannot be listed.
     pub async fn tools(&self) -> Result<Vec<ToolInfo>, Error> {
         let tools = match &self.0 {
-            Dialect::Modern(modern) => modern.list_tools().await?,
-            Dialect::Legacy(legacy) => legacy.list_tools().await?,
+            EraClient::Modern(modern) => modern.list_tools().await?,
+            EraClient::Legacy(legacy) => legacy.list_tools().await?,
         };
         Ok(tools.to_vec())
     }
@@ -181,7 +181,7 @@ impl Client {
     ///
     /// # Errors
     /// When the server refuses the call or cannot be reached.
-    pub async fn start(&self, tool: &str, args: Value) -> Result<Run, Error> {
+    pub async fn start(&self, tool: &str, args: Value) -> Result<Call, Error> {
         self.send(self.prepare(tool, args)?).await
     }
 
@@ -193,10 +193,10 @@ impl Client {
     pub fn prepare(&self, tool: &str, args: Value) -> Result<Reference, Error> {
         Ok(Reference {
             server: self.0.link().server.clone(),
-            era: self.peer().era,
+            era: self.server_info().era,
             task: None,
             tool: tool.to_owned(),
-            key: Some(new_key()?),
+            key: Some(random_id()?),
             session: None,
             args: Some(Payload::from(args)),
             next: 0,
@@ -207,15 +207,15 @@ impl Client {
     ///
     /// # Errors
     /// When the server refuses the call or cannot be reached.
-    pub async fn send(&self, reference: Reference) -> Result<Run, Error> {
+    pub async fn send(&self, reference: Reference) -> Result<Call, Error> {
         let args = arguments(&reference)?;
-        let book = Book::adopt(&self.0.link().options, reference.clone()).await?;
+        let book = LedgerEntry::find_or_add(&self.0.link().options, reference.clone()).await?;
         let started = self.0.call(book.clone(), reference, args).await;
         if let Err(error) = &started
             && !matches!(error, Error::LostCall { .. } | Error::Unreachable { .. } | Error::Ledger(_))
         {
             // It was refused: there is nothing to come back to.
-            book.forget().await;
+            book.remove().await;
         }
         started
     }
@@ -225,13 +225,13 @@ impl Client {
     ///
     /// # Errors
     /// When the server does not know the task or cannot be reached.
-    pub async fn attach(&self, reference: &Reference) -> Result<Run, Error> {
+    pub async fn attach(&self, reference: &Reference) -> Result<Call, Error> {
         match (&reference.task, &reference.args) {
             (Some(_), _) => self.0.attach(reference.clone()).await,
-            (None, Some(_)) if self.peer().idempotency => {
+            (None, Some(_)) if self.server_info().idempotency => {
                 let args = arguments(reference)?;
-                let book = Book::adopt(&self.0.link().options, reference.clone()).await?;
-                self.0.call(book, reference.clone(), args).await
+                let entry = LedgerEntry::find_or_add(&self.0.link().options, reference.clone()).await?;
+                self.0.call(entry, reference.clone(), args).await
             }
             (None, _) => Err(Error::LostCall { tool: reference.tool.clone(), reason: "no answer was ever seen".to_owned() }),
         }
@@ -241,10 +241,10 @@ impl Client {
     ///
     /// # Errors
     /// When the server does not know it or cannot be reached.
-    pub async fn task(&self, id: &str) -> Result<TaskView, Error> {
+    pub async fn task(&self, id: &str) -> Result<TaskSnapshot, Error> {
         match &self.0 {
-            Dialect::Modern(modern) => modern.task(id).await,
-            Dialect::Legacy(legacy) => legacy.task(id).await,
+            EraClient::Modern(modern) => modern.task(id).await,
+            EraClient::Legacy(legacy) => legacy.task(id).await,
         }
     }
 
@@ -255,12 +255,12 @@ impl Client {
     /// # Errors
     /// [`Error::NoList`] when the server lists no tasks; when it does not know the cursor or cannot be reached.
     pub async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
-        if !self.peer().lists {
-            return Err(Error::NoList { server: self.0.link().server.clone() });
+        if !self.server_info().lists_tasks {
+            return Err(Error::ListUnsupported { server: self.0.link().server.clone() });
         }
         match &self.0 {
-            Dialect::Modern(modern) => modern.list_tasks(cursor).await,
-            Dialect::Legacy(legacy) => legacy.list_tasks(cursor).await,
+            EraClient::Modern(modern) => modern.list_tasks(cursor).await,
+            EraClient::Legacy(legacy) => legacy.list_tasks(cursor).await,
         }
     }
 
@@ -278,12 +278,13 @@ impl Client {
     /// When there is no such question, the answer does not fit, or the server cannot be reached.
     pub async fn answer(&self, id: &str, key: &str, answer: Answer) -> Result<(), Error> {
         match &self.0 {
-            Dialect::Modern(modern) => {
-                let view = modern.task(id).await?;
-                let asked = view.inputs.iter().find(|input| input.key == key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
-                self.answer_to(id, asked, answer).await
+            EraClient::Modern(modern) => {
+                let snapshot = modern.task(id).await?;
+                let question =
+                    snapshot.questions.iter().find(|input| input.key == key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
+                self.answer_question(id, question, answer).await
             }
-            Dialect::Legacy(legacy) => legacy.answer(id, key, answer).await,
+            EraClient::Legacy(legacy) => legacy.answer(id, key, answer).await,
         }
     }
 
@@ -291,23 +292,23 @@ impl Client {
     ///
     /// # Errors
     /// When the answer does not fit, or the server cannot be reached.
-    pub async fn answer_to(&self, id: &str, asked: &Input, answer: Answer) -> Result<(), Error> {
-        asked.check(&answer)?;
+    pub async fn answer_question(&self, id: &str, question: &Question, answer: Answer) -> Result<(), Error> {
+        question.check(&answer)?;
         match &self.0 {
-            Dialect::Modern(_) => self.0.answer_kept(id, &asked.key, answer).await,
-            Dialect::Legacy(legacy) => legacy.answer_asked(id, &asked.key, answer).await,
+            EraClient::Modern(_) => self.0.answer_and_record(id, &question.key, answer).await,
+            EraClient::Legacy(legacy) => legacy.answer_when_asked(id, &question.key, answer).await,
         }
     }
 
     /// Goes away without a word: calls that have no answer yet go on where the server lets them, and the ledger keeps them.
-    pub fn leave(&self) {
-        self.0.link().left.store(true, std::sync::atomic::Ordering::Relaxed);
+    pub fn detach(&self) {
+        self.0.link().detached.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Ends the connection, when what is still to be said was: the session, unless tasks go on in it, or the program that was started.
     pub async fn close(self) {
-        self.0.link().said().await;
-        if let Dialect::Legacy(legacy) = &self.0 {
+        self.0.link().flush().await;
+        if let EraClient::Legacy(legacy) = &self.0 {
             legacy.close().await;
         }
         self.0.link().wire.close().await;
@@ -322,68 +323,68 @@ fn arguments(reference: &Reference) -> Result<Value, Error> {
 }
 
 /// A name for a call that nobody else will use.
-fn new_key() -> Result<String, Error> {
+fn random_id() -> Result<String, Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| Error::Target(format!("there is no randomness: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Finds out how to speak to the server.
-async fn connect(link: Arc<link::Link>) -> Result<Dialect, Failed> {
+async fn connect(link: Arc<link::Link>) -> Result<EraClient, RequestError> {
     let http = link.wire.http().is_some();
-    let known = LEGACY.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&link.server);
+    let known = LEGACY_SERVERS.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&link.server);
     let era = link.options.era.or_else(|| (known && http).then_some(Era::Legacy));
     if era == Some(Era::Legacy) {
-        match Legacy::connect(link.clone()).await {
+        match LegacyClient::connect(link.clone()).await {
             // What was known of it holds no more.
             Err(failed)
                 if link.options.era.is_none()
-                    && !failed.passes()
-                    && !matches!(failed, Failed::Lost(wire::Lost::Denied { .. }) | Failed::Ours(_)) =>
+                    && !failed.is_transient()
+                    && !matches!(failed, RequestError::Wire(wire::WireError::Denied { .. }) | RequestError::Local(_)) =>
             {
-                LEGACY.lock().unwrap_or_else(PoisonError::into_inner).remove(&link.server);
+                LEGACY_SERVERS.lock().unwrap_or_else(PoisonError::into_inner).remove(&link.server);
             }
-            connected => return connected.map(Dialect::Legacy),
+            connected => return connected.map(EraClient::Legacy),
         }
         return Box::pin(connect(link)).await;
     }
     let probing = async {
         let asked = async { modern::probe(&link).await };
         if http {
-            return link.persist(|| link.within(link.options.timing.request, modern::probe(&link)), |_, _| {}).await;
+            return link.retry(|| link.with_timeout(link.options.timing.request, modern::probe(&link)), |_, _| {}).await;
         }
         // A program that cannot be started, or ends at once, is not started again and again.
         if era.is_some() {
-            return link.within(link.options.timing.request, modern::probe(&link)).await;
+            return link.with_timeout(link.options.timing.request, modern::probe(&link)).await;
         }
         // A server of the legacy era may well say nothing before it was greeted.
         tokio::select! {
             probed = asked => match probed {
-                Err(Failed::Lost(lost)) if !matches!(lost, wire::Lost::Unsent(_)) => Ok(Probe::Other(lost.reason())),
+                Err(RequestError::Wire(lost)) if !matches!(lost, wire::WireError::Unsent(_)) => Ok(ProbeResult::NotModern(lost.reason())),
                 probed => probed,
             },
-            () = link.options.clock.sleep(link.options.timing.probe) => Ok(Probe::Other("no answer".to_owned())),
+            () = link.options.clock.sleep(link.options.timing.probe) => Ok(ProbeResult::NotModern("no answer".to_owned())),
         }
     };
     match probing.await? {
-        Probe::Modern(peer) => Ok(Dialect::Modern(Modern::new(link, *peer))),
-        Probe::Other(reason) if era == Some(Era::Modern) => {
+        ProbeResult::Modern(peer) => Ok(EraClient::Modern(ModernClient::new(link, *peer))),
+        ProbeResult::NotModern(reason) if era == Some(Era::Modern) => {
             Err(Error::Version { server: link.server.clone(), supported: format!("not {} ({reason})", modern::VERSION) }.into())
         }
-        Probe::Other(_) => {
-            let legacy = Legacy::connect(link.clone()).await?;
+        ProbeResult::NotModern(_) => {
+            let legacy = LegacyClient::connect(link.clone()).await?;
             if http {
-                let mut known = LEGACY.lock().unwrap_or_else(PoisonError::into_inner);
-                if known.len() < LEGACY_MAX {
+                let mut known = LEGACY_SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
+                if known.len() < LEGACY_SERVERS_MAX {
                     known.insert(link.server.clone(), ());
                 }
             }
-            Ok(Dialect::Legacy(legacy))
+            Ok(EraClient::Legacy(legacy))
         }
     }
 }
 
-impl Dialect {
+impl EraClient {
     pub(crate) fn link(&self) -> &Arc<link::Link> {
         match self {
             Self::Modern(modern) => &modern.link,
@@ -392,23 +393,23 @@ impl Dialect {
     }
 
     /// Calls a tool.
-    async fn call(&self, book: Book, reference: Reference, args: Value) -> Result<Run, Error> {
+    async fn call(&self, entry: LedgerEntry, reference: Reference, args: Value) -> Result<Call, Error> {
         let tool = reference.tool.clone();
         match self.clone() {
-            Self::Modern(modern) => Run::open(self.clone(), book, reference, |driver| modern::drive(modern, driver, tool, args)).await,
-            Self::Legacy(legacy) => Run::open(self.clone(), book, reference, |driver| legacy::drive(legacy, driver, tool, args)).await,
+            Self::Modern(modern) => Call::open(self.clone(), entry, reference, |driver| modern::drive(modern, driver, tool, args)).await,
+            Self::Legacy(legacy) => Call::open(self.clone(), entry, reference, |driver| legacy::drive(legacy, driver, tool, args)).await,
         }
     }
 
     /// Picks up a task.
-    pub(crate) async fn attach(&self, mut reference: Reference) -> Result<Run, Error> {
+    pub(crate) async fn attach(&self, mut reference: Reference) -> Result<Call, Error> {
         let Some(task) = reference.task.clone() else { return Err(Error::Closed) };
         let link = self.link();
         reference.server.clone_from(&link.server);
-        let book = Book::adopt(&link.options, reference.clone()).await?;
+        let entry = LedgerEntry::find_or_add(&link.options, reference.clone()).await?;
         match self.clone() {
-            Self::Modern(modern) => Run::open(self.clone(), book, reference, |driver| modern::attach(modern, driver, task)).await,
-            Self::Legacy(legacy) => Run::open(self.clone(), book, reference, |driver| legacy::attach(legacy, driver, task)).await,
+            Self::Modern(modern) => Call::open(self.clone(), entry, reference, |driver| modern::attach(modern, driver, task)).await,
+            Self::Legacy(legacy) => Call::open(self.clone(), entry, reference, |driver| legacy::attach(legacy, driver, task)).await,
         }
     }
 
@@ -436,9 +437,9 @@ impl Dialect {
     }
 
     /// Answers a question without a run, and keeps the answer like one with a run.
-    async fn answer_kept(&self, task: &str, key: &str, answer: Answer) -> Result<(), Error> {
+    async fn answer_and_record(&self, task: &str, key: &str, answer: Answer) -> Result<(), Error> {
         let link = self.link();
-        let book = Book::adopt(&link.options, Reference::of_task(&link.server, Era::Modern, task)).await?;
+        let book = LedgerEntry::find_or_add(&link.options, Reference::of_task(&link.server, Era::Modern, task)).await?;
         let send = |answer: Value| async move { self.update(task, key, &answer).await };
         book.answer_once(key, key, answer.value(), send).await
     }

@@ -6,9 +6,9 @@
 mod consent;
 #[cfg(feature = "oauth-extensions")]
 mod extensions;
-mod store;
 #[cfg(test)]
 mod tests;
+mod token_store;
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 
 pub use self::consent::{Consent, LoopbackConsent};
-use self::store::{Identity, Store};
+use self::token_store::{Identity, TokenStore};
 use super::{Challenge, Credentials, Error, error::shortened};
 use crate::clock::{Clock, SystemClock};
 
@@ -47,7 +47,7 @@ const OFFLINE: &str = "offline_access";
 #[non_exhaustive]
 pub enum Grant {
     /// A person agrees, in a browser.
-    Code(Arc<dyn Consent>),
+    AuthorizationCode(Arc<dyn Consent>),
     /// The client speaks for itself, with `client_id` and `client_secret`.
     ClientSecret,
     /// The client speaks for itself, with `client_id` and what it signs.
@@ -94,7 +94,7 @@ pub struct OAuthSettings {
     pub consent_timeout: Duration,
     /// Whether a server may name an authorization server in a private network. One that is there itself, by its address,
     /// always may.
-    pub private_addresses: bool,
+    pub allow_private_addresses: bool,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
 }
@@ -112,15 +112,15 @@ impl OAuthSettings {
             scopes: Vec::new(),
             directory: None,
             consent_timeout: CONSENT,
-            private_addresses: false,
+            allow_private_addresses: false,
             clock: Arc::new(SystemClock),
         }
     }
 
     /// The defaults, with the consent of a person.
     #[must_use]
-    pub fn asking(consent: impl Consent + 'static) -> Self {
-        Self::new(Grant::Code(Arc::new(consent)))
+    pub fn with_consent(consent: impl Consent + 'static) -> Self {
+        Self::new(Grant::AuthorizationCode(Arc::new(consent)))
     }
 }
 
@@ -128,7 +128,7 @@ impl OAuthSettings {
 pub struct OAuth {
     server: Url,
     settings: OAuthSettings,
-    store: Store,
+    store: TokenStore,
     /// One flow at a time: whoever comes second finds the token that the first one got.
     flow: Mutex<Flow>,
     /// Counts flows that ended, well or not.
@@ -150,7 +150,7 @@ struct Flow {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Origin {
     #[default]
-    Kept,
+    Stored,
     Renewed,
     Granted,
 }
@@ -167,7 +167,7 @@ impl Credentials for OAuth {
     }
 
     fn challenged<'a>(&'a self, challenge: &'a Challenge) -> BoxFuture<'a, Result<bool, Error>> {
-        Box::pin(self.better(challenge))
+        Box::pin(self.answer_challenge(challenge))
     }
 }
 
@@ -188,7 +188,7 @@ impl OAuth {
                 return Err(Error::Auth(format!("`{url}` cannot be a client's id: it must be https:// with a path")));
             }
         }
-        let alone = !matches!(settings.grant, Grant::Code(_));
+        let alone = !matches!(settings.grant, Grant::AuthorizationCode(_));
         if settings.client_id.is_none() && (alone || settings.client_secret.is_some()) {
             return Err(Error::Auth("a client id is needed".to_owned()));
         }
@@ -199,7 +199,7 @@ impl OAuth {
         let _ = rustls::crypto::ring::default_provider().install_default();
         // What costs nobody a click is not worth a secret on disk.
         let directory = settings.directory.clone().filter(|_| !alone);
-        let store = Store::new(server.as_str(), directory, settings.client_id.clone(), settings.clock.clone());
+        let store = TokenStore::new(server.as_str(), directory, settings.client_id.clone(), settings.clock.clone());
         Ok(Self { server, settings, store, flow: Mutex::default(), ended: AtomicU64::new(0) })
     }
 
@@ -223,7 +223,7 @@ impl OAuth {
     }
 
     /// The server refused what it got. True: there is something better now.
-    async fn better(&self, challenge: &Challenge) -> Result<bool, Error> {
+    async fn answer_challenge(&self, challenge: &Challenge) -> Result<bool, Error> {
         self.store.open().await?;
         let header = challenge.www_authenticate.as_deref();
         let asked = header.map(|header| WWWAuthenticateParams::parse(header, &self.server)).unwrap_or_default();
@@ -273,7 +273,7 @@ impl OAuth {
         // Other processes renew, too, and a refresh token is often good for one use only.
         let _alone = self.store.lock_renewal().await?;
         if self.store.reload().await? && self.store.token().is_some_and(|token| token.is_good()) {
-            flow.origin = Origin::Kept;
+            flow.origin = Origin::Stored;
             return Ok(true);
         }
         let (Some(token), Some(identity)) = (self.store.token(), self.store.identity()) else { return Ok(false) };
@@ -291,7 +291,7 @@ impl OAuth {
                     // Whom we were known to is gone; its tokens are nobody else's business.
                     return Ok(false);
                 }
-                manager.configure_client(self.config(&identity)).map_err(failed)?;
+                manager.configure_client(self.config(&identity)).map_err(auth_error)?;
                 manager
             }
         };
@@ -303,7 +303,7 @@ impl OAuth {
                 Ok(true)
             }
             Err(AuthError::AuthorizationRequired | AuthError::TokenRefreshRejected(_)) => Ok(false),
-            Err(error) => Err(failed(error)),
+            Err(error) => Err(auth_error(error)),
         }
     }
 
@@ -319,7 +319,7 @@ impl OAuth {
         let (mut manager, metadata) = self.discover(header).await?;
         let scopes = self.scopes(&manager, &metadata, more).await;
         match &self.settings.grant {
-            Grant::Code(consent) => self.by_consent(&mut manager, &metadata, &scopes, consent.as_ref()).await?,
+            Grant::AuthorizationCode(consent) => self.by_consent(&mut manager, &metadata, &scopes, consent.as_ref()).await?,
             Grant::ClientSecret => {
                 let config = ClientCredentialsConfig::ClientSecret {
                     client_id: self.settings.client_id.clone().unwrap_or_default(),
@@ -327,18 +327,18 @@ impl OAuth {
                     scopes,
                     resource: Some(self.resource(&mut manager, &metadata).await),
                 };
-                self.by_itself(&mut manager, &metadata, &config).await?;
+                self.by_client_credentials(&mut manager, &metadata, &config).await?;
             }
             #[cfg(feature = "oauth-extensions")]
             Grant::PrivateKey { pem, algorithm } => {
                 let resource = self.resource(&mut manager, &metadata).await;
                 let config = extensions::private_key(self, pem, algorithm, scopes, resource)?;
-                self.by_itself(&mut manager, &metadata, &config).await?;
+                self.by_client_credentials(&mut manager, &metadata, &config).await?;
             }
             #[cfg(feature = "oauth-extensions")]
             Grant::Enterprise { issuer, token_endpoint, client_id, id_token } => {
                 let resource = self.resource(&mut manager, &metadata).await;
-                let provider = extensions::Provider { issuer, token_endpoint, client_id, id_token };
+                let provider = extensions::IdentityProvider { issuer, token_endpoint, client_id, id_token };
                 extensions::by_enterprise(self, &metadata, scopes, &resource, provider).await?;
             }
         }
@@ -358,10 +358,10 @@ impl OAuth {
         scopes: &[String],
         consent: &dyn Consent,
     ) -> Result<(), Error> {
-        let identity = self.introduce(manager, metadata, consent.redirect_uri(), scopes).await?;
-        manager.configure_client(self.config(&identity)).map_err(failed)?;
+        let identity = self.identify(manager, metadata, consent.redirect_uri(), scopes).await?;
+        manager.configure_client(self.config(&identity)).map_err(auth_error)?;
         let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
-        let asked = manager.get_authorization_url(&scopes).await.map_err(failed)?;
+        let asked = manager.get_authorization_url(&scopes).await.map_err(auth_error)?;
         let waited = self.settings.clock.sleep(self.settings.consent_timeout);
         let redirected = tokio::select! {
             redirected = consent.authorize(&asked) => redirected?,
@@ -370,7 +370,7 @@ impl OAuth {
                 return Err(Error::Auth(format!("nobody agreed within {waited} seconds: try again, and open the address that is shown")));
             }
         };
-        let answer = match agreed(&asked, &redirected, metadata.issuer.as_deref()) {
+        let answer = match read_redirect(&asked, &redirected, metadata.issuer.as_deref()) {
             Ok(answer) => answer,
             Err(Refusal { scope, error }) => {
                 if scope {
@@ -384,41 +384,41 @@ impl OAuth {
         let exchanged = manager.exchange_code_for_token_with_issuer(&answer.code, &answer.csrf_token, answer.issuer.as_deref()).await;
         if let Err(error) = exchanged {
             self.store.set_identity(before);
-            return Err(failed(error));
+            return Err(auth_error(error));
         }
         Ok(())
     }
 
-    async fn by_itself(
+    async fn by_client_credentials(
         &self,
         manager: &mut AuthorizationManager,
         metadata: &AuthorizationMetadata,
         config: &ClientCredentialsConfig,
     ) -> Result<(), Error> {
-        manager.validate_client_credentials_metadata(config).map_err(failed)?;
-        manager.configure_client_credentials(config).map_err(failed)?;
-        self.store.set_identity(Some(self.known(metadata, String::new())));
-        manager.exchange_client_credentials(config).await.map_err(failed)?;
+        manager.validate_client_credentials_metadata(config).map_err(auth_error)?;
+        manager.configure_client_credentials(config).map_err(auth_error)?;
+        self.store.set_identity(Some(self.configured_identity(metadata, String::new())));
+        manager.exchange_client_credentials(config).await.map_err(auth_error)?;
         Ok(())
     }
 
     /// Finds out where to sign in, from what the server said or from where such things are published.
     async fn discover(&self, header: Option<&str>) -> Result<(AuthorizationManager, AuthorizationMetadata), Error> {
-        let manager = if self.settings.private_addresses || is_private(&self.server) {
+        let manager = if self.settings.allow_private_addresses || is_private(&self.server) {
             AuthorizationManager::new_allowing_private_addresses(self.server.clone()).await
         } else {
             AuthorizationManager::new(self.server.clone()).await
         };
-        let mut manager = manager.map_err(failed)?;
+        let mut manager = manager.map_err(auth_error)?;
         manager.set_credential_store(self.store.clone());
-        let metadata = manager.resolve_metadata_from_challenge(header).await.map_err(failed)?.metadata;
+        let metadata = manager.resolve_metadata_from_challenge(header).await.map_err(auth_error)?.metadata;
         manager.set_metadata(metadata.clone());
         Ok((manager, metadata))
     }
 
     /// What the server calls itself, letter by letter. rmcp knows, and tells it only to who asks for an address to open.
     async fn resource(&self, manager: &mut AuthorizationManager, metadata: &AuthorizationMetadata) -> String {
-        let identity = self.known(metadata, self.server.to_string());
+        let identity = self.configured_identity(metadata, self.server.to_string());
         let shown = match manager.configure_client(self.config(&identity)) {
             Ok(()) => manager.get_authorization_url(&[]).await.ok(),
             Err(_) => None,
@@ -427,7 +427,7 @@ impl OAuth {
     }
 
     /// Who we are to an authorization server: as we were told, by a document of ours, as before, or newly registered.
-    async fn introduce(
+    async fn identify(
         &self,
         manager: &mut AuthorizationManager,
         metadata: &AuthorizationMetadata,
@@ -435,7 +435,7 @@ impl OAuth {
         scopes: &[String],
     ) -> Result<Identity, Error> {
         if self.settings.client_id.is_some() {
-            return Ok(self.known(metadata, redirect_uri));
+            return Ok(self.configured_identity(metadata, redirect_uri));
         }
         let issuer = metadata.issuer.clone();
         let documents = metadata.additional_fields.get("client_id_metadata_document_supported").and_then(Value::as_bool) == Some(true);
@@ -449,20 +449,20 @@ impl OAuth {
             return Ok(known);
         }
         let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
-        let config = manager.register_client(&self.settings.client_name, &redirect_uri, &scopes).await.map_err(failed)?;
+        let config = manager.register_client(&self.settings.client_name, &redirect_uri, &scopes).await.map_err(auth_error)?;
         Ok(Identity { id: config.client_id, secret: config.client_secret, redirect_uri, issuer })
     }
 
     /// Who we were told to be. The secret comes with the settings each time, and is kept nowhere else.
-    fn known(&self, metadata: &AuthorizationMetadata, redirect_uri: String) -> Identity {
+    fn configured_identity(&self, metadata: &AuthorizationMetadata, redirect_uri: String) -> Identity {
         let id = self.settings.client_id.clone().unwrap_or_default();
         Identity { id, secret: None, redirect_uri, issuer: metadata.issuer.clone() }
     }
 
     fn config(&self, identity: &Identity) -> OAuthClientConfig {
         let config = OAuthClientConfig::new(&identity.id, &identity.redirect_uri);
-        let told = self.settings.client_id.as_ref().and(self.settings.client_secret.as_ref());
-        match told.or(identity.secret.as_ref()) {
+        let configured = self.settings.client_id.as_ref().and(self.settings.client_secret.as_ref());
+        match configured.or(identity.secret.as_ref()) {
             Some(secret) => config.with_client_secret(secret),
             None => config,
         }
@@ -483,12 +483,12 @@ impl OAuth {
             None => self.settings.scopes.clone(),
         };
         let offline = metadata.scopes_supported.as_ref().is_some_and(|scopes| scopes.iter().any(|scope| scope == OFFLINE));
-        united(before, wanted, offline && matches!(self.settings.grant, Grant::Code(_)))
+        merge_scopes(before, wanted, offline && matches!(self.settings.grant, Grant::AuthorizationCode(_)))
     }
 }
 
 /// Both, each scope once; with the one for refresh tokens if that is offered and anything is asked for at all.
-fn united(before: Vec<String>, wanted: Vec<String>, offline: bool) -> Vec<String> {
+fn merge_scopes(before: Vec<String>, wanted: Vec<String>, offline: bool) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut scopes: Vec<String> = before.into_iter().chain(wanted).filter(|scope| seen.insert(scope.clone())).collect();
     if offline && !scopes.is_empty() && !seen.contains(OFFLINE) {
@@ -522,14 +522,14 @@ struct Refusal {
 /// What a browser brought back, if it belongs to what was asked and somebody agreed.
 ///
 /// Whether a positive answer comes from the right authorization server is checked where the code is exchanged.
-fn agreed(asked: &str, redirected: &str, issuer: Option<&str>) -> Result<AuthorizationCallback, Refusal> {
+fn read_redirect(asked: &str, redirected: &str, issuer: Option<&str>) -> Result<AuthorizationCallback, Refusal> {
     let refused = |reason: String| Refusal { scope: false, error: Error::Auth(reason) };
     let state = parameter(redirected, "state");
     if state.is_none() || state != parameter(asked, "state") {
         return Err(refused("the answer belongs to another request".to_owned()));
     }
     let Some(code) = parameter(redirected, "error") else {
-        return AuthorizationCallback::from_redirect_url(redirected).map_err(|error| Refusal { scope: false, error: failed(error) });
+        return AuthorizationCallback::from_redirect_url(redirected).map_err(|error| Refusal { scope: false, error: auth_error(error) });
     };
     if let (Some(from), Some(issuer)) = (parameter(redirected, "iss"), issuer)
         && from != issuer
@@ -546,7 +546,7 @@ fn agreed(asked: &str, redirected: &str, issuer: Option<&str>) -> Result<Authori
 }
 
 /// An error of rmcp, for who has to do something about it.
-fn failed(error: AuthError) -> Error {
+fn auth_error(error: AuthError) -> Error {
     let plain = |text: &str| shortened(&text.split_whitespace().collect::<Vec<_>>().join(" "));
     Error::Auth(match error {
         AuthError::NoAuthorizationSupport => "the server wants one, but does not say where to get it".to_owned(),

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
-use super::{Answer, CallRecorder, Era, Error, Input};
+use super::{Answer, CallRecorder, Era, Error, Question};
 use crate::clock::{Clock, SystemClock};
 
 /// How a client behaves. The defaults are good for a person at a terminal.
@@ -25,12 +25,12 @@ pub struct Options {
     /// Sent with each HTTP request.
     pub headers: Vec<(String, String)>,
     /// What the client can be asked.
-    pub asks: Asks,
+    pub capabilities: ClientCapabilities,
     /// Who answers the questions of [`Client::call`](super::Client::call) and [`Run::finish`](super::Run::finish). Without
     /// it they are answered with "cancel": nobody is there.
-    pub answers: Option<Arc<dyn Answers>>,
+    pub question_handler: Option<Arc<dyn QuestionHandler>>,
     /// Whether output is wanted while it is made.
-    pub stream: bool,
+    pub stream_output: bool,
     /// Where started tasks and given answers are kept; with the feature `ledger`, a `Ledger` does that.
     pub ledger: Option<Arc<dyn CallRecorder>>,
     /// How much is taken.
@@ -50,9 +50,9 @@ impl Default for Options {
             session: None,
             credentials: None,
             headers: Vec::new(),
-            asks: Asks::default(),
-            answers: None,
-            stream: true,
+            capabilities: ClientCapabilities::default(),
+            question_handler: None,
+            stream_output: true,
             ledger: None,
             limits: Limits::default(),
             timing: Timing::default(),
@@ -69,7 +69,7 @@ impl fmt::Debug for Options {
 
 /// What a client can be asked by a running tool.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Asks {
+pub struct ClientCapabilities {
     /// To fill in a form.
     pub form: bool,
     /// To visit a page.
@@ -80,15 +80,15 @@ pub struct Asks {
     pub roots: Option<Vec<Value>>,
 }
 
-impl Default for Asks {
+impl Default for ClientCapabilities {
     fn default() -> Self {
         Self { form: true, url: true, sampling: false, roots: None }
     }
 }
 
-impl Asks {
+impl ClientCapabilities {
     /// As capabilities of a client say it, in either era.
-    pub(crate) fn capabilities(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let mut capabilities = json!({});
         let mut elicitation = json!({});
         for (name, there) in [("form", self.form), ("url", self.url)] {
@@ -136,11 +136,11 @@ pub struct Timing {
     /// For an answer to the first question on standard input, before the server is taken for one of the legacy era.
     pub probe: Duration,
     /// For a server that does not answer at all, before it is given up.
-    pub patience: Duration,
+    pub give_up_after: Duration,
     /// Between two looks at a task that is also pushed.
     pub safety_poll: Duration,
     /// How long the server may hold a question about something new.
-    pub wait: Duration,
+    pub long_poll: Duration,
     /// Before something is tried for the second time; doubled from there on.
     pub backoff: Duration,
     /// The longest of these.
@@ -158,9 +158,9 @@ impl Default for Timing {
         Self {
             request: Duration::from_secs(60),
             probe: Duration::from_secs(5),
-            patience: Duration::from_secs(300),
+            give_up_after: Duration::from_secs(300),
             safety_poll: Duration::from_secs(30),
-            wait: Duration::from_secs(20),
+            long_poll: Duration::from_secs(20),
             backoff: Duration::from_millis(250),
             backoff_max: Duration::from_secs(10),
             poll_min: Duration::from_millis(100),
@@ -219,24 +219,24 @@ impl Credentials for Bearer {
 }
 
 /// Who answers questions.
-pub trait Answers: Send + Sync {
+pub trait QuestionHandler: Send + Sync {
     /// The answer to `input`.
-    fn answer<'a>(&'a self, input: &'a Input) -> BoxFuture<'a, Answer>;
+    fn answer<'a>(&'a self, input: &'a Question) -> BoxFuture<'a, Answer>;
 }
 
 /// Answers questions with a function.
-pub fn answer_with<F, T>(answer: F) -> Arc<dyn Answers>
+pub fn answer_with<F, T>(answer: F) -> Arc<dyn QuestionHandler>
 where
-    F: Fn(Input) -> T + Send + Sync + 'static,
+    F: Fn(Question) -> T + Send + Sync + 'static,
     T: Future<Output = Answer> + Send + 'static,
 {
     struct With<F>(F);
-    impl<F, T> Answers for With<F>
+    impl<F, T> QuestionHandler for With<F>
     where
-        F: Fn(Input) -> T + Send + Sync,
+        F: Fn(Question) -> T + Send + Sync,
         T: Future<Output = Answer> + Send + 'static,
     {
-        fn answer<'a>(&'a self, input: &'a Input) -> BoxFuture<'a, Answer> {
+        fn answer<'a>(&'a self, input: &'a Question) -> BoxFuture<'a, Answer> {
             Box::pin((self.0)(input.clone()))
         }
     }

@@ -12,7 +12,7 @@ use taskwire_core::{Payload, Timestamp};
 use super::{
     Era, Error,
     form::{self, FieldError, whole_number},
-    link::{Failed, Link},
+    link::{Link, RequestError},
 };
 
 /// A tool.
@@ -77,14 +77,14 @@ impl ToolInfo {
     /// What of these arguments does not fit the input schema, as far as that can be used: better known before the call than
     /// after it. One that is null and not required counts as left out.
     #[must_use]
-    pub fn misfits(&self, arguments: &Value) -> Vec<FieldError> {
+    pub fn check_arguments(&self, arguments: &Value) -> Vec<FieldError> {
         let required = self.input_schema["required"].as_array();
         let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|required| required == name));
         let mut arguments = arguments.clone();
         if let Some(members) = arguments.as_object_mut() {
             members.retain(|name, value| !value.is_null() || is_required(name));
         }
-        form::misfits(&self.input_schema, &arguments)
+        form::check_arguments(&self.input_schema, &arguments)
     }
 
     /// Whether it says that a second call does no harm.
@@ -95,7 +95,7 @@ impl ToolInfo {
 
 /// One page of a server's list.
 #[derive(Deserialize)]
-struct Page {
+struct ToolPage {
     #[serde(default)]
     tools: Vec<Value>,
     #[serde(default, rename = "nextCursor")]
@@ -106,12 +106,12 @@ struct Page {
 
 /// The list as it was last seen.
 #[derive(Default)]
-pub(crate) struct Tools(Mutex<Option<Listed>>);
+pub(crate) struct ToolCache(Mutex<Option<CachedTools>>);
 
 /// A list, and until when it holds; without a time until it is known to have changed.
-type Listed = (Arc<Vec<ToolInfo>>, Option<Timestamp>);
+type CachedTools = (Arc<Vec<ToolInfo>>, Option<Timestamp>);
 
-impl Tools {
+impl ToolCache {
     /// What was listed, if it still holds.
     pub(crate) fn fresh(&self, now: Timestamp) -> Option<Arc<Vec<ToolInfo>>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +124,7 @@ impl Tools {
     }
 
     /// Asks for the list, page by page, and keeps it. Tools that `is_sound` does not want are left out.
-    pub(crate) async fn list<F: Future<Output = Result<Payload, Failed>>>(
+    pub(crate) async fn list<F: Future<Output = Result<Payload, RequestError>>>(
         &self,
         link: &Link,
         era: Era,
@@ -136,7 +136,8 @@ impl Tools {
         loop {
             pages += 1;
             let page = ask(params).await.map_err(|failed| link.error(failed))?;
-            let page: Page = page.read().map_err(|error| link.error(Failed::Broken(format!("its list of tools is none: {error}"))))?;
+            let page: ToolPage =
+                page.read().map_err(|error| link.error(RequestError::Protocol(format!("its list of tools is none: {error}"))))?;
             // Servers of the legacy era say when it has changed.
             if era == Era::Modern {
                 let ends = link.options.clock.now().after(Duration::from_millis(whole_number(&page.ttl_ms).unwrap_or_default()));
@@ -167,9 +168,9 @@ mod tests {
 
     #[test]
     fn arguments_are_checked_as_far_as_the_schema_can_be_used() {
-        let told = |schema: Value, arguments: Value| -> Vec<String> {
+        let errors = |schema: Value, arguments: Value| -> Vec<String> {
             let tool = ToolInfo::read(json!({"name": "t", "inputSchema": schema}), Era::Modern).expect("a tool");
-            tool.misfits(&arguments).iter().map(ToString::to_string).collect()
+            tool.check_arguments(&arguments).iter().map(ToString::to_string).collect()
         };
         let schema = json!({
             "type": "object",
@@ -177,12 +178,12 @@ mod tests {
             "required": ["s"],
             "additionalProperties": false,
         });
-        assert_eq!(told(schema.clone(), json!({"s": "no address", "n": 1})), [""; 0], "formats are the server's business");
-        assert_eq!(told(schema.clone(), json!({"s": "x", "n": null})), [""; 0], "null is nothing");
-        assert_eq!(told(schema.clone(), json!({"s": "x", "n": 0})), ["`n`: 0 is less than 1"]);
-        assert_eq!(told(schema.clone(), json!({"s": "x", "m": 0})), ["`m`: there is no such field"]);
-        assert_eq!(told(schema, json!({"s": null})).len(), 1, "what is required is not left out");
-        assert_eq!(told(json!({"type": "object", "$ref": "https://example.com/s.json"}), json!({"n": 0})), [""; 0], "nobody asks there");
-        assert_eq!(told(json!({"type": 3}), json!({"n": 0})), [""; 0]);
+        assert_eq!(errors(schema.clone(), json!({"s": "no address", "n": 1})), [""; 0], "formats are the server's business");
+        assert_eq!(errors(schema.clone(), json!({"s": "x", "n": null})), [""; 0], "null is nothing");
+        assert_eq!(errors(schema.clone(), json!({"s": "x", "n": 0})), ["`n`: 0 is less than 1"]);
+        assert_eq!(errors(schema.clone(), json!({"s": "x", "m": 0})), ["`m`: there is no such field"]);
+        assert_eq!(errors(schema, json!({"s": null})).len(), 1, "what is required is not left out");
+        assert_eq!(errors(json!({"type": "object", "$ref": "https://example.com/s.json"}), json!({"n": 0})), [""; 0], "nobody asks there");
+        assert_eq!(errors(json!({"type": 3}), json!({"n": 0})), [""; 0]);
     }
 }

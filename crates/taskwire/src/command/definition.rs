@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use taskwire_core::task::OnInterrupt;
 
-use super::template::{ARG_BYTES_MAX, ARGS_BYTES_MAX, Bill, Parameters, Part, Template, Text, is_code_variable, too_long};
+use super::template::{
+    ARG_BYTES_MAX, ARGS_BYTES_MAX, ArgvBuilder, CommandTemplate, Parameters, Part, TextTemplate, is_code_variable, too_long,
+};
 use crate::tool::{Overflow, Policy, Schema, header_params, integer, is_tool_name};
 
-mod flaw;
+mod schema_error;
 #[cfg(test)]
 mod tests;
 mod warnings;
@@ -137,7 +139,7 @@ pub struct Definition {
     /// How much of the output the result has.
     pub inline_bytes: usize,
     /// How much output may wait for the server; then the command is made to wait.
-    pub spool_bytes: u64,
+    pub journal_bytes: u64,
     /// How its calls are treated.
     pub policy: Policy,
     /// What happens when the command itself was lost, because the machine restarted.
@@ -168,7 +170,7 @@ impl Problem {
     /// What is wrong with a schema: in words that name the place where they can, or in these.
     fn of_schema(key: &'static str, schema: &Value, why: String) -> Self {
         let what = if key == "output_schema" { "result" } else { "arguments" };
-        let (path, why) = flaw::flaw(schema).unwrap_or_else(|| (Vec::new(), why));
+        let (path, why) = schema_error::schema_error(schema).unwrap_or_else(|| (Vec::new(), why));
         Self { key, path, message: format!("the schema of the {what} cannot be used: {why}") }
     }
 }
@@ -200,7 +202,7 @@ impl Definition {
             concurrency: CONCURRENCY,
             kill_after: KILL_AFTER,
             inline_bytes: 32 << 10,
-            spool_bytes: 64 << 20,
+            journal_bytes: 64 << 20,
             // A command that has worked for hours is not to end for what it wrote; and it is the end of that which tells.
             policy: Policy { overflow: Overflow::DropOldest, ..Policy::default() },
             on_interrupt: OnInterrupt::Fail,
@@ -215,21 +217,21 @@ impl Definition {
         self.compile().map(drop)
     }
 
-    pub(crate) fn compile(&self) -> Result<Compiled, Problem> {
+    pub(crate) fn compile(&self) -> Result<CompiledDefinition, Problem> {
         if !is_tool_name(&self.name) {
             return Err(Problem::new("name", format!("the name {:?} cannot be used: it needs 1 to 128 of A-Z a-z 0-9 _ . -", self.name)));
         }
         let defaults = self.check_schemas()?;
         self.check_numbers()?;
         self.check_patterns()?;
-        self.check_surroundings()?;
+        self.check_environment()?;
 
         let parameters = Parameters::of(&self.input_schema);
         for name in &self.allow_dash {
             parameters.require(name, "").map_err(Problem::at("allow_dash"))?;
         }
-        let argv = Template::compile(&self.command, &self.input_schema, &self.allow_dash).map_err(Problem::at("command"))?;
-        let text = |text: &str| Text::compile(text, &self.input_schema);
+        let argv = CommandTemplate::compile(&self.command, &self.input_schema, &self.allow_dash).map_err(Problem::at("command"))?;
+        let text = |text: &str| TextTemplate::compile(text, &self.input_schema);
         let env = self.env.iter().map(|(name, value)| match text(value) {
             Ok(value) => Ok((name.clone(), value)),
             Err(why) => Err(Problem::new("env", format!("{name}: {why}"))),
@@ -238,7 +240,7 @@ impl Definition {
         let stdin = self.stdin.as_deref().map(text).transpose().map_err(Problem::at("stdin"))?;
         refuse_code(&argv, &env, stdin.as_ref())?;
 
-        let compiled = Compiled { argv, env, stdin, defaults, schema: self.input_schema.clone() };
+        let compiled = CompiledDefinition { argv, env, stdin, defaults, schema: self.input_schema.clone() };
         // What is wrong with a default would be wrong in every call.
         if let Err(problems) = compiled.fill(&json!({})) {
             return Err(Problem::new("input_schema", format!("the defaults of the schema cannot be used: {}", problems.join("; "))));
@@ -274,9 +276,9 @@ impl Definition {
         }
         let lenient = Schema::compile(&lenient).map_err(unusable)?;
         for (name, default) in defaults.iter().filter(|(_, default)| !default.is_null()) {
-            let place = format!("`{}", name.replace('~', "~0").replace('/', "~1"));
+            let prefix = format!("`{}", name.replace('~', "~0").replace('/', "~1"));
             let problems = lenient.problems(&Value::Object(Map::from_iter([(name.clone(), default.clone())])));
-            let own = |line: &str| line.strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with(['`', '/']));
+            let own = |line: &str| line.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.starts_with(['`', '/']));
             if let Some(problem) = problems.iter().find(|line| own(line)) {
                 return Err(unusable(format!("the default does not fit: {problem}")));
             }
@@ -300,9 +302,9 @@ impl Definition {
         if self.inline_bytes < INLINE_BYTES_MIN {
             return Err(Problem::new("inline_bytes", format!("it must be {INLINE_BYTES_MIN} or more: less would say nothing")));
         }
-        if self.spool_bytes < SPOOL_BYTES_MIN {
+        if self.journal_bytes < SPOOL_BYTES_MIN {
             return Err(Problem::new(
-                "spool_bytes",
+                "journal_bytes",
                 format!("it must be {SPOOL_BYTES_MIN} or more: with less the command would mostly wait"),
             ));
         }
@@ -339,7 +341,7 @@ impl Definition {
         Ok(())
     }
 
-    fn check_surroundings(&self) -> Result<(), Problem> {
+    fn check_environment(&self) -> Result<(), Problem> {
         if self.output == Format::Jsonl && self.stderr == Stderr::Together {
             return Err(Problem::new(
                 "stderr",
@@ -382,9 +384,9 @@ impl Definition {
 }
 
 /// Refuses values that programs would run, though they stand in no argument.
-fn refuse_code(argv: &Template, env: &[(String, Text)], stdin: Option<&Text>) -> Result<(), Problem> {
+fn refuse_code(argv: &CommandTemplate, env: &[(String, TextTemplate)], stdin: Option<&TextTemplate>) -> Result<(), Problem> {
     for (name, text) in env {
-        if let Some(value) = text.loose().filter(|_| is_code_variable(name)) {
+        if let Some(value) = text.free_text_parameter().filter(|_| is_code_variable(name)) {
             let message = format!(
                 "what the variable {name} says is run by programs that look at it, so that {{{value}}} would be run as code: write it out, or \
                  give the value in a variable of your own"
@@ -392,7 +394,9 @@ fn refuse_code(argv: &Template, env: &[(String, Text)], stdin: Option<&Text>) ->
             return Err(Problem { key: "env", path: vec![name.clone()], message });
         }
     }
-    if let (Some(value), Some(reader)) = (stdin.and_then(Text::loose), argv.reader().filter(|reader| reader.is_code)) {
+    if let (Some(value), Some(reader)) =
+        (stdin.and_then(TextTemplate::free_text_parameter), argv.stdin_reader().filter(|reader| reader.is_code))
+    {
         let message = format!(
             "{} takes its code from standard input here, so that {{{value}}} would be run as code: name the file of a script in `command`, \
              which may then read the value from standard input",
@@ -405,10 +409,10 @@ fn refuse_code(argv: &Template, env: &[(String, Text)], stdin: Option<&Text>) ->
 
 /// A definition that has been checked, ready to be filled.
 #[derive(Debug)]
-pub(crate) struct Compiled {
-    pub(crate) argv: Template,
-    pub(crate) env: Vec<(String, Text)>,
-    pub(crate) stdin: Option<Text>,
+pub(crate) struct CompiledDefinition {
+    pub(crate) argv: CommandTemplate,
+    pub(crate) env: Vec<(String, TextTemplate)>,
+    pub(crate) stdin: Option<TextTemplate>,
     pub(crate) defaults: Map<String, Value>,
     /// That of the arguments.
     schema: Value,
@@ -416,15 +420,15 @@ pub(crate) struct Compiled {
 
 /// What a command is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Filled {
+pub(crate) struct Invocation {
     pub(crate) argv: Vec<String>,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) stdin: Option<String>,
 }
 
-impl Compiled {
+impl CompiledDefinition {
     /// Everything the command is given; all problems at once, each names its field.
-    pub(crate) fn fill(&self, arguments: &Value) -> Result<Filled, Vec<String>> {
+    pub(crate) fn fill(&self, arguments: &Value) -> Result<Invocation, Vec<String>> {
         let nothing = Map::new();
         let given = match arguments {
             Value::Object(given) => given,
@@ -442,7 +446,7 @@ impl Compiled {
             }
         }
 
-        let mut bill = Bill::default();
+        let mut bill = ArgvBuilder::default();
         self.argv.fill(&values, &mut bill);
         let mut env = BTreeMap::new();
         for (name, text) in &self.env {
@@ -476,7 +480,7 @@ impl Compiled {
             ));
         }
         match bill.problems.is_empty() {
-            true => Ok(Filled { argv: bill.argv, env, stdin }),
+            true => Ok(Invocation { argv: bill.argv, env, stdin }),
             false => Err(bill.problems),
         }
     }
@@ -485,7 +489,7 @@ impl Compiled {
 /// The value with integers where its schema wants them and `3.0` was given: that is one for a schema, but not for most commands.
 /// None if it is right as it is.
 fn with_integers<'a>(parameters: Parameters<'a>, schema: &'a Value, value: &Value) -> Option<Value> {
-    let schema = parameters.meant(schema);
+    let schema = parameters.resolve_ref(schema);
     match value {
         Value::Number(number) if wants_integer(schema) => integer(number).map(Value::from),
         Value::Array(items) => {

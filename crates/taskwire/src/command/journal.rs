@@ -14,7 +14,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::talk::Note;
+use super::messages::Note;
 
 /// The file in the spool.
 pub(crate) const FILE: &str = "journal";
@@ -41,14 +41,14 @@ pub(crate) enum Record {
     /// What a process of the command reported.
     Note(Note),
     /// The command runs.
-    Began(Began),
+    Began(JobStart),
     /// The command has ended. Always the last.
-    Ended(Ended),
+    Ended(JobEnd),
 }
 
 /// What runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Began {
+pub(crate) struct JobStart {
     /// The command's own process, and its process group.
     pub(crate) pid: u32,
     /// The control group that was made for it.
@@ -58,7 +58,7 @@ pub(crate) struct Began {
 
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct Ended {
+pub(crate) struct JobEnd {
     /// Its exit code.
     #[serde(default)]
     pub(crate) code: Option<i32>,
@@ -66,14 +66,14 @@ pub(crate) struct Ended {
     #[serde(default)]
     pub(crate) signal: Option<i32>,
     /// Why it could not be started, for people.
-    #[serde(default)]
-    pub(crate) failed: Option<String>,
+    #[serde(rename = "failed", default)]
+    pub(crate) start_error: Option<String>,
     /// Whether it was told to stop before its own process had ended.
     #[serde(default)]
     pub(crate) stopped: bool,
     /// Processes that could not be killed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) left: Vec<u32>,
+    #[serde(rename = "left", default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unkilled: Vec<u32>,
 }
 
 const OUT: u8 = 1;
@@ -139,12 +139,12 @@ fn broken(what: String) -> io::Error {
 
 /// The writer. There is only ever one for a journal.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct JournalWriter {
     file: File,
     len: u64,
 }
 
-impl Journal {
+impl JournalWriter {
     /// Begins the journal of a run.
     ///
     /// # Errors
@@ -185,20 +185,20 @@ impl Journal {
 
 /// Reads a journal, also while it grows, and also before it is there.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct JournalReader {
     path: PathBuf,
     file: Option<File>,
     /// Where the next record begins.
-    position: u64,
+    offset: u64,
     /// What was read ahead; `buffer[used..]` begins at `position`.
     buffer: Vec<u8>,
     used: usize,
 }
 
-impl Reader {
+impl JournalReader {
     /// A reader of the journal in `dir` whose next record is at `at`, which is 0 or a place that this or another reader was at.
     pub(crate) fn open(dir: &Path, at: u64) -> Self {
-        Self { path: dir.join(FILE), file: None, position: at.max(MAGIC.len() as u64), buffer: Vec::new(), used: 0 }
+        Self { path: dir.join(FILE), file: None, offset: at.max(MAGIC.len() as u64), buffer: Vec::new(), used: 0 }
     }
 
     /// Whether the file was there when it was last looked for; it is not looked for again.
@@ -207,8 +207,8 @@ impl Reader {
     }
 
     /// Where the next record begins.
-    pub(crate) fn position(&self) -> u64 {
-        self.position
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// The next record, and where it is; nothing if it is not there yet, or not yet as a whole.
@@ -216,23 +216,23 @@ impl Reader {
     /// # Errors
     /// [`ErrorKind::InvalidData`] when the file is no journal, or a damaged one.
     pub(crate) fn next(&mut self) -> io::Result<Option<(Record, Range<u64>)>> {
-        if !self.has_file()? || !self.has(HEAD_BYTES)? {
+        if !self.has_file()? || !self.fill_buffer(HEAD_BYTES)? {
             return Ok(None);
         }
         let head = &self.buffer[self.used..];
         let (kind, length) = (head[0], u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize);
         if !(OUT..=ENDED).contains(&kind) || !is_allowed(kind, length) {
-            return Err(broken(format!("at byte {} it has an entry of kind {kind} with {length} bytes", self.position)));
+            return Err(broken(format!("at byte {} it has an entry of kind {kind} with {length} bytes", self.offset)));
         }
         let whole = HEAD_BYTES + length;
-        if !self.has(whole)? {
+        if !self.fill_buffer(whole)? {
             return Ok(None);
         }
         let record = Record::decode(kind, &self.buffer[self.used + HEAD_BYTES..self.used + whole])?;
         self.used += whole;
-        let start = self.position;
-        self.position += whole as u64;
-        Ok(Some((record, start..self.position)))
+        let start = self.offset;
+        self.offset += whole as u64;
+        Ok(Some((record, start..self.offset)))
     }
 
     /// Opens the file, if it is there and has begun.
@@ -257,14 +257,14 @@ impl Reader {
     }
 
     /// Reads until so many bytes are there; says whether they are.
-    fn has(&mut self, wanted: usize) -> io::Result<bool> {
+    fn fill_buffer(&mut self, wanted: usize) -> io::Result<bool> {
         let Some(file) = &self.file else { return Ok(false) };
         while self.buffer.len() - self.used < wanted {
             self.buffer.drain(..self.used);
             self.used = 0;
             let there = self.buffer.len();
             self.buffer.resize(there + READ_BYTES.max(wanted - there), 0);
-            let read = file.read_at(&mut self.buffer[there..], self.position + there as u64);
+            let read = file.read_at(&mut self.buffer[there..], self.offset + there as u64);
             self.buffer.truncate(there + read.as_ref().map_or(0, |n| *n));
             match read {
                 Ok(0) => {
@@ -282,8 +282,8 @@ impl Reader {
 }
 
 /// What runs, or ran, by the journal in `dir`.
-pub(crate) fn began(dir: &Path) -> Option<Began> {
-    match Reader::open(dir, 0).next() {
+pub(crate) fn job_start(dir: &Path) -> Option<JobStart> {
+    match JournalReader::open(dir, 0).next() {
         Ok(Some((Record::Began(began), _))) => Some(began),
         _ => None,
     }
@@ -291,7 +291,7 @@ pub(crate) fn began(dir: &Path) -> Option<Began> {
 
 /// Gives back the disk space of what was taken. The file keeps its length, so that every place in it stays what it is;
 /// its first page stays, for [`MAGIC`] and [`began`]. Where the file system cannot do that, nothing happens.
-pub(crate) fn forget(dir: &Path, before: u64) {
+pub(crate) fn free_before(dir: &Path, before: u64) {
     let end = before / PAGE_BYTES * PAGE_BYTES;
     if end <= PAGE_BYTES {
         return;
@@ -317,11 +317,11 @@ mod tests {
     #[test]
     fn half_a_record_that_became_another_one_is_read_as_that() {
         let dir = TempDir::new();
-        let mut journal = Journal::create(&dir.0).expect("created");
+        let mut journal = JournalWriter::create(&dir.0).expect("created");
         journal.append(&Record::Out(b"one".to_vec())).expect("written");
         let whole = Record::Note(Note::Status { message: "what the disk had no room for".to_owned() }).encode().expect("encoded");
         journal.file.write_all(&whole[..whole.len() / 2]).expect("written");
-        let mut reader = Reader::open(&dir.0, 0);
+        let mut reader = JournalReader::open(&dir.0, 0);
         assert!(matches!(reader.next().expect("read"), Some((Record::Out(_), _))));
         assert!(reader.next().expect("read").is_none());
         journal.file.set_len(journal.len).expect("cut");
@@ -332,18 +332,18 @@ mod tests {
 
     fn records() -> Vec<Record> {
         vec![
-            Record::Began(Began { pid: 42, cgroup: Some("/sys/fs/cgroup/x".into()) }),
+            Record::Began(JobStart { pid: 42, cgroup: Some("/sys/fs/cgroup/x".into()) }),
             Record::Out(b"one\n".to_vec()),
             Record::Err(vec![0xff, 0, b'\n']),
             Record::Note(Note::Block { block: json!({"type": "text", "text": "häßlich\n"}) }),
             Record::Note(Note::Progress { done: 1.5, total: None, message: Some("x".to_owned()) }),
             Record::Out(Vec::new()),
-            Record::Ended(Ended { code: Some(3), ..Ended::default() }),
+            Record::Ended(JobEnd { code: Some(3), ..JobEnd::default() }),
         ]
     }
 
     fn write(dir: &Path, records: &[Record]) -> Vec<u8> {
-        let mut journal = Journal::create(dir).expect("created");
+        let mut journal = JournalWriter::create(dir).expect("created");
         for record in records {
             journal.append(record).expect("appended");
         }
@@ -352,10 +352,10 @@ mod tests {
         bytes
     }
 
-    fn all(reader: &mut Reader) -> Vec<Record> {
+    fn all(reader: &mut JournalReader) -> Vec<Record> {
         let mut records = Vec::new();
         while let Some((record, range)) = reader.next().expect("readable") {
-            assert_eq!(range.end, reader.position());
+            assert_eq!(range.end, reader.offset());
             records.push(record);
         }
         records
@@ -368,9 +368,9 @@ mod tests {
         let torn = TempDir::new();
         for cut in 0..=bytes.len() {
             fs::write(torn.0.join(FILE), &bytes[..cut]).expect("written");
-            let mut reader = Reader::open(&torn.0, 0);
+            let mut reader = JournalReader::open(&torn.0, 0);
             let mut read = all(&mut reader);
-            assert!(reader.position() <= (cut as u64).max(8));
+            assert!(reader.offset() <= (cut as u64).max(8));
             assert_eq!(read, records()[..read.len()], "cut at {cut}");
             let mut file = OpenOptions::new().append(true).open(torn.0.join(FILE)).expect("opened");
             file.write_all(&bytes[cut..]).expect("written");
@@ -383,9 +383,9 @@ mod tests {
     fn a_reader_goes_on_where_another_stopped() {
         let dir = TempDir::new();
         write(&dir.0, &records());
-        let mut first = Reader::open(&dir.0, 0);
+        let mut first = JournalReader::open(&dir.0, 0);
         for n in 0..records().len() {
-            let mut second = Reader::open(&dir.0, first.position());
+            let mut second = JournalReader::open(&dir.0, first.offset());
             assert_eq!(all(&mut second), records()[n..]);
             first.next().expect("readable").expect("one more");
         }
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn a_journal_that_is_not_there_yet_is_waited_for() {
         let dir = TempDir::new();
-        let mut reader = Reader::open(&dir.0, 0);
+        let mut reader = JournalReader::open(&dir.0, 0);
         assert!(reader.next().expect("no error").is_none());
         write(&dir.0, &records());
         assert_eq!(all(&mut reader), records());
@@ -404,9 +404,9 @@ mod tests {
     fn a_command_has_one_journal_only() {
         let dir = TempDir::new();
         write(&dir.0, &records());
-        let again = Journal::create(&dir.0).expect_err("it is there");
+        let again = JournalWriter::create(&dir.0).expect_err("it is there");
         assert_eq!(again.kind(), ErrorKind::AlreadyExists);
-        assert_eq!(all(&mut Reader::open(&dir.0, 0)), records());
+        assert_eq!(all(&mut JournalReader::open(&dir.0, 0)), records());
     }
 
     #[test]
@@ -421,40 +421,40 @@ mod tests {
         ];
         for bytes in cases {
             fs::write(dir.0.join(FILE), bytes).expect("written");
-            let error = Reader::open(&dir.0, 0).next().expect_err("damaged");
+            let error = JournalReader::open(&dir.0, 0).next().expect_err("damaged");
             assert_eq!(error.kind(), ErrorKind::InvalidData, "{bytes:?}");
         }
         fs::write(dir.0.join(FILE), b"TWJOURN1\x05\x02\0\0\0{]").expect("written");
-        assert_eq!(Reader::open(&dir.0, 0).next().expect_err("no JSON").kind(), ErrorKind::InvalidData);
+        assert_eq!(JournalReader::open(&dir.0, 0).next().expect_err("no JSON").kind(), ErrorKind::InvalidData);
     }
 
     #[test]
     fn an_entry_that_is_too_long_is_refused_and_leaves_no_trace() {
         let dir = TempDir::new();
-        let mut journal = Journal::create(&dir.0).expect("created");
+        let mut journal = JournalWriter::create(&dir.0).expect("created");
         let long = Record::Out(vec![b'x'; OUTPUT_BYTES_MAX + 1]);
         assert_eq!(journal.append(&long).expect_err("too long").kind(), ErrorKind::InvalidInput);
         let fits = Record::Out(vec![b'x'; OUTPUT_BYTES_MAX]);
         journal.append(&fits).expect("appended");
-        assert_eq!(all(&mut Reader::open(&dir.0, 0)), [fits]);
+        assert_eq!(all(&mut JournalReader::open(&dir.0, 0)), [fits]);
     }
 
     #[test]
-    fn what_is_forgotten_moves_nothing_and_the_beginning_stays() {
+    fn what_is_freed_moves_nothing_and_the_beginning_stays() {
         let dir = TempDir::new();
-        let mut journal = Journal::create(&dir.0).expect("created");
-        let began = Began { pid: 7, cgroup: None };
+        let mut journal = JournalWriter::create(&dir.0).expect("created");
+        let began = JobStart { pid: 7, cgroup: None };
         journal.append(&Record::Began(began.clone())).expect("appended");
         for n in 0..16 {
             journal.append(&Record::Out(vec![n; OUTPUT_BYTES_MAX])).expect("appended");
         }
         let at = journal.len();
         journal.append(&Record::Out(b"last".to_vec())).expect("appended");
-        forget(&dir.0, at);
+        free_before(&dir.0, at);
         assert_eq!(fs::metadata(dir.0.join(FILE)).expect("there").len(), journal.len());
-        assert_eq!(all(&mut Reader::open(&dir.0, at)), [Record::Out(b"last".to_vec())]);
-        assert_eq!(super::began(&dir.0), Some(began));
-        forget(&dir.0, 4097);
-        assert_eq!(super::began(&dir.0).map(|began| began.pid), Some(7));
+        assert_eq!(all(&mut JournalReader::open(&dir.0, at)), [Record::Out(b"last".to_vec())]);
+        assert_eq!(super::job_start(&dir.0), Some(began));
+        free_before(&dir.0, 4097);
+        assert_eq!(super::job_start(&dir.0).map(|began| began.pid), Some(7));
     }
 }

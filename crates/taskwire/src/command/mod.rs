@@ -9,19 +9,19 @@
 //! `supervisor` the process · `journal`, `talk` what it and the server share · `attach` the server's side of a run ·
 //! `gate` how many run · `sweep` what nobody wants any more · [`Inside`] what a command can say.
 
-mod attach;
+mod concurrency;
+mod current_task;
 mod definition;
-mod digest;
-mod gate;
-mod inside;
+mod excerpt;
 mod journal;
+mod messages;
+mod parser;
+mod run;
 #[doc(hidden)]
 pub mod socket;
 mod supervisor;
 mod sweep;
-mod talk;
 mod template;
-mod view;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,13 +34,13 @@ use std::{
 
 use taskwire_core::{TaskId, task::OnInterrupt};
 
+pub use current_task::*;
 pub use definition::{Definition, Format, Inherit, Leftovers, Problem, Stderr};
-pub use inside::*;
 pub use supervisor::supervise;
 pub use template::{Part, literal};
 
 use crate::{
-    ours::{self, Kind},
+    owned_files::{self, FileKind},
     server::Server,
     tool::{Registry, Schema, Tool},
 };
@@ -79,7 +79,7 @@ struct Inner {
     /// Has a directory for each run.
     spool: PathBuf,
     supervisor: Supervisor,
-    gates: Mutex<HashMap<String, Arc<gate::Gate>>>,
+    concurrency_limits: Mutex<HashMap<String, Arc<concurrency::ConcurrencyLimit>>>,
     /// Tasks whose commands are in the hands of a run of this process.
     active: Mutex<HashSet<TaskId>>,
 }
@@ -96,12 +96,12 @@ impl Commands {
     pub fn open(data: &Path, supervisor: Supervisor) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(data)?;
         let data = data.canonicalize()?;
-        ours::check(&data, Kind::Directory)?;
+        owned_files::check(&data, FileKind::Directory)?;
         let spool = data.join("spool");
-        if !ours::check(&spool, Kind::Directory)? {
+        if !owned_files::check(&spool, FileKind::Directory)? {
             fs::DirBuilder::new().mode(0o700).create(&spool)?;
         }
-        Ok(Self(Arc::new(Inner { spool, supervisor, gates: Mutex::default(), active: Mutex::default() })))
+        Ok(Self(Arc::new(Inner { spool, supervisor, concurrency_limits: Mutex::default(), active: Mutex::default() })))
     }
 
     /// Makes tools of definitions. How many of each may run at one time is as they say from now on.
@@ -116,7 +116,7 @@ impl Commands {
             tools.push(self.tool(definition).map_err(|problem| (n, problem))?);
         }
         for (name, max) in limits {
-            self.gate(&name, Some(max));
+            self.concurrency_limit(&name, Some(max));
         }
         Ok(tools)
     }
@@ -125,16 +125,16 @@ impl Commands {
         let compiled = definition.compile()?;
         let mut policy = definition.policy.clone();
         policy.streams = true;
-        policy.spills = true;
+        policy.output_exceeds_result = true;
         // The command goes on without us; what becomes of a command that was lost itself is decided by who finds that out.
         policy.on_interrupt = OnInterrupt::Resume;
         let (name, description, schema) = (definition.name.clone(), definition.description.clone(), definition.input_schema.clone());
         let (title, output, annotations) = (definition.title.clone(), definition.output_schema.clone(), definition.annotations.clone());
         // It was checked already.
         let output_schema = output.as_ref().and_then(|schema| Schema::compile(schema).ok());
-        let command = Arc::new(attach::Command { definition, compiled, output: output_schema });
+        let command = Arc::new(run::CommandTool { definition, compiled, output_schema });
         let commands = self.clone();
-        let mut tool = Tool::raw(&name, &description, schema, move |ctx| attach::run(commands.clone(), Some(command.clone()), ctx));
+        let mut tool = Tool::raw(&name, &description, schema, move |ctx| run::run(commands.clone(), Some(command.clone()), ctx));
         if let Some(title) = title {
             tool = tool.title(&title);
         }
@@ -149,13 +149,13 @@ impl Commands {
 
     /// Lets tasks go on whose tool is no longer in `registry`: their commands run all the same.
     #[must_use]
-    pub fn provider(&self, registry: Registry) -> Registry {
+    pub fn with_retired_tool(&self, registry: Registry) -> Registry {
         let commands = self.clone();
         let schema = serde_json::json!({"type": "object"});
         let retired = Tool::raw("retired", "Goes on with the commands of tools that are gone", schema, move |ctx| {
-            attach::run(commands.clone(), None, ctx)
+            run::run(commands.clone(), None, ctx)
         });
-        if let Err(error) = registry.retired_by(retired) {
+        if let Err(error) = registry.set_retired_tool(retired) {
             tracing::error!(%error, "commands of tools that are gone cannot go on");
         }
         registry
@@ -163,14 +163,15 @@ impl Commands {
 
     /// Takes stock of the commands that an earlier life left running, and from now on ends those that belong to no task.
     /// Call it once, before the server serves.
-    pub fn begin(&self, server: &Server) {
+    pub fn start_sweep(&self, server: &Server) {
         sweep::begin(self, server.engine());
     }
 
     /// The way into a tool. A tool that nobody knows any more lets everybody in.
-    fn gate(&self, tool: &str, max: Option<usize>) -> Arc<gate::Gate> {
-        let mut gates = lock(&self.0.gates);
-        let gate = gates.entry(tool.to_owned()).or_insert_with(|| gate::Gate::new(max.unwrap_or(definition::CONCURRENCY)));
+    fn concurrency_limit(&self, tool: &str, max: Option<usize>) -> Arc<concurrency::ConcurrencyLimit> {
+        let mut gates = lock(&self.0.concurrency_limits);
+        let gate =
+            gates.entry(tool.to_owned()).or_insert_with(|| concurrency::ConcurrencyLimit::new(max.unwrap_or(definition::CONCURRENCY)));
         if let Some(max) = max.filter(|max| *max != gate.max()) {
             gate.resize(max);
         }
@@ -178,25 +179,25 @@ impl Commands {
     }
 
     /// The directory of one run of a task's command.
-    fn spool(&self, id: TaskId, run: u64) -> PathBuf {
+    fn job_dir(&self, id: TaskId, run: u64) -> PathBuf {
         self.0.spool.join(format!("{id}.{run}"))
     }
 
     /// Says that a run of this process has the task's command in hand.
-    fn activate(&self, id: TaskId) -> Active {
+    fn activate(&self, id: TaskId) -> ActiveGuard {
         lock(&self.0.active).insert(id);
-        Active { commands: self.clone(), id }
+        ActiveGuard { commands: self.clone(), id }
     }
 }
 
 /// As long as this lives, the command is in the hands of a run.
 #[derive(Debug)]
-struct Active {
+struct ActiveGuard {
     commands: Commands,
     id: TaskId,
 }
 
-impl Drop for Active {
+impl Drop for ActiveGuard {
     fn drop(&mut self) {
         lock(&self.commands.0.active).remove(&self.id);
     }

@@ -17,12 +17,13 @@ use tokio::{
 };
 
 use super::{
-    Active, Commands, Leftovers,
+    ActiveGuard, Commands, Leftovers,
+    concurrency::Slot,
     definition::KILL_AFTER,
-    gate::Pass,
-    lock, socket,
+    lock,
+    messages::{self, Hello, ToSupervisor},
+    socket,
     supervisor::{self, Job},
-    talk::{self, Hello, ToSupervisor},
 };
 use crate::{
     clock::Clock,
@@ -30,26 +31,26 @@ use crate::{
 };
 
 /// How long a look at the disk holds.
-const PAUSE: Duration = Duration::from_secs(30);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a supervisor may take to say anything when it is told to stop.
-const ANSWER: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One run of a task's command, as the disk has it.
 #[derive(Debug)]
-struct Found {
+struct JobDir {
     id: TaskId,
     dir: PathBuf,
 }
 
 /// All runs on the disk.
-fn found(commands: &Commands) -> io::Result<Vec<Found>> {
+fn job_dirs(commands: &Commands) -> io::Result<Vec<JobDir>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(&commands.0.spool)? {
         let entry = entry?;
         let name = entry.file_name();
         let id = name.to_str().and_then(|name| name.split_once('.')).and_then(|(id, _)| id.parse().ok());
         if let Some(id) = id {
-            all.push(Found { id, dir: entry.path() });
+            all.push(JobDir { id, dir: entry.path() });
         }
     }
     Ok(all)
@@ -57,13 +58,13 @@ fn found(commands: &Commands) -> io::Result<Vec<Found>> {
 
 /// Keeps a place for each command that runs already, then looks for what nobody wants, from time to time.
 pub(super) fn begin(commands: &Commands, engine: &Engine) {
-    match found(commands) {
+    match job_dirs(commands) {
         Err(error) => tracing::error!(%error, dir = %commands.0.spool.display(), "cannot look for commands that are running"),
         Ok(all) => {
-            for Found { id, dir } in all {
+            for JobDir { id, dir } in all {
                 let open = engine.any_task(id).is_ok_and(|task| task.is_some_and(|task| task.ended.is_none()));
                 if let Some(job) = Job::read(&dir).ok().flatten().filter(|_| open) {
-                    commands.gate(&job.tool, None).keep(id);
+                    commands.concurrency_limit(&job.tool, None).reserve(id);
                 }
             }
         }
@@ -72,7 +73,7 @@ pub(super) fn begin(commands: &Commands, engine: &Engine) {
     tokio::spawn(async move {
         while let Some(engine) = weak.get() {
             sweep(&commands, &engine);
-            let pause = engine.clock().sleep(PAUSE);
+            let pause = engine.clock().sleep(SWEEP_INTERVAL);
             drop(engine);
             pause.await;
         }
@@ -81,11 +82,11 @@ pub(super) fn begin(commands: &Commands, engine: &Engine) {
 
 /// Stops what belongs to no task, and clears it away.
 fn sweep(commands: &Commands, engine: &Engine) {
-    let all = match found(commands) {
+    let all = match job_dirs(commands) {
         Ok(all) => all,
         Err(error) => return tracing::error!(%error, "cannot look for commands that nobody wants"),
     };
-    for Found { id, dir } in all {
+    for JobDir { id, dir } in all {
         if lock(&commands.0.active).contains(&id) {
             continue;
         }
@@ -93,7 +94,7 @@ fn sweep(commands: &Commands, engine: &Engine) {
             Ok(Some(task)) if task.ended.is_none() => {}
             Ok(_) => {
                 let active = commands.activate(id);
-                tokio::spawn(bury(commands.clone(), engine.clock().clone(), dir, active));
+                tokio::spawn(clean_up_job(commands.clone(), engine.clock().clone(), dir, active));
             }
             Err(error) => tracing::error!(%error, "a task cannot be read"),
         }
@@ -101,29 +102,29 @@ fn sweep(commands: &Commands, engine: &Engine) {
 }
 
 /// Stops the command of a task that has ended, if it runs, and clears away what it left, once it is gone.
-async fn bury(commands: Commands, clock: Arc<dyn Clock>, dir: PathBuf, active: Active) {
-    if !halt(&dir, &*clock).await {
+async fn clean_up_job(commands: Commands, clock: Arc<dyn Clock>, dir: PathBuf, active: ActiveGuard) {
+    if !stop_supervisor(&dir, &*clock).await {
         // The next look will tell.
         return;
     }
     if let Some(job) = Job::read(&dir).ok().flatten() {
-        commands.gate(&job.tool, None).let_go(active.id);
+        commands.concurrency_limit(&job.tool, None).release_reserved(active.id);
     }
-    clear(dir, Leftovers::Kill).await;
+    remove_job(dir, Leftovers::Kill).await;
     drop(active);
 }
 
 /// Stops the command of a run that has failed or was called off, and clears it away once that is durable.
-pub(super) async fn stop(run: Arc<Run>, dir: PathBuf, active: Active, pass: Option<Pass>) {
-    halt(&dir, &**run.engine().clock()).await;
+pub(super) async fn stop_then_clean_up(run: Arc<Run>, dir: PathBuf, active: ActiveGuard, pass: Option<Slot>) {
+    stop_supervisor(&dir, &**run.engine().clock()).await;
     drop(pass);
-    after(run, dir, Leftovers::Kill, active).await;
+    remove_when_durable(run, dir, Leftovers::Kill, active).await;
 }
 
 /// Stops a command, if it runs, and waits until it is gone; says whether it is. A supervisor that does not do its part, because somebody
 /// has halted it, is woken up, and in the end killed with all that it has started.
-async fn halt(dir: &Path, clock: &dyn Clock) -> bool {
-    let Ok(wire) = greet(dir).await else {
+async fn stop_supervisor(dir: &Path, clock: &dyn Clock) -> bool {
+    let Ok(wire) = attach(dir).await else {
         // Else it is about to begin or to end.
         return !supervisor::is_alive(dir);
     };
@@ -131,47 +132,47 @@ async fn halt(dir: &Path, clock: &dyn Clock) -> bool {
     let kill_after = Job::read(dir).ok().flatten().map_or(KILL_AFTER, |job| Duration::from_millis(job.kill_after_ms));
     let (lines, mut out) = wire.into_split();
     // One that is gone need not be told.
-    let _ = out.write_all(&talk::line(&ToSupervisor::Stop {})).await;
+    let _ = out.write_all(&messages::line(&ToSupervisor::Stop {})).await;
     let mut lines = BufReader::new(lines).lines();
     // Whoever comes is told how it is, at once.
     let is_silent = tokio::select! {
         line = lines.next_line() => if let Ok(Some(_)) = line { false } else { return true },
-        () = clock.sleep(ANSWER) => true,
+        () = clock.sleep(ANSWER_TIMEOUT) => true,
     };
     if let Some(supervisor) = supervisor.filter(|_| is_silent) {
         tracing::warn!(supervisor, dir = %dir.display(), "a supervisor does not answer, and is woken up");
-        supervisor::wake(dir, supervisor);
+        supervisor::resume_supervisor(dir, supervisor);
     }
     let gone = async { while let Ok(Some(_)) = lines.next_line().await {} };
     tokio::select! {
         () = gone => return true,
-        () = clock.sleep(kill_after + supervisor::STOPPING_MAX) => {}
+        () = clock.sleep(kill_after + supervisor::STOP_TIMEOUT) => {}
     }
     if let Some(supervisor) = supervisor {
         tracing::warn!(supervisor, dir = %dir.display(), "a supervisor does not stop, and is killed with all that it has started");
         let of = dir.to_owned();
-        let _ = tokio::task::spawn_blocking(move || supervisor::put_down(&of, supervisor)).await;
+        let _ = tokio::task::spawn_blocking(move || supervisor::kill_supervisor(&of, supervisor)).await;
     }
     !supervisor::is_alive(dir)
 }
 
 /// Attaches to a supervisor.
-pub(super) async fn greet(dir: &Path) -> io::Result<UnixStream> {
-    let mut wire = socket::connect(dir, talk::SOCKET).await?;
-    wire.write_all(&talk::line(&Hello::Server)).await?;
+pub(super) async fn attach(dir: &Path) -> io::Result<UnixStream> {
+    let mut wire = socket::connect(dir, messages::SOCKET).await?;
+    wire.write_all(&messages::line(&Hello::Server)).await?;
     Ok(wire)
 }
 
 /// Ends what a run left of processes.
-pub(super) async fn reap(dir: PathBuf) {
-    let _ = tokio::task::spawn_blocking(move || supervisor::reap_orphans(&dir)).await;
+pub(super) async fn kill_orphans(dir: PathBuf) {
+    let _ = tokio::task::spawn_blocking(move || supervisor::kill_orphans(&dir)).await;
 }
 
 /// Ends what a run left of processes, and removes its directory.
-pub(super) async fn clear(dir: PathBuf, leftovers: Leftovers) {
+pub(super) async fn remove_job(dir: PathBuf, leftovers: Leftovers) {
     let cleared = tokio::task::spawn_blocking(move || {
         if leftovers == Leftovers::Kill {
-            supervisor::reap_orphans(&dir);
+            supervisor::kill_orphans(&dir);
         }
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err((dir, error)),
@@ -184,7 +185,7 @@ pub(super) async fn clear(dir: PathBuf, leftovers: Leftovers) {
 }
 
 /// Clears a run away once its end is durable, and not before: else the command would be started again after a crash.
-pub(super) async fn after(run: Arc<Run>, dir: PathBuf, leftovers: Leftovers, active: Active) {
+pub(super) async fn remove_when_durable(run: Arc<Run>, dir: PathBuf, leftovers: Leftovers, active: ActiveGuard) {
     loop {
         match run.phase() {
             Phase::Loose => drop(run.settled().await),
@@ -201,7 +202,7 @@ pub(super) async fn after(run: Arc<Run>, dir: PathBuf, leftovers: Leftovers, act
         }
     }
     if !supervisor::is_alive(&dir) {
-        clear(dir, leftovers).await;
+        remove_job(dir, leftovers).await;
     }
     drop(active);
 }

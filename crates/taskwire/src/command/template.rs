@@ -15,7 +15,7 @@ mod part;
 mod tests;
 
 pub(super) use self::{
-    code::{Reader, Script, is_code_variable},
+    code::{Script, StdinReader, is_code_variable},
     parameters::Parameters,
 };
 pub use part::Part;
@@ -38,7 +38,7 @@ const PROBLEMS_MAX: usize = 10;
 const SHOWN_CHARS: usize = 40;
 
 /// A text for people, models and terminals: short, in quotes, and without anything that a terminal would obey.
-fn shown(text: &str) -> String {
+fn quoted(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS) {
         Some((at, _)) => format!("{:?}…", &text[..at]),
         None => format!("{text:?}"),
@@ -57,11 +57,14 @@ fn without_nul(field: &str, text: &str) -> Result<(), String> {
     if !text.contains('\0') {
         return Ok(());
     }
-    Err(format!("`{field}`: the value contains a NUL character, which no argument of a command can contain; leave it out: {}", shown(text)))
+    Err(format!(
+        "`{field}`: the value contains a NUL character, which no argument of a command can contain; leave it out: {}",
+        quoted(text)
+    ))
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Piece {
+enum TemplatePiece {
     Literal(String),
     Parameter(String),
 }
@@ -70,15 +73,15 @@ enum Piece {
 #[derive(Debug)]
 struct Element {
     source: String,
-    pieces: Vec<Piece>,
+    pieces: Vec<TemplatePiece>,
     /// The first parameter in it that may be any text.
-    loose: Option<String>,
+    free_text_parameter: Option<String>,
 }
 
 impl Element {
     fn parse(source: &str, parameters: Parameters<'_>) -> Result<Self, String> {
         if source.contains('\0') {
-            return Err(format!("{} contains a NUL character, which cannot be given to a command", shown(source)));
+            return Err(format!("{} contains a NUL character, which cannot be given to a command", quoted(source)));
         }
         let mut pieces = Vec::new();
         let mut loose = None;
@@ -98,24 +101,24 @@ impl Element {
                 rest = &rest[name.len() + 4..];
             } else if let Some(name) = placeholder(rest) {
                 let hint = format!(" For the text itself write `{{{{{name}}}}}`.");
-                parameters.require(name, &hint).map_err(|why| format!("{}: {why}", shown(source)))?;
+                parameters.require(name, &hint).map_err(|why| format!("{}: {why}", quoted(source)))?;
                 if !literal.is_empty() {
-                    pieces.push(Piece::Literal(std::mem::take(&mut literal)));
+                    pieces.push(TemplatePiece::Literal(std::mem::take(&mut literal)));
                 }
-                pieces.push(Piece::Parameter(name.to_owned()));
-                loose = loose.or_else(|| Some(name.to_owned()).filter(|name| !parameters.is_tame(name)));
+                pieces.push(TemplatePiece::Parameter(name.to_owned()));
+                loose = loose.or_else(|| Some(name.to_owned()).filter(|name| !parameters.cannot_be_code(name)));
                 rest = &rest[name.len() + 2..];
                 if wrapped.is_some() {
                     literal.push('}');
                     rest = &rest[2..];
                 }
-            } else if let Some(name) = parameters.nameless(rest) {
+            } else if let Some(name) = parameters.unnameable(rest) {
                 return Err(format!(
                     "{}: the name of the parameter {} cannot stand in braces: it needs letters, digits, _ and -, and no digit or - first. \
                      Give it such a name, for example `{}`",
-                    shown(source),
-                    shown(name),
-                    possible(name)
+                    quoted(source),
+                    quoted(name),
+                    valid_name_like(name)
                 ));
             } else {
                 literal.push_str(&rest[..1]);
@@ -124,15 +127,15 @@ impl Element {
         }
         literal.push_str(rest);
         if !literal.is_empty() {
-            pieces.push(Piece::Literal(literal));
+            pieces.push(TemplatePiece::Literal(literal));
         }
-        Ok(Self { source: source.to_owned(), pieces, loose })
+        Ok(Self { source: source.to_owned(), pieces, free_text_parameter: loose })
     }
 
     fn parameters(&self) -> impl Iterator<Item = &str> {
         self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Literal(_) => None,
-            Piece::Parameter(name) => Some(name.as_str()),
+            TemplatePiece::Literal(_) => None,
+            TemplatePiece::Parameter(name) => Some(name.as_str()),
         })
     }
 
@@ -140,27 +143,27 @@ impl Element {
     fn literal(&self) -> Option<&str> {
         match self.pieces.as_slice() {
             [] => Some(""),
-            [Piece::Literal(text)] => Some(text),
+            [TemplatePiece::Literal(text)] => Some(text),
             _ => None,
         }
     }
 
     /// The text that it surely begins with.
-    fn lead(&self) -> &str {
+    fn literal_prefix(&self) -> &str {
         match self.pieces.first() {
-            Some(Piece::Literal(text)) => text,
+            Some(TemplatePiece::Literal(text)) => text,
             _ => "",
         }
     }
 
     /// The argument that it becomes.
-    fn argument(&self, given: &[Given<'_>], allow_dash: &BTreeSet<String>) -> Result<String, String> {
-        let parts: Vec<(&str, Option<&Given<'_>>)> = self
+    fn argument(&self, given: &[ParameterValue<'_>], allow_dash: &BTreeSet<String>) -> Result<String, String> {
+        let parts: Vec<(&str, Option<&ParameterValue<'_>>)> = self
             .pieces
             .iter()
             .map(|piece| match piece {
-                Piece::Literal(text) => (text.as_str(), None),
-                Piece::Parameter(name) => {
+                TemplatePiece::Literal(text) => (text.as_str(), None),
+                TemplatePiece::Parameter(name) => {
                     let value = given.iter().find(|value| value.name == name).expect("a step looks up every parameter of its elements");
                     (&*value.text, Some(value))
                 }
@@ -176,7 +179,7 @@ impl Element {
         let bytes: usize = parts.iter().map(|(text, _)| text.len()).sum();
         if bytes > ARG_BYTES_MAX {
             let largest = parts.iter().filter_map(|(_, value)| *value).max_by_key(|value| value.text.len());
-            return Err(too_long(&largest.map_or_else(|| self.source.clone(), Given::field), bytes));
+            return Err(too_long(&largest.map_or_else(|| self.source.clone(), ParameterValue::field), bytes));
         }
         Ok(parts.iter().map(|(text, _)| *text).collect())
     }
@@ -226,7 +229,7 @@ fn can_follow(c: char) -> bool {
 }
 
 /// A name that can stand in braces, as near to this one as can be.
-fn possible(name: &str) -> String {
+fn valid_name_like(name: &str) -> String {
     let fitting: String = name.trim().chars().map(|c| if can_follow(c) { c } else { '_' }).collect();
     if fitting.starts_with(can_begin) { fitting } else { format!("_{fitting}") }
 }
@@ -240,7 +243,7 @@ pub(super) fn too_long(field: &str, bytes: usize) -> String {
 
 /// The value of a parameter in one round.
 #[derive(Debug)]
-struct Given<'a> {
+struct ParameterValue<'a> {
     name: &'a str,
     /// Which item of a list.
     item: Option<usize>,
@@ -248,7 +251,7 @@ struct Given<'a> {
     is_number: bool,
 }
 
-impl<'a> Given<'a> {
+impl<'a> ParameterValue<'a> {
     fn new(name: &'a str, item: Option<usize>, value: &'a Value) -> Result<Self, String> {
         let this = Self { name, item, text: rendered(value), is_number: value.is_number() };
         without_nul(&this.field(), &this.text)?;
@@ -264,8 +267,8 @@ impl<'a> Given<'a> {
         let (text, instead) = match self.is_number {
             true => (self.text.to_string(), "Give a number that is not negative.".to_owned()),
             false => {
-                let path = shown(&format!("./{}", self.text));
-                (shown(&self.text), format!("Give one that does not begin with a dash; a file can be written as {path}."))
+                let path = quoted(&format!("./{}", self.text));
+                (quoted(&self.text), format!("Give one that does not begin with a dash; a file can be written as {path}."))
             }
         };
         format!(
@@ -279,7 +282,7 @@ impl<'a> Given<'a> {
 
 /// A part of a command, ready to be filled.
 #[derive(Debug)]
-struct Step {
+struct CompiledPart {
     when: Option<String>,
     elements: Vec<Element>,
     /// Those of its elements, each once.
@@ -290,7 +293,7 @@ struct Step {
     repeats: bool,
 }
 
-impl Step {
+impl CompiledPart {
     fn compile(part: &Part, parameters: Parameters<'_>) -> Result<Self, String> {
         let (when, texts) = match part {
             Part::One(text) => (None, std::slice::from_ref(text)),
@@ -315,7 +318,7 @@ impl Step {
         }
         let lists: Vec<&str> = names.iter().map(String::as_str).filter(|name| parameters.is(name, "array")).collect();
         if let [one, other, ..] = lists.as_slice() {
-            let texts: Vec<String> = texts.iter().map(|text| shown(text)).collect();
+            let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
             return Err(format!(
                 "{}: `{one}` and `{other}` are both lists, and arguments can be repeated for one list only; give each list an element or a \
                  group of its own",
@@ -323,19 +326,22 @@ impl Step {
             ));
         }
         if let Some(long) = elements.iter().find(|element| element.literal().is_some_and(|text| text.len() > ARG_BYTES_MAX)) {
-            return Err(format!("{} is longer than the {ARG_BYTES_MAX} bytes that the system allows for an argument", shown(&long.source)));
+            return Err(format!(
+                "{} is longer than the {ARG_BYTES_MAX} bytes that the system allows for an argument",
+                quoted(&long.source)
+            ));
         }
-        let always = when.is_none() && names.iter().all(|name| parameters.is_sure(name));
+        let always = when.is_none() && names.iter().all(|name| parameters.always_has_value(name));
         let repeats = names.iter().any(|name| parameters.may_be_list(name));
         Ok(Self { when, elements, parameters: names, always, repeats })
     }
 
-    fn fill<'a>(&'a self, values: &'a Map<String, Value>, allow_dash: &BTreeSet<String>, bill: &mut Bill) {
+    fn fill<'a>(&'a self, values: &'a Map<String, Value>, allow_dash: &BTreeSet<String>, bill: &mut ArgvBuilder) {
         if let Some(when) = &self.when {
             match values.get(when) {
                 Some(Value::Bool(true)) => {}
                 None | Some(Value::Null | Value::Bool(false)) => return,
-                Some(other) => return bill.problem(format!("`{when}`: it must be true or false, not {}", shown(&rendered(other)))),
+                Some(other) => return bill.problem(format!("`{when}`: it must be true or false, not {}", quoted(&rendered(other)))),
             }
         }
         let absent = |name: &String| match values.get(name) {
@@ -354,22 +360,22 @@ impl Step {
                     return bill.problem(format!("`{name}`: it and `{other}` are both lists, and only one of them can be: give one value"));
                 }
                 (Value::Array(items), None) => list = Some((name, items.as_slice())),
-                (value, _) => match Given::new(name, None, value) {
+                (value, _) => match ParameterValue::new(name, None, value) {
                     Ok(value) => given.push(value),
                     Err(problem) => return bill.problem(problem),
                 },
             }
         }
-        let Some((name, items)) = list else { return self.round(&given, allow_dash, bill) };
+        let Some((name, items)) = list else { return self.add_arguments(&given, allow_dash, bill) };
         for (at, item) in items.iter().enumerate() {
             if bill.is_full() {
                 return;
             }
-            match Given::new(name, Some(at), item) {
+            match ParameterValue::new(name, Some(at), item) {
                 Ok(_) if item.is_null() => bill.problem(format!("`{name}/{at}`: it is null; leave the item out, or give a value")),
                 Ok(value) => {
                     given.push(value);
-                    self.round(&given, allow_dash, bill);
+                    self.add_arguments(&given, allow_dash, bill);
                     given.pop();
                 }
                 Err(problem) => bill.problem(problem),
@@ -377,7 +383,7 @@ impl Step {
         }
     }
 
-    fn round(&self, given: &[Given<'_>], allow_dash: &BTreeSet<String>, bill: &mut Bill) {
+    fn add_arguments(&self, given: &[ParameterValue<'_>], allow_dash: &BTreeSet<String>, bill: &mut ArgvBuilder) {
         for element in &self.elements {
             if bill.is_full() {
                 return;
@@ -395,13 +401,13 @@ impl Step {
 
 /// What a call has come to so far: arguments, their size, and what is wrong. It stays small whatever a call holds.
 #[derive(Debug, Default)]
-pub(super) struct Bill {
+pub(super) struct ArgvBuilder {
     pub(super) argv: Vec<String>,
     pub(super) problems: Vec<String>,
     bytes: usize,
 }
 
-impl Bill {
+impl ArgvBuilder {
     /// A text of so many bytes is given to the command.
     pub(super) fn add(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes + ARG_COST);
@@ -426,12 +432,12 @@ impl Bill {
 
 /// A command, ready to be filled.
 #[derive(Debug)]
-pub(crate) struct Template {
-    steps: Vec<Step>,
+pub(crate) struct CommandTemplate {
+    steps: Vec<CompiledPart>,
     allow_dash: BTreeSet<String>,
 }
 
-impl Template {
+impl CommandTemplate {
     /// Checks a command against the schema of its arguments.
     pub(crate) fn compile(command: &[Part], schema: &Value, allow_dash: &[String]) -> Result<Self, String> {
         match command.first() {
@@ -445,7 +451,7 @@ impl Template {
             }
         }
         let parameters = Parameters::of(schema);
-        let steps = command.iter().map(|part| Step::compile(part, parameters)).collect::<Result<Vec<_>, _>>()?;
+        let steps = command.iter().map(|part| CompiledPart::compile(part, parameters)).collect::<Result<Vec<_>, _>>()?;
         if let Some(name) = steps.first().and_then(|program| program.parameters.first()) {
             return Err(format!("the first element is the program, and whoever calls must not choose it: `{{{name}}}` cannot be in it"));
         }
@@ -455,7 +461,7 @@ impl Template {
     }
 
     /// The arguments for these values, the program first, and what is wrong with them: both on the bill.
-    pub(super) fn fill(&self, values: &Map<String, Value>, bill: &mut Bill) {
+    pub(super) fn fill(&self, values: &Map<String, Value>, bill: &mut ArgvBuilder) {
         for step in &self.steps {
             step.fill(values, &self.allow_dash, bill);
         }
@@ -482,8 +488,8 @@ impl Template {
     }
 
     /// Who runs what comes on the command's standard input.
-    pub(super) fn reader(&self) -> Option<Reader<'_>> {
-        code::reader(&self.steps)
+    pub(super) fn stdin_reader(&self) -> Option<StdinReader<'_>> {
+        code::stdin_reader(&self.steps)
     }
 
     /// The scripts of shells that are files of their own, and get values.
@@ -494,9 +500,9 @@ impl Template {
 
 /// A text for the environment or the standard input of a command. It is one text in any case: a list in it is JSON.
 #[derive(Debug)]
-pub(crate) struct Text(Element);
+pub(crate) struct TextTemplate(Element);
 
-impl Text {
+impl TextTemplate {
     /// Checks a text against the schema of the arguments.
     pub(crate) fn compile(text: &str, schema: &Value) -> Result<Self, String> {
         Element::parse(text, Parameters::of(schema)).map(Self)
@@ -507,8 +513,8 @@ impl Text {
         let mut filled = String::new();
         for piece in &self.0.pieces {
             match piece {
-                Piece::Literal(text) => filled.push_str(text),
-                Piece::Parameter(name) => match values.get(name) {
+                TemplatePiece::Literal(text) => filled.push_str(text),
+                TemplatePiece::Parameter(name) => match values.get(name) {
                     None | Some(Value::Null) => return Ok(None),
                     Some(value) => {
                         let text = rendered(value);
@@ -527,7 +533,7 @@ impl Text {
     }
 
     /// The first of them that may be any text.
-    pub(super) fn loose(&self) -> Option<&str> {
-        self.0.loose.as_deref()
+    pub(super) fn free_text_parameter(&self) -> Option<&str> {
+        self.0.free_text_parameter.as_deref()
     }
 }

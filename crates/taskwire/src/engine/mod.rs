@@ -3,18 +3,18 @@
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
 
-mod call;
-mod emit;
-mod held;
-pub(crate) mod large;
-mod log;
+mod exchange;
+pub(crate) mod large_block;
+mod operator_log;
+mod output_buffer;
+mod quota;
 mod recent;
 mod recovery;
-mod room;
 mod run;
 mod runs;
 mod switch;
 mod timers;
+mod unstarted;
 mod writer;
 
 #[cfg(test)]
@@ -37,23 +37,23 @@ use taskwire_core::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use call::Resumed;
-pub(crate) use call::{End, Note, Phase};
-pub use emit::Coalesce;
-pub(crate) use emit::Piece;
-pub(crate) use held::Held;
+pub use exchange::Continuation;
+pub(crate) use exchange::{CallNote, Phase, RunEnd};
+pub use output_buffer::Coalesce;
+pub(crate) use output_buffer::Piece;
 pub(crate) use run::Run;
+pub(crate) use unstarted::UnstartedRun;
 
 use crate::{
     clock::{Clock, new_task_id},
-    feed::{Feed, Watch},
     store::{self, Cursor, Page, Reader, SessionChange, Store},
+    wakeup::{WakeUps, Watch},
 };
 
 /// What the engine runs: given a run, does its work and says how it ended.
 pub trait Work: Send + Sync + 'static {
     /// Does the work of `run`. It may be dropped at any await point once the run is stopped.
-    fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End>;
+    fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd>;
 }
 
 /// How an engine behaves.
@@ -94,21 +94,21 @@ pub enum Error {
     Unavailable(Arc<str>),
     /// What is stored of one task, or of one session, is not what was written; any other is as before.
     #[error("{0}")]
-    Damaged(Arc<str>),
+    Corrupt(Arc<str>),
 }
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
         tracing::error!(%error, "the store could not be read");
-        let told = error.for_callers().into();
-        if matches!(error, store::Error::Corrupt { .. }) { Self::Damaged(told) } else { Self::Unavailable(told) }
+        let message = error.for_callers().into();
+        if matches!(error, store::Error::Corrupt { .. }) { Self::Corrupt(message) } else { Self::Unavailable(message) }
     }
 }
 
 /// What was read, for who has others to tell of as well: one that is damaged is left out, and said in the log.
-pub(crate) fn legible<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
+pub(crate) fn skip_corrupt<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
     match read {
-        Err(Error::Damaged(error)) => {
+        Err(Error::Corrupt(error)) => {
             tracing::error!(%error, "a task is left out");
             Ok(None)
         }
@@ -122,12 +122,12 @@ struct Failure {
     /// For whoever runs the server.
     reason: Arc<str>,
     /// For callers.
-    told: Arc<str>,
+    public_reason: Arc<str>,
 }
 
 impl From<&store::Error> for Failure {
     fn from(error: &store::Error) -> Self {
-        Self { reason: error.to_string().into(), told: error.for_callers().into() }
+        Self { reason: error.to_string().into(), public_reason: error.for_callers().into() }
     }
 }
 
@@ -140,7 +140,7 @@ pub struct Receipt {
     pub changed: bool,
 }
 
-struct Envelope {
+struct TaskRequest {
     id: TaskId,
     by: Authority,
     command: Command,
@@ -148,29 +148,29 @@ struct Envelope {
 }
 
 /// What the writer is asked to do.
-enum Order {
+enum WriterRequest {
     /// Something about a task.
-    Task(Envelope),
+    Task(TaskRequest),
     /// Something about a session.
     Session(SessionChange, oneshot::Sender<()>),
 }
 
 struct Inner {
-    queue: mpsc::Sender<Order>,
+    queue: mpsc::Sender<WriterRequest>,
     reader: Arc<dyn Reader>,
-    recent: recent::Recent,
-    feed: Arc<Feed<TaskId>>,
+    recent: recent::RecentTasks,
+    task_wakeups: Arc<WakeUps<TaskId>>,
     /// Sessions that have something new to be told.
-    sessions: Arc<Feed<SessionId>>,
+    session_wakeups: Arc<WakeUps<SessionId>>,
     clock: Arc<dyn Clock>,
     config: Config,
     epoch: Epoch,
     secret: [u8; 32],
     runs: runs::Runs,
     timers: Arc<timers::Timers>,
-    begun: AtomicBool,
+    recovery_began: AtomicBool,
     /// Whom to tell how a run is getting on, until it has begun.
-    listeners: Mutex<HashMap<TaskId, mpsc::Sender<Note>>>,
+    note_senders: Mutex<HashMap<TaskId, mpsc::Sender<CallNote>>>,
     work: OnceLock<Arc<dyn Work>>,
     failed: watch::Sender<Option<Failure>>,
     runtime: tokio::runtime::Handle,
@@ -218,17 +218,17 @@ impl Engine {
         let inner = Arc::new(Inner {
             queue,
             reader: store.reader(),
-            recent: recent::Recent::new(config.cache_bytes),
-            feed: Arc::default(),
-            sessions: Arc::default(),
+            recent: recent::RecentTasks::new(config.cache_bytes),
+            task_wakeups: Arc::default(),
+            session_wakeups: Arc::default(),
             clock,
             config,
             epoch: store.epoch(),
             secret: store.secret(),
             runs: runs::Runs::default(),
             timers: Arc::default(),
-            begun: AtomicBool::new(false),
-            listeners: Mutex::default(),
+            recovery_began: AtomicBool::new(false),
+            note_senders: Mutex::default(),
             work: OnceLock::new(),
             failed: watch::Sender::new(None),
             runtime: tokio::runtime::Handle::current(),
@@ -243,13 +243,13 @@ impl Engine {
     }
 
     /// Takes over what an earlier life left, then starts the timers. Once; call it when all work can be done.
-    pub fn begin(&self) {
-        self.begin_with(|_| {});
+    pub fn recover(&self) {
+        self.recover_with(|_| {});
     }
 
     /// The same, and shows each task that was open, once it is taken over; nothing when all are.
-    pub(crate) fn begin_with(&self, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync + 'static) {
-        if self.0.begun.swap(true, Ordering::AcqRel) {
+    pub(crate) fn recover_with(&self, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync + 'static) {
+        if self.0.recovery_began.swap(true, Ordering::AcqRel) {
             return;
         }
         let engine = self.clone();
@@ -299,9 +299,9 @@ impl Engine {
     /// # Errors
     /// When the state machine refuses, or nothing can be stored any more.
     pub async fn submit(&self, id: TaskId, by: Authority, command: Command) -> Result<Receipt, Error> {
-        let (receipt, answer) = oneshot::channel();
-        self.0.queue.send(Order::Task(Envelope { id, by, command, receipt })).await.map_err(|_| self.gone())?;
-        answer.await.map_err(|_| self.gone())?
+        let (receipt, reply) = oneshot::channel();
+        self.0.queue.send(WriterRequest::Task(TaskRequest { id, by, command, receipt })).await.map_err(|_| self.unavailable())?;
+        reply.await.map_err(|_| self.unavailable())?
     }
 
     /// The task, if `caller` owns it. Somebody else's does not exist.
@@ -311,7 +311,7 @@ impl Engine {
     pub fn task(&self, caller: &CallerId, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
         match self.any_task(id) {
             // Nor is it anybody else's business that it is damaged, where it is known whose it is.
-            Err(Error::Damaged(_)) if self.owner(id).is_ok_and(|owner| owner.as_ref() != Some(caller)) => Ok(None),
+            Err(Error::Corrupt(_)) if self.owner(id).is_ok_and(|owner| owner.as_ref() != Some(caller)) => Ok(None),
             found => Ok(found?.filter(|task| task.spec.caller == *caller)),
         }
     }
@@ -325,13 +325,13 @@ impl Engine {
     pub(crate) fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
         match self.0.recent.task(id) {
             Some(task) => Ok(Some(task)),
-            None => Ok(self.read(self.0.reader.task(id))?.map(Arc::new)),
+            None => Ok(self.checked(self.0.reader.task(id))?.map(Arc::new)),
         }
     }
 
     /// What the store said. One that is gone ends the engine: nothing that it has can be relied on.
-    fn read<T>(&self, read: Result<T, store::Error>) -> Result<T, Error> {
-        if let Err(error @ store::Error::Gone { .. }) = &read {
+    fn checked<T>(&self, read: Result<T, store::Error>) -> Result<T, Error> {
+        if let Err(error @ store::Error::Tampered { .. }) = &read {
             self.0.fail(error.into());
         }
         read.map_err(Error::from)
@@ -341,15 +341,15 @@ impl Engine {
     pub(crate) fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
         match self.0.recent.page(id, cursor) {
             Some(page) => Ok(Some(page)),
-            None => self.read(self.0.reader.page(id, cursor)),
+            None => self.checked(self.0.reader.page(id, cursor)),
         }
     }
 
     /// Which chunks of a task there are: the first that is kept, and the number that the next one will get.
-    pub(crate) fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
+    pub(crate) fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
         match self.0.recent.task(id) {
             Some(task) if task.spec.overflow == Overflow::Fail => Ok(Seq(0)..task.output.next_seq),
-            _ => self.read(self.0.reader.span(id)),
+            _ => self.checked(self.0.reader.chunk_range(id)),
         }
     }
 
@@ -370,85 +370,92 @@ impl Engine {
         id: TaskId,
         spec: Arc<Spec>,
         request: Payload,
-        resumed: &Resumed,
-        notes: Option<mpsc::Sender<Note>>,
+        resumed: &Continuation,
+        notes: Option<mpsc::Sender<CallNote>>,
     ) -> Result<Receipt, Error> {
-        let new = NewTask { carried: resumed.to_payload(), ..NewTask::new(spec, request, self.0.epoch) };
-        let listens = notes.map(|notes| Listener::new(self, id, notes));
+        let new = NewTask { continuation: resumed.to_payload(), ..NewTask::new(spec, request, self.0.epoch) };
+        let listens = notes.map(|notes| NoteRegistration::new(self, id, notes));
         let receipt = self.submit(id, Authority::Engine, Command::Create(new)).await?;
         if let Some(listener) = listens.filter(|_| receipt.task.id == id) {
-            listener.stay();
+            listener.keep();
         }
         Ok(receipt)
     }
 
-    fn listeners(&self) -> MutexGuard<'_, HashMap<TaskId, mpsc::Sender<Note>>> {
-        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    fn note_senders(&self) -> MutexGuard<'_, HashMap<TaskId, mpsc::Sender<CallNote>>> {
+        self.0.note_senders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts work that is not a task yet. It lives in memory until it becomes one, of this name, or ends.
     #[must_use]
-    pub fn launch(&self, id: TaskId, spec: Arc<Spec>, request: Payload, resumed: Resumed, notes: Option<mpsc::Sender<Note>>) -> Held {
-        Held::new(Arc::new(Run::loose(self.clone(), id, spec, request, resumed, notes)))
+    pub fn prepare_run(
+        &self,
+        id: TaskId,
+        spec: Arc<Spec>,
+        request: Payload,
+        resumed: Continuation,
+        notes: Option<mpsc::Sender<CallNote>>,
+    ) -> UnstartedRun {
+        UnstartedRun::new(Arc::new(Run::loose(self.clone(), id, spec, request, resumed, notes)))
     }
 
     /// Changes a session and waits until that is durable.
     pub(crate) async fn change_session(&self, change: SessionChange) -> Result<(), Error> {
-        let (receipt, answer) = oneshot::channel();
-        self.0.queue.send(Order::Session(change, receipt)).await.map_err(|_| self.gone())?;
-        answer.await.map_err(|_| self.gone())
+        let (receipt, reply) = oneshot::channel();
+        self.0.queue.send(WriterRequest::Session(change, receipt)).await.map_err(|_| self.unavailable())?;
+        reply.await.map_err(|_| self.unavailable())
     }
 
     /// Watches whether a session has something new to be told. Read after this, never before.
     pub(crate) fn watch_session(&self, id: SessionId) -> Watch<SessionId> {
-        self.0.sessions.watch(vec![id], true)
+        self.0.session_wakeups.watch(vec![id], true)
     }
 
     /// Makes a task of work that is done: it is over in the moment in which it begins.
-    pub(crate) async fn record(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
+    pub(crate) async fn create_ended(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
         // On its own, so that a caller that goes away cannot leave a run behind that nobody ends.
         let engine = self.clone();
-        let recorded = self.0.runtime.spawn(async move { engine.record_now(id, spec, request, outcome).await });
-        recorded.await.map_err(|_| self.gone())?
+        let recorded = self.0.runtime.spawn(async move { engine.create_ended_now(id, spec, request, outcome).await });
+        recorded.await.map_err(|_| self.unavailable())?
     }
 
-    async fn record_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
+    async fn create_ended_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
         let new = NewTask::new(spec, request, self.0.epoch);
         let (made, ended) = (oneshot::channel(), oneshot::channel());
         // Side by side, so that they share a commit.
-        let mut room = self.0.queue.reserve_many(2).await.map_err(|_| self.gone())?;
-        self.0.runs.adopt(id, Attempt(1), Arc::default(), &new.spec);
+        let mut room = self.0.queue.reserve_many(2).await.map_err(|_| self.unavailable())?;
+        self.0.runs.register(id, Attempt(1), Arc::default(), &new.spec);
         let orders = [
-            Envelope { id, by: Authority::Engine, command: Command::Create(new), receipt: made.0 },
-            Envelope { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), receipt: ended.0 },
+            TaskRequest { id, by: Authority::Engine, command: Command::Create(new), receipt: made.0 },
+            TaskRequest { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), receipt: ended.0 },
         ];
         for (order, room) in orders.into_iter().zip(&mut room) {
-            room.send(Order::Task(order));
+            room.send(WriterRequest::Task(order));
         }
         drop(room);
-        if let Err(error) = made.1.await.map_err(|_| self.gone())? {
-            self.0.runs.disown(id);
+        if let Err(error) = made.1.await.map_err(|_| self.unavailable())? {
+            self.0.runs.unregister(id);
             return Err(error);
         }
-        ended.1.await.map_err(|_| self.gone())?
+        ended.1.await.map_err(|_| self.unavailable())?
     }
 
     /// Who owns a task.
     pub(crate) fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
         match self.0.recent.task(id) {
             Some(task) => Ok(Some(task.spec.caller.clone())),
-            None => self.read(self.0.reader.owner(id)),
+            None => self.checked(self.0.reader.owner(id)),
         }
     }
 
     /// Watches tasks for changes, and for output if `output`. Read after this, never before: else a change could be missed.
     pub(crate) fn watch(&self, ids: Vec<TaskId>, output: bool) -> Watch<TaskId> {
-        self.0.feed.watch(ids, output)
+        self.0.task_wakeups.watch(ids, output)
     }
 
     /// How many watch a task.
     pub(crate) fn watchers(&self, id: TaskId) -> usize {
-        self.0.feed.watchers(&id)
+        self.0.task_wakeups.watchers(&id)
     }
 
     /// Has something done beside everything else, wherever this is called from.
@@ -477,16 +484,16 @@ impl Engine {
     }
 
     /// Cancels the task that a caller made under this key, if there is one.
-    pub(crate) fn call_off_keyed(&self, caller: &CallerId, key: &str, reason: &'static str) {
-        match self.0.reader.keyed(caller, key) {
-            Ok(Some(id)) => self.call_off(caller.clone(), id, reason),
+    pub(crate) fn cancel_by_key(&self, caller: &CallerId, key: &str, reason: &'static str) {
+        match self.0.reader.by_idempotency_key(caller, key) {
+            Ok(Some(id)) => self.cancel_soon(caller.clone(), id, reason),
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "a call could not be cancelled"),
         }
     }
 
     /// Cancels a task, sooner or later.
-    pub(crate) fn call_off(&self, caller: CallerId, id: TaskId, reason: &'static str) {
+    pub(crate) fn cancel_soon(&self, caller: CallerId, id: TaskId, reason: &'static str) {
         let engine = self.clone();
         self.0.runtime.spawn(async move {
             let reason = Some(reason.into());
@@ -504,8 +511,10 @@ impl Engine {
         self.0.failed.borrow().is_some()
     }
 
-    fn gone(&self) -> Error {
-        Error::Unavailable(self.0.failed.borrow().as_ref().map_or_else(|| "it is shutting down".into(), |failure| failure.told.clone()))
+    fn unavailable(&self) -> Error {
+        Error::Unavailable(
+            self.0.failed.borrow().as_ref().map_or_else(|| "it is shutting down".into(), |failure| failure.public_reason.clone()),
+        )
     }
 
     fn work(&self) -> Option<&Arc<dyn Work>> {
@@ -515,11 +524,11 @@ impl Engine {
     fn spawn_attempt(&self, id: TaskId, attempt: Attempt) {
         let engine = self.clone();
         self.0.runtime.spawn(async move {
-            if let Err(error) = run::attempt(&engine, id, attempt).await {
+            if let Err(error) = run::run_attempt(&engine, id, attempt).await {
                 tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
-                let failed = Outcome::Failed(RpcError::internal(format!("the task could not be run: {error}")));
+                let failed = Outcome::Failed(RpcError::internal_error(format!("the task could not be run: {error}")));
                 if engine.submit(id, Authority::Attempt(attempt), Command::finish(failed)).await.is_err() {
-                    engine.0.runs.disown(id);
+                    engine.0.runs.unregister(id);
                 }
             }
         });
@@ -527,27 +536,27 @@ impl Engine {
 }
 
 /// Somebody who wants to hear of a run that has not begun.
-struct Listener<'a> {
+struct NoteRegistration<'a> {
     engine: &'a Engine,
     id: Option<TaskId>,
 }
 
-impl<'a> Listener<'a> {
-    fn new(engine: &'a Engine, id: TaskId, notes: mpsc::Sender<Note>) -> Self {
-        engine.listeners().insert(id, notes);
+impl<'a> NoteRegistration<'a> {
+    fn new(engine: &'a Engine, id: TaskId, notes: mpsc::Sender<CallNote>) -> Self {
+        engine.note_senders().insert(id, notes);
         Self { engine, id: Some(id) }
     }
 
     /// The run will begin, and take it over.
-    fn stay(mut self) {
+    fn keep(mut self) {
         self.id = None;
     }
 }
 
-impl Drop for Listener<'_> {
+impl Drop for NoteRegistration<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.engine.listeners().remove(&id);
+            self.engine.note_senders().remove(&id);
         }
     }
 }

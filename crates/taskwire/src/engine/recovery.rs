@@ -7,25 +7,25 @@ use taskwire_core::{
     task::{Authority, Command, Task},
 };
 
-use super::{Engine, Error, log, timers::PAUSE};
+use super::{Engine, Error, operator_log, timers::RETRY_DELAY};
 
 /// Tasks that are taken over together.
 const PAGE: usize = 256;
 
 /// Whom each task is shown to.
-type Seen = dyn Fn(Option<&Arc<Task>>) + Send + Sync;
+type OnRecovered = dyn Fn(Option<&Arc<Task>>) + Send + Sync;
 
 /// Takes over everything. What cannot be read is tried again until it can.
-pub(super) async fn recover(engine: &Engine, seen: &Seen) {
+pub(super) async fn recover(engine: &Engine, seen: &OnRecovered) {
     let (mut after, mut count) = (None, 0);
     loop {
-        match page(engine, &mut after, seen).await {
+        match recover_batch(engine, &mut after, seen).await {
             Ok(Some(changed)) => count += changed,
             Ok(None) => break,
             Err(error) if engine.has_failed() => return tracing::error!(%error, "cannot take over interrupted tasks"),
             Err(error) => {
                 tracing::error!(%error, "interrupted tasks could not be read: trying again");
-                engine.0.clock.sleep(PAUSE).await;
+                engine.0.clock.sleep(RETRY_DELAY).await;
             }
         }
     }
@@ -35,8 +35,8 @@ pub(super) async fn recover(engine: &Engine, seen: &Seen) {
 }
 
 /// Takes over one page, and says how many tasks that changed; none at the end.
-async fn page(engine: &Engine, after: &mut Option<TaskId>, seen: &Seen) -> Result<Option<usize>, Error> {
-    let page = engine.read(engine.0.reader.open(*after, PAGE))?;
+async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRecovered) -> Result<Option<usize>, Error> {
+    let page = engine.checked(engine.0.reader.open_tasks(*after, PAGE))?;
     let Some(last) = page.last().copied() else { return Ok(None) };
     let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::Recover(engine.0.epoch))));
     let (ids, commands): (Vec<TaskId>, Vec<_>) = commands.unzip();
@@ -47,7 +47,7 @@ async fn page(engine: &Engine, after: &mut Option<TaskId>, seen: &Seen) -> Resul
                 seen(Some(&receipt.task));
                 if receipt.changed {
                     changed += 1;
-                    log::taken_over(&receipt.task);
+                    operator_log::task_recovered(&receipt.task);
                 }
             }
             // One task that cannot be read must not keep the others waiting.

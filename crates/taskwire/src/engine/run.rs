@@ -18,17 +18,17 @@ use std::{
 
 use futures_util::FutureExt;
 use taskwire_core::{
-    Attempt, InputKey, Payload, TaskId, Timestamp, Version,
-    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, bounded, check_status, timed_out},
+    Attempt, Payload, QuestionKey, TaskId, Timestamp, Version,
+    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, check_status, limit_result, timed_out},
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::{
-    Engine, Envelope, Error, Order, Receipt,
-    call::{End, Note, Phase, Resumed},
-    emit::Emit,
-    log,
+    Engine, Error, Receipt, TaskRequest, WriterRequest,
+    exchange::{CallNote, Continuation, Phase, RunEnd},
+    operator_log,
+    output_buffer::OutputBuffer,
     switch::Switch,
 };
 
@@ -38,27 +38,27 @@ pub struct Run {
     id: TaskId,
     engine: Engine,
     spec: Arc<Spec>,
-    request: Payload,
-    resumed: std::sync::Mutex<Resumed>,
+    arguments: Payload,
+    continuation: std::sync::Mutex<Continuation>,
     checkpoint: Option<Payload>,
     attempt: Attempt,
     began: Timestamp,
     /// Held by whoever sends something on behalf of the work, until it is durable.
     send_lock: Mutex<()>,
-    emit: Emit,
+    output_buffer: OutputBuffer,
     /// Whether it becomes a task with its first output.
-    eager: AtomicBool,
+    promote_on_output: AtomicBool,
     /// On when there is output.
-    wrote: Switch,
+    has_output: Switch,
     phase: std::sync::Mutex<Phase>,
     /// On when the run is no longer loose.
     settled: Switch,
     stop: Arc<Switch>,
-    notes: Option<mpsc::Sender<Note>>,
+    notes: Option<mpsc::Sender<CallNote>>,
     /// Dropped with the run.
-    kept: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
+    guard: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
     /// How many blocks at the beginning of the result only repeat what was written.
-    repeats: AtomicUsize,
+    repeated_blocks: AtomicUsize,
 }
 
 impl std::fmt::Debug for Run {
@@ -73,39 +73,39 @@ impl Run {
         id: TaskId,
         spec: Arc<Spec>,
         request: Payload,
-        resumed: Resumed,
-        notes: Option<mpsc::Sender<Note>>,
+        resumed: Continuation,
+        notes: Option<mpsc::Sender<CallNote>>,
     ) -> Self {
         Self {
             id,
             began: engine.0.clock.now(),
             engine,
             spec,
-            request,
-            resumed: std::sync::Mutex::new(resumed),
+            arguments: request,
+            continuation: std::sync::Mutex::new(resumed),
             checkpoint: None,
             attempt: Attempt(1),
             send_lock: Mutex::default(),
-            emit: Emit::default(),
-            eager: AtomicBool::new(false),
-            wrote: Switch::default(),
+            output_buffer: OutputBuffer::default(),
+            promote_on_output: AtomicBool::new(false),
+            has_output: Switch::default(),
             phase: std::sync::Mutex::new(Phase::Loose),
             settled: Switch::default(),
             stop: Arc::default(),
             notes,
-            kept: std::sync::Mutex::default(),
-            repeats: AtomicUsize::new(0),
+            guard: std::sync::Mutex::default(),
+            repeated_blocks: AtomicUsize::new(0),
         }
     }
 
     /// Keeps something for as long as the work goes on.
-    pub(crate) fn keep(&self, kept: Box<dyn Any + Send>) {
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+    pub(crate) fn keep_until_end(&self, kept: Box<dyn Any + Send>) {
+        *self.guard.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
     }
 
     /// Says that so many blocks at the beginning of the result only repeat, or sum up, what was written.
-    pub(crate) fn result_repeats(&self, blocks: usize) {
-        self.repeats.store(blocks, Ordering::Relaxed);
+    pub(crate) fn set_repeated_blocks(&self, blocks: usize) {
+        self.repeated_blocks.store(blocks, Ordering::Relaxed);
     }
 
     /// The task that it is, or would be.
@@ -122,19 +122,19 @@ impl Run {
 
     /// The arguments.
     #[must_use]
-    pub fn request(&self) -> &Payload {
-        &self.request
+    pub fn arguments(&self) -> &Payload {
+        &self.arguments
     }
 
     /// What the caller brought along.
     #[must_use]
-    pub fn resumed(&self) -> Resumed {
-        self.resumed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn continuation(&self) -> Continuation {
+        self.continuation.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces what the caller brought along: its answers to a further round.
-    pub fn resume_with(&self, resumed: Resumed) {
-        *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
+    pub fn set_continuation(&self, resumed: Continuation) {
+        *self.continuation.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
     }
 
     /// What the last attempt saved.
@@ -172,11 +172,11 @@ impl Run {
     }
 
     /// Stops the work, or cancels the task that it became.
-    pub(crate) fn call_off(&self, reason: &'static str) {
+    pub(crate) fn cancel(&self, reason: &'static str) {
         match self.phase() {
             // On its way to a task, it will find that it is stopped.
             Phase::Loose => self.stop(),
-            Phase::Task(id) => self.engine.call_off(self.spec.caller.clone(), id, reason),
+            Phase::Task(id) => self.engine.cancel_soon(self.spec.caller.clone(), id, reason),
             Phase::Done(_) => {}
         }
     }
@@ -185,19 +185,19 @@ impl Run {
     ///
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
-    pub async fn say(self: &Arc<Self>, message: Option<Arc<str>>, progress: Option<Progress>) -> Result<(), Error> {
-        self.go_on()?;
+    pub async fn report_status(self: &Arc<Self>, message: Option<Arc<str>>, progress: Option<Progress>) -> Result<(), Error> {
+        self.check_not_stopped()?;
         check_status(message.as_deref(), progress, self.engine.limits())?;
         if let Some(progress) = progress {
-            self.note(Note::Progress { progress, message: message.clone() });
+            self.note(CallNote::Progress { progress, message: message.clone() });
         } else if let Some(message) = &message {
-            self.note(Note::Status(message.clone()));
+            self.note(CallNote::Status(message.clone()));
         }
         // Not under `send_lock`, which is held for as long as a commit takes: the work itself must never wait for that.
-        if self.emit.lock().say(&message, progress) {
+        if self.output_buffer.lock().buffer_status(&message, progress) {
             return Ok(());
         }
-        self.command(Command::Say { message, progress }).await.map(drop)
+        self.submit(Command::ReportStatus { message, progress }).await.map(drop)
     }
 
     /// Asks the caller and waits for the answer. The same question under the same key is asked once, also across
@@ -205,14 +205,14 @@ impl Run {
     ///
     /// # Errors
     /// When the key was used for another question, a limit is reached, the work must stop, or nothing can be stored.
-    pub async fn ask(self: &Arc<Self>, key: &InputKey, request: Payload) -> Result<Payload, Error> {
+    pub async fn ask(self: &Arc<Self>, key: &QuestionKey, request: Payload) -> Result<Payload, Error> {
         // What leads up to a question comes before it.
         self.flush().await?;
-        let receipt = self.command(Command::Ask { key: key.clone(), request }).await?;
+        let receipt = self.submit(Command::Ask { key: key.clone(), request }).await?;
         let watch = self.engine.watch(vec![receipt.task.id], false);
         loop {
             let task = self.engine.any_task(receipt.task.id)?.ok_or(Reject::NotFound)?;
-            if let Some(answer) = task.inputs.get(key).and_then(|input| input.answer.clone()) {
+            if let Some(answer) = task.questions.get(key).and_then(|input| input.answer.clone()) {
                 return Ok(answer);
             }
             if task.ended.is_some() || self.is_stopped() {
@@ -226,7 +226,7 @@ impl Run {
     }
 
     /// Tells the caller of an open call; forgotten if nobody listens or the caller reads too slowly.
-    pub fn note(&self, note: Note) {
+    pub fn note(&self, note: CallNote) {
         if let Some(notes) = &self.notes {
             let _ = notes.try_send(note);
         }
@@ -259,7 +259,7 @@ impl Run {
             // On its own, so that a caller that goes away cannot leave a task behind that no run belongs to.
             let run = self.clone();
             let promoted = self.engine.0.runtime.spawn(async move { run.become_task().await });
-            return promoted.await.map_err(|_| self.engine.gone())?;
+            return promoted.await.map_err(|_| self.engine.unavailable())?;
         }
         Ok(phase)
     }
@@ -271,48 +271,48 @@ impl Run {
             return Ok(phase);
         }
         let taken = self.take_output()?;
-        let said = self.emit.lock().said.take();
+        let said = self.output_buffer.lock().status_report.take();
         let now = self.engine.0.clock.now();
         let new = NewTask {
-            carried: self.resumed().to_payload(),
+            continuation: self.continuation().to_payload(),
             spent_ms: u64::try_from(now.since(self.began).as_millis()).unwrap_or(u64::MAX),
             chunks: taken.chunks.clone(),
-            said: said.clone(),
-            checkpoint: taken.mark.clone(),
-            ..NewTask::new(self.spec.clone(), self.request.clone(), self.engine.0.epoch)
+            status_report: said.clone(),
+            checkpoint: taken.checkpoint.clone(),
+            ..NewTask::new(self.spec.clone(), self.arguments.clone(), self.engine.0.epoch)
         };
         let id = self.id;
-        self.engine.0.runs.adopt(id, self.attempt, self.stop.clone(), &self.spec);
+        self.engine.0.runs.register(id, self.attempt, self.stop.clone(), &self.spec);
         if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
-            self.engine.0.runs.disown(id);
+            self.engine.0.runs.unregister(id);
             self.give_back(taken);
             if let Some((message, progress)) = said {
-                self.emit.lock().said_before(message, progress);
+                self.output_buffer.lock().restore_status(message, progress);
             }
             return Err(error);
         }
         self.settle(Phase::Task(id));
         // What was said while the task was being made goes before what is said from now on.
-        let place_in_queue = self.engine.0.queue.reserve().await;
+        let queue_permit = self.engine.0.queue.reserve().await;
         {
-            let mut pending = self.emit.lock();
-            if let (Some((message, progress)), Ok(queue)) = (pending.go_live(), place_in_queue) {
-                let (by, command) = (Authority::Attempt(self.attempt), Command::Say { message, progress });
-                queue.send(Order::Task(Envelope { id, by, command, receipt: oneshot::channel().0 }));
+            let mut pending = self.output_buffer.lock();
+            if let (Some((message, progress)), Ok(queue)) = (pending.become_task(), queue_permit) {
+                let (by, command) = (Authority::Attempt(self.attempt), Command::ReportStatus { message, progress });
+                queue.send(WriterRequest::Task(TaskRequest { id, by, command, receipt: oneshot::channel().0 }));
             }
         }
-        self.send_soon();
+        self.ensure_sending();
         Ok(Phase::Task(id))
     }
 
     /// Refuses work that must stop; a stopped call must not become a task that nobody knows of.
-    fn go_on(&self) -> Result<(), Error> {
+    fn check_not_stopped(&self) -> Result<(), Error> {
         if self.is_stopped() { Err(Reject::Ended.into()) } else { Ok(()) }
     }
 
     /// Sends a command of the work, making it a task first.
-    async fn command(self: &Arc<Self>, command: Command) -> Result<Receipt, Error> {
-        self.go_on()?;
+    async fn submit(self: &Arc<Self>, command: Command) -> Result<Receipt, Error> {
+        self.check_not_stopped()?;
         match self.promote().await? {
             Phase::Task(id) => self.engine.submit(id, Authority::Attempt(self.attempt), command).await,
             Phase::Loose | Phase::Done(_) => Err(Reject::Ended.into()),
@@ -320,15 +320,15 @@ impl Run {
     }
 
     /// Makes work that is about to fail a task, if it has written something: that is wanted most of all now.
-    async fn keep_written(self: &Arc<Self>) {
-        if matches!(self.phase(), Phase::Loose) && !self.is_stopped() && !self.emit.lock().is_empty() {
+    async fn promote_if_written(self: &Arc<Self>) {
+        if matches!(self.phase(), Phase::Loose) && !self.is_stopped() && !self.output_buffer.lock().is_empty() {
             // Where there is no room for another task, that it failed is all that is told.
             let _ = self.promote().await;
         }
     }
 
     /// Waits until a run that is still loose has had its time. A task has its deadline in the store instead.
-    async fn out_of_time(&self) -> RpcError {
+    async fn timed_out(&self) -> RpcError {
         let Some(ms) = self.spec.timeout_ms.filter(|_| matches!(self.phase(), Phase::Loose)) else {
             return std::future::pending().await;
         };
@@ -339,24 +339,24 @@ impl Run {
         timed_out(&self.spec)
     }
 
-    async fn finish(self: &Arc<Self>, end: End) {
+    async fn finish(self: &Arc<Self>, end: RunEnd) {
         let _sending = self.send_lock.lock().await;
         let Phase::Task(id) = self.phase() else {
             let end = match end {
-                End::Outcome(outcome) => {
-                    let outcome = if self.spec.output_is_result { self.with_written(outcome) } else { outcome };
-                    let outcome = bounded(outcome, self.engine.limits());
-                    log::ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
-                    End::Outcome(outcome)
+                RunEnd::Outcome(outcome) => {
+                    let outcome = if self.spec.output_is_result { self.result_with_output(outcome) } else { outcome };
+                    let outcome = limit_result(outcome, self.engine.limits());
+                    operator_log::call_ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
+                    RunEnd::Outcome(outcome)
                 }
-                suspended @ End::Suspended(_) => suspended,
+                suspended @ RunEnd::Suspended(_) => suspended,
             };
             self.settle(Phase::Done(end));
             return;
         };
         let outcome = match end {
-            End::Outcome(outcome) => outcome,
-            End::Suspended(_) => Outcome::Failed(RpcError::internal(format!(
+            RunEnd::Outcome(outcome) => outcome,
+            RunEnd::Suspended(_) => Outcome::Failed(RpcError::internal_error(format!(
                 "the tool `{}` asked for another call after it had become a task: it must ask with `ask`",
                 self.spec.tool
             ))),
@@ -364,9 +364,9 @@ impl Run {
         // Nothing is taken any more once it must stop: then there is nothing left to write either.
         let mut chunks = self.take_output().unwrap_or_default().chunks;
         if self.spec.output_is_result {
-            chunks.extend(self.unwritten(id, &chunks, &outcome));
+            chunks.extend(self.unwritten_result(id, &chunks, &outcome));
         }
-        let outcome = match (self.emit.lock().lost(), outcome) {
+        let outcome = match (self.output_buffer.lock().unreported_error(), outcome) {
             (Some(error), Outcome::Completed { is_error: false, .. }) => {
                 let code = if matches!(error, Error::Rejected(_)) { code::LIMIT_REACHED } else { code::UNAVAILABLE };
                 Outcome::Failed(RpcError { code, message: error.to_string(), data: None })
@@ -397,12 +397,12 @@ pub(super) async fn execute(run: Arc<Run>) {
         ended = &mut ended => ended.unwrap_or_else(|panic| {
             let message = format!("the tool `{}` panicked: {}", run.spec.tool, panic_text(&*panic));
             tracing::error!("{message}");
-            End::Outcome(Outcome::Failed(RpcError::internal(message)))
+            RunEnd::Outcome(Outcome::Failed(RpcError::internal_error(message)))
         }),
-        error = run.out_of_time() => {
+        error = run.timed_out() => {
             // The caller learns it now; the tool is stopped like any other.
-            run.keep_written().await;
-            run.finish(End::Outcome(Outcome::Failed(error))).await;
+            run.promote_if_written().await;
+            run.finish(RunEnd::Outcome(Outcome::Failed(error))).await;
             run.stop();
             tokio::select! {
                 _ = ended => {}
@@ -412,12 +412,12 @@ pub(super) async fn execute(run: Arc<Run>) {
         }
         () = stopped => {
             tracing::warn!(tool = %run.spec.tool, "the tool did not stop in time and was dropped");
-            End::Outcome(Outcome::Cancelled { reason: None })
+            RunEnd::Outcome(Outcome::Cancelled { reason: None })
         }
     };
     // Where something went wrong inside, what led up to it is wanted; and whoever asked for the output wants it however the work ended.
-    if matches!(&end, End::Outcome(Outcome::Failed(error)) if error.code == code::INTERNAL_ERROR || run.spec.output_is_result) {
-        run.keep_written().await;
+    if matches!(&end, RunEnd::Outcome(Outcome::Failed(error)) if error.code == code::INTERNAL_ERROR || run.spec.output_is_result) {
+        run.promote_if_written().await;
     }
     run.finish(end).await;
 }
@@ -427,17 +427,17 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// Runs an attempt of a stored task: the first one of a task that was durable before its work, or one after a crash.
-pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
-    let Some(stop) = engine.0.runs.switch(id, attempt) else { return Ok(()) };
+pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
+    let Some(stop) = engine.0.runs.stop_switch(id, attempt) else { return Ok(()) };
     let reader = engine.reader();
     let task = engine.any_task(id)?.ok_or(Reject::NotFound)?;
     let created = match engine.0.recent.created(id) {
         Some(created) => Some(created),
         None => reader.event(id, Version(1))?,
     };
-    let Some(Event::Created { request, carried, .. }) = created else { return Err(Reject::NotFound.into()) };
+    let Some(Event::Created { arguments: request, continuation: carried, .. }) = created else { return Err(Reject::NotFound.into()) };
     let resumed = carried.and_then(|carried| carried.read().ok()).unwrap_or_default();
-    let checkpoint = match task.checkpoint {
+    let checkpoint = match task.checkpoint_version {
         None => None,
         Some(version) => match reader.event(id, version)? {
             Some(Event::Saved { checkpoint }) => Some(checkpoint),
@@ -449,21 +449,21 @@ pub(super) async fn attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Re
         id,
         engine: engine.clone(),
         spec: task.spec.clone(),
-        request,
-        resumed: std::sync::Mutex::new(resumed),
+        arguments: request,
+        continuation: std::sync::Mutex::new(resumed),
         checkpoint,
         attempt,
         began: engine.0.clock.now(),
         send_lock: Mutex::default(),
-        emit: Emit::live(),
-        eager: AtomicBool::new(false),
-        wrote: Switch::default(),
+        output_buffer: OutputBuffer::for_task(),
+        promote_on_output: AtomicBool::new(false),
+        has_output: Switch::default(),
         phase: std::sync::Mutex::new(Phase::Task(id)),
         settled: Switch::default(),
         stop,
-        notes: engine.listeners().remove(&id),
-        kept: std::sync::Mutex::default(),
-        repeats: AtomicUsize::new(0),
+        notes: engine.note_senders().remove(&id),
+        guard: std::sync::Mutex::default(),
+        repeated_blocks: AtomicUsize::new(0),
     };
     execute(Arc::new(run)).await;
     Ok(())

@@ -15,34 +15,34 @@ use super::{Engine, switch::Switch};
 
 /// One attempt that runs or is about to.
 #[derive(Debug)]
-struct Running {
+struct RunningAttempt {
     attempt: Attempt,
     stop: Arc<Switch>,
     /// Whether its work goes on without us, so that nobody need wait for it.
-    resumes: bool,
+    outlives_process: bool,
 }
 
-fn resumes(spec: &Spec) -> bool {
+fn outlives_process(spec: &Spec) -> bool {
     spec.on_interrupt == OnInterrupt::Resume
 }
 
 /// What runs, and how much of it ends with this process: counted as it changes, never by a walk over all.
 #[derive(Debug, Default)]
 struct Table {
-    running: HashMap<TaskId, Running>,
-    ending: usize,
+    running: HashMap<TaskId, RunningAttempt>,
+    bound_to_process: usize,
 }
 
 impl Table {
-    fn insert(&mut self, id: TaskId, running: Running) {
+    fn insert(&mut self, id: TaskId, running: RunningAttempt) {
         self.remove(id);
-        self.ending += usize::from(!running.resumes);
+        self.bound_to_process += usize::from(!running.outlives_process);
         self.running.insert(id, running);
     }
 
-    fn remove(&mut self, id: TaskId) -> Option<Running> {
+    fn remove(&mut self, id: TaskId) -> Option<RunningAttempt> {
         let removed = self.running.remove(&id)?;
-        self.ending -= usize::from(!removed.resumes);
+        self.bound_to_process -= usize::from(!removed.outlives_process);
         Some(removed)
     }
 }
@@ -59,7 +59,7 @@ impl Runs {
     }
 
     fn publish(&self, table: &Table) {
-        self.count.send_replace(table.ending);
+        self.count.send_replace(table.bound_to_process);
     }
 
     /// How many run that end with this process.
@@ -73,28 +73,28 @@ impl Runs {
     }
 
     /// Notes a run that began before its task was made, so that it is not started again.
-    pub(super) fn adopt(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>, spec: &Spec) {
+    pub(super) fn register(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>, spec: &Spec) {
         let mut table = self.lock();
-        table.insert(id, Running { attempt, stop, resumes: resumes(spec) });
+        table.insert(id, RunningAttempt { attempt, stop, outlives_process: outlives_process(spec) });
         self.publish(&table);
     }
 
     /// Forgets a run that did not come about.
-    pub(super) fn disown(&self, id: TaskId) {
+    pub(super) fn unregister(&self, id: TaskId) {
         let mut table = self.lock();
         table.remove(id);
         self.publish(&table);
     }
 
     /// The switch that stops this attempt, if it is still wanted.
-    pub(super) fn switch(&self, id: TaskId, attempt: Attempt) -> Option<Arc<Switch>> {
+    pub(super) fn stop_switch(&self, id: TaskId, attempt: Attempt) -> Option<Arc<Switch>> {
         self.lock().running.get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
     }
 
     /// Starts what `task` wants and is not there, stops what is there and not wanted. An attempt of an earlier life is
     /// not this node's to run: recovery decides what becomes of it.
     pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>) {
-        let wanted = wants(task).run.filter(|_| task.epoch == engine.0.epoch);
+        let wanted = wants(task).attempt.filter(|_| task.epoch == engine.0.epoch);
         let mut table = self.lock();
         let running = table.running.get(&task.id).map(|running| running.attempt);
         if running == wanted {
@@ -104,7 +104,7 @@ impl Runs {
             old.stop.turn_on();
         }
         if let Some(attempt) = wanted {
-            table.insert(task.id, Running { attempt, stop: Arc::default(), resumes: resumes(&task.spec) });
+            table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), outlives_process: outlives_process(&task.spec) });
             engine.spawn_attempt(task.id, attempt);
         }
         self.publish(&table);

@@ -11,7 +11,7 @@ use futures_util::future::{join, join3};
 use rusqlite::Connection;
 use serde_json::json;
 use taskwire_core::{
-    InputKey, Timestamp,
+    QuestionKey, Timestamp,
     task::{Blocks, OnInterrupt, Status},
 };
 use tokio::{sync::Semaphore, task::yield_now, time::timeout};
@@ -19,7 +19,7 @@ use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 use super::*;
 use crate::{
     clock::ManualClock,
-    store::{SqliteStore, Write},
+    store::{SqliteStore, TaskWrite},
     testing::TempDir,
 };
 
@@ -51,12 +51,12 @@ struct Faults {
 }
 
 /// The test's hand on a store whose commits wait for it.
-struct Hand {
+struct CommitGate {
     began: mpsc::Receiver<usize>,
     go: std::sync::mpsc::Sender<()>,
 }
 
-impl Hand {
+impl CommitGate {
     /// Waits until a commit has begun, and says how many writes it has.
     async fn began(&mut self) -> usize {
         soon("a commit", self.began.recv()).await.expect("the writer lives")
@@ -91,10 +91,10 @@ impl TestStore {
         Self { store: SqliteStore::open(&dir.0).expect("a store"), faults: faults.clone(), pace: None }
     }
 
-    fn paced(dir: &TempDir) -> (Self, Hand) {
+    fn paced(dir: &TempDir) -> (Self, CommitGate) {
         let (tell, began) = mpsc::channel(64);
         let (go, wait) = std::sync::mpsc::channel();
-        (Self { pace: Some((tell, wait)), ..Self::new(dir, &Faults::default()) }, Hand { began, go })
+        (Self { pace: Some((tell, wait)), ..Self::new(dir, &Faults::default()) }, CommitGate { began, go })
     }
 }
 
@@ -115,7 +115,7 @@ impl Store for TestStore {
         self.store.stored_bytes(id)
     }
 
-    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), store::Error> {
+    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), store::Error> {
         fails(&self.faults.commit)?;
         if let Some((began, go)) = &self.pace {
             // Errors mean that the test is over.
@@ -125,9 +125,9 @@ impl Store for TestStore {
         self.store.commit(writes, sessions)
     }
 
-    fn tidy(&mut self) -> Result<bool, store::Error> {
+    fn reclaim(&mut self) -> Result<bool, store::Error> {
         fails(&self.faults.tidy)?;
-        self.store.tidy()
+        self.store.reclaim()
     }
 
     fn epoch(&self) -> Epoch {
@@ -157,12 +157,12 @@ impl Gated {
 }
 
 impl Work for Gated {
-    fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End> {
+    fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd> {
         let (started, go) = (self.started.clone(), self.go.clone());
         Box::pin(async move {
             started.send(run.attempt()).await.expect("the test listens");
             go.acquire().await.expect("it is never closed").forget();
-            End::Outcome(Outcome::Completed { result: json!({"content": []}).into(), is_error: false })
+            RunEnd::Outcome(Outcome::Completed { result: json!({"content": []}).into(), is_error: false })
         })
     }
 }
@@ -216,7 +216,7 @@ fn under_key() -> Spec {
 
 async fn make_with(engine: &Engine, spec: Spec, request: &str) -> Result<Receipt, Error> {
     let request = Payload::parse(request.to_owned()).expect("JSON");
-    engine.create(engine.new_id(), Arc::new(spec), request, &Resumed::default(), None).await
+    engine.create(engine.new_id(), Arc::new(spec), request, &Continuation::default(), None).await
 }
 
 async fn make(engine: &Engine, spec: Spec) -> Result<Receipt, Error> {
@@ -262,7 +262,7 @@ async fn a_commit_that_fails_ends_the_engine() {
     let kept = made(&engine, spec()).await;
     faults.commit.store(true, Ordering::Release);
     let lost = engine.new_id();
-    let failed = engine.create(lost, Arc::new(spec()), json!({}).into(), &Resumed::default(), None).await;
+    let failed = engine.create(lost, Arc::new(spec()), json!({}).into(), &Continuation::default(), None).await;
     assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
     let reason = soon("the failure", engine.failed()).await;
     assert!(reason.contains("the disk") && reason.contains("it is broken"), "{reason}");
@@ -310,11 +310,11 @@ async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
     assert_eq!(changed, 1);
     drop(connection);
     let second = engine(freed(&dir).await);
-    second.begin();
+    second.recover();
     for id in &ids[1..] {
         assert_eq!(ended(&second, *id).await.status(), Status::Failed);
     }
-    assert!(matches!(cancel(&second, ids[0]).await, Err(Error::Damaged(_))));
+    assert!(matches!(cancel(&second, ids[0]).await, Err(Error::Corrupt(_))));
     assert!(!second.has_failed());
     made(&second, spec()).await;
 }
@@ -326,7 +326,7 @@ async fn a_key_whose_task_has_lost_its_beginning_is_an_error() {
     made(&engine, under_key()).await;
     let connection = Connection::open(dir.database()).expect("the database");
     assert_eq!(connection.execute("UPDATE log SET version = version + 10", []).expect("writable"), 1);
-    assert!(matches!(make(&engine, under_key()).await, Err(Error::Damaged(error)) if error.contains("its beginning is missing")));
+    assert!(matches!(make(&engine, under_key()).await, Err(Error::Corrupt(error)) if error.contains("its beginning is missing")));
     assert!(!engine.has_failed());
 }
 
@@ -355,14 +355,14 @@ async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
     clock.advance(HOUR);
     let second = engine_at(&clock, freed(&dir).await, config());
     let watch = second.watch(vec![whole], false);
-    second.begin();
+    second.recover();
     let forgotten = async {
         while second.any_task(whole).expect("readable").is_some() {
             watch.changed().await;
         }
     };
     soon("the end of its retention", forgotten).await;
-    assert!(matches!(second.any_task(ids[0]), Err(Error::Damaged(_))), "what is damaged is not forgotten");
+    assert!(matches!(second.any_task(ids[0]), Err(Error::Corrupt(_))), "what is damaged is not forgotten");
     assert!(!second.has_failed());
 }
 
@@ -382,10 +382,10 @@ async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
     let second = engine(freed(&dir).await);
     let (mine, theirs) = (CallerId::new("me"), CallerId::new("you"));
     let told = second.task(&mine, damaged);
-    assert!(matches!(&told, Err(Error::Damaged(why)) if why.contains(&damaged.to_string())), "{told:?}");
+    assert!(matches!(&told, Err(Error::Corrupt(why)) if why.contains(&damaged.to_string())), "{told:?}");
     assert_eq!(second.task(&theirs, damaged).expect("nothing is wrong for others"), None);
-    assert_eq!(legible(second.task(&mine, damaged)).expect("others are listed"), None);
-    assert!(legible(second.task(&mine, whole)).expect("readable").is_some());
+    assert_eq!(skip_corrupt(second.task(&mine, damaged)).expect("others are listed"), None);
+    assert!(skip_corrupt(second.task(&mine, whole)).expect("readable").is_some());
 }
 
 #[tokio::test]
@@ -415,7 +415,7 @@ async fn a_task_that_may_be_retried_is_not_failed_for_the_time_that_nobody_worke
     let second = engine_at(&clock, freed(&dir).await, config());
     let (work, mut attempts) = Gated::new();
     second.set_work(work.clone());
-    second.begin();
+    second.recover();
     assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)));
     work.go.add_permits(1);
     let task = ended(&second, id).await;
@@ -432,7 +432,7 @@ async fn a_retried_task_has_its_whole_time_again_and_no_more() {
     let second = engine_at(&clock, freed(&dir).await, config());
     let (work, mut attempts) = Gated::new();
     second.set_work(work);
-    second.begin();
+    second.recover();
     assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)));
     let deadline = second.any_task(id).expect("readable").expect("there").deadline.expect("a deadline");
     assert_eq!(deadline, clock.now().after(10 * SECOND));
@@ -443,7 +443,7 @@ async fn a_retried_task_has_its_whole_time_again_and_no_more() {
 #[tokio::test]
 async fn an_answer_does_not_start_the_attempt_of_an_earlier_life() {
     let dir = TempDir::absent();
-    let key = InputKey::new("question");
+    let key = QuestionKey::new("question");
     let first = engine(freed(&dir).await);
     let id = made(&first, may_be_retried()).await;
     let ask = Command::Ask { key: key.clone(), request: json!({"method": "roots/list"}).into() };
@@ -457,17 +457,17 @@ async fn an_answer_does_not_start_the_attempt_of_an_earlier_life() {
     // Answered in a later turn of the writer, which has done with the first by then.
     assert!(!answer().await.expect("taken").changed);
     assert_eq!(second.running(), 0);
-    second.begin();
+    second.recover();
     assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)), "and not the first");
     let task = second.any_task(id).expect("readable").expect("there");
-    assert!(task.inputs[&key].answer.is_some(), "the answer is kept");
+    assert!(task.questions[&key].answer.is_some(), "the answer is kept");
 }
 
 #[tokio::test]
 async fn an_engine_that_is_dropped_lets_go_of_its_directory() {
     let dir = TempDir::absent();
     let engine = engine(freed(&dir).await);
-    engine.begin();
+    engine.recover();
     // Something for the timers to wait for.
     let id = made(&engine, under_key()).await;
     cancel(&engine, id).await.expect("cancelled");
@@ -496,7 +496,7 @@ async fn two_calls_under_one_key_at_one_time_are_one_task() {
     assert_eq!(one.task.id, two.task.id);
     assert_eq!((one.changed, two.changed, writes), (true, false, 1));
     before.await.expect("another task");
-    assert_eq!(engine.reader().open(None, 10).expect("readable").len(), 2);
+    assert_eq!(engine.reader().open_tasks(None, 10).expect("readable").len(), 2);
 }
 
 #[tokio::test]
@@ -627,7 +627,7 @@ async fn tasks_that_an_earlier_life_left_count_when_they_are_taken_over() {
     let second = engine_at(&clock(), freed(&dir).await, little_room(100_000));
     let (work, mut attempts) = Gated::new();
     second.set_work(work.clone());
-    second.begin();
+    second.recover();
     assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)));
     assert!(has_too_much(&make_of(&second, 9_000).await));
     work.go.add_permits(1);
@@ -636,7 +636,7 @@ async fn tasks_that_an_earlier_life_left_count_when_they_are_taken_over() {
 }
 
 #[tokio::test]
-async fn a_store_that_fails_while_it_is_tidied_up_ends_the_engine() {
+async fn a_store_that_fails_while_it_reclaims_space_ends_the_engine() {
     let (dir, faults) = (TempDir::absent(), Faults::default());
     faults.tidy.store(true, Ordering::Release);
     let engine = engine(TestStore::new(&dir, &faults));
@@ -664,7 +664,7 @@ async fn what_is_stored_is_for_this_user_alone() {
 async fn a_task_that_was_acknowledged_keeps_the_engine_from_being_idle() {
     struct Parked;
     impl Work for Parked {
-        fn run(&self, _run: Arc<Run>) -> BoxFuture<'static, End> {
+        fn run(&self, _run: Arc<Run>) -> BoxFuture<'static, RunEnd> {
             Box::pin(std::future::pending())
         }
     }
@@ -681,7 +681,7 @@ async fn a_task_that_was_acknowledged_keeps_the_engine_from_being_idle() {
 async fn what_is_kept_in_memory_is_what_the_store_has() {
     struct Talks;
     impl Work for Talks {
-        fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End> {
+        fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd> {
             Box::pin(async move {
                 for n in 0..40 {
                     run.write(Piece::Text(&n.to_string())).await.expect("it may write");
@@ -689,11 +689,11 @@ async fn what_is_kept_in_memory_is_what_the_store_has() {
                         run.flush().await.expect("it may write");
                     }
                     if n % 10 == 0 {
-                        run.say(Some(n.to_string().into()), None).await.expect("it may talk");
+                        run.report_status(Some(n.to_string().into()), None).await.expect("it may talk");
                     }
                 }
                 run.save(&[json!("last").into()], json!(1).into()).await.expect("it may save");
-                End::Outcome(Outcome::Cancelled { reason: None })
+                RunEnd::Outcome(Outcome::Cancelled { reason: None })
             })
         }
     }
@@ -706,7 +706,7 @@ async fn what_is_kept_in_memory_is_what_the_store_has() {
     for after in 0..=versions + 1 {
         for from in std::iter::once(None).chain((0..=seqs + 1).map(|seq| Some(Seq(seq)))) {
             for (bytes, chunks) in [(1, 1), (100, 3), (usize::MAX, usize::MAX)] {
-                let cursor = Cursor { after: taskwire_core::Version(after), from, bytes, chunks };
+                let cursor = Cursor { after: taskwire_core::Version(after), from, max_bytes: bytes, max_chunks: chunks };
                 if let Some(kept) = engine.0.recent.page(task.id, cursor) {
                     assert_eq!(Some(kept), engine.reader().page(task.id, cursor).expect("readable"), "{cursor:?}");
                     compared += 1;

@@ -20,7 +20,7 @@ use super::{Engine, Error, Inner};
 /// Tasks that get their tick together.
 const PAGE: usize = 256;
 /// How long to wait after the store could not be read.
-pub(super) const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Timers {
@@ -37,7 +37,7 @@ impl Default for Timers {
 
 impl Timers {
     /// Says that something is due at `due`.
-    pub(super) fn hint(&self, due: Timestamp) {
+    pub(super) fn arm(&self, due: Timestamp) {
         if due.as_millis() < self.armed.load(Ordering::Acquire) {
             self.earlier.notify_one();
         }
@@ -46,26 +46,26 @@ impl Timers {
 
 /// Tasks that would be due for ever, because what is stored of them is damaged: they are not tried again in this life.
 #[derive(Debug, Default)]
-struct Aside {
-    damaged: HashSet<TaskId>,
+struct SkippedTasks {
+    corrupt: HashSet<TaskId>,
     /// Those that the last tick changed nothing about. Once that may be chance, if they changed just before it.
     unmoved: HashSet<TaskId>,
 }
 
 /// Runs until the engine is gone. It holds the engine only while it works, never while it waits.
 pub(super) async fn run(inner: Weak<Inner>) {
-    let mut aside = Aside::default();
+    let mut aside = SkippedTasks::default();
     loop {
         let Some(engine) = inner.upgrade().map(Engine) else { return };
         let (timers, clock) = (engine.0.timers.clone(), engine.0.clock.clone());
-        let next = match turn(&engine, &mut aside).await {
+        let next = match tick_due_tasks(&engine, &mut aside).await {
             Ok(next) => next,
             Err(error) => {
                 if engine.has_failed() {
                     return;
                 }
                 tracing::error!(%error, "timers could not be read: trying again");
-                clock.now().after(PAUSE)
+                clock.now().after(RETRY_DELAY)
             }
         };
         drop(engine);
@@ -87,15 +87,15 @@ async fn wait(timers: &Arc<Timers>, sleep: impl Future<Output = ()>, next: Times
 }
 
 /// Gives ticks to what is due, and says when to look again.
-async fn turn(engine: &Engine, aside: &mut Aside) -> Result<Timestamp, Error> {
+async fn tick_due_tasks(engine: &Engine, aside: &mut SkippedTasks) -> Result<Timestamp, Error> {
     let timers = &engine.0.timers;
     // Armed for everything while we look, so that a hint given meanwhile is not lost.
     timers.armed.store(i64::MAX, Ordering::Release);
     let now = engine.0.clock.now();
-    let mut due = engine.read(engine.0.reader.due(now, PAGE + aside.damaged.len()))?;
-    due.retain(|id| !aside.damaged.contains(id));
+    let mut due = engine.checked(engine.0.reader.due_tasks(now, PAGE + aside.corrupt.len()))?;
+    due.retain(|id| !aside.corrupt.contains(id));
     if due.is_empty() {
-        let next = engine.read(engine.0.reader.next_due(now))?.unwrap_or(Timestamp::from_millis(i64::MAX));
+        let next = engine.checked(engine.0.reader.next_due(now))?.unwrap_or(Timestamp::from_millis(i64::MAX));
         timers.armed.store(next.as_millis(), Ordering::Release);
         return Ok(next);
     }
@@ -107,9 +107,9 @@ async fn turn(engine: &Engine, aside: &mut Aside) -> Result<Timestamp, Error> {
             Ok(_) if !before.contains(id) => {
                 aside.unmoved.insert(*id);
             }
-            Ok(_) | Err(Error::Damaged(_)) => {
+            Ok(_) | Err(Error::Corrupt(_)) => {
                 tracing::error!(task = %id, "a task that is damaged is left as it is: no time of it runs out, and it is not forgotten");
-                aside.damaged.insert(*id);
+                aside.corrupt.insert(*id);
             }
             // Forgotten meanwhile: nothing is due any more.
             Err(Error::Rejected(_)) => {}

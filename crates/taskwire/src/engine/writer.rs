@@ -19,13 +19,13 @@ use tokio::sync::{
 };
 
 use super::{
-    Engine, Envelope, Error, Failure, Inner, Order, Receipt, log,
-    recent::{ENTRY_BYTES_MAX, task_weight},
-    room::Room,
+    Engine, Error, Failure, Inner, Receipt, TaskRequest, WriterRequest, operator_log,
+    quota::Quota,
+    recent::{CACHED_TASK_BYTES_MAX, task_weight},
 };
 use crate::{
-    feed::Changed,
-    store::{self, SessionChange, Store, Usage, Write},
+    store::{self, SessionChange, Store, TaskWrite, Usage},
+    wakeup::ChangeKind,
 };
 
 /// Commands that share one commit at most.
@@ -33,9 +33,9 @@ const BATCH_MAX: usize = 512;
 /// Tasks kept in memory by the writer; any other is loaded when needed.
 const CACHE_MAX: usize = 16_384;
 
-pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<Order>) -> Result<(), store::Error> {
-    let (room, epoch) = (Room::new(store.reader().usage()?), store.epoch());
-    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), room, epoch, untidy: true };
+pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<WriterRequest>) -> Result<(), store::Error> {
+    let (room, epoch) = (Quota::new(store.reader().usage()?), store.epoch());
+    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), quota: room, epoch, may_reclaim: true };
     std::thread::Builder::new()
         .name("taskwire-writer".to_owned())
         .spawn(move || writer.run(commands))
@@ -48,20 +48,20 @@ struct Writer<S> {
     engine: Weak<Inner>,
     /// Tasks as of the last decision. Ahead of the store only within a batch.
     cache: HashMap<TaskId, Arc<Task>>,
-    room: Room,
+    quota: Quota,
     epoch: Epoch,
     /// Whether the store may have room that nothing needs any more.
-    untidy: bool,
+    may_reclaim: bool,
 }
 
 /// Says that the engine has failed when the writer ends for any reason, a panic included.
-struct Alarm(Weak<Inner>);
+struct FailOnDrop(Weak<Inner>);
 
-impl Drop for Alarm {
+impl Drop for FailOnDrop {
     fn drop(&mut self) {
         if let Some(inner) = self.0.upgrade() {
             let words: Arc<str> = "the writer has ended".into();
-            inner.fail(Failure { reason: words.clone(), told: words });
+            inner.fail(Failure { reason: words.clone(), public_reason: words });
         }
     }
 }
@@ -72,7 +72,7 @@ type Decision = Result<Receipt, Error>;
 /// What one batch will write, and whom to tell.
 #[derive(Default)]
 struct Batch {
-    writes: Vec<Write>,
+    writes: Vec<TaskWrite>,
     receipts: Vec<(oneshot::Sender<Decision>, Decision)>,
     /// What changes about sessions.
     sessions: Vec<SessionChange>,
@@ -85,18 +85,18 @@ struct Batch {
 
 impl Batch {
     /// The last that it writes about a task.
-    fn last_write(&self, id: TaskId) -> Option<&Write> {
+    fn last_write(&self, id: TaskId) -> Option<&TaskWrite> {
         self.writes.iter().rev().find(|write| write.task.id == id)
     }
 }
 
 impl<S: Store> Writer<S> {
-    fn run(mut self, mut commands: mpsc::Receiver<Order>) {
-        let _alarm = Alarm(self.engine.clone());
+    fn run(mut self, mut commands: mpsc::Receiver<WriterRequest>) {
+        let _alarm = FailOnDrop(self.engine.clone());
         while let Some(first) = self.next(&mut commands) {
             let Some(inner) = self.engine.upgrade() else { return };
             let engine = Engine(inner);
-            if let Err(error) = self.turn(&engine, first, &mut commands) {
+            if let Err(error) = self.commit_batch(&engine, first, &mut commands) {
                 // Closing the queue tells every waiter that nothing more is stored.
                 tracing::error!(%error, "the store failed: no more tasks are accepted");
                 return;
@@ -105,13 +105,13 @@ impl<S: Store> Writer<S> {
     }
 
     /// The next order. While there is none, the store is tidied up, step by step.
-    fn next(&mut self, commands: &mut mpsc::Receiver<Order>) -> Option<Order> {
-        while self.untidy {
+    fn next(&mut self, commands: &mut mpsc::Receiver<WriterRequest>) -> Option<WriterRequest> {
+        while self.may_reclaim {
             match commands.try_recv() {
                 Ok(order) => return Some(order),
                 Err(TryRecvError::Disconnected) => return None,
-                Err(TryRecvError::Empty) => match self.store.tidy() {
-                    Ok(more) => self.untidy = more,
+                Err(TryRecvError::Empty) => match self.store.reclaim() {
+                    Ok(more) => self.may_reclaim = more,
                     Err(error) => {
                         tracing::error!(%error, "the store failed while it was tidied up: no more tasks are accepted");
                         if let Some(inner) = self.engine.upgrade() {
@@ -125,16 +125,21 @@ impl<S: Store> Writer<S> {
         commands.blocking_recv()
     }
 
-    fn turn(&mut self, engine: &Engine, first: Order, commands: &mut mpsc::Receiver<Order>) -> Result<(), store::Error> {
+    fn commit_batch(
+        &mut self,
+        engine: &Engine,
+        first: WriterRequest,
+        commands: &mut mpsc::Receiver<WriterRequest>,
+    ) -> Result<(), store::Error> {
         let now = engine.0.clock.now();
         let free = if engine.limits().disk_reserve_bytes > 0 { self.store.free_bytes() } else { None };
-        self.room.begin(free, engine.limits());
+        self.quota.begin_batch(free, engine.limits());
         let mut batch = Batch::default();
         let mut next = Some(first);
         while let Some(order) = next {
             let envelope = match order {
-                Order::Task(envelope) => envelope,
-                Order::Session(change, receipt) => {
+                WriterRequest::Task(envelope) => envelope,
+                WriterRequest::Session(change, receipt) => {
                     batch.sessions.push(change);
                     batch.session_receipts.push(receipt);
                     next = if batch.sessions.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
@@ -154,25 +159,25 @@ impl<S: Store> Writer<S> {
             return Err(error);
         }
         // Durable now; not a line of this may move up.
-        self.untidy |= !batch.expired.is_empty();
+        self.may_reclaim |= !batch.expired.is_empty();
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
-        let told: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.told()?.0.clone())).collect();
+        let outboxes: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.outbox_item()?.0.clone())).collect();
         for write in &batch.writes {
             if let (Some(outcome), Some((at, version))) = (&write.task.outcome, write.task.ended)
-                && version >= write.first
+                && version >= write.first_version
             {
-                log::ended(&write.task.spec, Some(write.task.id), at.since(write.task.began()), outcome);
+                operator_log::call_ended(&write.task.spec, Some(write.task.id), at.since(write.task.began_at()), outcome);
             }
         }
-        let news: Vec<(TaskId, Changed)> = batch.writes.iter().map(|write| (write.task.id, news(&write.events))).collect();
-        for write in merged(batch.writes) {
+        let news: Vec<(TaskId, ChangeKind)> = batch.writes.iter().map(|write| (write.task.id, change_kind(&write.events))).collect();
+        for write in merge_by_task(batch.writes) {
             engine.0.recent.put(write);
         }
         // Work before receipts: who was told of a task can rely on it that the engine is not idle.
         for task in &changed {
             engine.0.runs.reconcile(engine, task);
             if let Some(due) = wants(task).due {
-                engine.0.timers.hint(due);
+                engine.0.timers.arm(due);
             }
         }
         for (receipt, result) in batch.receipts {
@@ -181,16 +186,16 @@ impl<S: Store> Writer<S> {
         for receipt in batch.session_receipts {
             let _ = receipt.send(());
         }
-        engine.0.feed.wake(news.into_iter());
-        engine.0.sessions.wake(told.into_iter().map(|id| (id, Changed::Task)));
+        engine.0.task_wakeups.wake(news.into_iter());
+        engine.0.session_wakeups.wake(outboxes.into_iter().map(|id| (id, ChangeKind::Task)));
         self.trim(&changed);
         Ok(())
     }
 
-    fn decide(&mut self, engine: &Engine, envelope: &Envelope, now: Timestamp, batch: &mut Batch) -> Result<Decision, store::Error> {
-        let Envelope { id, by, command, .. } = envelope;
+    fn decide(&mut self, engine: &Engine, envelope: &TaskRequest, now: Timestamp, batch: &mut Batch) -> Result<Decision, store::Error> {
+        let TaskRequest { id, by, command, .. } = envelope;
         if let Command::Create(new) = command
-            && let Some(earlier) = self.earlier(engine, new, batch)?
+            && let Some(earlier) = self.task_under_key(engine, new, batch)?
         {
             return Ok(earlier);
         }
@@ -218,11 +223,11 @@ impl<S: Store> Writer<S> {
         let was = match before.as_deref() {
             None => Usage::default(),
             Some(before) if before.ended.is_some() => Usage { open: 0, bytes: self.ended_bytes(*id, batch)? },
-            Some(before) => self.counted(before, limits),
+            Some(before) => self.usage_of(before, limits),
         };
         let forgotten = matches!(events.last(), Some(Event::Expired));
-        let mut is = if forgotten { Usage::default() } else { self.counted(&task, limits) };
-        if let Err(reject) = self.room.admit(&task.spec.caller, command, was, is, limits) {
+        let mut is = if forgotten { Usage::default() } else { self.usage_of(&task, limits) };
+        if let Err(reject) = self.quota.admit(&task.spec.caller, command, was, is, limits) {
             let Command::Finish { .. } = command else { return Ok(Err(reject.into())) };
             // The work has ended, and that must be said, if only in few words.
             let failed = Outcome::Failed(RpcError { code: code::UNAVAILABLE, message: reject.to_string(), data: None });
@@ -231,24 +236,27 @@ impl<S: Store> Writer<S> {
                 Err(reject) => return Ok(Err(reject.into())),
             };
             task = apply(*id, before.as_deref(), &events, now);
-            is = self.counted(&task, limits);
+            is = self.usage_of(&task, limits);
         }
         let task = Arc::new(task);
-        self.room.count(&task.spec.caller, was, is);
+        self.quota.record_change(&task.spec.caller, was, is);
         self.keep(&task);
         if forgotten {
             batch.expired.insert(*id);
         }
         if let (Command::Create(new), Some(key)) = (command, &task.spec.idempotency_key) {
-            batch.keys.insert((task.spec.caller.clone(), key.clone()), (*id, new.request.clone()));
+            batch.keys.insert((task.spec.caller.clone(), key.clone()), (*id, new.arguments.clone()));
         }
-        batch.writes.push(Write {
+        batch.writes.push(TaskWrite {
             task: task.clone(),
-            first: before.as_ref().map_or(Version(1), |before| before.version.next()),
+            first_version: before.as_ref().map_or(Version(1), |before| before.version.next()),
             at: now,
-            stale_checkpoint: before.as_ref().and_then(|before| before.checkpoint).filter(|stale| Some(*stale) != task.checkpoint),
+            stale_checkpoint: before
+                .as_ref()
+                .and_then(|before| before.checkpoint_version)
+                .filter(|stale| Some(*stale) != task.checkpoint_version),
             dropped_bytes: task.dropped_bytes(limits),
-            told_max: limits.session_events,
+            outbox_max: limits.changes_per_session,
             stored_bytes: is.bytes,
             events,
         });
@@ -268,7 +276,7 @@ impl<S: Store> Writer<S> {
 
     /// Keeps a task for the next command, unless it is so large that memory is better spent otherwise.
     fn keep(&mut self, task: &Arc<Task>) {
-        if task_weight(task) <= ENTRY_BYTES_MAX {
+        if task_weight(task) <= CACHED_TASK_BYTES_MAX {
             self.cache.insert(task.id, task.clone());
         } else {
             self.cache.remove(&task.id);
@@ -276,14 +284,14 @@ impl<S: Store> Writer<S> {
     }
 
     /// The task that an earlier call made under the same idempotency key, if there was one.
-    fn earlier(&mut self, engine: &Engine, new: &NewTask, batch: &Batch) -> Result<Option<Decision>, store::Error> {
+    fn task_under_key(&mut self, engine: &Engine, new: &NewTask, batch: &Batch) -> Result<Option<Decision>, store::Error> {
         let Some(key) = new.spec.idempotency_key.clone() else { return Ok(None) };
         let (id, request) = match batch.keys.get(&(new.spec.caller.clone(), key.clone())) {
             Some((id, request)) => (*id, Some(request.clone())),
             // Only this thread commits, so a reader sees what it would see itself.
-            None => match engine.reader().keyed(&new.spec.caller, &key)? {
+            None => match engine.reader().by_idempotency_key(&new.spec.caller, &key)? {
                 Some(id) if !batch.expired.contains(&id) => match engine.reader().event(id, Version(1))? {
-                    Some(Event::Created { request, .. }) => (id, Some(request)),
+                    Some(Event::Created { arguments: request, .. }) => (id, Some(request)),
                     _ => (id, None),
                 },
                 _ => return Ok(None),
@@ -296,12 +304,12 @@ impl<S: Store> Writer<S> {
         };
         let Some(task) = task else { return Ok(None) };
         let request = request.ok_or_else(|| store::Error::corrupt_task(id, "its beginning is missing"))?;
-        let same = task.spec.tool == new.spec.tool && same_json(&request, &new.request);
+        let same = task.spec.tool == new.spec.tool && same_json(&request, &new.arguments);
         Ok(Some(if same { Ok(Receipt { task, changed: false }) } else { Err(Reject::IdempotencyKeyReused(key.to_string()).into()) }))
     }
 
     /// What a task counts as, of what its caller has. One that an earlier life left counts when it is taken over.
-    fn counted(&self, task: &Task, limits: &Limits) -> Usage {
+    fn usage_of(&self, task: &Task, limits: &Limits) -> Usage {
         let is_open = task.ended.is_none();
         let bytes = if is_open && task.epoch < self.epoch { 0 } else { task.stored_bytes(limits) };
         Usage { open: is_open.into(), bytes }
@@ -331,19 +339,19 @@ impl<S: Store> Writer<S> {
 }
 
 /// One write for each task: what happened to it in one batch is seen at once, or not at all.
-fn merged(writes: Vec<Write>) -> Vec<Write> {
+fn merge_by_task(writes: Vec<TaskWrite>) -> Vec<TaskWrite> {
     if writes.len() < 2 {
         return writes;
     }
-    let (mut merged, mut places): (Vec<Write>, HashMap<TaskId, usize>) = (Vec::with_capacity(writes.len()), HashMap::new());
+    let (mut merged, mut positions): (Vec<TaskWrite>, HashMap<TaskId, usize>) = (Vec::with_capacity(writes.len()), HashMap::new());
     for write in writes {
-        match places.entry(write.task.id) {
-            Entry::Vacant(place) => {
-                place.insert(merged.len());
+        match positions.entry(write.task.id) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(merged.len());
                 merged.push(write);
             }
-            Entry::Occupied(place) => {
-                let earlier = &mut merged[*place.get()];
+            Entry::Occupied(occupied) => {
+                let earlier = &mut merged[*occupied.get()];
                 earlier.task = write.task;
                 earlier.events.extend(write.events);
                 earlier.dropped_bytes = write.dropped_bytes;
@@ -355,8 +363,12 @@ fn merged(writes: Vec<Write>) -> Vec<Write> {
 }
 
 /// What is new about a task, for those who watch it.
-fn news(events: &[Event]) -> Changed {
-    if events.iter().all(|event| matches!(event, Event::Appended { .. } | Event::Saved { .. })) { Changed::Output } else { Changed::Task }
+fn change_kind(events: &[Event]) -> ChangeKind {
+    if events.iter().all(|event| matches!(event, Event::Appended { .. } | Event::Saved { .. })) {
+        ChangeKind::Output
+    } else {
+        ChangeKind::Task
+    }
 }
 
 /// Whether two texts say the same, whatever the order of their keys and the blanks between.

@@ -3,16 +3,16 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 use taskwire_core::{
-    InputKey, Payload,
-    task::{Command, Input, Task},
+    Payload, QuestionKey,
+    task::{Command, QuestionState, Task},
 };
 
 use super::{
-    ANSWER, WAIT, arguments, find, gives,
+    ANSWER, WAIT, arguments, find_task,
     question::{Question, shortened},
-    quoted, say, submit,
+    quoted, submit, texts, wait_effect,
 };
-use crate::tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError, fitting};
+use crate::tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError, check_answer};
 
 const DESCRIPTION: &str = "Answers a question that a task of this server asked (task_wait and the tool itself show the question, its key and \
     its fields). The answer goes to the question with that key; a question is answered once. Give only what your user told you or what \
@@ -70,22 +70,22 @@ pub(super) fn tool() -> Tool {
     Tool::raw(ANSWER, DESCRIPTION, schema, answer)
         .title("Answer a question of a task")
         .annotations(Annotations::default().read_only(false).destructive(false).open_world(false))
-        .takes(taken)
+        .accepts_schema(taken)
 }
 
 async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
     let Arguments { task_id, key, value, action } = ctx.arguments().read()?;
-    let task = find(&ctx, &task_id)?;
-    let (key, request) = choose(&task, key.as_deref()).map_err(ToolError::new)?;
+    let task = find_task(&ctx, &task_id)?;
+    let (key, request) = choose_question(&task, key.as_deref()).map_err(ToolError::new)?;
     let question = Question::read(&request);
-    let answer = give(&task, &key, &question, value, action).map_err(ToolError::new)?;
+    let answer = build_answer(&task, &key, &question, value, action).map_err(ToolError::new)?;
     let misfit = |why: String| ToolError::new(format!("The answer does not fit the question, so it was not given: {why}"));
-    let answer = fitting(&request, answer).map_err(misfit)?;
+    let answer = check_answer(&request, answer).map_err(misfit)?;
     let receipt = submit(&ctx, &task_id, task.id, Command::Answer(vec![(key.clone(), answer)])).await?;
     let after = &receipt.task;
     if !receipt.changed {
         // Somebody else was faster, or the task ended: what is right now is what a second try would be told.
-        return Err(match choose(after, Some(key.as_str())) {
+        return Err(match choose_question(after, Some(key.as_str())) {
             Err(told) => ToolError::new(told),
             Ok(_) => ToolError::new(format!("The answer to `{}` could not be given. Try again.", key.as_str())),
         });
@@ -97,7 +97,7 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
     };
     let done = format!("The question `{}` of `{}` (task {}) {what}.", key.as_str(), after.spec.tool, after.id);
     Ok(CallResult::of([Content::text(match after.asked_at {
-        Some(_) => format!("{done}\n\n{}", say::asking(after)),
+        Some(_) => format!("{done}\n\n{}", texts::questions_text(after)),
         None => format!("{done} The task goes on. Next, call `{WAIT}` with {} for its result.", arguments(after.id, &[])),
     })]))
 }
@@ -106,15 +106,15 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
 ///
 /// An answer may come twice, or late: who gave it saw one question, and the next one must not get it. So a question that is not
 /// named is taken only if there has never been another.
-fn choose(task: &Task, key: Option<&str>) -> Result<(InputKey, Payload), String> {
+fn choose_question(task: &Task, key: Option<&str>) -> Result<(QuestionKey, Payload), String> {
     let tool = &task.spec.tool;
     let meant = match key {
-        Some(key) => task.inputs.get_key_value(&InputKey::new(key)),
-        None => task.inputs.first_key_value().filter(|_| task.inputs.len() == 1),
+        Some(key) => task.questions.get_key_value(&QuestionKey::new(key)),
+        None => task.questions.first_key_value().filter(|_| task.questions.len() == 1),
     };
     let why = match (meant, key) {
-        (Some((key, Input { request, answer: None })), _) if task.outcome.is_none() => return Ok((key.clone(), request.clone())),
-        (Some((key, input)), _) => already(key, input),
+        (Some((key, QuestionState { request, answer: None })), _) if task.outcome.is_none() => return Ok((key.clone(), request.clone())),
+        (Some((key, input)), _) => already_answered(key, input),
         (None, Some(key)) => Some(format!("`{tool}` (task {}) has asked no question {}, so nothing was answered.", task.id, quoted(key))),
         (None, None) if task.asked_at.is_some() && task.outcome.is_none() => Some(format!(
             "Nothing was answered: `{tool}` (task {}) has asked more than one question. Say in `key` which one you mean.",
@@ -122,7 +122,7 @@ fn choose(task: &Task, key: Option<&str>) -> Result<(InputKey, Payload), String>
         )),
         (None, None) => None,
     };
-    let now = standing(task);
+    let now = next_step(task);
     Err(match why {
         Some(why) => format!("{why}\n\n{now}"),
         None => now,
@@ -130,11 +130,11 @@ fn choose(task: &Task, key: Option<&str>) -> Result<(InputKey, Payload), String>
 }
 
 /// What was answered to a question, if it was.
-fn already(key: &InputKey, Input { request, answer }: &Input) -> Option<String> {
+fn already_answered(key: &QuestionKey, QuestionState { request, answer }: &QuestionState) -> Option<String> {
     let answer: Value = answer.as_ref()?.read().unwrap_or_default();
     let how = match (Question::read(request), answer["action"].as_str(), answer.get("content")) {
         // What a program said to a program is nothing to show.
-        (Question::Client { .. }, ..) => "is answered already".to_owned(),
+        (Question::ClientOnly { .. }, ..) => "is answered already".to_owned(),
         (_, Some("accept"), Some(content)) => format!("is answered already, with {}", shortened(&content.to_string())),
         (_, Some("accept"), None) => "was accepted already".to_owned(),
         (_, Some("decline"), _) => "was declined already".to_owned(),
@@ -145,28 +145,34 @@ fn already(key: &InputKey, Input { request, answer }: &Input) -> Option<String> 
 }
 
 /// What the task asks now, or how to go on if it asks nothing.
-fn standing(task: &Task) -> String {
+fn next_step(task: &Task) -> String {
     let (tool, wait) = (&task.spec.tool, format!("`{WAIT}` with {}", arguments(task.id, &[])));
     if task.outcome.is_some() {
-        let (how, what) = (task.status(), gives(task));
+        let (how, what) = (task.status(), wait_effect(task));
         return format!("`{tool}` (task {}) has ended ({how}) and asks nothing any more: {wait} {what}.", task.id);
     }
     match task.asked_at {
-        Some(_) => say::asking(task),
+        Some(_) => texts::questions_text(task),
         None => format!("`{tool}` (task {}) asks nothing at the moment. Go on with {wait}.", task.id),
     }
 }
 
 /// The answer as the task is given it, or what is wrong with it.
-fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, action: Option<Action>) -> Result<Payload, String> {
-    let ask = || question.ask(task.id, key.as_str());
+fn build_answer(
+    task: &Task,
+    key: &QuestionKey,
+    question: &Question,
+    value: Option<Value>,
+    action: Option<Action>,
+) -> Result<Payload, String> {
+    let ask = || question.to_text(task.id, key.as_str());
     // Some fill in all that a schema has: an empty text where there is nothing to fill in says nothing.
-    let value = value.filter(|value| !question.is_plain() || value.as_str() != Some(""));
+    let value = value.filter(|value| !question.has_no_fields() || value.as_str() != Some(""));
     // Who says yes and nothing else agrees with the defaults.
-    let agrees = value.is_none() && action == Some(Action::Accept) && question.needs_nothing();
+    let agrees = value.is_none() && action == Some(Action::Accept) && question.can_accept_defaults();
     let value = if agrees { Some(json!({})) } else { value };
     let content = match (question, action) {
-        (Question::Client { .. }, _) => return Err(ask()),
+        (Question::ClientOnly { .. }, _) => return Err(ask()),
         // It was meant for something else: nothing of this call is to be believed.
         (Question::Page { .. }, _) if value.is_some() => {
             return Err(format!(
@@ -177,7 +183,7 @@ fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, 
             ));
         }
         // A yes is said, and not taken from silence.
-        (_, None) if question.is_plain() => {
+        (_, None) if question.has_no_fields() => {
             return Err(format!(
                 "Nothing was answered: the question {} wants an `action` (\"accept\", \"decline\" or \"cancel\").\n\n{}",
                 quoted(key.as_str()),
@@ -187,7 +193,7 @@ fn give(task: &Task, key: &InputKey, question: &Question, value: Option<Value>, 
         (_, Some(Action::Decline)) => return Ok(json!({"action": "decline"}).into()),
         (_, Some(Action::Cancel)) => return Ok(json!({"action": "cancel"}).into()),
         (Question::Page { .. }, _) => return Ok(json!({"action": "accept"}).into()),
-        (Question::Form { .. }, _) => question.fit(value).map_err(|problems| {
+        (Question::Form { .. }, _) => question.fill_in(value).map_err(|problems| {
             format!(
                 "The answer does not fit the question, so it was not given. Correct it and call `{ANSWER}` again; if you do not know what \
                  is asked for, ask your user.\n- {}\n\n{}",
@@ -207,10 +213,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::followup::say::tests::task;
+    use crate::followup::texts::tests::task;
 
     fn asked(keys: &[&str]) -> Task {
-        let events: Vec<Event> = keys.iter().map(|key| Event::Asked { key: InputKey::new(key), request: form() }).collect();
+        let events: Vec<Event> = keys.iter().map(|key| Event::Asked { key: QuestionKey::new(key), request: form() }).collect();
         task(&events)
     }
 
@@ -220,7 +226,7 @@ mod tests {
     }
 
     fn answered(key: &str) -> Event {
-        Event::Answered { key: InputKey::new(key), answer: json!({"action": "accept", "content": {"name": "Ada"}}).into() }
+        Event::Answered { key: QuestionKey::new(key), answer: json!({"action": "accept", "content": {"name": "Ada"}}).into() }
     }
 
     fn form() -> Payload {
@@ -229,7 +235,7 @@ mod tests {
     }
 
     fn chosen(task: &Task, key: Option<&str>) -> Result<String, String> {
-        choose(task, key).map(|(key, _)| key.as_str().to_owned())
+        choose_question(task, key).map(|(key, _)| key.as_str().to_owned())
     }
 
     fn refused(task: &Task, key: Option<&str>) -> String {
@@ -269,8 +275,9 @@ mod tests {
 
     #[test]
     fn what_was_answered_is_said_as_it_was() {
-        let told =
-            |request: Value, answer: Value| already(&InputKey::new("a"), &Input { request: request.into(), answer: Some(answer.into()) });
+        let told = |request: Value, answer: Value| {
+            already_answered(&QuestionKey::new("a"), &QuestionState { request: request.into(), answer: Some(answer.into()) })
+        };
         let page = || json!({"method": "elicitation/create", "params": {"mode": "url", "message": "Sign", "url": "https://x.test"}});
         for (answer, words) in [
             (json!({"action": "accept"}), "was accepted already"),
@@ -286,7 +293,7 @@ mod tests {
         assert!(program.contains("is answered already.") && !program.contains("secret"), "{program}");
         let long = told(page(), json!({"action": "accept", "content": {"x": "é".repeat(10_000)}})).expect("answered");
         assert!(long.len() < 5_000, "{}", long.len());
-        assert_eq!(already(&InputKey::new("a"), &Input { request: page().into(), answer: None }), None);
+        assert_eq!(already_answered(&QuestionKey::new("a"), &QuestionState { request: page().into(), answer: None }), None);
     }
 
     #[test]
@@ -302,9 +309,9 @@ mod tests {
 
     #[test]
     fn an_answer_is_what_the_protocol_calls_one() {
-        let (task, key) = (asked(&["a"]), InputKey::new("a"));
+        let (task, key) = (asked(&["a"]), QuestionKey::new("a"));
         let give = |question: &Question, value: Option<Value>, action| {
-            give(&task, &key, question, value, action).map(|answer| answer.read::<Value>().expect("JSON"))
+            build_answer(&task, &key, question, value, action).map(|answer| answer.read::<Value>().expect("JSON"))
         };
         let (accept, decline, cancel) = (Some(Action::Accept), Some(Action::Decline), Some(Action::Cancel));
         let form = Question::read(&form());
@@ -315,20 +322,21 @@ mod tests {
         assert_eq!(give(&form, Some(json!("x")), cancel), Ok(json!({"action": "cancel"})), "what was filled in is not sent");
         let wrong = give(&form, Some(json!({"nmae": "Ada"})), accept).expect_err("wrong");
         assert!(wrong.contains("- `nmae`: the form has no such field") && wrong.contains("- `name` (text; required)"), "{wrong}");
-        let client = Question::Client { method: "sampling/createMessage".to_owned() };
+        let client = Question::ClientOnly { method: "sampling/createMessage".to_owned() };
         assert!(give(&client, None, decline).expect_err("not ours").contains("only by the client"));
     }
 
     #[test]
     fn a_yes_without_a_value_agrees_with_the_defaults() {
-        let (task, key) = (asked(&["a"]), InputKey::new("a"));
+        let (task, key) = (asked(&["a"]), QuestionKey::new("a"));
         let question = |required: Value| {
             let fields = json!({"name": {"type": "string"}, "n": {"type": "integer", "default": 5}});
             let schema = json!({"type": "object", "properties": fields, "required": required});
             Question::read(&json!({"method": "elicitation/create", "params": {"message": "Well?", "requestedSchema": schema}}).into())
         };
-        let give =
-            |question: &Question, action| give(&task, &key, question, None, action).map(|answer| answer.read::<Value>().expect("JSON"));
+        let give = |question: &Question, action| {
+            build_answer(&task, &key, question, None, action).map(|answer| answer.read::<Value>().expect("JSON"))
+        };
         for required in [json!([]), json!(["n"])] {
             let question = question(required);
             assert_eq!(give(&question, Some(Action::Accept)), Ok(json!({"action": "accept", "content": {"n": 5}})));
@@ -342,9 +350,9 @@ mod tests {
 
     #[test]
     fn where_nothing_is_filled_in_the_action_is_said() {
-        let (task, key) = (asked(&["a"]), InputKey::new("a"));
+        let (task, key) = (asked(&["a"]), QuestionKey::new("a"));
         let give = |question: &Question, value: Option<Value>, action| {
-            give(&task, &key, question, value, action).map(|answer| answer.read::<Value>().expect("JSON"))
+            build_answer(&task, &key, question, value, action).map(|answer| answer.read::<Value>().expect("JSON"))
         };
         let (accept, decline) = (Some(Action::Accept), Some(Action::Decline));
         let page = Question::Page { message: "Sign in".to_owned(), url: "https://x.test".to_owned() };

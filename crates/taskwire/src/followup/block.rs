@@ -5,8 +5,8 @@ use taskwire_core::{Seq, TaskId, Version};
 
 use super::resource::ReadError;
 use crate::{
-    engine::{Engine, large::Parts},
-    store::{Cursor, Entry},
+    engine::{Engine, large_block::BlockAssembler},
+    store::{Cursor, LogItem},
 };
 
 /// Bytes of output that are read at one time.
@@ -14,12 +14,12 @@ const READ_BYTES: usize = 1024 * 1024;
 
 /// Reads the block of this name: a `ReadResourceResult`.
 pub(super) async fn read(engine: &Engine, id: TaskId, name: &str, uri: &str) -> Result<Value, ReadError> {
-    let (mut from, mut parts) = (Seq(0), Parts::default());
+    let (mut from, mut parts) = (Seq(0), BlockAssembler::default());
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BYTES, chunks: usize::MAX };
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: READ_BYTES, max_chunks: usize::MAX };
         let page = engine.page(id, cursor)?.ok_or(ReadError::NotFound)?;
         let more = page.more;
-        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+        for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             from = chunk.seq.next();
             if !chunk.blocks.as_str().contains(name) {
                 continue;

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::json;
 use taskwire_core::task::{Command, Task};
 
-use super::{CANCEL, OUTPUT, WAIT, arguments, find, submit};
+use super::{CANCEL, OUTPUT, WAIT, arguments, find_task, submit};
 use crate::tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError};
 
 const DESCRIPTION: &str = "Stops a running task of this server for good. Its work ends and it gives no result. Use it when your user wants it, or \
@@ -30,11 +30,11 @@ pub(super) fn tool() -> Tool {
 async fn cancel(ctx: Ctx) -> Result<CallResult, ToolError> {
     let Arguments { task_id } = ctx.arguments().read()?;
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
-    let receipt = submit(&ctx, &task_id, find(&ctx, &task_id)?.id, command).await?;
-    Ok(CallResult::of([Content::text(told(&receipt.task, receipt.changed))]))
+    let receipt = submit(&ctx, &task_id, find_task(&ctx, &task_id)?.id, command).await?;
+    Ok(CallResult::of([Content::text(report(&receipt.task, receipt.changed))]))
 }
 
-fn told(task: &Task, changed: bool) -> String {
+fn report(task: &Task, changed: bool) -> String {
     let (tool, same) = (&task.spec.tool, arguments(task.id, &[]));
     if changed {
         format!("`{tool}` (task {}) is cancelled. It gives no result. What it wrote before can be read with `{OUTPUT}` {same}.", task.id)

@@ -9,14 +9,14 @@ use taskwire_core::{
     task::{Event, Task},
 };
 
-use super::{LIST, WAIT, quoted, span};
+use super::{LIST, WAIT, duration_text, quoted};
 use crate::{
     engine::{self, Engine},
     tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
 };
 
 /// Tasks that are listed if the caller does not say how many, and at most.
-const LISTED: (usize, usize) = (20, 100);
+const LIMIT_DEFAULT_AND_MAX: (usize, usize) = (20, 100);
 /// Tasks of a caller that are looked at to find them.
 const LOOKED_AT_MAX: usize = 1_000;
 
@@ -34,7 +34,7 @@ enum State {
 }
 
 impl State {
-    fn has(self, task: &Task) -> bool {
+    fn matches(self, task: &Task) -> bool {
         match self {
             Self::Running => task.ended.is_none(),
             Self::Ended => task.ended.is_some(),
@@ -52,7 +52,7 @@ struct Arguments {
 }
 
 pub(super) fn tool() -> Tool {
-    let (usual, most) = LISTED;
+    let (usual, most) = LIMIT_DEFAULT_AND_MAX;
     let schema = json!({
         "type": "object",
         "properties": {
@@ -67,21 +67,23 @@ pub(super) fn tool() -> Tool {
 async fn list(ctx: Ctx) -> Result<CallResult, ToolError> {
     let Arguments { state, limit } = ctx.arguments().read()?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the schema has bounds for it")]
-    let limit = limit.map_or(LISTED.0, |limit| (limit as usize).clamp(1, LISTED.1));
+    let limit = limit.map_or(LIMIT_DEFAULT_AND_MAX.0, |limit| (limit as usize).clamp(1, LIMIT_DEFAULT_AND_MAX.1));
     let (engine, caller) = (ctx.run().engine(), &ctx.run().spec().caller);
     let (mut found, mut more) = (Vec::new(), false);
     for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX).map_err(engine::Error::from)? {
-        let Some(task) = engine::legible(engine.task(caller, id))?.filter(|task| state.unwrap_or_default().has(task)) else { continue };
+        let Some(task) = engine::skip_corrupt(engine.task(caller, id))?.filter(|task| state.unwrap_or_default().matches(task)) else {
+            continue;
+        };
         more = found.len() == limit;
         if more {
             break;
         }
         found.push(task);
     }
-    Ok(CallResult::of([Content::text(told(engine, &found, more))]))
+    Ok(CallResult::of([Content::text(report(engine, &found, more))]))
 }
 
-fn told(engine: &Engine, tasks: &[Arc<Task>], more: bool) -> String {
+fn report(engine: &Engine, tasks: &[Arc<Task>], more: bool) -> String {
     let now = engine.clock().now();
     let lines: Vec<String> = tasks.iter().map(|task| line(task, arguments(engine, task).as_deref(), now)).collect();
     match lines.len() {
@@ -95,12 +97,12 @@ fn told(engine: &Engine, tasks: &[Arc<Task>], more: bool) -> String {
 
 /// One task in one line.
 fn line(task: &Task, arguments: Option<&str>, now: Timestamp) -> String {
-    let began = task.began();
+    let began = task.began_at();
     let given = arguments.map(|arguments| format!(" with {}", quoted(arguments))).unwrap_or_default();
     let how = match task.ended {
-        None if task.asked_at.is_some() => format!("has a question, began {} ago", span(now.since(began))),
-        None => format!("running for {}", span(now.since(began))),
-        Some((at, _)) => format!("{} {} ago, after {}", task.status(), span(now.since(at)), span(at.since(began))),
+        None if task.asked_at.is_some() => format!("has a question, began {} ago", duration_text(now.since(began))),
+        None => format!("running for {}", duration_text(now.since(began))),
+        Some((at, _)) => format!("{} {} ago, after {}", task.status(), duration_text(now.since(at)), duration_text(at.since(began))),
     };
     let said =
         task.message.as_deref().filter(|_| task.ended.is_none()).map(|said| format!("; it says: {}", quoted(said))).unwrap_or_default();
@@ -110,7 +112,7 @@ fn line(task: &Task, arguments: Option<&str>, now: Timestamp) -> String {
 /// The arguments that a task was made with.
 fn arguments(engine: &Engine, task: &Task) -> Option<String> {
     match engine.reader().event(task.id, Version(1)) {
-        Ok(Some(Event::Created { request, .. })) if request.as_str() != "{}" => Some(request.as_str().to_owned()),
+        Ok(Some(Event::Created { arguments: request, .. })) if request.as_str() != "{}" => Some(request.as_str().to_owned()),
         _ => None,
     }
 }

@@ -12,7 +12,7 @@ mod list;
 mod output;
 mod question;
 pub(crate) mod resource;
-mod say;
+mod texts;
 mod wait;
 
 use std::{sync::Arc, time::Duration};
@@ -24,7 +24,7 @@ use taskwire_core::{
 };
 use tokio::sync::watch;
 
-pub(crate) use say::{failed, failed_at_once, going_away, joined, no_room, now};
+pub(crate) use texts::{dedupe_note, failed, failure_without_task, no_task_possible, shutting_down, task_result};
 
 use crate::{
     engine::{self, Engine},
@@ -50,7 +50,7 @@ pub(crate) struct Settings {
     /// How long `task_wait` waits, if it is not told otherwise, and at most.
     pub(crate) hold: Duration,
     /// Bytes of output in one answer of `task_output`.
-    pub(crate) bytes: usize,
+    pub(crate) output_bytes: usize,
     /// Becomes true when the server begins to shut down: then nobody is kept waiting.
     pub(crate) draining: watch::Receiver<bool>,
 }
@@ -65,7 +65,7 @@ pub(crate) fn tools(settings: &Settings) -> Vec<Arc<ReadyTool>> {
 }
 
 /// The task that a model names. If its caller has none of that name, it is told which ones it has.
-fn find(ctx: &Ctx, given: &str) -> Result<Arc<Task>, ToolError> {
+fn find_task(ctx: &Ctx, given: &str) -> Result<Arc<Task>, ToolError> {
     let (engine, caller) = (ctx.run().engine(), &ctx.run().spec().caller);
     let task = match read_id(given) {
         Some(id) => engine.task(caller, id)?,
@@ -82,7 +82,7 @@ fn find(ctx: &Ctx, given: &str) -> Result<Arc<Task>, ToolError> {
 async fn submit(ctx: &Ctx, given: &str, id: TaskId, command: Command) -> Result<engine::Receipt, ToolError> {
     let by = Authority::Caller(ctx.run().spec().caller.clone());
     ctx.run().engine().submit(id, by, command).await.map_err(|error| match error {
-        engine::Error::Rejected(Reject::NotFound) => find(ctx, given).err().unwrap_or_else(ToolError::stopped),
+        engine::Error::Rejected(Reject::NotFound) => find_task(ctx, given).err().unwrap_or_else(ToolError::stopped),
         error => error.into(),
     })
 }
@@ -96,9 +96,9 @@ pub(crate) fn read_id(given: &str) -> Option<TaskId> {
 /// What is said of an id that names no task of this caller. Whether it names somebody else's makes no difference.
 fn unknown(engine: &Engine, caller: &CallerId, given: &str) -> Result<String, engine::Error> {
     let now = engine.clock().now();
-    let running = running(engine, caller)?;
+    let running = running_tasks(engine, caller)?;
     let list = running.iter().fold(String::new(), |list, task| {
-        let age = span(now.since(task.began()));
+        let age = duration_text(now.since(task.began_at()));
         let asks = if task.asked_at.is_some() { ", has a question" } else { "" };
         format!("{list}\n- {}: `{}`, running for {age}{asks}", task.id, task.spec.tool)
     });
@@ -112,11 +112,11 @@ fn unknown(engine: &Engine, caller: &CallerId, given: &str) -> Result<String, en
 }
 
 /// The latest tasks of a caller that have not ended and that it may know of.
-fn running(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine::Error> {
+fn running_tasks(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine::Error> {
     let mut found = Vec::new();
     for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX)? {
         let known = |task: &Arc<Task>| task.outcome.is_none() && (!task.spec.hidden || task.spec.findable);
-        found.extend(engine::legible(engine.task(caller, id))?.filter(known));
+        found.extend(engine::skip_corrupt(engine.task(caller, id))?.filter(known));
         if found.len() == LISTED_MAX {
             break;
         }
@@ -125,7 +125,7 @@ fn running(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine:
 }
 
 /// A span of time for people, not more exact than they need it.
-fn span(span: Duration) -> String {
+fn duration_text(span: Duration) -> String {
     let seconds = span.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds} s"),
@@ -147,7 +147,7 @@ fn arguments(id: TaskId, more: &[(&str, Value)]) -> String {
 }
 
 /// What `task_wait` does with a task that has ended. One that failed or was cancelled has no result.
-fn gives(task: &Task) -> &'static str {
+fn wait_effect(task: &Task) -> &'static str {
     match task.outcome {
         Some(Outcome::Completed { .. }) => "gives its result",
         _ => "says what came of it",
@@ -177,11 +177,11 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_told_as_people_tell_them() {
+    fn durations_are_written_as_people_say_them() {
         for (seconds, told) in
             [(0, "0 s"), (59, "59 s"), (60, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (3659, "1 h"), (7_380, "2 h 3 min")]
         {
-            assert_eq!(span(Duration::from_secs(seconds)), told);
+            assert_eq!(duration_text(Duration::from_secs(seconds)), told);
         }
     }
 
@@ -213,16 +213,17 @@ mod tests {
     #[test]
     fn work_began_when_its_id_was_made() {
         let spec = Arc::new(Spec::new(CallerId::new("me"), "t"));
-        let created = |spent_ms| Event::Created { spec: spec.clone(), request: json!({}).into(), epoch: Epoch(1), carried: None, spent_ms };
+        let created =
+            |spent_ms| Event::Created { spec: spec.clone(), arguments: json!({}).into(), epoch: Epoch(1), continuation: None, spent_ms };
         let late = create(id(), &created(45_000), Timestamp::from_millis(50_000));
-        assert_eq!(late.began(), Timestamp::from_millis(5_000));
+        assert_eq!(late.began_at(), Timestamp::from_millis(5_000));
         let early = create(id(), &created(0), Timestamp::from_millis(4_000));
-        assert_eq!(early.began(), Timestamp::from_millis(4_000), "a clock that was set back makes no time before the task");
+        assert_eq!(early.began_at(), Timestamp::from_millis(4_000), "a clock that was set back makes no time before the task");
     }
 
     #[test]
     fn the_tools_are_listed_by_name_and_are_never_tasks() {
-        let settings = Settings { hold: Duration::from_secs(45), bytes: 1_000, draining: watch::channel(false).1 };
+        let settings = Settings { hold: Duration::from_secs(45), output_bytes: 1_000, draining: watch::channel(false).1 };
         let tools = tools(&settings);
         let names: Vec<&str> = tools.iter().map(|tool| &*tool.0.name).collect();
         assert_eq!(names, [WAIT, OUTPUT, ANSWER, CANCEL, LIST]);

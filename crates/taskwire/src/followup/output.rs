@@ -6,10 +6,10 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use taskwire_core::{Seq, TaskId, Version, screen::Screen, task::Task};
 
-use super::{OUTPUT, Settings, WAIT, arguments, find, gives, span};
+use super::{OUTPUT, Settings, WAIT, arguments, duration_text, find_task, wait_effect};
 use crate::{
-    engine::{self, Engine, large},
-    store::{Cursor, Entry},
+    engine::{self, Engine, large_block},
+    store::{Cursor, LogItem},
     tool::{Annotations, CallResult, Content, Ctx, Tool, ToolError},
 };
 
@@ -51,7 +51,7 @@ pub(super) fn tool(settings: &Settings) -> Tool {
         "required": ["task_id"],
         "additionalProperties": false,
     });
-    let bytes = settings.bytes;
+    let bytes = settings.output_bytes;
     Tool::raw(OUTPUT, DESCRIPTION, schema, move |ctx: Ctx| async move { show(&ctx, bytes) })
         .title("Read the output of a task")
         .annotations(Annotations::default().read_only(true).open_world(false))
@@ -61,12 +61,12 @@ fn show(ctx: &Ctx, bytes: usize) -> Result<CallResult, ToolError> {
     let Arguments { task_id, after } = ctx.arguments().read()?;
     let after = after as u64;
     let engine = ctx.run().engine();
-    let id = find(ctx, &task_id)?.id;
+    let id = find_task(ctx, &task_id)?.id;
     let Some(written) = read(engine, id, Seq(after), bytes)? else { return Err(forgotten(id)) };
     // Read after its output: what is said about its end is true of the output, too.
-    let task = find(ctx, &task_id)?;
+    let task = find_task(ctx, &task_id)?;
     let mut content: Vec<Content> = written.blocks.iter().cloned().map(Content::raw).collect();
-    content.push(Content::text(standing(engine, &task, after, &written)));
+    content.push(Content::text(closing_text(engine, &task, after, &written)));
     Ok(CallResult::of(content))
 }
 
@@ -75,11 +75,11 @@ fn forgotten(id: TaskId) -> ToolError {
 }
 
 /// What follows the output: where it goes on, and how the task is.
-fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> String {
+fn closing_text(engine: &Engine, task: &Task, after: u64, written: &OutputPart) -> String {
     let (tool, next) = (&task.spec.tool, arguments(task.id, &[("after", written.next.0.into())]));
     let wait = format!("`{WAIT}` with {}", arguments(task.id, &[]));
     let mut text = String::from("---\n");
-    if written.missed {
+    if written.has_lost_beginning {
         text.push_str("(What stood before this is no longer kept: it was too much.)\n");
     }
     // It may have written its last between two looks.
@@ -97,12 +97,12 @@ fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> Stri
                 Some(_) => ("waits for an answer to its question", "shows the question"),
                 None => ("is still running", "waits for its result"),
             };
-            let age = span(engine.clock().now().since(task.began()));
+            let age = duration_text(engine.clock().now().since(task.began_at()));
             format!("{so_far} The task {how} ({age}): {wait} {do_next}. Later output: `{OUTPUT}` with {next}.")
         }
         (nothing, false, Some(_)) => {
             let all = nothing.map_or_else(|| "That is all of the output.".to_owned(), |nothing| format!("{nothing}."));
-            format!("{all} The task has ended ({}): {wait} {}.", task.status(), gives(task))
+            format!("{all} The task has ended ({}): {wait} {}.", task.status(), wait_effect(task))
         }
     };
     text.push_str(&text_of_end);
@@ -111,7 +111,7 @@ fn standing(engine: &Engine, task: &Task, after: u64, written: &Written) -> Stri
 
 /// A part of what a task has written.
 #[derive(Debug, PartialEq)]
-struct Written {
+struct OutputPart {
     /// Content blocks; text that belongs together is one block, and as a terminal shows it.
     blocks: Vec<Value>,
     /// Whether nothing was written, seen or not.
@@ -123,24 +123,24 @@ struct Written {
     /// Whether the task had ended by then.
     ended: bool,
     /// Whether something before it is no longer kept.
-    missed: bool,
+    has_lost_beginning: bool,
 }
 
 /// What a task has written from `from` on: whole chunks, of which a terminal shows about so many bytes, but at least one chunk if there
 /// is one. Nothing if there is no such task.
-fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<Written>, engine::Error> {
-    let mut written = Written { blocks: Vec::new(), is_empty: true, next: from, more: false, ended: false, missed: false };
-    let mut gathered = Gathered { screen: Screen::behind(&before(engine, id, from)?), ..Gathered::default() };
+fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
+    let mut written = OutputPart { blocks: Vec::new(), is_empty: true, next: from, more: false, ended: false, has_lost_beginning: false };
+    let mut gathered = ShownBlocks { screen: Screen::after(&before(engine, id, from)?), ..ShownBlocks::default() };
     let mut taken = 0;
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(written.next), bytes, chunks: usize::MAX };
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(written.next), max_bytes: bytes, max_chunks: usize::MAX };
         let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
         (written.more, written.ended) = (page.more, page.ended);
         // A number that is too large is brought back to where there will be something.
-        written.next = written.next.min(page.end);
+        written.next = written.next.min(page.next_seq);
         let so_far = taken;
-        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
-            written.missed |= written.is_empty && chunk.seq > from;
+        for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
+            written.has_lost_beginning |= written.is_empty && chunk.seq > from;
             written.is_empty = false;
             written.next = chunk.seq.next();
             taken += chunk.blocks.as_str().len();
@@ -161,23 +161,23 @@ fn before(engine: &Engine, id: TaskId, from: Seq) -> Result<String, engine::Erro
     if from == Seq(0) {
         return Ok(String::new());
     }
-    let kept = engine.span(id)?;
+    let kept = engine.chunk_range(id)?;
     let from = from.min(kept.end);
     let (mut at, mut text) = (from, String::new());
     while at > kept.start && from.0 - at.0 < BEFORE_CHUNKS && text.len() < BEFORE_BYTES {
         at = Seq(at.0 - 1);
-        let Some((earlier, _)) = text_at(engine, id, at)? else { break };
+        let Some((earlier, _)) = chunk_text(engine, id, at)? else { break };
         text.insert_str(0, &earlier);
     }
     Ok(text)
 }
 
 /// The text of one chunk, and how many bytes are stored for it; none if there is no such task.
-pub(super) fn text_at(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<(String, usize)>, engine::Error> {
-    let cursor = Cursor { after: Version(u64::MAX), from: Some(at), bytes: 1, chunks: 1 };
+pub(super) fn chunk_text(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<(String, usize)>, engine::Error> {
+    let cursor = Cursor { after: Version(u64::MAX), from: Some(at), max_bytes: 1, max_chunks: 1 };
     let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
     let (mut all, mut bytes) = (String::new(), 0);
-    for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+    for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
         bytes += chunk.blocks.as_str().len();
         each_text(chunk.blocks.as_str(), |text| all.push_str(text));
     }
@@ -186,38 +186,38 @@ pub(super) fn text_at(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<(St
 
 /// Blocks as they are shown: text that nothing tells apart from the text before it is part of that, and it is as a terminal shows it.
 #[derive(Debug, Default)]
-struct Gathered {
+struct ShownBlocks {
     blocks: Vec<Value>,
     /// What can still be drawn over of the last text.
     screen: Screen,
     /// Bytes without that.
-    settled: usize,
+    fixed_bytes: usize,
 }
 
-impl Gathered {
+impl ShownBlocks {
     /// About how many bytes there are.
     fn bytes(&self) -> usize {
-        self.settled + self.screen.held()
+        self.fixed_bytes + self.screen.buffered_bytes()
     }
 
     fn add(&mut self, mut block: Value) {
         // Who wants it follows the link behind the last part.
-        if large::is_part(&block) {
+        if large_block::is_part(&block) {
             return;
         }
         let is_text = block["type"] == "text";
         let text = match block.get_mut("text") {
             Some(Value::String(text)) if is_text => std::mem::take(text),
             _ => {
-                self.settle();
-                self.settled += block.to_string().len();
+                self.end_text();
+                self.fixed_bytes += block.to_string().len();
                 self.blocks.push(block);
                 return;
             }
         };
-        if !self.blocks.last().is_some_and(|last| alike(last, &block)) {
+        if !self.blocks.last().is_some_and(|last| differ_only_in_text(last, &block)) {
             if !self.blocks.is_empty() {
-                self.settle();
+                self.end_text();
             }
             self.blocks.push(block);
         }
@@ -227,9 +227,9 @@ impl Gathered {
     }
 
     /// Nothing is drawn over any more. Text of which nothing is seen is none.
-    fn settle(&mut self) {
+    fn end_text(&mut self) {
         let mut shown = String::new();
-        self.screen.end(&mut shown);
+        self.screen.finish(&mut shown);
         self.grow(&shown);
         self.blocks.pop_if(|last| last["type"] == "text" && last["text"] == "");
     }
@@ -237,18 +237,18 @@ impl Gathered {
     fn grow(&mut self, shown: &str) {
         if let Some(Value::String(last)) = self.blocks.last_mut().and_then(|last| last.get_mut("text")) {
             last.push_str(shown);
-            self.settled += shown.len();
+            self.fixed_bytes += shown.len();
         }
     }
 
     fn end(mut self) -> Vec<Value> {
-        self.settle();
+        self.end_text();
         self.blocks
     }
 }
 
 /// Whether two blocks differ in their text alone.
-fn alike(one: &Value, other: &Value) -> bool {
+fn differ_only_in_text(one: &Value, other: &Value) -> bool {
     match (one.as_object(), other.as_object()) {
         (Some(one), Some(other)) => {
             one.len() == other.len() && one.iter().all(|(key, value)| key == "text" || other.get(key) == Some(value))
@@ -287,7 +287,7 @@ mod tests {
     fn text_is_joined_and_everything_else_keeps_its_place() {
         let image = json!({"type": "image", "data": "eA==", "mimeType": "image/png"});
         let stderr = |text: &str| json!({"type": "text", "text": text, "_meta": {"dev.taskwire/stream": "stderr"}});
-        let mut gathered = Gathered::default();
+        let mut gathered = ShownBlocks::default();
         for block in
             [text("a"), text("b\n"), image.clone(), image.clone(), text("c"), stderr("no"), stderr("!"), text("d"), json!({"type": "text"})]
         {
@@ -299,12 +299,12 @@ mod tests {
     #[test]
     fn text_is_as_a_terminal_shows_it() {
         let stderr = |text: &str| json!({"type": "text", "text": text, "_meta": {"dev.taskwire/stream": "stderr"}});
-        let mut gathered = Gathered { screen: Screen::behind("so far \u{1b}[3"), ..Gathered::default() };
+        let mut gathered = ShownBlocks { screen: Screen::after("so far \u{1b}[3"), ..ShownBlocks::default() };
         for block in [text("1m10%\u{1b}["), text("0m\r20"), text("%\r\n"), stderr("\u{1b}[1m"), stderr("\u{1b}[0m"), text("end\r")] {
             gathered.add(block);
         }
         assert_eq!(gathered.end(), [text("20%\n"), text("end")], "and what is not seen is no block");
-        let mut silent = Gathered::default();
+        let mut silent = ShownBlocks::default();
         silent.add(text("\u{1b}[2J"));
         assert_eq!(silent.end(), Vec::<Value>::new());
     }

@@ -39,7 +39,7 @@ pub(super) enum Question {
         url: String,
     },
     /// Something that only a program knows.
-    Client {
+    ClientOnly {
         /// The method by which it is asked.
         method: String,
     },
@@ -56,27 +56,27 @@ impl Question {
                 Self::Page { message: message(), url: params["url"].as_str().unwrap_or_default().to_owned() }
             }
             Some("elicitation/create") => {
-                Self::Form { message: message(), schema: params["requestedSchema"].clone(), form: Form::of(request).ok() }
+                Self::Form { message: message(), schema: params["requestedSchema"].clone(), form: Form::of_question(request).ok() }
             }
-            method => Self::Client { method: method.unwrap_or("unknown").to_owned() },
+            method => Self::ClientOnly { method: method.unwrap_or("unknown").to_owned() },
         }
     }
 
     /// Whether a person can answer it, or a model for it.
     pub(super) fn is_for_users(&self) -> bool {
-        !matches!(self, Self::Client { .. })
+        !matches!(self, Self::ClientOnly { .. })
     }
 
     /// Whether there is nothing to fill in, only a yes or a no.
-    pub(super) fn is_plain(&self) -> bool {
+    pub(super) fn has_no_fields(&self) -> bool {
         match self {
             Self::Form { form, .. } => form.as_ref().is_some_and(|form| form.fields.is_empty()),
-            Self::Page { .. } | Self::Client { .. } => true,
+            Self::Page { .. } | Self::ClientOnly { .. } => true,
         }
     }
 
     /// The question in words, and how to answer it.
-    pub(super) fn ask(&self, id: TaskId, key: &str) -> String {
+    pub(super) fn to_text(&self, id: TaskId, key: &str) -> String {
         let copy = |more: &[(&str, Value)]| {
             let all: Vec<_> = [("key", key.into())].into_iter().chain(more.iter().cloned()).collect();
             format!("`{ANSWER}` with {}", arguments(id, &all))
@@ -87,14 +87,14 @@ impl Question {
             }
             Self::Form { message, .. } => {
                 let answer = copy(&[("value", self.example())]);
-                format!("Question `{key}`: {message}\n{}\nAnswer: call {answer}.{}", self.fields(), self.agree())
+                format!("Question `{key}`: {message}\n{}\nAnswer: call {answer}.{}", self.fields(), self.defaults_hint())
             }
             Self::Page { message, url } => format!(
                 "Question `{key}`: {message}\nYour user must open this page: {url}\nGive them the link; when they say that they are done, \
                  call {}.",
                 copy(&[("action", "accept".into())])
             ),
-            Self::Client { method } => format!(
+            Self::ClientOnly { method } => format!(
                 "Question `{key}` (`{method}`) can be answered only by the client program itself, not by you: there is nothing to do but \
                  wait, or to stop the task."
             ),
@@ -102,15 +102,17 @@ impl Question {
     }
 
     /// Whether nothing must be filled in: what is required has a default.
-    pub(super) fn needs_nothing(&self) -> bool {
+    pub(super) fn can_accept_defaults(&self) -> bool {
         let Self::Form { form: Some(form), .. } = self else { return false };
         form.fields.iter().all(|field| field.default.is_some() || !field.required)
     }
 
     /// How to agree with the defaults, where they are an answer.
-    fn agree(&self) -> &'static str {
+    fn defaults_hint(&self) -> &'static str {
         match self {
-            Self::Form { form: Some(form), .. } if self.needs_nothing() && form.fields.iter().any(|field| field.default.is_some()) => {
+            Self::Form { form: Some(form), .. }
+                if self.can_accept_defaults() && form.fields.iter().any(|field| field.default.is_some()) =>
+            {
                 " To agree with the defaults, say \"action\":\"accept\" in place of \"value\"."
             }
             _ => "",
@@ -131,7 +133,7 @@ impl Question {
             Self::Form { schema, .. } => {
                 format!("`value`, a JSON object as text, must fit this JSON Schema: {}", shortened(&schema.to_string()))
             }
-            Self::Page { .. } | Self::Client { .. } => String::new(),
+            Self::Page { .. } | Self::ClientOnly { .. } => String::new(),
         }
     }
 
@@ -149,7 +151,7 @@ impl Question {
     }
 
     /// The filled-in form that a value stands for, or what is wrong with it, one line each.
-    pub(super) fn fit(&self, value: Option<Value>) -> Result<Value, Vec<String>> {
+    pub(super) fn fill_in(&self, value: Option<Value>) -> Result<Value, Vec<String>> {
         match self {
             Self::Form { schema, form: Some(form), .. } => filled(schema, form, value),
             Self::Form { schema, form: None, .. } => match value.map(from_text) {
@@ -157,7 +159,7 @@ impl Question {
                 Some(value @ Value::Object(_)) => Ok(value),
                 _ => Err(vec!["`value` must be an object".to_owned()]),
             },
-            Self::Page { .. } | Self::Client { .. } => Err(vec!["there is nothing to fill in".to_owned()]),
+            Self::Page { .. } | Self::ClientOnly { .. } => Err(vec!["there is nothing to fill in".to_owned()]),
         }
     }
 }
@@ -173,7 +175,7 @@ fn filled(schema: &Value, form: &Form, value: Option<Value>) -> Result<Value, Ve
             Some(field) if value == placeholder(&field.kind) || value == CHOICE => {
                 problems.push(format!("`{name}`: {value} stands for an answer and is none: ask your user"));
             }
-            Some(field) => drop(content.insert(name, as_meant(&field.kind, value))),
+            Some(field) => drop(content.insert(name, coerce(&field.kind, value))),
         }
     }
     for field in &form.fields {
@@ -200,7 +202,7 @@ fn members(form: &Form, value: Option<Value>) -> Result<Map<String, Value>, Vec<
         [only] => Some(only),
         _ => needed.next().filter(|_| needed.next().is_none()),
     };
-    let value = match value.map(|value| opened(&has, only.is_some(), value)) {
+    let value = match value.map(|value| unwrap_value(&has, only.is_some(), value)) {
         None if form.fields.is_empty() => return Ok(Map::new()),
         None if form.fields.len() == 1 => return Err(vec![format!("`value` is missing: it is what {} shall be", names())]),
         None => return Err(vec![format!("`value` is missing: it is an object with {}, as JSON text", names())]),
@@ -226,7 +228,7 @@ fn from_text(value: Value) -> Value {
 
 /// The value itself: an object that came as its JSON text, or the content of a whole answer. An answer that says no is not taken for a
 /// yes. Where a plain value would do (`plain`), a text that is JSON of something else is that value.
-fn opened(has: &impl Fn(&str) -> bool, plain: bool, value: Value) -> Value {
+fn unwrap_value(has: &impl Fn(&str) -> bool, plain: bool, value: Value) -> Value {
     let is_answer = |members: &Map<String, Value>| {
         members.contains_key("action") && members.keys().all(|name| ["action", "content"].contains(&name.as_str()))
     };
@@ -254,7 +256,7 @@ fn opened(has: &impl Fn(&str) -> bool, plain: bool, value: Value) -> Value {
 }
 
 /// A value as the field wants it, where there is only one thing that it can mean; else as it is.
-fn as_meant(kind: &FieldKind, value: Value) -> Value {
+fn coerce(kind: &FieldKind, value: Value) -> Value {
     match (kind, value) {
         (FieldKind::Text { .. }, value @ (Value::Number(_) | Value::Bool(_))) => value.to_string().into(),
         (FieldKind::Number { .. }, Value::String(text)) => match serde_json::from_str::<Number>(text.trim()) {
@@ -266,18 +268,18 @@ fn as_meant(kind: &FieldKind, value: Value) -> Value {
             "false" | "no" | "n" => false.into(),
             _ => text.into(),
         },
-        (FieldKind::Choice { options }, value) => picked(options, &value).unwrap_or(value),
+        (FieldKind::Choice { options }, value) => find_choice(options, &value).unwrap_or(value),
         (FieldKind::Choices { options, .. }, Value::Array(items)) => {
-            items.into_iter().map(|item| picked(options, &item).unwrap_or(item)).collect()
+            items.into_iter().map(|item| find_choice(options, &item).unwrap_or(item)).collect()
         }
         (FieldKind::Choices { options, .. }, Value::String(text)) => {
-            if let Some(one) = picked(options, &text.as_str().into()) {
+            if let Some(one) = find_choice(options, &text.as_str().into()) {
                 return vec![one].into();
             }
             if let Ok(items) = serde_json::from_str::<Vec<Value>>(&text) {
-                return as_meant(kind, items.into());
+                return coerce(kind, items.into());
             }
-            let all: Option<Vec<Value>> = text.split(',').map(|word| picked(options, &word.trim().into())).collect();
+            let all: Option<Vec<Value>> = text.split(',').map(|word| find_choice(options, &word.trim().into())).collect();
             all.map_or_else(|| text.into(), Into::into)
         }
         (_, value) => value,
@@ -285,7 +287,7 @@ fn as_meant(kind: &FieldKind, value: Value) -> Value {
 }
 
 /// The choice that a value means: by what it is, by its title, or by either without regard to case if only one fits.
-fn picked(options: &[Choice], value: &Value) -> Option<Value> {
+fn find_choice(options: &[Choice], value: &Value) -> Option<Value> {
     let text = match value {
         Value::String(text) => text.trim().to_owned(),
         Value::Number(_) | Value::Bool(_) => value.to_string(),

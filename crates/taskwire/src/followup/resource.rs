@@ -9,8 +9,8 @@ use taskwire_core::{CallerId, Seq, TaskId, Version};
 
 use super::{block, output::each_text};
 use crate::{
-    engine::{self, Engine, large},
-    store::{Cursor, Entry},
+    engine::{self, Engine, large_block},
+    store::{Cursor, LogItem},
 };
 
 const PREFIX: &str = "taskwire://task/";
@@ -34,7 +34,7 @@ pub(crate) enum ReadError {
 }
 
 /// Whether a URI is for this room to read.
-pub(crate) fn is_ours(uri: &str) -> bool {
+pub(crate) fn is_task_uri(uri: &str) -> bool {
     uri.starts_with(PREFIX)
 }
 
@@ -104,7 +104,7 @@ fn parse(uri: &str) -> Result<(TaskId, Range), ReadError> {
 ///
 /// The text's own URI says which range it is, unless it is all there is and all was asked for.
 pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_bytes: usize) -> Result<Value, ReadError> {
-    if let Some((id, name)) = large::named(uri) {
+    if let Some((id, name)) = large_block::parse_block_uri(uri) {
         engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
         return block::read(engine, id, name, uri).await;
     }
@@ -113,14 +113,14 @@ pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_byte
     let from = match range.from {
         Some(back) if back < 0 => {
             // How much there is, first; what is written meanwhile comes after it.
-            let mut all = Part::new(0, 0);
+            let mut all = RangeReader::new(0, 0);
             scan(engine, id, &mut all).await?;
             all.total.saturating_sub(back.unsigned_abs())
         }
         from => from.unwrap_or_default().unsigned_abs(),
     };
     let most = range.bytes.map_or(max_bytes, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX).min(max_bytes));
-    let mut part = Part::new(from, most);
+    let mut part = RangeReader::new(from, most);
     let missed = scan(engine, id, &mut part).await?;
     let (from, bytes, total) = (part.begin(), part.text.len() as u64, part.total);
     let whole = range == Range::default() && bytes == total;
@@ -137,13 +137,13 @@ pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_byte
 }
 
 /// Goes through all text of a task; says whether its beginning is no longer kept.
-async fn scan(engine: &Engine, id: TaskId, part: &mut Part) -> Result<bool, ReadError> {
+async fn scan(engine: &Engine, id: TaskId, part: &mut RangeReader) -> Result<bool, ReadError> {
     let (mut from, mut missed) = (Seq(0), false);
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BYTES, chunks: usize::MAX };
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: READ_BYTES, max_chunks: usize::MAX };
         let page = engine.page(id, cursor)?.ok_or(ReadError::NotFound)?;
         let more = page.more;
-        for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
+        for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             missed |= from == Seq(0) && chunk.seq > from;
             from = chunk.seq.next();
             each_text(chunk.blocks.as_str(), |text| part.take(text));
@@ -158,19 +158,19 @@ async fn scan(engine: &Engine, id: TaskId, part: &mut Part) -> Result<bool, Read
 
 /// A range of a text that comes bit by bit.
 #[derive(Debug)]
-struct Part {
+struct RangeReader {
     from: u64,
     most: usize,
     text: String,
     /// Where the text that was taken begins.
-    at: Option<u64>,
+    start_offset: Option<u64>,
     full: bool,
     total: u64,
 }
 
-impl Part {
+impl RangeReader {
     fn new(from: u64, most: usize) -> Self {
-        Self { from, most, text: String::new(), at: None, full: most == 0, total: 0 }
+        Self { from, most, text: String::new(), start_offset: None, full: most == 0, total: 0 }
     }
 
     /// Takes of the next text what is within the range.
@@ -182,7 +182,7 @@ impl Part {
         }
         let begin = usize::try_from(self.from.saturating_sub(before)).unwrap_or(usize::MAX);
         let begin = text.floor_char_boundary(begin);
-        self.at.get_or_insert(before + begin as u64);
+        self.start_offset.get_or_insert(before + begin as u64);
         let (rest, room) = (&text[begin..], self.most - self.text.len());
         let mut end = rest.floor_char_boundary(room);
         self.full = end < rest.len();
@@ -195,7 +195,7 @@ impl Part {
 
     /// Where it begins: at the end, if the range begins behind it.
     fn begin(&self) -> u64 {
-        self.at.unwrap_or_else(|| self.from.min(self.total))
+        self.start_offset.unwrap_or_else(|| self.from.min(self.total))
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn part(texts: &[&str], from: u64, most: usize) -> (u64, String, u64) {
-        let mut part = Part::new(from, most);
+        let mut part = RangeReader::new(from, most);
         texts.iter().for_each(|text| part.take(text));
         (part.begin(), part.text, part.total)
     }
@@ -245,7 +245,9 @@ mod tests {
         {
             assert!(matches!(parse(other), Err(ReadError::NotFound)), "{other}");
         }
-        assert!(is_ours(&uri(id())) && !is_ours("file:///x") && template()["uriTemplate"] == "taskwire://task/{id}/output{?from,bytes}");
+        assert!(
+            is_task_uri(&uri(id())) && !is_task_uri("file:///x") && template()["uriTemplate"] == "taskwire://task/{id}/output{?from,bytes}"
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 use taskwire_core::task::Task;
 
-use super::{Settings, WAIT, find, going_away, say, span};
+use super::{Settings, WAIT, duration_text, find_task, shutting_down, texts};
 use crate::{
     clock::Sleep,
     engine::Engine,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How often a client hears that the wait goes on, at least: some give up a call that says nothing.
-const BEAT: Duration = Duration::from_secs(5);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// How much progress is told when there is none: it must grow, and must not get in the way of the task's own.
 const STEP: f64 = 0.0001;
 
@@ -55,56 +55,56 @@ pub(super) fn tool(settings: &Settings) -> Tool {
 async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
     let Arguments { task_id, timeout_s } = ctx.arguments().read()?;
     let engine = ctx.run().engine();
-    let patience = timeout_s.map_or(settings.hold, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(settings.hold));
-    let mut over = engine.clock().sleep(patience.min(settings.hold));
-    let watch = engine.watch(vec![find(&ctx, &task_id)?.id], false);
+    let timeout = timeout_s.map_or(settings.hold, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(settings.hold));
+    let mut over = engine.clock().sleep(timeout.min(settings.hold));
+    let watch = engine.watch(vec![find_task(&ctx, &task_id)?.id], false);
     let mut draining = settings.draining;
     let drained = async move {
         let _ = draining.wait_for(|draining| *draining).await;
     };
     tokio::pin!(drained);
-    let mut told = Told::new(engine);
+    let mut told = ProgressReporter::new(engine);
     loop {
-        let task = find(&ctx, &task_id)?;
+        let task = find_task(&ctx, &task_id)?;
         // What only the client's program can answer is asked of it elsewhere.
-        if task.outcome.is_some() || say::asks_users(&task) {
-            return Ok(say::now(engine, &task));
+        if task.outcome.is_some() || texts::has_user_question(&task) {
+            return Ok(texts::task_result(engine, &task));
         }
-        told.tell(&ctx, &task).await?;
+        told.report(&ctx, &task).await?;
         // The time first: a task that changes all the time must not keep its caller for ever.
         tokio::select! {
             biased;
             () = ctx.cancelled() => return Err(ToolError::stopped()),
             () = &mut over => {
-                let task = find(&ctx, &task_id)?;
-                return Ok(say::now(engine, &task));
+                let task = find_task(&ctx, &task_id)?;
+                return Ok(texts::task_result(engine, &task));
             }
             () = &mut drained => {
-                let task = find(&ctx, &task_id)?;
-                return Ok(going_away(engine, &task));
+                let task = find_task(&ctx, &task_id)?;
+                return Ok(shutting_down(engine, &task));
             }
             _ = watch.changed() => {}
-            () = &mut told.beat => told.due = true,
+            () = &mut told.next_report => told.due = true,
         }
     }
 }
 
 /// What the client was told of the task while it waits.
-struct Told {
+struct ProgressReporter {
     done: f64,
     message: Option<Arc<str>>,
     /// When it is to be told something, whatever there is to say.
-    beat: Sleep,
+    next_report: Sleep,
     due: bool,
 }
 
-impl Told {
+impl ProgressReporter {
     fn new(engine: &Engine) -> Self {
-        Self { done: 0.0, message: None, beat: engine.clock().sleep(BEAT), due: false }
+        Self { done: 0.0, message: None, next_report: engine.clock().sleep(REPORT_INTERVAL), due: false }
     }
 
     /// Tells of the task, if there is news or it is time.
-    async fn tell(&mut self, ctx: &Ctx, task: &Task) -> Result<(), ToolError> {
+    async fn report(&mut self, ctx: &Ctx, task: &Task) -> Result<(), ToolError> {
         let own = task.progress.filter(|progress| progress.done > self.done);
         let said = task.message.as_ref().filter(|message| self.message.as_ref() != Some(*message));
         if own.is_none() && said.is_none() && !self.due {
@@ -113,11 +113,13 @@ impl Told {
         let clock = ctx.run().engine().clock();
         self.done = own.map_or_else(|| next(self.done), |progress| progress.done);
         self.message.clone_from(&task.message);
-        self.beat = clock.sleep(BEAT);
+        self.next_report = clock.sleep(REPORT_INTERVAL);
         self.due = false;
         let total = task.progress.and_then(|progress| progress.total).filter(|total| self.done <= *total);
-        let message =
-            task.message.as_deref().map_or_else(|| format!("running for {}", span(clock.now().since(task.began()))), str::to_owned);
+        let message = task
+            .message
+            .as_deref()
+            .map_or_else(|| format!("running for {}", duration_text(clock.now().since(task.began_at()))), str::to_owned);
         ctx.progress(Progress { done: self.done, total, message: Some(message) }).await
     }
 }

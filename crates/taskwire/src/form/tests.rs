@@ -75,12 +75,12 @@ fn a_form_has_the_fields_of_its_schema() {
 fn the_form_of_a_question_keeps_the_order_of_its_fields() {
     let text = r#"{"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": {"required": ["b"], "type": "object",
         "properties": {"z": {"type": "string"}, "b": {"type": "boolean"}, "m": {"type": "string"}, "a": {"type": "string"}}}}}"#;
-    let form = Form::of(&Payload::parse(text.to_owned()).expect("JSON")).expect("a form");
+    let form = Form::of_question(&Payload::parse(text.to_owned()).expect("JSON")).expect("a form");
     let names: Vec<&str> = form.fields.iter().map(|field| field.name.as_str()).collect();
     assert_eq!(names, ["z", "b", "m", "a"]);
     assert!(form.fields[1].required && !form.fields[0].required);
     for none in [json!({"method": "elicitation/create", "params": {"mode": "url", "url": "https://x.example"}}), json!({}), json!(3)] {
-        let error = Form::of(&none.into()).expect_err("no form");
+        let error = Form::of_question(&none.into()).expect_err("no form");
         assert!(error.contains("the question has no form"), "{error}");
     }
 }
@@ -366,7 +366,7 @@ fn a_schema_that_is_made_to_be_long_to_check_is_not() {
     let kinds: Vec<Value> = ["a", "b", "c", "d", "e"].map(branch).into();
     let schema = json!({"type": "object", "properties": {"expr": {"$ref": "#/$defs/Expr"}}, "$defs": {"Expr": {"anyOf": kinds}}});
     let value = (0..40).fold(json!({"kind": "f"}), |inner, _| json!({"kind": "a", "arg": inner}));
-    let errors = misfits(&schema, &json!({"expr": value}));
+    let errors = check_arguments(&schema, &json!({"expr": value}));
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert_eq!(errors[0].field, "expr");
     assert!(errors[0].reason.starts_with("{\"kind\":\"f\"} is not valid under any of the schemas"), "{errors:?}");

@@ -11,11 +11,11 @@ use jsonschema::error::ValidationErrorKind;
 use serde_json::Value;
 
 use super::{
-    Misfit, Rules,
-    counted::{Run, Stop},
-    leaf::{Leaf, Leaves, Members, address},
-    names::{HOPS_MAX, Names},
-    say::{cut, shown},
+    Misfit, SchemaKind,
+    assertions::{AssertionCache, Assertions, Members, address},
+    budget::{Budget, Stop},
+    references::{HOPS_MAX, References},
+    short::{short_message, short_value},
     unique::is_unique,
 };
 
@@ -24,61 +24,61 @@ const STEPS_MAX: u64 = 100_000;
 
 /// One step from a value to a part of it.
 #[derive(Debug, Clone, Copy)]
-enum Step<'v> {
+enum PathStep<'v> {
     Name(&'v str),
     Index(usize),
 }
 
 /// What was found.
-pub(super) struct Explained<'v> {
+pub(super) struct Explanation<'v> {
     pub(super) found: Vec<Misfit<'v>>,
     /// Why not all was looked at, and where that was.
     pub(super) stop: Option<Stop>,
-    pub(super) place: Vec<String>,
+    pub(super) stopped_at: Vec<String>,
 }
 
 pub(super) struct Explainer<'s, 'v> {
-    rules: Rules,
+    kind: SchemaKind,
     is_old: bool,
-    names: Names<'s>,
-    leaves: &'s Leaves,
+    references: References<'s>,
+    assertions: &'s AssertionCache,
     /// Which schema takes which part of the value, each known by its address.
-    known: HashMap<(usize, usize), bool>,
+    fits_cache: HashMap<(usize, usize), bool>,
     /// The schemas that are being told of, and the way to the value that they are about.
-    telling: Vec<(usize, usize)>,
-    path: Vec<Step<'v>>,
+    reporting: Vec<(usize, usize)>,
+    path: Vec<PathStep<'v>>,
     found: Vec<Misfit<'v>>,
     max: usize,
-    budget: Run,
-    place: Option<Vec<String>>,
+    budget: Budget,
+    stopped_at: Option<Vec<String>>,
 }
 
 /// Looks at some of a schema's keywords; whether they fit.
-type Part<'s, 'v, Explainer> = fn(&mut Explainer, &'s Members, &'v Value, bool) -> bool;
+type KeywordCheck<'s, 'v, Explainer> = fn(&mut Explainer, &'s Members, &'v Value, bool) -> bool;
 
 impl<'s, 'v> Explainer<'s, 'v> {
     /// Of a schema that must not move while its leaves are kept.
-    pub(super) fn new(rules: Rules, text: &'s Value, leaves: &'s Leaves, room: usize) -> Self {
+    pub(super) fn new(rules: SchemaKind, text: &'s Value, leaves: &'s AssertionCache, room: usize) -> Self {
         Self {
-            rules,
-            is_old: rules.are_old(text),
-            names: Names::of(text),
-            leaves,
-            known: HashMap::new(),
-            telling: Vec::new(),
+            kind: rules,
+            is_old: rules.is_old_draft(text),
+            references: References::of(text),
+            assertions: leaves,
+            fits_cache: HashMap::new(),
+            reporting: Vec::new(),
             path: Vec::new(),
             found: Vec::new(),
             max: 0,
-            budget: Run::new(STEPS_MAX, room),
-            place: None,
+            budget: Budget::new(STEPS_MAX, room),
+            stopped_at: None,
         }
     }
 
     /// What of a value does not fit, up to so many.
-    pub(super) fn explain(mut self, value: &'v Value, max: usize) -> Explained<'v> {
+    pub(super) fn explain(mut self, value: &'v Value, max: usize) -> Explanation<'v> {
         self.max = max;
-        self.visit(self.names.root, value, true);
-        Explained { found: self.found, stop: self.budget.stop, place: self.place.unwrap_or_default() }
+        self.visit(self.references.root, value, true);
+        Explanation { found: self.found, stop: self.budget.stop, stopped_at: self.stopped_at.unwrap_or_default() }
     }
 
     /// Whether a schema takes a value, as far as can be seen.
@@ -87,34 +87,34 @@ impl<'s, 'v> Explainer<'s, 'v> {
             return *schema != false;
         }
         let pair = (address(schema), address(value));
-        if let Some(known) = self.known.get(&pair) {
+        if let Some(known) = self.fits_cache.get(&pair) {
             return *known;
         }
         if !self.budget.spend(1) {
             return true;
         }
         // A schema that comes back to itself at the same value asks for nothing more there.
-        self.known.insert(pair, true);
+        self.fits_cache.insert(pair, true);
         let fits = self.visit(schema, value, false);
-        self.known.insert(pair, fits);
+        self.fits_cache.insert(pair, fits);
         fits
     }
 
     /// The same, and if it does not, tells why.
-    fn holds(&mut self, schema: &'s Value, value: &'v Value, step: Option<Step<'v>>, tell: bool) -> bool {
+    fn check(&mut self, schema: &'s Value, value: &'v Value, step: Option<PathStep<'v>>, tell: bool) -> bool {
         if self.fits(schema, value) {
-            if tell && self.budget.stop.is_some() && self.place.is_none() {
-                self.place = Some(self.path.iter().copied().chain(step).map(Step::name).collect());
+            if tell && self.budget.stop.is_some() && self.stopped_at.is_none() {
+                self.stopped_at = Some(self.path.iter().copied().chain(step).map(PathStep::name).collect());
             }
             return true;
         }
         let pair = (address(schema), address(value));
-        if tell && !self.telling.contains(&pair) && self.budget.spend(1) {
-            self.telling.push(pair);
+        if tell && !self.reporting.contains(&pair) && self.budget.spend(1) {
+            self.reporting.push(pair);
             self.path.extend(step);
             self.visit(schema, value, true);
             self.path.truncate(self.path.len() - usize::from(step.is_some()));
-            self.telling.pop();
+            self.reporting.pop();
         }
         false
     }
@@ -122,7 +122,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
     fn visit(&mut self, schema: &'s Value, value: &'v Value, tell: bool) -> bool {
         let Some(rules) = schema.as_object() else {
             if tell && *schema == false {
-                self.tell(value, ValidationErrorKind::FalseSchema, format!("False schema does not allow {}", shown(value)));
+                self.report(value, ValidationErrorKind::FalseSchema, format!("False schema does not allow {}", short_value(value)));
             }
             return *schema != false;
         };
@@ -130,15 +130,15 @@ impl<'s, 'v> Explainer<'s, 'v> {
         if self.is_old && rules.contains_key("$ref") {
             return self.in_place(rules, value, tell);
         }
-        let parts: [Part<'s, 'v, Self>; 8] = [
-            Self::itself,
+        let parts: [KeywordCheck<'s, 'v, Self>; 8] = [
+            Self::check_assertions,
             Self::in_place,
-            Self::names_of_members,
-            Self::members,
+            Self::check_property_names,
+            Self::check_properties,
             Self::items,
-            Self::contained,
+            Self::check_contains,
             Self::alternatives,
-            Self::left_over,
+            Self::check_unevaluated,
         ];
         let mut fits = true;
         for part in parts {
@@ -155,32 +155,32 @@ impl<'s, 'v> Explainer<'s, 'v> {
         self.budget.stop.is_some() || if tell { self.found.len() >= self.max } else { !fits }
     }
 
-    fn tell(&mut self, value: &'v Value, kind: ValidationErrorKind, message: String) {
+    fn report(&mut self, value: &'v Value, kind: ValidationErrorKind, message: String) {
         if self.found.len() < self.max {
-            let path = self.path.iter().copied().map(Step::name).collect();
-            self.found.push(Misfit { path, value, kind, message: cut(format_args!("{message}")) });
+            let path = self.path.iter().copied().map(PathStep::name).collect();
+            self.found.push(Misfit { path, value, kind, message: short_message(format_args!("{message}")) });
         }
     }
 
     /// What the schema says of the value itself.
-    fn itself(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    fn check_assertions(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
         let mut fits = true;
-        if let Some(leaf) = self.leaf(rules)
+        if let Some(leaf) = self.assertions_of(rules)
             && self.budget.spend(leaf.cost)
             && !leaf.validator.is_valid(value)
         {
             fits = false;
             if tell {
                 for error in leaf.validator.iter_errors(value).take(self.max) {
-                    let message = cut(format_args!("{}", error.masked_with(shown(value))));
-                    self.tell(value, error.into_parts().kind, message);
+                    let message = short_message(format_args!("{}", error.masked_with(short_value(value))));
+                    self.report(value, error.into_parts().kind, message);
                 }
             }
         }
         if rules.get("uniqueItems").is_some_and(|wanted| *wanted == true) && value.as_array().is_some_and(|items| !is_unique(items)) {
             fits = false;
             if tell {
-                self.tell(value, ValidationErrorKind::UniqueItems, format!("{} has non-unique elements", shown(value)));
+                self.report(value, ValidationErrorKind::UniqueItems, format!("{} has non-unique elements", short_value(value)));
             }
         }
         fits
@@ -190,7 +190,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
     fn in_place(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
         let mut fits = true;
         for schema in self.all_in_place(rules, value) {
-            fits &= self.holds(schema, value, None, tell);
+            fits &= self.check(schema, value, None, tell);
             if self.is_enough(fits, tell) {
                 break;
             }
@@ -201,8 +201,8 @@ impl<'s, 'v> Explainer<'s, 'v> {
         {
             fits = false;
             if tell {
-                let message = format!("{} is not allowed for {}", shown(not), shown(value));
-                self.tell(value, ValidationErrorKind::Not { schema: not.clone() }, message);
+                let message = format!("{} is not allowed for {}", short_value(not), short_value(value));
+                self.report(value, ValidationErrorKind::Not { schema: not.clone() }, message);
             }
         }
         fits
@@ -210,7 +210,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
 
     fn all_in_place(&mut self, rules: &'s Members, value: &'v Value) -> Vec<&'s Value> {
         let references = ["$ref", "$dynamicRef", "$recursiveRef"].into_iter().filter_map(|key| rules.get(key)?.as_str());
-        let mut schemas: Vec<&'s Value> = references.filter_map(|reference| self.names.find(reference)).collect();
+        let mut schemas: Vec<&'s Value> = references.filter_map(|reference| self.references.find(reference)).collect();
         schemas.extend(rules.get("allOf").and_then(Value::as_array).into_iter().flatten());
         for (name, schema) in rules.get("dependentSchemas").and_then(Value::as_object).into_iter().flatten() {
             if value.get(name).is_some() {
@@ -223,9 +223,9 @@ impl<'s, 'v> Explainer<'s, 'v> {
         schemas
     }
 
-    fn names_of_members(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    fn check_property_names(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
         let (Some(schema), Some(members)) = (rules.get("propertyNames"), value.as_object()) else { return true };
-        let Some(leaf) = self.leaves.of_names(self.rules, self.names.root, schema) else { return true };
+        let Some(leaf) = self.assertions.of_names(self.kind, self.references.root, schema) else { return true };
         let mut fits = true;
         // One by one: the library has a message for each that is wrong, however many these are.
         for name in members.keys() {
@@ -234,8 +234,8 @@ impl<'s, 'v> Explainer<'s, 'v> {
                 fits = false;
                 if tell {
                     for error in leaf.validator.iter_errors(&single) {
-                        let message = cut(format_args!("{error}"));
-                        self.tell(value, error.into_parts().kind, message);
+                        let message = short_message(format_args!("{error}"));
+                        self.report(value, error.into_parts().kind, message);
                     }
                 }
             }
@@ -246,7 +246,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    fn members(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    fn check_properties(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
         let Some(members) = value.as_object() else { return true };
         let schemas = |key: &str| rules.get(key).and_then(Value::as_object);
         let (properties, patterns) = (schemas("properties"), schemas("patternProperties"));
@@ -257,20 +257,20 @@ impl<'s, 'v> Explainer<'s, 'v> {
         }
         let mut fits = true;
         for (name, member) in members {
-            let step = Some(Step::Name(name));
+            let step = Some(PathStep::Name(name));
             let property = properties.and_then(|properties| properties.get(name));
             let mut is_known = property.is_some();
             if let Some(schema) = property {
-                fits &= self.holds(schema, member, step, tell);
+                fits &= self.check(schema, member, step, tell);
             }
             for (pattern, schema) in patterns.into_iter().flatten() {
                 if self.matches(pattern, name) {
                     is_known = true;
-                    fits &= self.holds(schema, member, step, tell);
+                    fits &= self.check(schema, member, step, tell);
                 }
             }
             if let Some(schema) = others.filter(|_| !is_known) {
-                fits &= self.holds(schema, member, step, tell);
+                fits &= self.check(schema, member, step, tell);
             }
             if self.is_enough(fits, tell) {
                 break;
@@ -292,7 +292,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         let mut fits = true;
         for (index, item) in items.iter().enumerate() {
             let Some(schema) = first.get(index).or(rest) else { break };
-            fits &= self.holds(schema, item, Some(Step::Index(index)), tell);
+            fits &= self.check(schema, item, Some(PathStep::Index(index)), tell);
             if self.is_enough(fits, tell) {
                 break;
             }
@@ -300,7 +300,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    fn contained(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    fn check_contains(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
         let (Some(schema), Some(items)) = (rules.get("contains"), value.as_array()) else { return true };
         let bound = |key: &str| rules.get(key).and_then(Value::as_f64);
         let (least, most) = (bound("minContains").unwrap_or(1.0), bound("maxContains").unwrap_or(f64::INFINITY));
@@ -308,10 +308,10 @@ impl<'s, 'v> Explainer<'s, 'v> {
         let fits = self.budget.stop.is_some() || (least..=most).contains(&count);
         if !fits && tell {
             let message = match count < least {
-                true => format!("None of {} are valid under the given schema", shown(value)),
-                false => format!("{} has more than {most} items that are valid under the given schema", shown(value)),
+                true => format!("None of {} are valid under the given schema", short_value(value)),
+                false => format!("{} has more than {most} items that are valid under the given schema", short_value(value)),
             };
-            self.tell(value, ValidationErrorKind::Contains, message);
+            self.report(value, ValidationErrorKind::Contains, message);
         }
         fits
     }
@@ -328,19 +328,19 @@ impl<'s, 'v> Explainer<'s, 'v> {
             }
             fits = false;
             if tell {
-                self.tell_choice(key, branches, value, taken);
+                self.report_choice(key, branches, value, taken);
             }
         }
         fits
     }
 
     /// What is wrong with the branch that is meant, if that can be seen.
-    fn tell_choice(&mut self, key: &str, branches: &'s [Value], value: &'v Value, taken: usize) {
+    fn report_choice(&mut self, key: &str, branches: &'s [Value], value: &'v Value, taken: usize) {
         let before = self.found.len();
         if taken == 0
-            && let Some(branch) = self.meant(branches, value)
+            && let Some(branch) = self.intended_branch(branches, value)
         {
-            self.holds(branch, value, None, true);
+            self.check(branch, value, None, true);
         }
         if self.found.len() > before {
             return;
@@ -356,16 +356,16 @@ impl<'s, 'v> Explainer<'s, 'v> {
                 "is valid under more than one of the schemas listed in the 'oneOf' keyword",
             ),
         };
-        self.tell(value, kind, format!("{} {words}", shown(value)));
+        self.report(value, kind, format!("{} {words}", short_value(value)));
     }
 
     /// The only branch that has the value's tag, or else that is for its type, or else that would take it but for what is in it.
-    fn meant(&mut self, branches: &'s [Value], value: &'v Value) -> Option<&'s Value> {
+    fn intended_branch(&mut self, branches: &'s [Value], value: &'v Value) -> Option<&'s Value> {
         let signs: [fn(&mut Self, &'s Members, &'v Value) -> bool; 3] = [Self::has_tag, Self::has_type, Self::has_shape];
         signs.into_iter().find_map(|has_sign| {
             let mut with_sign = Vec::new();
             for branch in branches {
-                if self.rules_of(branch).is_some_and(|rules| has_sign(self, rules, value)) {
+                if self.resolved(branch).is_some_and(|rules| has_sign(self, rules, value)) {
                     with_sign.push(branch);
                 }
             }
@@ -374,11 +374,11 @@ impl<'s, 'v> Explainer<'s, 'v> {
     }
 
     /// The schema itself, or the one that it refers to.
-    fn rules_of(&self, mut schema: &'s Value) -> Option<&'s Members> {
+    fn resolved(&self, mut schema: &'s Value) -> Option<&'s Members> {
         for _ in 0..HOPS_MAX {
             let rules = schema.as_object()?;
             match rules.get("$ref").and_then(Value::as_str) {
-                Some(reference) => schema = self.names.find(reference)?,
+                Some(reference) => schema = self.references.find(reference)?,
                 None => return Some(rules),
             }
         }
@@ -417,33 +417,33 @@ impl<'s, 'v> Explainer<'s, 'v> {
     }
 
     fn has_shape(&mut self, rules: &'s Members, value: &'v Value) -> bool {
-        self.leaf(rules).is_some_and(|leaf| self.budget.spend(leaf.cost) && leaf.validator.is_valid(value))
+        self.assertions_of(rules).is_some_and(|leaf| self.budget.spend(leaf.cost) && leaf.validator.is_valid(value))
     }
 
     /// Members that no schema speaks of, where one says what these may be.
-    fn left_over(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    fn check_unevaluated(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
         let (Some(schema), Some(members)) = (rules.get("unevaluatedProperties"), value.as_object()) else { return true };
         let (mut fits, mut unexpected) = (true, Vec::new());
         for (name, member) in members {
-            if self.speaks_of(rules, value, name, 0) || self.budget.stop.is_some() {
+            if self.is_evaluated(rules, value, name, 0) || self.budget.stop.is_some() {
                 continue;
             }
             if *schema == false {
                 fits = false;
                 unexpected.push(name.clone());
             } else {
-                fits &= self.holds(schema, member, Some(Step::Name(name)), tell);
+                fits &= self.check(schema, member, Some(PathStep::Name(name)), tell);
             }
         }
         if tell && !unexpected.is_empty() {
             let verb = if unexpected.len() == 1 { "was" } else { "were" };
             let message = format!("Unevaluated properties are not allowed ('{}' {verb} unexpected)", unexpected.join("', '"));
-            self.tell(value, ValidationErrorKind::UnevaluatedProperties { unexpected }, message);
+            self.report(value, ValidationErrorKind::UnevaluatedProperties { unexpected }, message);
         }
         fits
     }
 
-    fn speaks_of(&mut self, rules: &'s Members, value: &'v Value, name: &str, hops: usize) -> bool {
+    fn is_evaluated(&mut self, rules: &'s Members, value: &'v Value, name: &str, hops: usize) -> bool {
         if hops > HOPS_MAX || !self.budget.spend(1) {
             return true;
         }
@@ -460,21 +460,21 @@ impl<'s, 'v> Explainer<'s, 'v> {
         others.extend(rules.get("if"));
         others.into_iter().any(|schema| {
             let Some(rules) = schema.as_object() else { return false };
-            self.fits(schema, value) && self.speaks_of(rules, value, name, hops + 1)
+            self.fits(schema, value) && self.is_evaluated(rules, value, name, hops + 1)
         })
     }
 
-    fn leaf(&self, rules: &'s Members) -> Option<Arc<Leaf>> {
-        self.leaves.of_schema(self.rules, self.names.root, rules)
+    fn assertions_of(&self, rules: &'s Members) -> Option<Arc<Assertions>> {
+        self.assertions.of_schema(self.kind, self.references.root, rules)
     }
 
     fn matches(&mut self, pattern: &'s str, name: &str) -> bool {
-        let leaf = self.leaves.of_pattern(self.rules, self.names.root, pattern);
+        let leaf = self.assertions.of_pattern(self.kind, self.references.root, pattern);
         leaf.is_some_and(|leaf| self.budget.spend(leaf.cost) && leaf.validator.is_valid(&Value::from(name)))
     }
 }
 
-impl Step<'_> {
+impl PathStep<'_> {
     fn name(self) -> String {
         match self {
             Self::Name(name) => name.to_owned(),

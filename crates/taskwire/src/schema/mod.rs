@@ -2,11 +2,11 @@
 //!
 //! Schemas and values come from others, so each check has its bounds: `counted` is for yes or no, `explain` for what does not fit.
 
-mod counted;
+mod assertions;
+mod budget;
 mod explain;
-mod leaf;
-mod names;
-mod say;
+mod references;
+mod short;
 #[cfg(test)]
 mod tests;
 mod unique;
@@ -17,16 +17,16 @@ use jsonschema::{Draft, ValidationOptions, Validator, error::ValidationErrorKind
 use serde_json::Value;
 
 use self::{
-    counted::{LARGE_ROOM, ROOM, Stop, bounded, counted, watched, with_much_stack},
-    explain::{Explained, Explainer},
-    leaf::Leaves,
+    assertions::AssertionCache,
+    budget::{LARGE_STACK_BYTES, STACK_BYTES, Stop, bounded, with_much_stack, with_step_counts, within_budget},
+    explain::{Explainer, Explanation},
 };
 
-pub(crate) use self::names::{meant, percent_decoded, referred};
+pub(crate) use self::references::{meant, percent_decoded, referred};
 
 /// How a schema is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rules {
+pub(crate) enum SchemaKind {
     /// One of a tool that is served: always as 2020-12, and formats say nothing.
     Tool,
     /// One of a form: as 2020-12, and formats are checked.
@@ -35,7 +35,7 @@ pub(crate) enum Rules {
     Foreign,
 }
 
-impl Rules {
+impl SchemaKind {
     fn options(self) -> ValidationOptions<'static> {
         bounded(match self {
             Self::Tool => jsonschema::draft202012::options(),
@@ -45,7 +45,7 @@ impl Rules {
     }
 
     /// Whether they are those of a draft before 2019-09, which ignore what stands beside a reference.
-    fn are_old(self, schema: &Value) -> bool {
+    fn is_old_draft(self, schema: &Value) -> bool {
         self == Self::Foreign && Draft::default().detect(schema) < Draft::Draft201909
     }
 }
@@ -53,11 +53,11 @@ impl Rules {
 /// A compiled schema. To check a value against it takes a bounded time and little memory, whatever both are.
 #[derive(Debug)]
 pub(crate) struct Schema {
-    rules: Rules,
+    kind: SchemaKind,
     /// As it was written. It must not move: `leaves` knows parts of it by their addresses.
-    text: Box<Value>,
+    source: Box<Value>,
     validator: Validator,
-    leaves: Leaves,
+    assertions: AssertionCache,
 }
 
 /// Something that does not fit.
@@ -74,13 +74,13 @@ pub(crate) struct Misfit<'v> {
 }
 
 impl<'v> Misfit<'v> {
-    fn in_words(path: Vec<String>, value: &'v Value, message: &str) -> Self {
+    fn custom(path: Vec<String>, value: &'v Value, message: &str) -> Self {
         let kind = ValidationErrorKind::Custom { keyword: String::new(), message: message.to_owned() };
         Self { path, value, kind, message: message.to_owned() }
     }
 
     fn line(&self) -> String {
-        if self.path.is_empty() { self.message.clone() } else { format!("`{}`: {}", say::path(&self.path), self.message) }
+        if self.path.is_empty() { self.message.clone() } else { format!("`{}`: {}", short::short_path(&self.path), self.message) }
     }
 }
 
@@ -90,15 +90,15 @@ const PROBLEMS_MAX: usize = 10;
 impl Schema {
     /// A tool's schema.
     pub(crate) fn compile(schema: &Value) -> Result<Self, String> {
-        Self::read(Rules::Tool, schema)
+        Self::read(SchemaKind::Tool, schema)
     }
 
-    pub(crate) fn read(rules: Rules, schema: &Value) -> Result<Self, String> {
+    pub(crate) fn read(rules: SchemaKind, schema: &Value) -> Result<Self, String> {
         // In an old draft nothing can stand before a reference. The library remembers which schema takes what, behind a reference that
         // comes back to itself: yes or no is not long there.
-        let text = if rules.are_old(schema) { Cow::Borrowed(schema) } else { Cow::Owned(counted(schema)) };
+        let text = if rules.is_old_draft(schema) { Cow::Borrowed(schema) } else { Cow::Owned(with_step_counts(schema)) };
         let validator = rules.options().build(&text).map_err(|error| error.to_string())?;
-        Ok(Self { rules, text: Box::new(schema.clone()), validator, leaves: Leaves::default() })
+        Ok(Self { kind: rules, source: Box::new(schema.clone()), validator, assertions: AssertionCache::default() })
     }
 
     /// What is wrong with `value`, one line each; empty if nothing is.
@@ -113,8 +113,8 @@ impl Schema {
 
     /// What is wrong with `value`, up to so many; empty if nothing is.
     pub(crate) fn misfits<'v>(&self, value: &'v Value, max: usize) -> Vec<Misfit<'v>> {
-        let found = self.look(value, max, ROOM).or_else(|stop| match stop {
-            Stop::Depth => with_much_stack(|| self.look(value, max, LARGE_ROOM)).unwrap_or(Err(stop)),
+        let found = self.misfits_within(value, max, STACK_BYTES).or_else(|stop| match stop {
+            Stop::Depth => with_much_stack(|| self.misfits_within(value, max, LARGE_STACK_BYTES)).unwrap_or(Err(stop)),
             Stop::Steps => Err(stop),
         });
         found.unwrap_or_else(|stop| {
@@ -122,27 +122,28 @@ impl Schema {
                 Stop::Steps => "this is too complex to be checked against its schema; send something smaller",
                 Stop::Depth => "this is nested too deeply to be checked against its schema",
             };
-            vec![Misfit::in_words(largest(value), value, words)]
+            vec![Misfit::custom(largest(value), value, words)]
         })
     }
 
     /// The same with so much of the stack.
-    fn look<'v>(&self, value: &'v Value, max: usize, room: usize) -> Result<Vec<Misfit<'v>>, Stop> {
+    fn misfits_within<'v>(&self, value: &'v Value, max: usize, room: usize) -> Result<Vec<Misfit<'v>>, Stop> {
         if self.decide(value, room)?.0 {
             return Ok(Vec::new());
         }
-        let Explained { found, stop, place } = Explainer::new(self.rules, &self.text, &self.leaves, room).explain(value, max);
+        let Explanation { found, stop, stopped_at: place } =
+            Explainer::new(self.kind, &self.source, &self.assertions, room).explain(value, max);
         match stop {
             _ if !found.is_empty() => Ok(found),
-            Some(Stop::Depth) if room < LARGE_ROOM => Err(Stop::Depth),
-            Some(_) => Ok(vec![Misfit::in_words(place, value, "this does not fit its schema, and is too large to say what of it")]),
-            None => Ok(vec![Misfit::in_words(place, value, "this does not fit its schema")]),
+            Some(Stop::Depth) if room < LARGE_STACK_BYTES => Err(Stop::Depth),
+            Some(_) => Ok(vec![Misfit::custom(place, value, "this does not fit its schema, and is too large to say what of it")]),
+            None => Ok(vec![Misfit::custom(place, value, "this does not fit its schema")]),
         }
     }
 
     /// Yes or no, and the steps that it took.
     fn decide(&self, value: &Value, room: usize) -> Result<(bool, u64), Stop> {
-        watched(room, || self.validator.is_valid(value))
+        within_budget(room, || self.validator.is_valid(value))
     }
 }
 

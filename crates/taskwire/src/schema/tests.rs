@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Map, json};
 
-use super::{counted::STEPS_MAX, *};
+use super::{budget::STEPS_MAX, *};
 
 /// An expression, as a recursive enumeration with tags. The tag comes after what is within, in the order of the alphabet.
 fn tagged() -> Value {
@@ -59,7 +59,7 @@ fn compiled(schema: &Value) -> Schema {
 
 /// Yes or no, and how many steps that took.
 fn decided(schema: &Schema, value: &Value) -> Result<(bool, u64), Stop> {
-    with_much_stack(|| schema.decide(value, LARGE_ROOM)).expect("a thread")
+    with_much_stack(|| schema.decide(value, LARGE_STACK_BYTES)).expect("a thread")
 }
 
 /// What the library itself says, in our form.
@@ -123,7 +123,7 @@ fn what_is_simple_is_said_in_the_words_of_the_library() {
 }
 
 #[test]
-fn a_bomb_is_answered_with_the_place_of_what_is_wrong() {
+fn a_bomb_is_answered_with_the_path_of_what_is_wrong() {
     let schema = compiled(&tagged());
     for levels in [0, 1, 11, 14] {
         let line = format!("`expr/{}value`: \"x\" is not of type \"number\"", "a/".repeat(levels));
@@ -279,7 +279,7 @@ fn what_only_looks_like_a_reference_is_left_alone() {
         assert_eq!(jsonschema::draft202012::is_valid(&text, &value), fits, "{value}");
     }
     let plain = json!({"properties": {"a": {"anyOf": [{"type": "string", "pattern": "^a"}, {"items": {"const": 1}}]}}, "required": ["a"]});
-    assert_eq!(counted(&plain), plain, "what has no reference is not changed");
+    assert_eq!(with_step_counts(&plain), plain, "what has no reference is not changed");
     assert!(Schema::compile(&json!({"$ref": "#/$defs/none"})).is_err(), "and one to nowhere is an error");
     assert!(Schema::compile(&json!({"$ref": "#", "allOf": []})).is_err());
 }
@@ -305,7 +305,7 @@ fn schemas_of_other_drafts_are_read_as_they_say() {
         "definitions": {"n": {"type": "object", "properties": {"next": {"$ref": "#/definitions/n", "type": "string"}, "v": {"type": "integer"}}}},
         "properties": {"list": {"$ref": "#/definitions/n"}, "pair": {"items": [{"type": "integer"}], "additionalItems": false}},
     });
-    let schema = Schema::read(Rules::Foreign, &text).expect("a schema");
+    let schema = Schema::read(SchemaKind::Foreign, &text).expect("a schema");
     assert!(schema.fits(&json!({"list": {"next": {"v": 1}}})), "what stands beside a reference does not count there");
     assert_eq!(schema.problems(&json!({"list": {"next": {"v": "x"}}})), ["`list/next/v`: \"x\" is not of type \"integer\""]);
     assert_eq!(schema.problems(&json!({"pair": ["x"]})), ["`pair/0`: \"x\" is not of type \"integer\""]);

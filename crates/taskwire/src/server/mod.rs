@@ -11,16 +11,16 @@ use tokio::{
 
 pub use crate::transport::bridge::{Bridge, Dial};
 pub use crate::{
-    auth::{Authenticate, Denied, Tokens},
-    config::{Config, HttpConfig, Initial, LegacyConfig, Mode},
+    auth::{Authenticate, Tokens, Unauthorized},
+    config::{Config, FirstAnswer, HttpConfig, LegacyConfig, ResponseMode},
     engine::{Coalesce, Config as EngineConfig},
 };
 
 use crate::{
     clock::{Clock, SystemClock},
-    dialect::Context,
     engine::Engine,
     followup,
+    protocol::Context,
     store::{self, Store},
     tool::Provider,
     transport::{self, Endpoint},
@@ -59,7 +59,7 @@ impl Server {
         let engine = Engine::start(store, clock, config.engine.clone())?;
         let provider: Arc<dyn Provider> = Arc::new(provider);
         let draining = watch::Sender::new(false);
-        let settings = followup::Settings { hold: config.hold, bytes: config.inline_bytes, draining: draining.subscribe() };
+        let settings = followup::Settings { hold: config.hold, output_bytes: config.inline_bytes, draining: draining.subscribe() };
         let followups: Arc<[_]> = if config.followups { followup::tools(&settings).into() } else { Arc::default() };
         engine.set_work(Arc::new(work::ToolWork::new(provider.clone(), followups.clone())));
         Ok(Self(Arc::new(Endpoint::new(Context::new(engine, provider, followups, config, draining)))))
@@ -84,7 +84,7 @@ impl Server {
     /// # Errors
     /// When the store has failed: nothing can be promised any more, and only a restart helps.
     pub async fn serve(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
-        self.begin();
+        self.recover();
         let accept = transport::http::accept(self.0.clone(), listener);
         tokio::pin!(accept);
         tokio::select! {
@@ -121,7 +121,7 @@ impl Server {
         output: impl tokio::io::AsyncWrite + Send + Unpin + 'static,
         shutdown: impl Future<Output = ()>,
     ) -> std::io::Result<()> {
-        self.begin();
+        self.recover();
         tokio::select! {
             result = transport::stdio::run(self.0.context.clone(), input, output, shutdown) => result,
             reason = self.0.context.engine.failed() => Err(std::io::Error::other(format!("the store failed: {reason}"))),
@@ -131,16 +131,16 @@ impl Server {
     /// Serves processes of the same user that join this server, on a socket that nobody else can open, until `shutdown` is ready. They are
     /// cut off then and come back to whoever serves next; what they called for goes on, and is durable when this returns.
     pub async fn serve_local(&self, listener: UnixListener, shutdown: impl Future<Output = ()>) {
-        self.begin();
+        self.recover();
         transport::http::accept_local(&self.0, listener, shutdown).await;
     }
 
     /// Takes over what an earlier life of the server left. Calls that are the same find it again.
-    fn begin(&self) {
+    fn recover(&self) {
         let context = Arc::downgrade(&self.0.context);
-        self.0.context.engine.begin_with(move |task| {
+        self.0.context.engine.recover_with(move |task| {
             if let Some(context) = context.upgrade() {
-                context.calls.taken_over(&context, task);
+                context.calls.add_recovered(&context, task);
             }
         });
     }
@@ -148,13 +148,13 @@ impl Server {
     /// Begins to shut down and waits for running work and open connections, at most as long as configured.
     async fn drain(&self) {
         self.0.context.draining.send_replace(true);
-        let patience = self.0.context.engine.clock().sleep(self.0.context.config.drain);
+        let drain_timeout = self.0.context.engine.clock().sleep(self.0.context.config.drain);
         let connections = async {
             let _ = self.0.connections.subscribe().wait_for(|open| *open == 0).await;
         };
         tokio::select! {
             _ = futures_util::future::join(self.0.context.engine.idle(), connections) => {}
-            () = patience => tracing::warn!(running = self.0.context.engine.running(), "still running: taken over by the next start"),
+            () = drain_timeout => tracing::warn!(running = self.0.context.engine.running(), "still running: taken over by the next start"),
         }
     }
 }

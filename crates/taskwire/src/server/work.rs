@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 use taskwire_core::task::{Outcome, RpcError};
 
 use crate::{
-    engine::{End, Phase, Resumed, Run, Work},
-    tool::{Ctx, Kind, Provider, ReadyTool, Round, ToolError},
+    engine::{Continuation, Phase, Run, RunEnd, Work},
+    tool::{Ctx, InputRequired, Provider, ReadyTool, ToolError, ToolErrorKind},
 };
 
 pub(super) struct ToolWork {
@@ -23,25 +23,25 @@ impl ToolWork {
     /// The tool of this name: one of the provider, one of ours, or one that is no longer offered but whose tasks go on.
     fn tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
         let ours = || self.followups.iter().find(|tool| &*tool.0.name == name).cloned();
-        self.provider.tool(name).or_else(ours).or_else(|| self.provider.retired(name))
+        self.provider.tool(name).or_else(ours).or_else(|| self.provider.retired_tool(name))
     }
 }
 
 impl Work for ToolWork {
-    fn run(&self, run: Arc<Run>) -> BoxFuture<'static, End> {
+    fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd> {
         let Some(tool) = self.tool(&run.spec().tool) else {
-            let error = RpcError::internal(format!("the tool `{}` is no longer there", run.spec().tool));
-            return Box::pin(async { End::Outcome(Outcome::Failed(error)) });
+            let error = RpcError::internal_error(format!("the tool `{}` is no longer there", run.spec().tool));
+            return Box::pin(async { RunEnd::Outcome(Outcome::Failed(error)) });
         };
         Box::pin(async move {
             loop {
                 let error = match tool.0.run(Ctx::new(run.clone())).await {
-                    Ok(result) => return End::Outcome(result.into_outcome()),
+                    Ok(result) => return RunEnd::Outcome(result.into_outcome()),
                     Err(error) => error,
                 };
                 let round = match error.into_kind() {
                     // A session is asked while the call goes on.
-                    Kind::Round(round) if run.spec().follower.is_some() || matches!(run.phase(), Phase::Task(_)) => round,
+                    ToolErrorKind::InputRequired(round) if run.spec().outbox.is_some() || matches!(run.phase(), Phase::Task(_)) => round,
                     kind => return ToolError::from_kind(kind).into_end(),
                 };
                 if let Err(error) = ask_all(&run, round).await {
@@ -54,13 +54,13 @@ impl Work for ToolWork {
 
 /// A tool that wants to be called again with answers, but is a task already: its questions become the task's, and then
 /// it is called again.
-async fn ask_all(run: &Arc<Run>, round: Round) -> Result<(), ToolError> {
+async fn ask_all(run: &Arc<Run>, round: InputRequired) -> Result<(), ToolError> {
     let ctx = Ctx::new(run.clone());
     let asked = round.questions.into_iter().map(|(key, question)| {
         let ctx = ctx.clone();
         async move { ctx.ask_raw(&key, question).await.map(|answer| (key, answer)) }
     });
     let responses = futures_util::future::try_join_all(asked).await?.into_iter().collect();
-    run.resume_with(Resumed { responses, state: round.state.map(Into::into) });
+    run.set_continuation(Continuation { answers: responses, state: round.state.map(Into::into) });
     Ok(())
 }

@@ -11,20 +11,20 @@ pub(super) const WAIT: Duration = Duration::from_secs(1);
 /// How often: ten minutes in all.
 const TRIES: u32 = 600;
 /// After how many it is said for the first time, and how many later again.
-const SAID_AFTER: u32 = 2;
-const SAID_AGAIN: u32 = 60;
+const WARN_AFTER_TRIES: u32 = 2;
+const WARN_EVERY_TRIES: u32 = 60;
 
 fn is_busy(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
 }
 
 /// Does something that needs the database at `path` for itself, as soon as it can be had.
-pub(super) fn patiently<T>(path: &Path, mut attempt: impl FnMut() -> rusqlite::Result<T>) -> Result<T, Error> {
+pub(super) fn retry_while_busy<T>(path: &Path, mut operation: impl FnMut() -> rusqlite::Result<T>) -> Result<T, Error> {
     let shown = path.display();
     for tries in 1..=TRIES {
-        match attempt() {
+        match operation() {
             Err(error) if is_busy(&error) => {
-                if tries % SAID_AGAIN == SAID_AFTER {
+                if tries % WARN_EVERY_TRIES == WARN_AFTER_TRIES {
                     tracing::warn!(
                         "another program has locked {shown}: nothing is stored until it lets go (`fuser -v {shown}` says which)"
                     );
@@ -37,8 +37,8 @@ pub(super) fn patiently<T>(path: &Path, mut attempt: impl FnMut() -> rusqlite::R
 }
 
 /// Begins to write.
-pub(super) fn begin<'a>(connection: &'a Connection, path: &Path) -> Result<Transaction<'a>, Error> {
-    patiently(path, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
+pub(super) fn begin_transaction<'a>(connection: &'a Connection, path: &Path) -> Result<Transaction<'a>, Error> {
+    retry_while_busy(path, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
 }
 
 #[cfg(test)]
@@ -54,13 +54,13 @@ mod tests {
     #[test]
     fn who_locks_the_database_is_waited_for_and_not_for_ever() {
         let mut tries = 0;
-        let done = patiently(Path::new("x"), || {
+        let done = retry_while_busy(Path::new("x"), || {
             tries += 1;
             if tries < 90 { Err(failure(ffi::SQLITE_BUSY)) } else { Ok("done") }
         });
         assert_eq!((done.expect("it is let in"), tries), ("done", 90));
         tries = 0;
-        let given_up = patiently(Path::new("x"), || {
+        let given_up = retry_while_busy(Path::new("x"), || {
             tries += 1;
             Err::<(), _>(failure(ffi::SQLITE_BUSY))
         });
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn any_other_failure_is_told_at_once() {
         let mut tries = 0;
-        let failed = patiently(Path::new("x"), || {
+        let failed = retry_while_busy(Path::new("x"), || {
             tries += 1;
             Err::<(), _>(failure(ffi::SQLITE_FULL))
         });

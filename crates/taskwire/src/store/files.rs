@@ -25,13 +25,13 @@ const LOOKS: usize = 3;
 
 /// A file as it was when it was first seen.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct FileIdentity {
     path: PathBuf,
     dev: u64,
     ino: u64,
 }
 
-impl Known {
+impl FileIdentity {
     pub(super) fn new(path: PathBuf, found: &Metadata) -> Self {
         Self { path, dev: found.dev(), ino: found.ino() }
     }
@@ -51,11 +51,11 @@ impl Known {
 #[derive(Debug)]
 pub(super) struct Files {
     /// The data directory as its user calls it.
-    shown: String,
-    lock: Known,
-    db: Known,
-    wal: Known,
-    shm: Known,
+    display_path: String,
+    lock: FileIdentity,
+    db: FileIdentity,
+    wal: FileIdentity,
+    shm: FileIdentity,
     page_bytes: u64,
     /// The database is no shorter than this; 0 while it may be.
     db_bytes: AtomicU64,
@@ -63,12 +63,13 @@ pub(super) struct Files {
 
 impl Files {
     /// Remembers the files in `dir`, which are all there by now.
-    pub(super) fn new(shown: String, dir: &Path, lock: Known, page_bytes: u64) -> Result<Self, Error> {
-        let find =
-            |name: &str| Known::find(dir.join(name)).map_err(|source| Error::File { path: dir.join(name).display().to_string(), source });
+    pub(super) fn new(shown: String, dir: &Path, lock: FileIdentity, page_bytes: u64) -> Result<Self, Error> {
+        let find = |name: &str| {
+            FileIdentity::find(dir.join(name)).map_err(|source| Error::File { path: dir.join(name).display().to_string(), source })
+        };
         let (db, wal, shm) = (find(DB)?, find(WAL)?, find(SHM)?);
-        let files = Self { shown, lock, db, wal, shm, page_bytes, db_bytes: AtomicU64::new(0) };
-        files.hold(0)?;
+        let files = Self { display_path: shown, lock, db, wal, shm, page_bytes, db_bytes: AtomicU64::new(0) };
+        files.forbid_shrinking(0)?;
         Ok(files)
     }
 
@@ -87,12 +88,12 @@ impl Files {
     }
 
     /// That the store is not what it was.
-    pub(super) fn gone(&self, what: &str) -> Error {
-        Error::Gone { path: self.shown.clone(), what: what.to_owned() }
+    pub(super) fn tampered(&self, what: &str) -> Error {
+        Error::Tampered { path: self.display_path.clone(), what: what.to_owned() }
     }
 
-    fn found(&self, known: &Known, name: &str) -> Result<Metadata, Error> {
-        known.look().ok_or_else(|| self.gone(&format!("{name} was removed or replaced")))
+    fn found(&self, known: &FileIdentity, name: &str) -> Result<Metadata, Error> {
+        known.look().ok_or_else(|| self.tampered(&format!("{name} was removed or replaced")))
     }
 
     /// Makes sure that all of them are there.
@@ -114,25 +115,25 @@ impl Files {
             // In this order: it may grow in between.
             let least = self.db_bytes.load(Ordering::Acquire);
             let bytes = self.found(&self.db, DB)?.len();
-            if bytes >= least || self.is_smaller_by_right(bytes) {
+            if bytes >= least || self.was_shrunk_by_sqlite(bytes) {
                 return Ok(());
             }
         }
-        Err(self.gone(&format!("{DB} was cut short")))
+        Err(self.tampered(&format!("{DB} was cut short")))
     }
 
     /// Lets the length of the database change until [`hold`](Self::hold). Gives the one that it had.
-    pub(super) fn release(&self) -> u64 {
+    pub(super) fn allow_shrinking(&self) -> u64 {
         self.db_bytes.swap(0, Ordering::AcqRel)
     }
 
     /// Makes sure that all files are there, and the database no shorter than `least`, unless it was made smaller by right; from now on
     /// it may not become shorter.
-    pub(super) fn hold(&self, least: u64) -> Result<(), Error> {
+    pub(super) fn forbid_shrinking(&self, least: u64) -> Result<(), Error> {
         self.check_names()?;
         let bytes = self.found(&self.db, DB)?.len();
-        if bytes < least && !self.is_smaller_by_right(bytes) {
-            return Err(self.gone(&format!("{DB} was cut short")));
+        if bytes < least && !self.was_shrunk_by_sqlite(bytes) {
+            return Err(self.tampered(&format!("{DB} was cut short")));
         }
         self.db_bytes.store(bytes, Ordering::Release);
         Ok(())
@@ -141,7 +142,7 @@ impl Files {
     /// Whether the database, which has become shorter, has room for all its pages: then it was SQLite that gave some back, for us or
     /// for another program. Asked on a connection of its own that maps no memory: where a file was cut off, a look at memory that is
     /// mapped to it ends the process.
-    fn is_smaller_by_right(&self, bytes: u64) -> bool {
+    fn was_shrunk_by_sqlite(&self, bytes: u64) -> bool {
         let pages = || -> rusqlite::Result<u64> {
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
             Connection::open_with_flags(&self.db.path, flags)?.pragma_query_value(None, "page_count", |row| row.get(0))

@@ -4,16 +4,16 @@
 //! [`Store::commit`] returns only when the batch will survive a crash (invariant I3).
 
 mod busy;
+mod checksum;
+mod data_dir;
+mod disk_space;
 mod files;
-mod lock;
 mod page;
 mod session;
-mod space;
 mod sqlite;
 mod sqlite_read;
 #[cfg(test)]
 mod suite;
-mod sum;
 mod wal;
 
 use std::{fmt, ops::Range, sync::Arc};
@@ -23,19 +23,19 @@ use taskwire_core::{
     task::{Blocks, Event, Task},
 };
 
-pub use page::{Cursor, Entry, Page};
-pub(crate) use page::{PAGE_EVENTS, Parts};
-pub use session::{Session, SessionChange, Told};
-pub(crate) use space::free_bytes;
+pub(crate) use disk_space::free_bytes;
+pub use page::{Cursor, LogItem, Page};
+pub(crate) use page::{PAGE_EVENTS, UnmergedPage};
+pub use session::{OutboxItem, Session, SessionChange};
 pub use sqlite::SqliteStore;
 
 /// What happened to one task, to be made durable.
 #[derive(Debug, Clone)]
-pub struct Write {
+pub struct TaskWrite {
     /// The task after the events.
     pub task: Arc<Task>,
     /// The version that the first of the events made.
-    pub first: Version,
+    pub first_version: Version,
     /// When they happened.
     pub at: Timestamp,
     /// What happened, in order; at least one.
@@ -45,7 +45,7 @@ pub struct Write {
     /// Bytes at the beginning of the output that need not be kept: chunks that lie within them are to go.
     pub dropped_bytes: u64,
     /// How many changes a session that follows the task may be behind.
-    pub told_max: u64,
+    pub outbox_max: u64,
     /// What the task counts as after the events, of all that its caller has stored.
     pub stored_bytes: u64,
 }
@@ -74,7 +74,7 @@ pub struct Chunk {
 
 /// One event as it was stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Logged {
+pub struct StoredEvent {
     /// The version of the task that it made.
     pub version: Version,
     /// When it happened.
@@ -112,7 +112,7 @@ pub enum Error {
     },
     /// Somebody removed the store, put another in its place, or cut a file of it short, while it was in use.
     #[error("the store in {path} is not what it was ({what} while it was in use), so nothing can be kept there: start again")]
-    Gone {
+    Tampered {
         /// The data directory.
         path: String,
         /// What was done to it.
@@ -120,7 +120,7 @@ pub enum Error {
     },
     /// The data directory, or something in it, is another user's, or another user can write to it. The words say what mends it.
     #[error("{0}")]
-    NotOurs(std::io::Error),
+    NotOwned(std::io::Error),
     /// Another program keeps the database to itself.
     #[error("another program has kept {path} locked for {minutes} minutes: end it (`fuser -v {path}` says which), then start again")]
     Busy {
@@ -142,12 +142,12 @@ pub enum Error {
     Database(#[source] DatabaseError),
     /// What is stored is not what was written. It concerns one task, session or key, and no other.
     #[error(
-        "what is stored of {of} is damaged ({what}), so it is not given out: whoever runs the server can put a copy of the store in its \
+        "what is stored of {subject} is damaged ({what}), so it is not given out: whoever runs the server can put a copy of the store in its \
          place, any other task can be used as before"
     )]
     Corrupt {
         /// Of what: a task by its name.
-        of: String,
+        subject: String,
         /// What is wrong.
         what: String,
     },
@@ -163,7 +163,7 @@ impl Error {
     /// The same in words for callers: where the store is on this machine is none of their business.
     pub(crate) fn for_callers(&self) -> String {
         match self {
-            Self::Gone { .. } => "the store was removed, replaced or cut short while it was in use".to_owned(),
+            Self::Tampered { .. } => "the store was removed, replaced or cut short while it was in use".to_owned(),
             Self::File { source, .. } => format!("a file of the store cannot be used: {source}"),
             // Its message may name the file.
             Self::Database(DatabaseError(rusqlite::Error::SqliteFailure(code, _))) => format!("the database failed: {code}"),
@@ -174,7 +174,7 @@ impl Error {
 
     /// Something that is stored is damaged.
     pub(crate) fn corrupt(of: impl fmt::Display, what: impl fmt::Display) -> Self {
-        Self::Corrupt { of: of.to_string(), what: what.to_string() }
+        Self::Corrupt { subject: of.to_string(), what: what.to_string() }
     }
 
     /// The same about a task.
@@ -184,7 +184,7 @@ impl Error {
 
     /// What went wrong when something was read. A value of another kind than was written, or a page that makes no sense, is damage to
     /// what was looked for.
-    fn about(self, of: impl fmt::Display) -> Self {
+    fn or_corrupt(self, of: impl fmt::Display) -> Self {
         use rusqlite::{
             Error as Sql,
             ErrorCode::{DatabaseCorrupt, NotADatabase},
@@ -213,7 +213,7 @@ pub trait Store: Send + 'static {
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error>;
 
     /// Makes `writes` and what changed about sessions durable, all or none. After an error the store must be opened anew.
-    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error>;
+    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error>;
 
     /// Bytes that can still be stored, if that is known.
     fn free_bytes(&self) -> Option<u64> {
@@ -221,7 +221,7 @@ pub trait Store: Send + 'static {
     }
 
     /// Gives back some of the room that nothing needs any more, quickly; says whether there is more of it.
-    fn tidy(&mut self) -> Result<bool, Error> {
+    fn reclaim(&mut self) -> Result<bool, Error> {
         Ok(false)
     }
 
@@ -244,9 +244,9 @@ pub trait Reader: Send + Sync + 'static {
     fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error>;
 
     /// Events after `after`, without chunks, at most `limit`, and no more than a page has.
-    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<Logged>, Error> {
-        let page = self.page(id, Cursor { after, from: None, bytes: 0, chunks: 1 })?;
-        let events = page.into_iter().flat_map(|page| page.entries).filter_map(Entry::into_event);
+    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<StoredEvent>, Error> {
+        let page = self.page(id, Cursor { after, from: None, max_bytes: 0, max_chunks: 1 })?;
+        let events = page.into_iter().flat_map(|page| page.items).filter_map(LogItem::into_event);
         Ok(events.take(limit).collect())
     }
 
@@ -255,39 +255,39 @@ pub trait Reader: Send + Sync + 'static {
 
     /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`.
     fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
-        let page = self.page(id, Cursor { after: Version(u64::MAX), from: Some(from), bytes, chunks: limit })?;
-        Ok(page.into_iter().flat_map(|page| page.entries).filter_map(Entry::into_chunk).collect())
+        let page = self.page(id, Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: bytes, max_chunks: limit })?;
+        Ok(page.into_iter().flat_map(|page| page.items).filter_map(LogItem::into_chunk).collect())
     }
 
     /// Which chunks there are: the first that is kept, and the number that the next one will get.
-    fn span(&self, id: TaskId) -> Result<Range<Seq>, Error>;
+    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error>;
 
     /// Who owns a task.
     fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error>;
 
     /// Tasks that need a tick at `now`, the longest due first, at most `limit`.
-    fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error>;
+    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error>;
 
     /// When the next tick after `after` is needed.
     fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error>;
 
     /// Tasks that have not ended, in the order of their ids, after `after`, at most `limit`.
-    fn open(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
+    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
 
     /// Tasks of a caller, the latest first, from before `before`, at most `limit`.
     fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
 
     /// The task that a caller made under this idempotency key.
-    fn keyed(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
+    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
 
     /// A session.
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error>;
 
     /// What a session is to be told after `after`, in order, at most `limit`.
-    fn told(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<Told>, Error>;
+    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error>;
 
     /// The number of the last that a session is to be told.
-    fn told_end(&self, id: &SessionId) -> Result<u64, Error>;
+    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error>;
 
     /// Sessions that need not be kept: some that nobody used since `before`, and those of `caller` but for the `keep` that
     /// were used last.
@@ -308,8 +308,8 @@ mod tests {
         let errors = [
             Error::Locked { path: path(), holder: "process 7".to_owned() },
             Error::TooNew { path: path(), found: 9, known: 3 },
-            Error::Gone { path: path(), what: "it was removed".to_owned() },
-            Error::NotOurs(std::io::Error::other(path())),
+            Error::Tampered { path: path(), what: "it was removed".to_owned() },
+            Error::NotOwned(std::io::Error::other(path())),
             Error::Busy { path: path(), minutes: 10 },
             Error::File { path: path(), source: std::io::Error::from_raw_os_error(28) },
             rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(14), unopened).into(),

@@ -2,7 +2,7 @@
 
 use taskwire_core::{Seq, Version};
 
-use super::{Chunk, Logged};
+use super::{Chunk, StoredEvent};
 
 /// A reader's place in a log, and how much it wants.
 #[derive(Debug, Clone, Copy)]
@@ -12,9 +12,9 @@ pub struct Cursor {
     /// Chunks from this one on, also those before `after`; none if absent.
     pub from: Option<Seq>,
     /// Bytes of chunks, but at least one chunk.
-    pub bytes: usize,
+    pub max_bytes: usize,
     /// How many chunks, at least one.
-    pub chunks: usize,
+    pub max_chunks: usize,
 }
 
 /// Events of one page.
@@ -22,17 +22,17 @@ pub(crate) const PAGE_EVENTS: usize = 64;
 
 /// One thing in a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
+pub enum LogItem {
     /// Something happened.
-    Event(Logged),
+    Event(StoredEvent),
     /// Something was written.
     Chunk(Chunk),
 }
 
-impl Entry {
+impl LogItem {
     /// The event, if it is one.
     #[must_use]
-    pub fn into_event(self) -> Option<Logged> {
+    pub fn into_event(self) -> Option<StoredEvent> {
         if let Self::Event(logged) = self { Some(logged) } else { None }
     }
 
@@ -47,21 +47,21 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// In the order in which it happened.
-    pub entries: Vec<Entry>,
+    pub items: Vec<LogItem>,
     /// Every event up to this one is here or before it.
     pub upto: Version,
     /// Whether there is more.
     pub more: bool,
     /// The number that the next chunk will get.
-    pub end: Seq,
+    pub next_seq: Seq,
     /// Whether the task has ended.
     pub ended: bool,
 }
 
 /// What was read of a log, before it is put in order.
 #[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) events: Vec<Logged>,
+pub(crate) struct UnmergedPage {
+    pub(crate) events: Vec<StoredEvent>,
     /// Whether there are more.
     pub(crate) more_events: bool,
     pub(crate) chunks: Vec<Chunk>,
@@ -69,11 +69,11 @@ pub(crate) struct Parts {
     pub(crate) more_chunks: bool,
     /// The version of the task.
     pub(crate) version: Version,
-    pub(crate) end: Seq,
+    pub(crate) next_seq: Seq,
     pub(crate) ended: bool,
 }
 
-impl Parts {
+impl UnmergedPage {
     /// Puts it in order. Where one kind was cut short, the other ends there too.
     pub(crate) fn merge(self, after: Version) -> Page {
         let mut upto = self.version;
@@ -87,12 +87,18 @@ impl Parts {
         let mut chunks = self.chunks.into_iter().take_while(|chunk| chunk.version <= upto).peekable();
         for logged in self.events.into_iter().take_while(|logged| logged.version <= upto) {
             while let Some(chunk) = chunks.next_if(|chunk| chunk.version < logged.version) {
-                entries.push(Entry::Chunk(chunk));
+                entries.push(LogItem::Chunk(chunk));
             }
-            entries.push(Entry::Event(logged));
+            entries.push(LogItem::Event(logged));
         }
-        entries.extend(chunks.map(Entry::Chunk));
-        Page { entries, upto: upto.max(after), more: self.more_events || self.more_chunks, end: self.end, ended: self.ended }
+        entries.extend(chunks.map(LogItem::Chunk));
+        Page {
+            items: entries,
+            upto: upto.max(after),
+            more: self.more_events || self.more_chunks,
+            next_seq: self.next_seq,
+            ended: self.ended,
+        }
     }
 }
 
@@ -105,30 +111,30 @@ mod tests {
 
     use super::*;
 
-    fn event(version: u64) -> Logged {
-        Logged { version: Version(version), at: Timestamp::default(), event: Event::Expired }
+    fn event(version: u64) -> StoredEvent {
+        StoredEvent { version: Version(version), at: Timestamp::default(), event: Event::Expired }
     }
 
     fn chunk(version: u64) -> Chunk {
-        Chunk { seq: Seq(version), version: Version(version), first_block: 1, blocks: Blocks::stored(1, "[1]") }
+        Chunk { seq: Seq(version), version: Version(version), first_block: 1, blocks: Blocks::from_stored(1, "[1]") }
     }
 
     fn page(events: &[u64], more_events: bool, chunks: &[u64], more_chunks: bool, after: u64) -> (Vec<u64>, u64) {
-        let parts = Parts {
+        let parts = UnmergedPage {
             events: events.iter().copied().map(event).collect(),
             more_events,
             chunks: chunks.iter().copied().map(chunk).collect(),
             more_chunks,
             version: Version(10),
-            end: Seq(11),
+            next_seq: Seq(11),
             ended: false,
         };
         let page = parts.merge(Version(after));
-        let version = |entry: &Entry| match entry {
-            Entry::Event(logged) => logged.version.0,
-            Entry::Chunk(chunk) => chunk.version.0,
+        let version = |entry: &LogItem| match entry {
+            LogItem::Event(logged) => logged.version.0,
+            LogItem::Chunk(chunk) => chunk.version.0,
         };
-        (page.entries.iter().map(version).collect(), page.upto.0)
+        (page.items.iter().map(version).collect(), page.upto.0)
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! The embedded store: SQLite in WAL mode with `synchronous=FULL`, clustered by time-ordered task ids.
 //!
 //! `task` holds each task's head, `log` its events, `chunk` its output; what ended a task is only in `log`, how much it
-//! wrote only in `chunk`. `session` holds sessions, `told` in which order each is told of its tasks. The tables can be read
-//! with any SQLite tool. Rows that a caller's answer is made of have a checksum (`sum`), which whoever changes one by hand sets to
-//! NULL.
+//! wrote only in `chunk`. `session` holds sessions, `outbox` the changes that each is to be sent. Any SQLite tool can read the tables.
+//! Rows that a caller's answer is made of have a `checksum`: who changes such a row by hand sets it to NULL.
 
 use std::{borrow::Cow, fs::OpenOptions, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
 
@@ -14,19 +13,19 @@ use taskwire_core::{
 };
 
 use super::{
-    Error, Reader, SessionChange, Store, Told, Write,
-    busy::{self, begin, patiently},
+    Error, OutboxItem, Reader, SessionChange, Store, TaskWrite,
+    busy::{self, begin_transaction, retry_while_busy},
+    checksum,
+    data_dir::{DirLock, file_error, secure_data_dir},
+    disk_space::{self, DiskSpace},
     files::{DB, Files},
-    lock::{DirLock, secure, unusable},
-    space::{self, Space},
-    sqlite_read::{Numbers, SqliteReader, read_tail, read_task, steady},
-    sum,
-    wal::{self, Last, Wal},
+    sqlite_read::{ChunkRowHeader, SqliteReader, plan_queries_once, read_output_end, read_task},
+    wal::{self, PreviousWalEnd, Wal},
 };
-use crate::ours;
+use crate::owned_files;
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
-const FORMAT: i64 = 5;
+const FORMAT: i64 = 6;
 
 const SCHEMA_1: &str = "
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -101,6 +100,24 @@ UPDATE task SET bytes = 512 + octet_length(head)
 CREATE INDEX task_ended ON task(caller, id, bytes, open) WHERE open = 0;
 ";
 
+/// Plain names: what was `told` is a session's outbox, and a `sum` is a checksum. No row is written anew.
+const SCHEMA_6: &str = "
+ALTER TABLE told RENAME TO outbox;
+ALTER TABLE outbox RENAME COLUMN number TO position;
+ALTER TABLE outbox RENAME COLUMN first TO first_version;
+ALTER TABLE outbox RENAME COLUMN last TO last_version;
+ALTER TABLE outbox RENAME COLUMN from_seq TO first_seq;
+ALTER TABLE session RENAME COLUMN seen TO last_used;
+DROP INDEX session_seen;
+CREATE INDEX session_last_used ON session(last_used);
+ALTER TABLE task RENAME COLUMN sum TO checksum;
+ALTER TABLE log RENAME COLUMN sum TO checksum;
+ALTER TABLE idempotency RENAME COLUMN sum TO checksum;
+ALTER TABLE session RENAME COLUMN sum TO checksum;
+ALTER TABLE chunk RENAME COLUMN sum TO checksum;
+ALTER TABLE chunk RENAME COLUMN text_sum TO text_checksum;
+";
+
 /// Tasks in a directory, for one process.
 pub struct SqliteStore {
     // Before the writing connection, so that this one is the last to close and folds the log into the file.
@@ -110,7 +127,7 @@ pub struct SqliteStore {
     secret: [u8; 32],
     files: Arc<Files>,
     wal: Wal,
-    space: Space,
+    space: DiskSpace,
     _lock: DirLock,
 }
 
@@ -128,35 +145,36 @@ impl SqliteStore {
     /// fails.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let shown = dir.as_ref();
-        let failed = |source| unusable(shown, source);
+        let failed = |source| file_error(shown, source);
         // For this user alone: what callers send and get is in here, and the key that signs what they carry.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(shown).map_err(failed)?;
         // Who names a directory may do so by a link; in it none is followed.
         let dir = shown.canonicalize().map_err(failed)?;
-        secure(&dir)?;
+        secure_data_dir(&dir)?;
         let (lock, locked) = DirLock::take(&dir, shown)?;
-        let last = Last::look(&dir);
+        let last = PreviousWalEnd::look(&dir);
         let path = dir.join(DB);
-        ours::open(OpenOptions::new().write(true).create(true).truncate(false), &path).map_err(|source| unusable(&path, source))?;
+        owned_files::open(OpenOptions::new().write(true).create(true).truncate(false), &path)
+            .map_err(|source| file_error(&path, source))?;
         let connection = connect(&path)?;
-        let found = patiently(&path, || connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)))?;
+        let found = retry_while_busy(&path, || connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)))?;
         if found > FORMAT {
             return Err(Error::TooNew { path: shown.display().to_string(), found, known: FORMAT });
         }
         if let Some(last) = &last {
             last.report(wal::frames(&connection, &path)?, shown);
         }
-        let transaction = begin(&connection, &path)?;
+        let transaction = begin_transaction(&connection, &path)?;
         migrate(&transaction, found)?;
         let (epoch, secret) = (next_epoch(&transaction)?, secret(&transaction)?);
         transaction.commit()?;
-        space::rewrite(&connection)?;
+        disk_space::vacuum_if_needed(&connection)?;
         let page_bytes = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
         let files = Arc::new(Files::new(shown.display().to_string(), &dir, locked, page_bytes)?);
         let mut wal = Wal::open(&dir, files.clone(), last.as_ref())?;
-        wal.follow(&connection, None)?;
+        wal.verify_and_record(&connection, None)?;
         let reader = Arc::new(SqliteReader::open(files.clone())?);
-        let space = Space::of(&dir).map_err(failed)?;
+        let space = DiskSpace::of(&dir).map_err(failed)?;
         Ok(Self { reader, connection, epoch, secret, files, wal, space, _lock: lock })
     }
 }
@@ -166,18 +184,18 @@ fn connect(path: &Path) -> Result<Connection, Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(busy::WAIT)?;
-    patiently(path, || space::let_shrink(&connection))?;
-    patiently(path, || connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0)))?;
+    retry_while_busy(path, || disk_space::enable_incremental_vacuum(&connection))?;
+    retry_while_busy(path, || connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0)))?;
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "cache_size", -32_768)?;
-    steady(&connection)?;
+    plan_queries_once(&connection)?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
 }
 
 /// Brings a store of an earlier format up to this one.
 fn migrate(transaction: &Connection, found: i64) -> Result<(), Error> {
-    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5];
+    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6];
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;
     }
@@ -207,12 +225,12 @@ impl Store for SqliteStore {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
         let load = || -> Result<Option<Task>, Error> {
             let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
-            if let Some(tail) = read_tail(&self.connection, id)? {
+            if let Some(tail) = read_output_end(&self.connection, id)? {
                 task.restore_output(tail.output, tail.version);
             }
             Ok(Some(task))
         };
-        load().map_err(|error| error.about(format_args!("task {id}")))
+        load().map_err(|error| error.or_corrupt(format_args!("task {id}")))
     }
 
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
@@ -222,37 +240,37 @@ impl Store for SqliteStore {
         Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0))
     }
 
-    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error> {
+    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error> {
         // Before and after: what was removed, or cut short, must not be added to, and nothing that was is acknowledged.
         self.files.check_db()?;
         self.wal.check(&self.connection)?;
-        let transaction = begin(&self.connection, self.files.db_path())?;
+        let transaction = begin_transaction(&self.connection, self.files.db_path())?;
         // Now nobody else writes. What we do may make the database smaller.
-        let db_bytes = self.files.release();
+        let db_bytes = self.files.allow_shrinking();
         for write in writes {
-            put(&transaction, write)?;
-            tell(&transaction, write)?;
+            write_task(&transaction, write)?;
+            write_outbox(&transaction, write)?;
         }
         for change in sessions {
-            put_session(&transaction, change)?;
+            write_session(&transaction, change)?;
         }
         transaction.commit()?;
-        self.files.hold(db_bytes)?;
-        self.wal.follow(&self.connection, writes.iter().map(|write| write.at).max())
+        self.files.forbid_shrinking(db_bytes)?;
+        self.wal.verify_and_record(&self.connection, writes.iter().map(|write| write.at).max())
     }
 
     fn free_bytes(&self) -> Option<u64> {
         self.space.free_bytes()
     }
 
-    fn tidy(&mut self) -> Result<bool, Error> {
+    fn reclaim(&mut self) -> Result<bool, Error> {
         // As for a commit, but nothing is acknowledged by it.
         self.files.check_db()?;
         self.wal.check(&self.connection)?;
-        let db_bytes = self.files.release();
-        let more = self.space.tidy(&self.connection)?;
-        self.files.hold(db_bytes)?;
-        self.wal.follow(&self.connection, None)?;
+        let db_bytes = self.files.allow_shrinking();
+        let more = self.space.reclaim(&self.connection)?;
+        self.files.forbid_shrinking(db_bytes)?;
+        self.wal.verify_and_record(&self.connection, None)?;
         Ok(more)
     }
 
@@ -274,15 +292,15 @@ const ROW_BYTES: usize = 256 * 1024;
 
 /// Chunks that follow each other in one write make one row, or some.
 #[derive(Default)]
-struct Chunks<'a> {
-    numbers: Numbers,
+struct ChunkRow<'a> {
+    numbers: ChunkRowHeader,
     text: Cow<'a, str>,
 }
 
-impl<'a> Chunks<'a> {
+impl<'a> ChunkRow<'a> {
     fn add(&mut self, version: u64, seq: Seq, first_block: u64, blocks: &'a Blocks) {
         if self.numbers.count == 0 {
-            self.numbers = Numbers { seq: seq.0, version, first_block, ..Numbers::default() };
+            self.numbers = ChunkRowHeader { seq: seq.0, version, first_block, ..ChunkRowHeader::default() };
             self.text = blocks.as_str().into();
         } else {
             // JSON of ours is one line, so lines keep them apart.
@@ -295,11 +313,12 @@ impl<'a> Chunks<'a> {
     }
 
     /// Writes the row, if there is one; the next begins a new one.
-    fn put(&mut self, transaction: &Connection, write: &Write, bytes_total: u64) -> Result<(), Error> {
+    fn put(&mut self, transaction: &Connection, write: &TaskWrite, bytes_total: u64) -> Result<(), Error> {
         let Self { numbers, text } = std::mem::take(self);
         if numbers.count > 0 {
             let id = write.task.id;
-            let numbers = Numbers { at: write.at.as_millis(), bytes_total, text_sum: Some(sum::of_text(&text)), ..numbers };
+            let numbers =
+                ChunkRowHeader { at: write.at.as_millis(), bytes_total, text_checksum: Some(checksum::of_text(&text)), ..numbers };
             transaction.prepare_cached("INSERT INTO chunk VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?.execute(params![
                 &id.as_bytes()[..],
                 numbers.seq,
@@ -309,8 +328,8 @@ impl<'a> Chunks<'a> {
                 numbers.first_block,
                 numbers.blocks_total,
                 numbers.bytes_total,
-                numbers.text_sum,
-                numbers.sum(id),
+                numbers.text_checksum,
+                numbers.checksum(id),
                 text
             ])?;
         }
@@ -322,12 +341,12 @@ impl<'a> Chunks<'a> {
 /// is not to be relied on, and is no reason to end the server.
 fn drop_oldest(transaction: &Connection, id: TaskId, bytes: u64) -> Result<(), Error> {
     let mut oldest = transaction.prepare_cached(
-        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_sum, sum FROM chunk WHERE task = ? ORDER BY seq",
+        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_checksum, checksum FROM chunk WHERE task = ? ORDER BY seq",
     )?;
     let mut rows = oldest.query([&id.as_bytes()[..]])?;
     let mut keep = None;
     while let Some(row) = rows.next()? {
-        let Ok(numbers) = Numbers::read(row, id) else { break };
+        let Ok(numbers) = ChunkRowHeader::read(row, id) else { break };
         keep = Some(numbers.seq);
         if numbers.bytes_total > bytes {
             break;
@@ -341,45 +360,51 @@ fn drop_oldest(transaction: &Connection, id: TaskId, bytes: u64) -> Result<(), E
 }
 
 /// Notes for the session that follows a task what it is to be told, if that session is still there.
-fn tell(transaction: &Connection, write: &Write) -> Result<(), Error> {
-    let Some((session, Told { task, first, last, from, end, .. })) = write.told() else { return Ok(()) };
+fn write_outbox(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> {
+    let Some((session, OutboxItem { task, first_version: first, last_version: last, first_seq: from, end_seq: end, .. })) =
+        write.outbox_item()
+    else {
+        return Ok(());
+    };
     let number: Option<u64> = transaction
         .prepare_cached(
-            "INSERT INTO told SELECT ?1, ifnull((SELECT max(number) FROM told WHERE session = ?1), 0) + 1, ?2, ?3, ?4, ?5, ?6
-             WHERE EXISTS(SELECT 1 FROM session WHERE id = ?1) RETURNING number",
+            "INSERT INTO outbox SELECT ?1, ifnull((SELECT max(position) FROM outbox WHERE session = ?1), 0) + 1, ?2, ?3, ?4, ?5, ?6
+             WHERE EXISTS(SELECT 1 FROM session WHERE id = ?1) RETURNING position",
         )?
         .query_row(params![session.as_str(), &task.as_bytes()[..], first.0, last.0, from.0, end.0], |row| row.get(0))
         .optional()?;
-    if let Some(number) = number.and_then(|number| number.checked_sub(write.told_max)) {
-        transaction.prepare_cached("DELETE FROM told WHERE session = ? AND number <= ?")?.execute(params![session.as_str(), number])?;
+    if let Some(number) = number.and_then(|number| number.checked_sub(write.outbox_max)) {
+        transaction.prepare_cached("DELETE FROM outbox WHERE session = ? AND position <= ?")?.execute(params![session.as_str(), number])?;
     }
     Ok(())
 }
 
-fn put_session(transaction: &Connection, change: &SessionChange) -> Result<(), Error> {
+fn write_session(transaction: &Connection, change: &SessionChange) -> Result<(), Error> {
     let (session, sql) = match change {
         SessionChange::Begin(session) => (session, "INSERT INTO session VALUES(?1, ?2, ?3, ?4, ?5)"),
-        SessionChange::Put(session) => (session, "UPDATE session SET caller = ?2, seen = ?3, data = ?4, sum = ?5 WHERE id = ?1"),
+        SessionChange::Update(session) => {
+            (session, "UPDATE session SET caller = ?2, last_used = ?3, data = ?4, checksum = ?5 WHERE id = ?1")
+        }
         SessionChange::End(id) => {
             transaction.prepare_cached("DELETE FROM session WHERE id = ?")?.execute([id.as_str()])?;
-            transaction.prepare_cached("DELETE FROM told WHERE session = ?")?.execute([id.as_str()])?;
+            transaction.prepare_cached("DELETE FROM outbox WHERE session = ?")?.execute([id.as_str()])?;
             return Ok(());
         }
     };
-    let (id, caller, seen, data) = (session.id.as_str(), session.caller.as_str(), session.seen.as_millis(), session.data.as_str());
-    transaction.prepare_cached(sql)?.execute(params![id, caller, seen, data, sum::of_session(id, caller, seen, data)])?;
+    let (id, caller, seen, data) = (session.id.as_str(), session.caller.as_str(), session.last_used.as_millis(), session.data.as_str());
+    transaction.prepare_cached(sql)?.execute(params![id, caller, seen, data, checksum::of_session(id, caller, seen, data)])?;
     Ok(())
 }
 
-fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
+fn write_task(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> {
     let task = &*write.task;
     let id = &task.id.as_bytes()[..];
     let unwritable = |error: serde_json::Error| Error::corrupt_task(task.id, error);
-    let (mut head_changed, mut created, mut chunks) = (false, false, Chunks::default());
+    let (mut head_changed, mut created, mut chunks) = (false, false, ChunkRow::default());
     // The total is that after the last chunk; walk back to that before the first.
     let appended = |event: &Event| if let Event::Appended { blocks, .. } = event { blocks.bytes() } else { 0 };
     let mut bytes_total = task.output.bytes - write.events.iter().map(appended).sum::<u64>();
-    for (version, event) in (write.first.0..).zip(&write.events) {
+    for (version, event) in (write.first_version.0..).zip(&write.events) {
         match event {
             Event::Appended { seq, first_block, blocks } => {
                 if chunks.text.len() + blocks.as_str().len() > ROW_BYTES {
@@ -402,7 +427,7 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
             event => {
                 head_changed = true;
                 let (json, at) = (serde_json::to_string(event).map_err(unwritable)?, write.at.as_millis());
-                let sum = sum::of_event(task.id, version.cast_signed(), at, &json);
+                let sum = checksum::of_event(task.id, version.cast_signed(), at, &json);
                 transaction.prepare_cached("INSERT INTO log VALUES(?, ?, ?, ?, ?)")?.execute(params![id, version, at, json, sum])?;
                 created |= matches!(event, Event::Created { .. });
             }
@@ -418,20 +443,20 @@ fn put(transaction: &Connection, write: &Write) -> Result<(), Error> {
     if let Some(key) = task.spec.idempotency_key.as_deref().filter(|_| created) {
         // One that is there already leads to a task that is not, or this one would not be made.
         let (caller, sql) = (task.spec.caller.as_str(), "INSERT OR REPLACE INTO idempotency VALUES(?, ?, ?, ?)");
-        transaction.prepare_cached(sql)?.execute(params![caller, key, id, sum::of_key(caller, key, task.id)])?;
+        transaction.prepare_cached(sql)?.execute(params![caller, key, id, checksum::of_key(caller, key, task.id)])?;
     }
     if head_changed {
         let head = serde_json::to_string(task).map_err(unwritable)?;
         let due = wants(task).due.map(Timestamp::as_millis);
         let (caller, open) = (task.spec.caller.as_str(), i64::from(task.ended.is_none()));
-        let sum = sum::of_task(task.id, caller, open, due, &head);
+        let sum = checksum::of_task(task.id, caller, open, due, &head);
         if created {
             transaction
-                .prepare_cached("INSERT INTO task(id, caller, open, due, head, sum, bytes) VALUES(?, ?, ?, ?, ?, ?, ?)")?
+                .prepare_cached("INSERT INTO task(id, caller, open, due, head, checksum, bytes) VALUES(?, ?, ?, ?, ?, ?, ?)")?
                 .execute(params![id, caller, open, due, head, sum, write.stored_bytes])?;
         } else {
             let rows = transaction
-                .prepare_cached("UPDATE task SET open = ?2, due = ?3, head = ?4, sum = ?5, bytes = ?6 WHERE id = ?1")?
+                .prepare_cached("UPDATE task SET open = ?2, due = ?3, head = ?4, checksum = ?5, bytes = ?6 WHERE id = ?1")?
                 .execute(params![id, open, due, head, sum, write.stored_bytes])?;
             if rows != 1 {
                 return Err(rusqlite::Error::StatementChangedRows(rows).into());

@@ -9,10 +9,12 @@ use std::{
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, config::DbConfig, params};
 use taskwire_core::{
     CallerId, Payload, Seq, SessionId, TaskId, Timestamp, Version,
-    task::{Blocks, Event, Output, Task},
+    task::{Blocks, Event, OutputTotals, Task},
 };
 
-use super::{Chunk, Cursor, Error, Logged, PAGE_EVENTS, Page, Parts, Reader, Session, Told, Usage, files::Files, sum};
+use super::{
+    Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Reader, Session, StoredEvent, UnmergedPage, Usage, checksum, files::Files,
+};
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
 const IDLE_CONNECTIONS_MAX: usize = 8;
@@ -39,7 +41,7 @@ impl SqliteReader {
         let connection = connection?;
         connection.pragma_update(None, "cache_size", -4_096)?;
         connection.pragma_update(None, "mmap_size", 1_i64 << 30)?;
-        steady(&connection)?;
+        plan_queries_once(&connection)?;
         connection.set_prepared_statement_cache_capacity(32);
         connection.busy_timeout(std::time::Duration::from_secs(5))?;
         Ok(connection)
@@ -63,12 +65,12 @@ impl SqliteReader {
 
     /// The same about one task.
     fn of_task<T>(&self, id: TaskId, read: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
-        self.with(read).map_err(|error| error.about(format_args!("task {id}")))
+        self.with(read).map_err(|error| error.or_corrupt(format_args!("task {id}")))
     }
 }
 
 /// Plans each query once: else SQLite plans it anew for each value of some parameters, `LIMIT` among them.
-pub(super) fn steady(connection: &Connection) -> Result<(), Error> {
+pub(super) fn plan_queries_once(connection: &Connection) -> Result<(), Error> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(())
 }
@@ -82,14 +84,14 @@ fn text<'r>(row: &'r Row<'_>, index: usize) -> rusqlite::Result<&'r str> {
 }
 
 /// Whether a row is as it was written, by the checksum that it has. Those of earlier formats have none.
-fn is_whole(row: &Row<'_>, index: usize, sum: i64) -> rusqlite::Result<bool> {
+fn checksum_fits(row: &Row<'_>, index: usize, sum: i64) -> rusqlite::Result<bool> {
     Ok(row.get::<_, Option<i64>>(index)?.is_none_or(|stored| stored == sum))
 }
 
 /// An event in a row of `at`, `event` and `sum`, from `index` on.
 fn event_of(row: &Row<'_>, index: usize, id: TaskId, version: i64) -> Result<(Timestamp, Event), Error> {
     let (at, event) = (row.get(index)?, text(row, index + 1)?);
-    if !is_whole(row, index + 2, sum::of_event(id, version, at, event))? {
+    if !checksum_fits(row, index + 2, checksum::of_event(id, version, at, event))? {
         return Err(Error::corrupt_task(id, format_args!("event {version} does not fit its checksum")));
     }
     Ok((Timestamp::from_millis(at), serde_json::from_str(event).map_err(corrupt(id))?))
@@ -106,7 +108,7 @@ fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Res
 }
 
 fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
-    let mut statement = connection.prepare_cached("SELECT at, event, sum FROM log WHERE task = ? AND version = ?")?;
+    let mut statement = connection.prepare_cached("SELECT at, event, checksum FROM log WHERE task = ? AND version = ?")?;
     let mut rows = statement.query(params![&id.as_bytes()[..], version.0])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     event_of(row, 0, id, version.0.cast_signed()).map(|(_, event)| Some(event))
@@ -120,11 +122,11 @@ fn has_task(connection: &Connection, id: TaskId) -> Result<bool, Error> {
 
 /// Reads a task's owner and head, as they were written.
 fn with_head<T>(connection: &Connection, id: TaskId, read: impl FnOnce(&str, &str) -> Result<T, Error>) -> Result<Option<T>, Error> {
-    let mut statement = connection.prepare_cached("SELECT caller, open, due, head, sum FROM task WHERE id = ?")?;
+    let mut statement = connection.prepare_cached("SELECT caller, open, due, head, checksum FROM task WHERE id = ?")?;
     let mut rows = statement.query([&id.as_bytes()[..]])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let (caller, head) = (text(row, 0)?, text(row, 3)?);
-    if !is_whole(row, 4, sum::of_task(id, caller, row.get(1)?, row.get(2)?, head))? {
+    if !checksum_fits(row, 4, checksum::of_task(id, caller, row.get(1)?, row.get(2)?, head))? {
         return Err(Error::corrupt_task(id, "its head does not fit its checksum"));
     }
     read(caller, head).map(Some)
@@ -147,15 +149,15 @@ pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Ta
     Ok(Some(task))
 }
 
-fn read_events(connection: &Connection, id: TaskId, after: Version, upto: Version, limit: usize) -> Result<Vec<Logged>, Error> {
+fn read_events(connection: &Connection, id: TaskId, after: Version, upto: Version, limit: usize) -> Result<Vec<StoredEvent>, Error> {
     let mut statement = connection.prepare_cached(
-        "SELECT version, at, event, sum FROM log WHERE task = ? AND version > ? AND version <= ? ORDER BY version LIMIT ?",
+        "SELECT version, at, event, checksum FROM log WHERE task = ? AND version > ? AND version <= ? ORDER BY version LIMIT ?",
     )?;
     let mut rows = statement.query(params![&id.as_bytes()[..], number(after.0), number(upto.0), number(limit as u64)])?;
     let mut events = Vec::new();
     while let Some(row) = rows.next()? {
         let (at, event) = event_of(row, 1, id, row.get(0)?)?;
-        events.push(Logged { version: Version(row.get(0)?), at, event });
+        events.push(StoredEvent { version: Version(row.get(0)?), at, event });
     }
     Ok(events)
 }
@@ -167,7 +169,7 @@ fn number(value: u64) -> i64 {
 
 /// All that a row of chunks says but for what is written in it.
 #[derive(Default)]
-pub(super) struct Numbers {
+pub(super) struct ChunkRowHeader {
     pub(super) seq: u64,
     pub(super) count: u64,
     pub(super) version: u64,
@@ -175,10 +177,10 @@ pub(super) struct Numbers {
     pub(super) first_block: u64,
     pub(super) blocks_total: u64,
     pub(super) bytes_total: u64,
-    pub(super) text_sum: Option<i64>,
+    pub(super) text_checksum: Option<i64>,
 }
 
-impl Numbers {
+impl ChunkRowHeader {
     /// Reads `seq`, `count`, `version`, `at`, `first_block`, `blocks_total`, `bytes_total`, `text_sum` and `sum`, in this order.
     pub(super) fn read(row: &Row<'_>, id: TaskId) -> Result<Self, Error> {
         let numbers = Self {
@@ -189,53 +191,54 @@ impl Numbers {
             first_block: row.get(4)?,
             blocks_total: row.get(5)?,
             bytes_total: row.get(6)?,
-            text_sum: row.get(7)?,
+            text_checksum: row.get(7)?,
         };
-        if !is_whole(row, 8, numbers.sum(id))? {
+        if !checksum_fits(row, 8, numbers.checksum(id))? {
             return Err(Error::corrupt_task(id, format_args!("its output from chunk {} on does not fit its checksum", numbers.seq)));
         }
         Ok(numbers)
     }
 
-    pub(super) fn sum(&self, id: TaskId) -> i64 {
+    pub(super) fn checksum(&self, id: TaskId) -> i64 {
         let counts = [self.seq, self.count, self.version, self.first_block, self.blocks_total, self.bytes_total].map(u64::cast_signed);
         let [seq, count, version, first_block, blocks_total, bytes_total] = counts;
-        let text_sum = self.text_sum.unwrap_or(0);
-        sum::of_numbers(id, [seq, count, version, self.at, first_block, blocks_total, bytes_total, text_sum])
+        let text_sum = self.text_checksum.unwrap_or(0);
+        checksum::of_chunk_header(id, [seq, count, version, self.at, first_block, blocks_total, bytes_total, text_sum])
     }
 }
 
 /// What the last chunk of a task says.
-pub(super) struct Tail {
-    pub(super) output: Output,
+pub(super) struct OutputEnd {
+    pub(super) output: OutputTotals,
     pub(super) version: Version,
 }
 
-pub(super) fn read_tail(connection: &Connection, id: TaskId) -> Result<Option<Tail>, Error> {
+pub(super) fn read_output_end(connection: &Connection, id: TaskId) -> Result<Option<OutputEnd>, Error> {
     let mut last = connection.prepare_cached(
-        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_sum, sum FROM chunk
+        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_checksum, checksum FROM chunk
          WHERE task = ? ORDER BY seq DESC LIMIT 1",
     )?;
     let mut rows = last.query([&id.as_bytes()[..]])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    let Numbers { seq, count, version, blocks_total, bytes_total, .. } = Numbers::read(row, id)?;
-    let output = Output { next_seq: Seq(seq + count), blocks: blocks_total, bytes: bytes_total };
-    Ok(Some(Tail { output, version: Version(version + count - 1) }))
+    let ChunkRowHeader { seq, count, version, blocks_total, bytes_total, .. } = ChunkRowHeader::read(row, id)?;
+    let output = OutputTotals { next_seq: Seq(seq + count), blocks: blocks_total, bytes: bytes_total };
+    Ok(Some(OutputEnd { output, version: Version(version + count - 1) }))
 }
 
 fn read_chunks(connection: &Connection, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
     // From the row that holds it, if one does.
     let mut statement = connection.prepare_cached(
-        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_sum, sum, blocks FROM chunk
+        "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_checksum, checksum, blocks FROM chunk
          WHERE task = ?1 AND seq >= ifnull((SELECT max(seq) FROM chunk WHERE task = ?1 AND seq <= ?2), ?2) ORDER BY seq",
     )?;
     let mut rows = statement.query(params![&id.as_bytes()[..], number(from.0)])?;
     let (mut chunks, mut size) = (Vec::new(), 0);
     let mut next: Option<u64> = None;
     while let Some(row) = rows.next()? {
-        let Numbers { seq, count, version, mut first_block, blocks_total, text_sum, .. } = Numbers::read(row, id)?;
+        let ChunkRowHeader { seq, count, version, mut first_block, blocks_total, text_checksum: text_sum, .. } =
+            ChunkRowHeader::read(row, id)?;
         let text = text(row, 9)?;
-        if text_sum.is_some_and(|stored| stored != sum::of_text(text)) || next.is_some_and(|next| next != seq) {
+        if text_sum.is_some_and(|stored| stored != checksum::of_text(text)) || next.is_some_and(|next| next != seq) {
             let from = next.unwrap_or(seq);
             return Err(Error::corrupt_task(id, format_args!("its output from chunk {from} on is not what was written")));
         }
@@ -248,7 +251,7 @@ fn read_chunks(connection: &Connection, id: TaskId, from: Seq, bytes: usize, lim
                 if (size > bytes && !chunks.is_empty()) || chunks.len() >= limit {
                     return Ok(chunks);
                 }
-                let blocks = Blocks::stored(blocks, line);
+                let blocks = Blocks::from_stored(blocks, line);
                 chunks.push(Chunk { seq: Seq(seq + nth), version: Version(version + nth), first_block, blocks });
             }
             first_block += blocks;
@@ -276,11 +279,11 @@ impl Reader for SqliteReader {
             // One transaction, so that all of it is of one moment.
             let moment = connection.unchecked_transaction()?;
             let Some(head) = read_head(&moment, id)? else { return Ok(None) };
-            let (end, version) = read_tail(&moment, id)?.map_or((Seq(0), head.version), |tail| (tail.output.next_seq, tail.version));
+            let (end, version) = read_output_end(&moment, id)?.map_or((Seq(0), head.version), |tail| (tail.output.next_seq, tail.version));
             let (chunks, more_chunks) = match cursor.from.filter(|from| *from < end) {
                 None => (Vec::new(), false),
                 Some(from) => {
-                    let chunks = read_chunks(&moment, id, from, cursor.bytes, cursor.chunks)?;
+                    let chunks = read_chunks(&moment, id, from, cursor.max_bytes, cursor.max_chunks)?;
                     let more = chunks.last().is_some_and(|last| last.seq.next() < end);
                     (chunks, more)
                 }
@@ -291,16 +294,19 @@ impl Reader for SqliteReader {
             let more_events = events.len() > PAGE_EVENTS;
             events.truncate(PAGE_EVENTS);
             let version = version.max(head.version);
-            Ok(Some(Parts { events, more_events, chunks, more_chunks, version, end, ended: head.ended.is_some() }.merge(cursor.after)))
+            Ok(Some(
+                UnmergedPage { events, more_events, chunks, more_chunks, version, next_seq: end, ended: head.ended.is_some() }
+                    .merge(cursor.after),
+            ))
         })
     }
 
-    fn span(&self, id: TaskId) -> Result<Range<Seq>, Error> {
+    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
         self.of_task(id, |connection| {
             let moment = connection.unchecked_transaction()?;
             let mut statement = moment.prepare_cached("SELECT min(seq) FROM chunk WHERE task = ?")?;
             let first: Option<u64> = statement.query_row([&id.as_bytes()[..]], |row| row.get(0))?;
-            Ok(Seq(first.unwrap_or(0))..read_tail(&moment, id)?.map_or(Seq(0), |tail| tail.output.next_seq))
+            Ok(Seq(first.unwrap_or(0))..read_output_end(&moment, id)?.map_or(Seq(0), |tail| tail.output.next_seq))
         })
     }
 
@@ -308,7 +314,7 @@ impl Reader for SqliteReader {
         self.of_task(id, |connection| with_head(connection, id, |caller, _| Ok(CallerId::new(caller))))
     }
 
-    fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
+    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
         self.with(|connection| {
             ids(
                 connection,
@@ -325,7 +331,7 @@ impl Reader for SqliteReader {
         })
     }
 
-    fn open(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
         self.with(|connection| {
             let after = after.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
             ids(connection, "SELECT id FROM task WHERE open = 1 AND id > ? ORDER BY id LIMIT ?", params![after, limit])
@@ -341,52 +347,59 @@ impl Reader for SqliteReader {
         })
     }
 
-    fn keyed(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
+    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
         let read = self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT task, sum FROM idempotency WHERE caller = ? AND key = ?")?;
+            let mut statement = connection.prepare_cached("SELECT task, checksum FROM idempotency WHERE caller = ? AND key = ?")?;
             let mut rows = statement.query(params![caller.as_str(), key])?;
             let Some(row) = rows.next()? else { return Ok(None) };
             match id_of(row)? {
-                Some(id) if is_whole(row, 1, sum::of_key(caller.as_str(), key, id))? => Ok(Some(id)),
+                Some(id) if checksum_fits(row, 1, checksum::of_key(caller.as_str(), key, id))? => Ok(Some(id)),
                 _ => Err(Error::corrupt("an idempotency key", "it does not fit its checksum")),
             }
         });
-        read.map_err(|error| error.about("an idempotency key"))
+        read.map_err(|error| error.or_corrupt("an idempotency key"))
     }
 
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
         let read = self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT caller, seen, data, sum FROM session WHERE id = ?")?;
+            let mut statement = connection.prepare_cached("SELECT caller, last_used, data, checksum FROM session WHERE id = ?")?;
             let mut rows = statement.query([id.as_str()])?;
             let Some(row) = rows.next()? else { return Ok(None) };
             let (caller, seen, data) = (text(row, 0)?, row.get(1)?, text(row, 2)?);
-            if !is_whole(row, 3, sum::of_session(id.as_str(), caller, seen, data))? {
+            if !checksum_fits(row, 3, checksum::of_session(id.as_str(), caller, seen, data))? {
                 return Err(Error::corrupt("a session", "it does not fit its checksum"));
             }
             let data = serde_json::from_str::<Payload>(data).map_err(|error| Error::corrupt("a session", error))?;
-            Ok(Some(Session { id: id.clone(), caller: CallerId::new(caller), seen: Timestamp::from_millis(seen), data }))
+            Ok(Some(Session { id: id.clone(), caller: CallerId::new(caller), last_used: Timestamp::from_millis(seen), data }))
         });
         // Its name is as good as a password, and is not said.
-        read.map_err(|error| error.about("a session"))
+        read.map_err(|error| error.or_corrupt("a session"))
     }
 
-    fn told(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<Told>, Error> {
+    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error> {
         self.with(|connection| {
             let mut statement = connection.prepare_cached(
-                "SELECT task, number, first, last, from_seq, end_seq FROM told WHERE session = ? AND number > ? ORDER BY number LIMIT ?",
+                "SELECT task, position, first_version, last_version, first_seq, end_seq FROM outbox WHERE session = ? AND position > ? ORDER BY position LIMIT ?",
             )?;
             let rows = statement.query_map(params![id.as_str(), number(after), limit], |row| {
                 let Some(task) = id_of(row)? else { return Ok(None) };
                 let (first, last) = (Version(row.get(2)?), Version(row.get(3)?));
-                Ok(Some(Told { number: row.get(1)?, task, first, last, from: Seq(row.get(4)?), end: Seq(row.get(5)?) }))
+                Ok(Some(OutboxItem {
+                    position: row.get(1)?,
+                    task,
+                    first_version: first,
+                    last_version: last,
+                    first_seq: Seq(row.get(4)?),
+                    end_seq: Seq(row.get(5)?),
+                }))
             })?;
             Ok(rows.filter_map(Result::transpose).collect::<Result<_, _>>()?)
         })
     }
 
-    fn told_end(&self, id: &SessionId) -> Result<u64, Error> {
+    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error> {
         self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT ifnull(max(number), 0) FROM told WHERE session = ?")?;
+            let mut statement = connection.prepare_cached("SELECT ifnull(max(position), 0) FROM outbox WHERE session = ?")?;
             Ok(statement.query_row([id.as_str()], |row| row.get(0))?)
         })
     }
@@ -394,8 +407,8 @@ impl Reader for SqliteReader {
     fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error> {
         self.with(|connection| {
             let mut statement = connection.prepare_cached(
-                "SELECT id FROM (SELECT id FROM session WHERE seen < ?1 ORDER BY seen LIMIT 64)
-                 UNION SELECT id FROM (SELECT id FROM session WHERE caller = ?2 ORDER BY seen DESC, id LIMIT -1 OFFSET ?3)",
+                "SELECT id FROM (SELECT id FROM session WHERE last_used < ?1 ORDER BY last_used LIMIT 64)
+                 UNION SELECT id FROM (SELECT id FROM session WHERE caller = ?2 ORDER BY last_used DESC, id LIMIT -1 OFFSET ?3)",
             )?;
             let rows = statement
                 .query_map(params![before.as_millis(), caller.as_str(), keep], |row| Ok(SessionId::new(row.get_ref(0)?.as_str()?)))?;

@@ -17,15 +17,17 @@ use std::{
 
 use serde_json::{Value, json};
 use taskwire_core::{
-    CallerId, Epoch, InputKey, Limits, Payload, Seq, SessionId, TaskId, Timestamp, Version,
+    CallerId, Epoch, Limits, Payload, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version,
     id::ID_RANDOM_BYTES,
     task::{
-        Accepts, Authority, Blocks, Command, Event, Follower, NewTask, OnInterrupt, Outcome, Output, Overflow, Progress, RpcError, Spec,
-        Task, create, decide, evolve,
+        AcceptedQuestions, Authority, Blocks, Command, Event, NewTask, OnInterrupt, OutboxTarget, Outcome, OutputTotals, Overflow,
+        Progress, RpcError, Spec, Task, create, decide, evolve,
     },
 };
 
-use super::{Chunk, Cursor, Entry, Error, Logged, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store, Usage, Write};
+use super::{
+    Chunk, Cursor, Error, LogItem, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store, StoredEvent, TaskWrite, Usage,
+};
 use crate::testing::TempDir;
 
 mod sqlite_only;
@@ -94,7 +96,7 @@ impl Driver {
     }
 
     /// What the command leads to, if to anything.
-    fn run(&mut self, command: &Command) -> Option<Write> {
+    fn run(&mut self, command: &Command) -> Option<TaskWrite> {
         let by = match (command, &self.task) {
             (Command::Answer(_) | Command::Cancel { .. }, Some(task)) => Authority::Caller(task.spec.caller.clone()),
             (Command::Create(_) | Command::Tick | Command::Recover(_), _) | (_, None) => Authority::Engine,
@@ -104,19 +106,28 @@ impl Driver {
         let events = decide(self.task.as_ref(), &by, command, at, &self.limits).unwrap_or_default();
         let last = events.last()?;
         let first = self.task.as_ref().map_or(Version(1), |task| task.version.next());
-        let before = self.task.as_ref().and_then(|task| task.checkpoint);
+        let before = self.task.as_ref().and_then(|task| task.checkpoint_version);
         for event in &events {
             apply(&mut self.task, self.id, event, at);
         }
         let task = self.task.clone().expect("something happened to it");
-        let stale_checkpoint = before.filter(|before| task.checkpoint != Some(*before));
+        let stale_checkpoint = before.filter(|before| task.checkpoint_version != Some(*before));
         self.stale.extend(stale_checkpoint);
         if *last == Event::Expired {
             self.task = None;
         }
         let (dropped_bytes, stored_bytes) = (task.dropped_bytes(&self.limits), task.stored_bytes(&self.limits));
-        let told_max = Limits::DEFAULT.session_events;
-        Some(Write { task: Arc::new(task), first, at, events, stale_checkpoint, dropped_bytes, told_max, stored_bytes })
+        let told_max = Limits::DEFAULT.changes_per_session;
+        Some(TaskWrite {
+            task: Arc::new(task),
+            first_version: first,
+            at,
+            events,
+            stale_checkpoint,
+            dropped_bytes,
+            outbox_max: told_max,
+            stored_bytes,
+        })
     }
 }
 
@@ -206,7 +217,7 @@ impl<S: Store> Lab<S> {
     }
 
     /// Does what a command leads to, which must be something, and checks it.
-    fn run(&mut self, driver: &mut Driver, command: &Command) -> Write {
+    fn run(&mut self, driver: &mut Driver, command: &Command) -> TaskWrite {
         let write = driver.run(command).expect("the command leads to something");
         self.store().commit(slice::from_ref(&write), &[]).expect("the write is committed");
         self.check(driver);
@@ -221,7 +232,7 @@ impl<S: Store> Lab<S> {
         let head = reader.task(driver.id).expect("the head is read");
         // The head does not count the chunks after it.
         let version = head.as_ref().map_or(Version(0), |head| head.version);
-        let expected = driver.task.clone().map(|task| Task { output: Output::default(), version, ..task });
+        let expected = driver.task.clone().map(|task| Task { output: OutputTotals::default(), version, ..task });
         assert_eq!(head, expected, "a reader sees the task without its output");
     }
 
@@ -231,7 +242,7 @@ impl<S: Store> Lab<S> {
         let tasks = drivers.iter().filter_map(|driver| driver.task.as_ref());
         let mut open: Vec<TaskId> = tasks.filter(|task| task.ended.is_none()).map(|task| task.id).collect();
         open.sort();
-        assert_eq!(self.reader().open(None, 1_000).expect("open tasks are listed"), open, "nothing else is there");
+        assert_eq!(self.reader().open_tasks(None, 1_000).expect("open tasks are listed"), open, "nothing else is there");
         assert_eq!(self.usage(), usage(drivers), "it is known what each caller has");
     }
 
@@ -259,7 +270,7 @@ fn spec() -> Spec {
 
 fn make(spec: Spec, chunks: Vec<Blocks>) -> Command {
     let said = (!chunks.is_empty()).then(|| (Some("early".into()), None));
-    Command::Create(NewTask { chunks, said, ..NewTask::new(Arc::new(spec), json!({}).into(), Epoch(1)) })
+    Command::Create(NewTask { chunks, status_report: said, ..NewTask::new(Arc::new(spec), json!({}).into(), Epoch(1)) })
 }
 
 fn text(text: &str) -> Payload {
@@ -271,11 +282,11 @@ fn append(words: &str) -> Command {
 }
 
 fn ask(key: &str) -> Command {
-    Command::Ask { key: InputKey::new(key), request: json!({ "question": key }).into() }
+    Command::Ask { key: QuestionKey::new(key), request: json!({ "question": key }).into() }
 }
 
 fn answer(keys: &[&str]) -> Command {
-    Command::Answer(keys.iter().map(|key| (InputKey::new(key), json!({ "action": "accept" }).into())).collect())
+    Command::Answer(keys.iter().map(|key| (QuestionKey::new(key), json!({ "action": "accept" }).into())).collect())
 }
 
 fn save(checkpoint: Value) -> Command {
@@ -292,15 +303,15 @@ fn ends() -> [Command; 3] {
 
 fn a_created_task_is_read_back_byte_for_byte<S: Store>(mut lab: Lab<S>) {
     let request = Payload::parse(r#"{ "b":1.0,  "a" : "\u00e9\/é" , "b": 1E2 }"#.to_owned()).expect("it is JSON");
-    let accepts = Accepts { elicit_form: true, ..Accepts::default() };
-    let spec = Arc::new(Spec { timeout_ms: Some(5), input_timeout_ms: Some(6), accepts, ..spec() });
+    let accepts = AcceptedQuestions { elicit_form: true, ..AcceptedQuestions::default() };
+    let spec = Arc::new(Spec { timeout_ms: Some(5), answer_timeout_ms: Some(6), accepts, ..spec() });
     let new = NewTask::new(spec.clone(), request.clone(), Epoch(1));
     let (mut driver, nobody) = (Driver::new(1), Driver::new(2));
     lab.run(&mut driver, &Command::Create(new));
     lab.reopen();
     lab.check_all(&[driver.clone(), nobody.clone()]);
     let reader = lab.reader();
-    let created = Event::Created { spec, request, epoch: Epoch(1), carried: None, spent_ms: 0 };
+    let created = Event::Created { spec, arguments: request, epoch: Epoch(1), continuation: None, spent_ms: 0 };
     assert_eq!(reader.event(driver.id, Version(1)).expect("the event is read"), Some(created));
     assert_eq!(reader.event(driver.id, Version(2)).expect("the event is read"), None);
     assert_eq!(reader.event(nobody.id, Version(1)).expect("the event is read"), None);
@@ -313,9 +324,9 @@ fn every_kind_of_event_survives_a_reopening<S: Store>(mut lab: Lab<S>) {
         let mut driver = Driver::new(name);
         let half = Progress { done: 0.5, total: Some(1.0) };
         let life = [
-            make(Spec { retention_ms: Some(100), timeout_ms: Some(9_000), input_timeout_ms: Some(9_000), ..spec() }, vec![]),
+            make(Spec { retention_ms: Some(100), timeout_ms: Some(9_000), answer_timeout_ms: Some(9_000), ..spec() }, vec![]),
             append("x"),
-            Command::Say { message: Some("half".into()), progress: Some(half) },
+            Command::ReportStatus { message: Some("half".into()), progress: Some(half) },
             ask("a"),
             ask("b"),
             answer(&["b", "a"]),
@@ -352,9 +363,10 @@ impl Dice {
         let key = ["a", "b", "c"][self.roll(3)];
         match self.roll(16) {
             0..=4 => Command::Append { chunks: vec![Blocks::of(&vec![text(&words); 1 + self.roll(3)]); 1 + self.roll(2)] },
-            5 | 6 => {
-                Command::Say { message: Some(words.into()), progress: Some(Progress { done: self.roll(9) as f64 / 4.0, total: None }) }
-            }
+            5 | 6 => Command::ReportStatus {
+                message: Some(words.into()),
+                progress: Some(Progress { done: self.roll(9) as f64 / 4.0, total: None }),
+            },
             7 | 8 => ask(key),
             9 | 10 => answer(&[key, "c"]),
             11 | 12 => save(json!(words)),
@@ -374,7 +386,8 @@ impl Dice {
         let on_interrupt = if self.roll(2) == 0 { OnInterrupt::Fail } else { OnInterrupt::Retry };
         let (timeout_ms, input_timeout_ms) = (Some(60 + self.roll(200) as u64), Some(60));
         let idempotency_key = Some(name.to_string().into());
-        let spec = Spec { on_interrupt, retention_ms: Some(30), timeout_ms, input_timeout_ms, idempotency_key, ..spec() };
+        let spec =
+            Spec { on_interrupt, retention_ms: Some(30), timeout_ms, answer_timeout_ms: input_timeout_ms, idempotency_key, ..spec() };
         make(spec, vec![Blocks::of(&[text("early"), text("words")]); self.roll(3)])
     }
 }
@@ -453,7 +466,7 @@ fn chunks_are_read_from_any_place_within_a_bound<S: Store>(mut lab: Lab<S>) {
 
 /// A task that has seen so many commands, some of which wrote several chunks, and what its log has. By its name it has
 /// ended or not, and keeps all its chunks or only the last.
-fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) -> (Driver, Vec<Entry>) {
+fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) -> (Driver, Vec<LogItem>) {
     let mut driver = Driver::new(name);
     let overflow = if name.is_multiple_of(2) { Overflow::DropOldest } else { Overflow::Fail };
     if overflow == Overflow::DropOldest {
@@ -465,7 +478,7 @@ fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) 
         let command = match dice.roll(4) {
             0 => Command::Append { chunks: dice.chunks(1) },
             1 => Command::Save { chunks: dice.chunks(0), checkpoint: json!(n).into() },
-            _ => Command::Say { message: Some(n.to_string().into()), progress: None },
+            _ => Command::ReportStatus { message: Some(n.to_string().into()), progress: None },
         };
         writes.push(driver.run(&command).expect("it is open, and this is new"));
     }
@@ -473,17 +486,17 @@ fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) 
         writes.push(driver.run(&ends()[0]).expect("it is open"));
     }
     lab.store().commit(&writes, &[]).expect("the writes are committed");
-    let kept = lab.reader().span(driver.id).expect("the span is read");
+    let kept = lab.reader().chunk_range(driver.id).expect("the span is read");
     let mut log = Vec::new();
-    for Write { first, at, events, .. } in writes {
+    for TaskWrite { first_version: first, at, events, .. } in writes {
         for (version, event) in (first.0..).map(Version).zip(events) {
             match event {
                 Event::Appended { seq, first_block, blocks } if seq >= kept.start => {
-                    log.push(Entry::Chunk(Chunk { seq, version, first_block, blocks }));
+                    log.push(LogItem::Chunk(Chunk { seq, version, first_block, blocks }));
                 }
                 Event::Appended { .. } => {}
                 _ if driver.stale.contains(&version) => {}
-                event => log.push(Entry::Event(Logged { version, at, event })),
+                event => log.push(LogItem::Event(StoredEvent { version, at, event })),
             }
         }
     }
@@ -491,42 +504,42 @@ fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) 
 }
 
 /// All that follows a place, read page by page; each page is checked against what was asked for.
-fn read_on(reader: &dyn Reader, driver: &Driver, mut cursor: Cursor) -> Vec<Entry> {
+fn read_on(reader: &dyn Reader, driver: &Driver, mut cursor: Cursor) -> Vec<LogItem> {
     let task = driver.task.as_ref().expect("it is there");
     let mut read = Vec::new();
     loop {
         let page = reader.page(driver.id, cursor).expect("the page is read").expect("it is there");
-        assert_eq!((page.end, page.ended), (task.output.next_seq, task.ended.is_some()), "{cursor:?}");
+        assert_eq!((page.next_seq, page.ended), (task.output.next_seq, task.ended.is_some()), "{cursor:?}");
         assert!(page.upto >= cursor.after, "a place never goes back: {cursor:?} {page:?}");
         let mut sizes = Vec::new();
-        for entry in &page.entries {
+        for entry in &page.items {
             match entry {
-                Entry::Event(logged) => assert!(logged.version > cursor.after && logged.version <= page.upto, "{cursor:?} {logged:?}"),
-                Entry::Chunk(chunk) => {
+                LogItem::Event(logged) => assert!(logged.version > cursor.after && logged.version <= page.upto, "{cursor:?} {logged:?}"),
+                LogItem::Chunk(chunk) => {
                     sizes.push(chunk.blocks.as_str().len());
                     cursor.from = Some(chunk.seq.next());
                 }
             }
         }
-        assert!(sizes.len() <= cursor.chunks, "no more than so many: {cursor:?}");
-        assert!(sizes.len() <= 1 || sizes.iter().sum::<usize>() <= cursor.bytes, "no more than asked for: {cursor:?}");
-        assert!(!page.more || !page.entries.is_empty(), "it goes on: {cursor:?}");
+        assert!(sizes.len() <= cursor.max_chunks, "no more than so many: {cursor:?}");
+        assert!(sizes.len() <= 1 || sizes.iter().sum::<usize>() <= cursor.max_bytes, "no more than asked for: {cursor:?}");
+        assert!(!page.more || !page.items.is_empty(), "it goes on: {cursor:?}");
         cursor.after = page.upto;
-        read.extend(page.entries);
+        read.extend(page.items);
         if !page.more {
             assert!(page.upto >= task.version, "there is nothing beyond it: {cursor:?}");
             let after = reader.page(driver.id, cursor).expect("the page is read").expect("it is there");
-            assert!(after.entries.is_empty() && !after.more, "it was the last one: {cursor:?}");
+            assert!(after.items.is_empty() && !after.more, "it was the last one: {cursor:?}");
             return read;
         }
     }
 }
 
 /// What follows a place in a log.
-fn following(log: &[Entry], cursor: Cursor) -> Vec<Entry> {
-    let follows = |entry: &&Entry| match entry {
-        Entry::Event(logged) => logged.version > cursor.after,
-        Entry::Chunk(chunk) => cursor.from.is_some_and(|from| chunk.seq >= from),
+fn following(log: &[LogItem], cursor: Cursor) -> Vec<LogItem> {
+    let follows = |entry: &&LogItem| match entry {
+        LogItem::Event(logged) => logged.version > cursor.after,
+        LogItem::Chunk(chunk) => cursor.from.is_some_and(|from| chunk.seq >= from),
     };
     log.iter().filter(follows).cloned().collect()
 }
@@ -543,18 +556,18 @@ fn a_log_is_read_on_from_any_place_in_one_order<S: Store>(mut lab: Lab<S>) {
         let seqs = (0..task.output.next_seq.0 + 2).chain([u64::MAX]).map(Seq);
         let froms: Vec<Option<Seq>> = seqs.map(Some).chain([None]).collect();
         // Every place of a short log, some of a long one.
-        let places: Vec<(Version, Option<Seq>)> = if log.len() < 100 {
+        let cursors: Vec<(Version, Option<Seq>)> = if log.len() < 100 {
             afters.iter().flat_map(|after| froms.iter().map(move |from| (*after, *from))).collect()
         } else {
             (0..50).map(|_| (afters[dice.roll(afters.len())], froms[dice.roll(froms.len())])).collect()
         };
-        for (after, from) in places {
+        for (after, from) in cursors {
             let (bytes, chunks) = ([0, 1, 300, 3_000, usize::MAX][dice.roll(5)], [1, 2, 7, usize::MAX][dice.roll(4)]);
-            let cursor = Cursor { after, from, bytes, chunks };
+            let cursor = Cursor { after, from, max_bytes: bytes, max_chunks: chunks };
             assert_eq!(read_on(&*reader, driver, cursor), following(log, cursor), "{cursor:?}");
         }
     }
-    let all = Cursor { after: Version(0), from: Some(Seq(0)), bytes: usize::MAX, chunks: usize::MAX };
+    let all = Cursor { after: Version(0), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX };
     let page = |id| reader.page(id, all).expect("the page is read");
     assert_eq!(page(Driver::new(9).id), None, "it never was");
     let (mut driver, _) = tasks.remove(0);
@@ -571,7 +584,7 @@ fn chunks_that_came_before_the_task_are_counted<S: Store>(mut lab: Lab<S>) {
     let mut driver = Driver::new(1);
     assert_eq!(lab.run(&mut driver, &make(spec(), chunks)).events.len(), 5, "created, three chunks, said");
     let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
-    assert_eq!(loaded.output, Output { next_seq: Seq(3), blocks: 6, bytes });
+    assert_eq!(loaded.output, OutputTotals { next_seq: Seq(3), blocks: 6, bytes });
     lab.run(&mut driver, &append("e"));
     let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
     assert_eq!(chunks.iter().map(|chunk| chunk.first_block).collect::<Vec<_>>(), [1, 3, 4, 7]);
@@ -582,11 +595,11 @@ fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) 
     let mut driver = Driver::new(1);
     driver.limits.task_output_bytes = 200;
     lab.run(&mut driver, &make(Spec { overflow: Overflow::DropOldest, ..spec() }, vec![]));
-    assert_eq!(lab.reader().span(driver.id).expect("the span is read"), Seq(0)..Seq(0));
+    assert_eq!(lab.reader().chunk_range(driver.id).expect("the span is read"), Seq(0)..Seq(0));
     for n in 0..20u64 {
         let write = driver.run(&append(&"x".repeat(n as usize))).expect("it is never refused");
         lab.store().commit(&[write], &[]).expect("the chunk is committed");
-        let span = lab.reader().span(driver.id).expect("the span is read");
+        let span = lab.reader().chunk_range(driver.id).expect("the span is read");
         let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
         assert_eq!(span, kept[0].seq..Seq(n + 1));
         assert!(kept.iter().zip(span.start.0..).all(|(chunk, seq)| chunk.seq == Seq(seq)), "without a gap");
@@ -608,14 +621,14 @@ fn a_page_is_of_one_moment<S: Store>(mut lab: Lab<S>) {
         let (reader, id, done) = (lab.reader(), driver.id, over.clone());
         let looks = std::thread::spawn(move || {
             while !done.load(Ordering::Acquire) {
-                let cursor = Cursor { after: Version(1), from: Some(Seq(0)), bytes: usize::MAX, chunks: usize::MAX };
+                let cursor = Cursor { after: Version(1), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX };
                 let page = reader.page(id, cursor).expect("the page is read").expect("it is there");
-                let chunks = page.entries.iter().filter(|entry| matches!(entry, Entry::Chunk(_))).count();
-                assert_eq!((chunks * 2, page.end), (page.entries.len(), Seq(chunks as u64)), "{page:?}");
+                let chunks = page.items.iter().filter(|entry| matches!(entry, LogItem::Chunk(_))).count();
+                assert_eq!((chunks * 2, page.next_seq), (page.items.len(), Seq(chunks as u64)), "{page:?}");
             }
         });
         for n in 0..PAGE_EVENTS as u64 {
-            let said = Command::Say { message: Some(n.to_string().into()), progress: None };
+            let said = Command::ReportStatus { message: Some(n.to_string().into()), progress: None };
             let pair = [append("x"), said].map(|command| driver.run(&command).expect("it is open"));
             lab.store().commit(&pair, &[]).expect("the pair is committed");
         }
@@ -640,13 +653,13 @@ fn only_the_newest_checkpoint_is_kept<S: Store>(mut lab: Lab<S>) {
 }
 
 fn tasks_fall_due_in_order_and_once_more_after_their_end<S: Store>(mut lab: Lab<S>) {
-    let due = |lab: &Lab<S>, now, limit| lab.reader().due(Timestamp::from_millis(now), limit).expect("due tasks are listed");
+    let due = |lab: &Lab<S>, now, limit| lab.reader().due_tasks(Timestamp::from_millis(now), limit).expect("due tasks are listed");
     let next = |lab: &Lab<S>| lab.reader().next_due(Timestamp::default()).expect("the next moment is read").map(Timestamp::as_millis);
     let [mut a, mut b, mut c] = [1, 2, 3].map(Driver::new);
     lab.run(&mut c, &make(spec(), vec![]));
     assert_eq!((next(&lab), due(&lab, i64::MAX, 9)), (None, vec![]), "without a limit nothing is due");
     lab.run(&mut a, &make(Spec { timeout_ms: Some(300), ..spec() }, vec![]));
-    lab.run(&mut b, &make(Spec { timeout_ms: Some(100), input_timeout_ms: Some(1_000), ..spec() }, vec![]));
+    lab.run(&mut b, &make(Spec { timeout_ms: Some(100), answer_timeout_ms: Some(1_000), ..spec() }, vec![]));
     assert_eq!((next(&lab), due(&lab, 1_099, 9), due(&lab, 1_100, 9)), (Some(1_100), vec![], vec![b.id]));
     assert_eq!((due(&lab, 9_999, 9), due(&lab, 9_999, 1)), (vec![b.id, a.id], vec![b.id]));
     b.now = 1_010;
@@ -672,7 +685,7 @@ fn open_tasks_are_listed_in_pages_by_id_and_counted_by_caller<S: Store>(mut lab:
     lab.reopen();
     lab.check_all(&drivers);
     let [four, one, five, _, two] = drivers.map(|driver| driver.id);
-    let page = |after| lab.reader().open(after, 2).expect("open tasks are listed");
+    let page = |after| lab.reader().open_tasks(after, 2).expect("open tasks are listed");
     assert_eq!([page(None), page(Some(two)), page(Some(five))], [vec![one, two], vec![four, five], vec![]]);
     let counts: Vec<(CallerId, u64)> = lab.usage().into_iter().map(|(caller, usage)| (caller, usage.open)).collect();
     assert_eq!(counts, [(CallerId::new("me"), 3), (CallerId::new("they"), 0), (CallerId::new("you"), 1)]);
@@ -712,7 +725,7 @@ fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
 
 fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut lab: Lab<S>) {
     let keyed = |caller| make(Spec { caller: CallerId::new(caller), idempotency_key: Some("k".into()), ..spec() }, vec![]);
-    let find = |lab: &Lab<S>, caller, key| lab.reader().keyed(&CallerId::new(caller), key).expect("the key is read");
+    let find = |lab: &Lab<S>, caller, key| lab.reader().by_idempotency_key(&CallerId::new(caller), key).expect("the key is read");
     let [mut mine, mut yours, mut again] = [1, 2, 3].map(Driver::new);
     lab.run(&mut mine, &keyed("me"));
     assert_eq!(lab.reader().owner(mine.id).expect("the owner is read"), Some(CallerId::new("me")));
@@ -738,12 +751,12 @@ fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
     lab.store().commit(&[chunk, birth.clone(), birth], &[]).expect_err("a task is created once");
     lab.reopen();
     lab.check_all(&[before, Driver::new(2)]);
-    assert_eq!(lab.reader().keyed(&CallerId::new("me"), "k").expect("the key is read"), None);
+    assert_eq!(lab.reader().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
 }
 
 fn session(name: &str, caller: &str, seen: i64) -> Session {
     let data = json!({ "of": name }).into();
-    Session { id: SessionId::new(name), caller: CallerId::new(caller), seen: Timestamp::from_millis(seen), data }
+    Session { id: SessionId::new(name), caller: CallerId::new(caller), last_used: Timestamp::from_millis(seen), data }
 }
 
 impl<S: Store> Lab<S> {
@@ -756,9 +769,11 @@ impl<S: Store> Lab<S> {
     }
 
     /// What a session is told after `after`: which task, which events, which chunks.
-    fn told(&self, name: &str, after: u64) -> Vec<(u64, TaskId, u64, u64, u64, u64)> {
-        let told = self.reader().told(&SessionId::new(name), after, 100).expect("it is read");
-        told.iter().map(|told| (told.number, told.task, told.first.0, told.last.0, told.from.0, told.end.0)).collect()
+    fn outbox(&self, name: &str, after: u64) -> Vec<(u64, TaskId, u64, u64, u64, u64)> {
+        let told = self.reader().outbox(&SessionId::new(name), after, 100).expect("it is read");
+        told.iter()
+            .map(|told| (told.position, told.task, told.first_version.0, told.last_version.0, told.first_seq.0, told.end_seq.0))
+            .collect()
     }
 }
 
@@ -768,8 +783,8 @@ fn sessions_are_kept_changed_and_ended<S: Store>(mut lab: Lab<S>) {
     lab.kill();
     assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(one), Some(two.clone()), None));
     let later = Session { data: json!([1]).into(), ..session("one", "me", 9) };
-    lab.change(&[SessionChange::Put(later.clone()), SessionChange::End(two.id.clone())]);
-    lab.change(&[SessionChange::Put(two), SessionChange::Put(session("three", "me", 1))]);
+    lab.change(&[SessionChange::Update(later.clone()), SessionChange::End(two.id.clone())]);
+    lab.change(&[SessionChange::Update(two), SessionChange::Update(session("three", "me", 1))]);
     lab.reopen();
     assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(later), None, None), "what is gone stays gone");
 }
@@ -789,7 +804,7 @@ fn sessions_that_are_idle_or_too_many_are_named<S: Store>(mut lab: Lab<S>) {
 }
 
 fn following_spec(session: &str, output: bool) -> Spec {
-    Spec { follower: Some(Follower { session: SessionId::new(session), output }), ..spec() }
+    Spec { outbox: Some(OutboxTarget { session: SessionId::new(session), output }), ..spec() }
 }
 
 fn a_session_is_told_of_its_tasks_in_one_order<S: Store>(mut lab: Lab<S>) {
@@ -806,15 +821,15 @@ fn a_session_is_told_of_its_tasks_in_one_order<S: Store>(mut lab: Lab<S>) {
         lab.run(driver, &save(json!(1)));
     }
     let expected = [(1, loud.id, 1, 3, 0, 1), (2, loud.id, 4, 4, 1, 2), (3, loud.id, 5, 5, 2, 2), (4, quiet.id, 3, 3, 1, 1)];
-    assert_eq!(lab.told("one", 0), expected, "its own, and of output only where it wants to hear of it");
-    assert_eq!((lab.told("one", 2), lab.told("two", 0), lab.told("nobody", 0)), (expected[2..].to_vec(), vec![], vec![]));
+    assert_eq!(lab.outbox("one", 0), expected, "its own, and of output only where it wants to hear of it");
+    assert_eq!((lab.outbox("one", 2), lab.outbox("two", 0), lab.outbox("nobody", 0)), (expected[2..].to_vec(), vec![], vec![]));
     lab.kill();
-    assert_eq!(lab.told("one", 0), expected);
-    let end = |lab: &Lab<S>, name: &str| lab.reader().told_end(&SessionId::new(name)).expect("it is read");
+    assert_eq!(lab.outbox("one", 0), expected);
+    let end = |lab: &Lab<S>, name: &str| lab.reader().outbox_end(&SessionId::new(name)).expect("it is read");
     assert_eq!((end(&lab, "one"), end(&lab, "two")), (4, 0));
     lab.change(&[SessionChange::End(SessionId::new("one"))]);
     lab.run(&mut loud, &answer(&["k"]));
-    assert_eq!((lab.told("one", 0), end(&lab, "one")), (vec![], 0), "nobody is there to be told");
+    assert_eq!((lab.outbox("one", 0), end(&lab, "one")), (vec![], 0), "nobody is there to be told");
 }
 
 fn what_a_session_is_told_is_bounded<S: Store>(mut lab: Lab<S>) {
@@ -822,10 +837,10 @@ fn what_a_session_is_told_is_bounded<S: Store>(mut lab: Lab<S>) {
     let mut driver = Driver::new(1);
     lab.run(&mut driver, &make(following_spec("one", true), vec![]));
     for _ in 0..10 {
-        let write = Write { told_max: 3, ..driver.run(&append("a")).expect("it is written") };
+        let write = TaskWrite { outbox_max: 3, ..driver.run(&append("a")).expect("it is written") };
         lab.store().commit(&[write], &[]).expect("the chunk is committed");
     }
-    let numbers: Vec<u64> = lab.told("one", 0).iter().map(|told| told.0).collect();
+    let numbers: Vec<u64> = lab.outbox("one", 0).iter().map(|told| told.0).collect();
     assert_eq!(numbers, [8, 9, 10], "the latest are kept");
 }
 

@@ -20,17 +20,17 @@ use taskwire_core::Timestamp;
 
 use super::{
     Error,
-    busy::patiently,
+    busy::retry_while_busy,
+    checksum::Checksum,
+    data_dir::file_error,
     files::{DB, Files, WAL},
-    lock::unusable,
-    sum::Sum,
 };
-use crate::ours;
+use crate::owned_files;
 
 /// The note, in the data directory.
-pub(super) const TAIL: &str = "tail";
+pub(super) const END_FILE: &str = "tail";
 const MAGIC: &[u8; 8] = b"TWTAIL01";
-const NOTE_BYTES: usize = 56;
+const RECORD_BYTES: usize = 56;
 
 const LOG_HEAD_BYTES: u64 = 32;
 const SALTS_AT: u64 = 16;
@@ -47,13 +47,13 @@ fn frame_at(frame: u32, page_bytes: u64) -> u64 {
 
 /// How many frames there are by the index that SQLite shares among all who have the database open.
 pub(super) fn frames(connection: &Connection, path: &Path) -> Result<u32, Error> {
-    let (frames, _) = patiently(path, || connection.wal_checkpoint_v2(DEFAULT_NAME, CheckpointMode::NOOP))?;
+    let (frames, _) = retry_while_busy(path, || connection.wal_checkpoint_v2(DEFAULT_NAME, CheckpointMode::NOOP))?;
     Ok(u32::try_from(frames).unwrap_or(0))
 }
 
 /// How far the log goes.
 #[derive(Debug, Clone, Copy)]
-struct Reach {
+struct WalEnd {
     salts: Salts,
     frames: u32,
     /// What its last frame begins with.
@@ -65,65 +65,65 @@ struct Reach {
 pub(super) struct Wal {
     files: Arc<Files>,
     /// Only read; SQLite has no locks on it that closing it would let go.
-    log: File,
-    tail: File,
-    reach: Option<Reach>,
+    file: File,
+    end_file: File,
+    end: Option<WalEnd>,
     /// When something was last stored.
     at: Timestamp,
 }
 
 impl Wal {
     /// Follows the log from now on; `last` is what an earlier life left.
-    pub(super) fn open(dir: &Path, files: Arc<Files>, last: Option<&Last>) -> Result<Self, Error> {
-        let (path, note) = (files.wal_path(), dir.join(TAIL));
-        let log = ours::open(OpenOptions::new().read(true), path).map_err(|source| unusable(path, source))?;
-        let tail =
-            ours::open(OpenOptions::new().write(true).create(true).truncate(false), &note).map_err(|source| unusable(&note, source))?;
-        Ok(Self { log, tail, files, reach: None, at: last.map_or(Timestamp::default(), |last| last.note.at) })
+    pub(super) fn open(dir: &Path, files: Arc<Files>, last: Option<&PreviousWalEnd>) -> Result<Self, Error> {
+        let (path, note) = (files.wal_path(), dir.join(END_FILE));
+        let log = owned_files::open(OpenOptions::new().read(true), path).map_err(|source| file_error(path, source))?;
+        let tail = owned_files::open(OpenOptions::new().write(true).create(true).truncate(false), &note)
+            .map_err(|source| file_error(&note, source))?;
+        Ok(Self { file: log, end_file: tail, files, end: None, at: last.map_or(Timestamp::default(), |last| last.record.at) })
     }
 
     /// Makes sure, before anything is added, that all is there that was.
     pub(super) fn check(&mut self, connection: &Connection) -> Result<(), Error> {
         let bytes = self.files.wal_bytes()?;
-        let Some(reach) = &self.reach else { return Ok(()) };
+        let Some(reach) = &self.end else { return Ok(()) };
         if bytes < frame_at(reach.frames + 1, self.files.page_bytes()) {
             // Another program may have brought it into the database and begun it anew.
-            self.reach = self.measure(connection)?.map(|(reach, _)| reach);
+            self.end = self.read_end(connection)?.map(|(reach, _)| reach);
         }
         Ok(())
     }
 
     /// Makes sure that a commit, and all before it, is there, and notes how far that goes. `at` is when it was made.
-    pub(super) fn follow(&mut self, connection: &Connection, at: Option<Timestamp>) -> Result<(), Error> {
+    pub(super) fn verify_and_record(&mut self, connection: &Connection, at: Option<Timestamp>) -> Result<(), Error> {
         self.at = at.unwrap_or(self.at);
-        let Some((reach, page)) = self.measure(connection)? else {
-            self.reach = None;
+        let Some((reach, page)) = self.read_end(connection)? else {
+            self.end = None;
             return Ok(());
         };
-        if let Some(before) = self.reach.filter(|before| before.salts == reach.salts) {
+        if let Some(before) = self.end.filter(|before| before.salts == reach.salts) {
             // Cut off and written on, it has a hole where it ended.
             let is_kept = before.frames <= reach.frames && self.head(before.frames).is_ok_and(|head| head == before.head);
             if !is_kept {
-                return Err(self.cut());
+                return Err(self.cut_short());
             }
         }
-        self.reach = Some(reach);
-        let note = Note {
+        self.end = Some(reach);
+        let note = WalEndRecord {
             salts: reach.salts,
             frames: reach.frames,
             page: u32::from_be_bytes([reach.head[0], reach.head[1], reach.head[2], reach.head[3]]),
             page_bytes: u32::try_from(page.len()).unwrap_or(0),
-            page_sum: sum_of(&page),
+            page_checksum: page_checksum(&page),
             at: self.at,
         };
-        if let Err(error) = self.tail.write_all_at(&note.encode(), 0) {
+        if let Err(error) = self.end_file.write_all_at(&note.encode(), 0) {
             tracing::warn!(%error, "how far the store was written could not be noted");
         }
         Ok(())
     }
 
     /// Where the log ends, and the page that is written there; nothing if it is empty.
-    fn measure(&self, connection: &Connection) -> Result<Option<(Reach, Vec<u8>)>, Error> {
+    fn read_end(&self, connection: &Connection) -> Result<Option<(WalEnd, Vec<u8>)>, Error> {
         let mut page = vec![0; usize::try_from(self.files.page_bytes()).unwrap_or(0)];
         for _ in 0..LOOKS {
             let frames = frames(connection, self.files.db_path())?;
@@ -131,55 +131,55 @@ impl Wal {
                 return Ok(None);
             }
             let mut salts = Salts::default();
-            let is_read = self.log.read_exact_at(&mut salts, SALTS_AT);
+            let is_read = self.file.read_exact_at(&mut salts, SALTS_AT);
             let page_at = frame_at(frames, self.files.page_bytes()) + FRAME_HEAD_BYTES as u64;
-            if let (Ok(()), Ok(()), Ok(head)) = (is_read, self.log.read_exact_at(&mut page, page_at), self.head(frames))
+            if let (Ok(()), Ok(()), Ok(head)) = (is_read, self.file.read_exact_at(&mut page, page_at), self.head(frames))
                 && head[8..16] == salts
             {
-                return Ok(Some((Reach { salts, frames, head }, page)));
+                return Ok(Some((WalEnd { salts, frames, head }, page)));
             }
         }
-        Err(self.cut())
+        Err(self.cut_short())
     }
 
     fn head(&self, frame: u32) -> std::io::Result<[u8; FRAME_HEAD_BYTES]> {
         let mut head = [0; FRAME_HEAD_BYTES];
-        self.log.read_exact_at(&mut head, frame_at(frame, self.files.page_bytes()))?;
+        self.file.read_exact_at(&mut head, frame_at(frame, self.files.page_bytes()))?;
         Ok(head)
     }
 
-    fn cut(&self) -> Error {
-        self.files.gone(&format!("{WAL} was cut short"))
+    fn cut_short(&self) -> Error {
+        self.files.tampered(&format!("{WAL} was cut short"))
     }
 }
 
-fn sum_of(page: &[u8]) -> i64 {
-    Sum::new(7).bytes(page).end()
+fn page_checksum(page: &[u8]) -> i64 {
+    Checksum::new(7).bytes(page).finish()
 }
 
 /// How far the log went after a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Note {
+struct WalEndRecord {
     salts: Salts,
     frames: u32,
     /// The page in the last frame, and what is on it.
     page: u32,
     page_bytes: u32,
-    page_sum: i64,
+    page_checksum: i64,
     at: Timestamp,
 }
 
-impl Note {
-    fn encode(&self) -> [u8; NOTE_BYTES] {
-        let mut bytes = [0; NOTE_BYTES];
+impl WalEndRecord {
+    fn encode(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..16].copy_from_slice(&self.salts);
         bytes[16..20].copy_from_slice(&self.frames.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.page.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.page_bytes.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.page_sum.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.page_checksum.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.at.as_millis().to_le_bytes());
-        let sum = Sum::new(8).bytes(&bytes[..48]).end();
+        let sum = Checksum::new(8).bytes(&bytes[..48]).finish();
         bytes[48..].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
@@ -193,7 +193,7 @@ impl Note {
             frames: four(16)?,
             page: four(20)?,
             page_bytes: four(24)?,
-            page_sum: i64::from_le_bytes(eight(32)?),
+            page_checksum: i64::from_le_bytes(eight(32)?),
             at: Timestamp::from_millis(i64::from_le_bytes(eight(40)?)),
         };
         (note.encode() == bytes).then_some(note)
@@ -202,40 +202,40 @@ impl Note {
 
 /// What an earlier life left. Looked at before SQLite is, which takes what is left for all there was.
 #[derive(Debug)]
-pub(super) struct Last {
-    note: Note,
+pub(super) struct PreviousWalEnd {
+    record: WalEndRecord,
     /// Those of the log that is there.
     salts: Option<Salts>,
     /// Whether the last page that was noted is in the database already.
     is_in_db: bool,
 }
 
-impl Last {
+impl PreviousWalEnd {
     /// Nothing where no life left a note.
     pub(super) fn look(dir: &Path) -> Option<Self> {
-        let note = Note::decode(&read(dir, TAIL, 0, NOTE_BYTES)?)?;
+        let note = WalEndRecord::decode(&read(dir, END_FILE, 0, RECORD_BYTES)?)?;
         let salts = read(dir, WAL, SALTS_AT, size_of::<Salts>()).and_then(|salts| salts.try_into().ok());
         let page_bytes = u64::from(note.page_bytes);
         let page = note.page.checked_sub(1).and_then(|n| read(dir, DB, u64::from(n) * page_bytes, note.page_bytes as usize));
-        Some(Self { note, salts, is_in_db: page.is_some_and(|page| sum_of(&page) == note.page_sum) })
+        Some(Self { record: note, salts, is_in_db: page.is_some_and(|page| page_checksum(&page) == note.page_checksum) })
     }
 
     /// How many frames that were committed are missing, where SQLite has found so many.
     fn missing(&self, found: u32) -> u32 {
         let kept = match self.salts {
-            Some(salts) if salts == self.note.salts => found.min(self.note.frames),
+            Some(salts) if salts == self.record.salts => found.min(self.record.frames),
             // Begun anew since, which it is only when all of it is in the database.
-            _ if found > 0 => self.note.frames,
+            _ if found > 0 => self.record.frames,
             _ => 0,
         };
-        if self.is_in_db { 0 } else { self.note.frames - kept }
+        if self.is_in_db { 0 } else { self.record.frames - kept }
     }
 
     /// Says what is missing, if anything is, where SQLite has found so many frames.
     pub(super) fn report(&self, found: u32, shown: &Path) {
         let missing = self.missing(found);
         if missing > 0 {
-            let Note { frames, page_bytes, at, .. } = self.note;
+            let WalEndRecord { frames, page_bytes, at, .. } = self.record;
             let (log, bytes) = (shown.join(WAL), u64::from(missing) * u64::from(page_bytes));
             tracing::error!(
                 "{} is not what was written, it was cut short, damaged or removed: {missing} of {frames} pages ({bytes} bytes) are missing, \
@@ -249,7 +249,7 @@ impl Last {
 
 /// Some bytes of a file of ours, if it has them.
 fn read(dir: &Path, name: &str, at: u64, len: usize) -> Option<Vec<u8>> {
-    let file = ours::open(OpenOptions::new().read(true), &dir.join(name)).ok()?;
+    let file = owned_files::open(OpenOptions::new().read(true), &dir.join(name)).ok()?;
     let mut bytes = vec![0; len];
     file.read_exact_at(&mut bytes, at).ok()?;
     Some(bytes)
@@ -268,24 +268,25 @@ mod tests {
         testing::TempDir,
     };
 
-    const NOTE: Note = Note { salts: *b"saltsalt", frames: 12, page: 3, page_bytes: 4096, page_sum: -5, at: Timestamp::from_millis(9) };
+    const RECORD: WalEndRecord =
+        WalEndRecord { salts: *b"saltsalt", frames: 12, page: 3, page_bytes: 4096, page_checksum: -5, at: Timestamp::from_millis(9) };
 
     #[test]
-    fn a_note_that_was_not_written_as_a_whole_is_none() {
-        let bytes = NOTE.encode();
-        assert_eq!(Note::decode(&bytes), Some(NOTE));
+    fn a_record_that_was_not_written_as_a_whole_is_none() {
+        let bytes = RECORD.encode();
+        assert_eq!(WalEndRecord::decode(&bytes), Some(RECORD));
         for len in 0..bytes.len() {
-            assert_eq!(Note::decode(&bytes[..len]), None);
+            assert_eq!(WalEndRecord::decode(&bytes[..len]), None);
             let mut half = bytes;
             half[len] ^= 1;
-            assert_eq!(Note::decode(&half), None, "byte {len}");
+            assert_eq!(WalEndRecord::decode(&half), None, "byte {len}");
         }
     }
 
     #[test]
     fn what_is_missing_is_told_and_nothing_else() {
-        let last = |salts, is_in_db| Last { note: NOTE, salts, is_in_db };
-        let same = Some(NOTE.salts);
+        let last = |salts, is_in_db| PreviousWalEnd { record: RECORD, salts, is_in_db };
+        let same = Some(RECORD.salts);
         assert_eq!((last(same, false).missing(12), last(same, false).missing(20)), (0, 0), "all is there, and maybe more");
         assert_eq!((last(same, false).missing(11), last(same, false).missing(0)), (1, 12), "cut, or damaged from the first frame on");
         assert_eq!((last(None, false).missing(0), last(None, true).missing(0)), (12, 0), "gone, or closed in good order");
@@ -300,7 +301,7 @@ mod tests {
         let mut store = SqliteStore::open(&dir.0).expect("a store");
         for n in 0..20 {
             let id = SessionId::new(&n.to_string());
-            let session = Session { id, caller: CallerId::new("me"), seen: Timestamp::from_millis(n), data: json!({"n": n}).into() };
+            let session = Session { id, caller: CallerId::new("me"), last_used: Timestamp::from_millis(n), data: json!({"n": n}).into() };
             store.commit(&[], &[SessionChange::Begin(session)]).expect("committed");
         }
         for entry in fs::read_dir(&dir.0).expect("listed").flatten() {
@@ -313,11 +314,11 @@ mod tests {
     fn missing_after(harm: impl FnOnce(&Path)) -> (u32, u32) {
         let dir = killed();
         harm(&dir.0);
-        let last = Last::look(&dir.0).expect("a note was left");
+        let last = PreviousWalEnd::look(&dir.0).expect("a note was left");
         let db = Connection::open(dir.0.join(DB)).expect("the database");
         db.pragma_query_value(None, "user_version", |_| Ok(())).expect("what is left can be read");
         let found = frames(&db, &dir.0.join(DB)).expect("counted");
-        (last.missing(found), last.note.frames)
+        (last.missing(found), last.record.frames)
     }
 
     /// Changes the log as a whole.

@@ -21,14 +21,14 @@ const ROOTS: &str = "roots/list";
 ///
 /// # Errors
 /// What is wrong with it, in words.
-pub(crate) fn fitting(question: &Payload, answer: Payload) -> Result<Payload, String> {
+pub(crate) fn check_answer(question: &Payload, answer: Payload) -> Result<Payload, String> {
     let asked: Value = question.read().unwrap_or_default();
     let params = &asked["params"];
     let mut given = members(&answer)?;
     let changed = match asked["method"].as_str() {
-        Some(ELICITATION) => acted(&given)? && params["mode"] != "url" && filled(&params["requestedSchema"], &mut given)?,
-        Some(SAMPLING) => sampled(&given).map(|()| false)?,
-        Some(ROOTS) => listed(&given).map(|()| false)?,
+        Some(ELICITATION) => check_action(&given)? && params["mode"] != "url" && check_form(&params["requestedSchema"], &mut given)?,
+        Some(SAMPLING) => check_sampling(&given).map(|()| false)?,
+        Some(ROOTS) => check_roots(&given).map(|()| false)?,
         _ => false,
     };
     Ok(if changed { Value::Object(given).into() } else { answer })
@@ -38,9 +38,9 @@ pub(crate) fn fitting(question: &Payload, answer: Payload) -> Result<Payload, St
 ///
 /// # Errors
 /// That it is not, in words.
-pub(crate) fn fits_any(answer: &Payload) -> Result<(), String> {
+pub(crate) fn check_any_answer(answer: &Payload) -> Result<(), String> {
     let given = members(answer)?;
-    if acted(&given).is_ok() || sampled(&given).is_ok() || listed(&given).is_ok() {
+    if check_action(&given).is_ok() || check_sampling(&given).is_ok() || check_roots(&given).is_ok() {
         return Ok(());
     }
     Err("it has neither an `action` (\"accept\", \"decline\" or \"cancel\"), nor the `role`, `content` and `model` of a message, nor `roots`"
@@ -48,7 +48,7 @@ pub(crate) fn fits_any(answer: &Payload) -> Result<(), String> {
 }
 
 /// What of a question decides whether an answer fits it, and nothing else of it.
-pub(crate) fn gist(question: &Payload) -> Payload {
+pub(crate) fn answer_constraints(question: &Payload) -> Payload {
     let asked: Value = question.read().unwrap_or_default();
     let (method, params) = (&asked["method"], &asked["params"]);
     if method == ELICITATION {
@@ -68,7 +68,7 @@ fn members(answer: &Payload) -> Result<Map<String, Value>, String> {
 }
 
 /// What a person did with a form or a page; whether it was accepted.
-fn acted(given: &Map<String, Value>) -> Result<bool, String> {
+fn check_action(given: &Map<String, Value>) -> Result<bool, String> {
     let accepted = match given.get("action").and_then(Value::as_str) {
         Some("accept") => true,
         Some("decline" | "cancel") => false,
@@ -81,7 +81,7 @@ fn acted(given: &Map<String, Value>) -> Result<bool, String> {
 }
 
 /// What was filled in; whether it was changed so that it can be taken.
-fn filled(schema: &Value, given: &mut Map<String, Value>) -> Result<bool, String> {
+fn check_form(schema: &Value, given: &mut Map<String, Value>) -> Result<bool, String> {
     let (mut content, mut changed) = match given.remove("content") {
         Some(content @ Value::Object(_)) => (content, false),
         // Where nothing must be filled in, nothing will do.
@@ -95,7 +95,7 @@ fn filled(schema: &Value, given: &mut Map<String, Value>) -> Result<bool, String
 }
 
 /// What a language model said.
-fn sampled(given: &Map<String, Value>) -> Result<(), String> {
+fn check_sampling(given: &Map<String, Value>) -> Result<(), String> {
     let is_block = |block: &Value| block.get("type").is_some_and(Value::is_string);
     let is_content = |content: &Value| content.as_array().map_or_else(|| is_block(content), |blocks| blocks.iter().all(is_block));
     if !matches!(given.get("role").and_then(Value::as_str), Some("assistant" | "user")) {
@@ -110,7 +110,7 @@ fn sampled(given: &Map<String, Value>) -> Result<(), String> {
 }
 
 /// Which root folders there are.
-fn listed(given: &Map<String, Value>) -> Result<(), String> {
+fn check_roots(given: &Map<String, Value>) -> Result<(), String> {
     let is_root = |root: &Value| root.get("uri").is_some_and(Value::is_string);
     if given.get("roots").and_then(Value::as_array).is_some_and(|roots| roots.iter().all(is_root)) {
         Ok(())
@@ -163,7 +163,7 @@ mod tests {
     use crate::tool::Question;
 
     fn taken(question: &Payload, answer: &Value) -> Result<Value, String> {
-        fitting(question, answer.clone().into()).map(|taken| taken.read().expect("JSON"))
+        check_answer(question, answer.clone().into()).map(|taken| taken.read().expect("JSON"))
     }
 
     fn refused(question: &Payload, answer: &Value) -> String {
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn what_is_no_answer_at_all_fits_no_question_that_a_person_is_asked() {
         let page = Question::url("Look", "https://example.com").into_payload();
-        for question in [form(), page, gist(&form())] {
+        for question in [form(), page, answer_constraints(&form())] {
             for bad in [
                 json!({}),
                 json!({"action": "perhaps"}),
@@ -230,7 +230,7 @@ mod tests {
         ] {
             let why = refused(&form(), &accept(content.clone()));
             assert!(why.contains(word), "{content}: {why}");
-            assert_eq!(refused(&gist(&form()), &accept(content)), why, "its gist says the same");
+            assert_eq!(refused(&answer_constraints(&form()), &accept(content)), why, "its gist says the same");
         }
         for why in [json!({"action": "accept"}), json!({"action": "accept", "content": null})].map(|bad| refused(&form(), &bad)) {
             assert!(why.contains("name"), "{why}");
@@ -243,7 +243,7 @@ mod tests {
     fn an_answer_stays_as_it_came_but_for_what_only_looks_different() {
         let text = r#"{ "content": {"n":  3, "name": "Ada"},  "action": "accept", "_meta": {"x": 1} }"#;
         let came = Payload::parse(text.to_owned()).expect("JSON");
-        assert_eq!(fitting(&form(), came.clone()), Ok(came), "to the byte");
+        assert_eq!(check_answer(&form(), came.clone()), Ok(came), "to the byte");
         let meant = accept(json!({"name": "Ada", "n": 3}));
         assert_eq!(taken(&form(), &accept(json!({"name": "Ada", "n": 3.0, "size": null}))), Ok(meant));
         let optional = Question::form("Go on?", json!({"type": "object", "properties": {"why": {"type": "string"}}})).into_payload();
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn where_nobody_knows_what_was_asked_an_answer_is_one_of_any_kind() {
-        let any = |answer: Value| fits_any(&answer.into());
+        let any = |answer: Value| check_any_answer(&answer.into());
         for good in [json!({"action": "cancel"}), accept(json!({"x": 1})), json!({"roots": []})] {
             assert_eq!(any(good.clone()), Ok(()), "{good}");
         }
@@ -309,6 +309,6 @@ mod tests {
         for question in [form(), Question::roots().into_payload(), json!({"method": "some/thing"}).into()] {
             assert!(refused(&question, &forged).contains(REFUSED));
         }
-        assert!(fits_any(&forged.into()).is_err());
+        assert!(check_any_answer(&forged.into()).is_err());
     }
 }

@@ -65,7 +65,7 @@ impl<T: AsRef<str>> From<T> for Content {
 }
 
 /// In the `_meta` of a result that says it failed: why, in one line.
-pub(crate) const WHY: &str = "dev.taskwire/why";
+pub(crate) const FAILURE_REASON: &str = "dev.taskwire/why";
 
 /// What a tool call comes to.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -98,8 +98,8 @@ impl CallResult {
     }
 
     /// Says in one line why it failed, to stand next to the status of its task.
-    pub(crate) fn because(&mut self, why: &str) {
-        self.meta.get_or_insert_default().insert(WHY.to_owned(), why.into());
+    pub(crate) fn set_failure_reason(&mut self, why: &str) {
+        self.meta.get_or_insert_default().insert(FAILURE_REASON.to_owned(), why.into());
     }
 
     /// The outcome of a task that comes to this.

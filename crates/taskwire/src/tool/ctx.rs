@@ -4,18 +4,18 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 use taskwire_core::{
-    InputKey, Payload,
-    task::{self, Accepts},
+    Payload, QuestionKey,
+    task::{self, AcceptedQuestions},
 };
 
 use super::{
     Progress, ToolError,
-    answer::fitting,
+    answer::check_answer,
     content::Content,
     error::from_engine,
-    question::{Answer, Question, Refusal, payload_lacks},
+    question::{Answer, Question, Refusal, missing_capabilities_of},
 };
-use crate::engine::{Note, Piece, Resumed, Run};
+use crate::engine::{CallNote, Continuation, Piece, Run};
 
 /// The context of one run of a tool; cheap to clone.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ impl Ctx {
     /// # Errors
     /// When the tool must stop or a limit is reached.
     pub async fn status(&self, message: impl AsRef<str>) -> Result<(), ToolError> {
-        self.0.say(Some(message.as_ref().into()), None).await.map_err(from_engine)
+        self.0.report_status(Some(message.as_ref().into()), None).await.map_err(from_engine)
     }
 
     /// Says in numbers, and perhaps in words, how far it is: `ctx.progress(Progress::of(3, 10).message("third of ten"))`. What is
@@ -84,7 +84,7 @@ impl Ctx {
     /// When the tool must stop or a limit is reached.
     pub async fn progress(&self, progress: Progress) -> Result<(), ToolError> {
         let Progress { done, total, message } = progress;
-        self.0.say(message.map(Into::into), Some(task::Progress { done, total })).await.map_err(from_engine)
+        self.0.report_status(message.map(Into::into), Some(task::Progress { done, total })).await.map_err(from_engine)
     }
 
     /// Asks the caller and waits for the answer, however long that takes. The key names the question for ever: asked
@@ -97,7 +97,7 @@ impl Ctx {
         let answer = self.ask_raw(key, question.clone()).await?;
         let misfit = |why: String| ToolError::new(format!("the answer to `{key}` does not fit the question: {why}"));
         // Who embeds the engine can give answers past every other check.
-        fitting(&question, answer).map_err(misfit)?.read().map_err(|error| misfit(error.to_string()))
+        check_answer(&question, answer).map_err(misfit)?.read().map_err(|error| misfit(error.to_string()))
     }
 
     /// As [`ask`](Self::ask), in the shapes of the wire.
@@ -107,10 +107,10 @@ impl Ctx {
             // Where its client asks nobody, a model answers with a follow-up tool, by itself or after it has asked its user.
             (accepts.elicit_form, accepts.elicit_url) = (true, true);
         }
-        if let Some(lacking) = payload_lacks(&question, accepts) {
+        if let Some(lacking) = missing_capabilities_of(&question, accepts) {
             return Err(ToolError::missing_capability(lacking));
         }
-        let answer = self.0.ask(&InputKey::new(key), question).await.map_err(from_engine)?;
+        let answer = self.0.ask(&QuestionKey::new(key), question).await.map_err(from_engine)?;
         match Refusal::of(&answer) {
             Some(refusal) => Err(ToolError::new(format!("the client did not answer `{key}`: {} ({})", refusal.message, refusal.code))),
             None => Ok(answer),
@@ -143,14 +143,14 @@ impl Ctx {
     /// Sends a log line to the caller, if it listens to this level on an open call.
     pub fn log(&self, level: &'static str, data: impl Serialize) {
         if let Ok(data) = Payload::of(&data) {
-            self.0.note(Note::Log { level, logger: None, data });
+            self.0.note(CallNote::Log { level, logger: None, data });
         }
     }
 
     /// Ends the connection, not the call, of a caller that can come back to it: it should, after `retry`. A caller that
     /// cannot waits on.
     pub fn disconnect(&self, retry: Duration) {
-        self.0.note(Note::Disconnect(retry));
+        self.0.note(CallNote::Disconnect(retry));
     }
 
     /// Waits until the tool must stop. Race it against long waits.
@@ -177,19 +177,19 @@ impl Ctx {
 
     /// What the caller can be asked.
     #[must_use]
-    pub fn accepts(&self) -> Accepts {
+    pub fn accepts(&self) -> AcceptedQuestions {
         self.0.spec().accepts
     }
 
     /// What the caller brought along when it was asked to call again.
     #[must_use]
-    pub fn resumed(&self) -> Resumed {
-        self.0.resumed()
+    pub fn resumed(&self) -> Continuation {
+        self.0.continuation()
     }
 
     /// The arguments, as they came.
     #[must_use]
     pub fn arguments(&self) -> &Payload {
-        self.0.request()
+        self.0.arguments()
     }
 }

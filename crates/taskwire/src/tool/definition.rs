@@ -59,7 +59,7 @@ pub struct Policy {
     /// absent.
     pub linger: Option<Duration>,
     /// Whether it may write more than its result has, so that callers need a way to read the rest.
-    pub spills: bool,
+    pub output_exceeds_result: bool,
 }
 
 impl Policy {
@@ -77,7 +77,7 @@ pub struct Tool {
     name: Arc<str>,
     wire: Map<String, Value>,
     /// The schema of what is taken, if that is more than is listed.
-    taken: Option<Value>,
+    accepted_schema: Option<Value>,
     policy: Policy,
     body: Body,
 }
@@ -122,7 +122,7 @@ impl Tool {
         Self {
             name: name.into(),
             wire,
-            taken: None,
+            accepted_schema: None,
             policy: Policy::default(),
             body: Arc::new(move |ctx| {
                 let result = body(ctx);
@@ -157,8 +157,8 @@ impl Tool {
 
     /// Takes arguments by this schema, of which the listed one is the part that every client knows how to say.
     #[must_use]
-    pub(crate) fn takes(mut self, schema: Value) -> Self {
-        self.taken = Some(schema);
+    pub(crate) fn accepts_schema(mut self, schema: Value) -> Self {
+        self.accepted_schema = Some(schema);
         self
     }
 
@@ -265,26 +265,26 @@ pub(crate) fn is_tool_name(name: &str) -> bool {
 }
 
 /// A tool that has been checked and is ready to be listed and called.
-pub(crate) struct Ready {
+pub(crate) struct CheckedTool {
     pub(crate) name: Arc<str>,
     /// The definition as lists show it, but for what an era adds.
     pub(crate) wire: Payload,
     pub(crate) policy: Policy,
     pub(crate) headers: Vec<HeaderParam>,
     /// The schema of the arguments as it is listed, and what they are checked with.
-    listed: Value,
+    listed_schema: Value,
     input: Schema,
     output: Option<Schema>,
     body: Body,
 }
 
-impl fmt::Debug for Ready {
+impl fmt::Debug for CheckedTool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ready").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-impl Ready {
+impl CheckedTool {
     pub(crate) fn check(tool: Tool) -> Result<Self, InvalidSchema> {
         let invalid = |what, why| InvalidSchema { tool: tool.name.to_string(), what, why };
         if !is_tool_name(&tool.name) {
@@ -295,7 +295,7 @@ impl Ready {
             return Err(invalid("the input schema", "its `type` must be \"object\"".to_owned()));
         }
         let mut input = Schema::compile(schema).map_err(|why| invalid("the input schema", why))?;
-        if let Some(taken) = &tool.taken {
+        if let Some(taken) = &tool.accepted_schema {
             input = Schema::compile(taken).map_err(|why| invalid("the input schema", why))?;
         }
         let headers = header_params(schema).map_err(|why| invalid("the input schema", why))?;
@@ -305,12 +305,12 @@ impl Ready {
         };
         let listed = schema.clone();
         let (name, policy, body) = (tool.name, tool.policy, tool.body);
-        Ok(Self { name, wire: Value::Object(tool.wire).into(), policy, headers, listed, input, output, body })
+        Ok(Self { name, wire: Value::Object(tool.wire).into(), policy, headers, listed_schema: listed, input, output, body })
     }
 
     /// Takes each `null` out of `arguments` that stands for something left out. Whether there was one.
     pub(crate) fn drop_nulls(&self, arguments: &mut Value) -> bool {
-        drop_nulls(&self.listed, arguments)
+        drop_nulls(&self.listed_schema, arguments)
     }
 
     /// What is wrong with `arguments`, one line each.

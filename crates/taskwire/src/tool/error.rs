@@ -11,18 +11,18 @@ use taskwire_core::{
 };
 
 use super::{content::CallResult, question::Question};
-use crate::engine::{self, End};
+use crate::engine::{self, RunEnd};
 
 /// What a tool wants to know before it can go on, and what it wants to be given back with the answers.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Round {
+pub struct InputRequired {
     /// Questions by key.
     pub questions: BTreeMap<String, Payload>,
     /// Given back with the answers, protected against change on the way.
     pub state: Option<Value>,
 }
 
-impl Round {
+impl InputRequired {
     /// A round that asks one thing.
     #[must_use]
     pub fn ask(key: &str, question: Question) -> Self {
@@ -49,13 +49,13 @@ impl Round {
 /// Anything that is an error in Rust becomes one by `?`: its text goes to the caller as a result with `isError`, so that
 /// a model can act on it.
 #[derive(Debug)]
-pub struct ToolError(Kind);
+pub struct ToolError(ToolErrorKind);
 
 #[derive(Debug)]
-pub(crate) enum Kind {
-    Said(String),
+pub(crate) enum ToolErrorKind {
+    Text(String),
     Protocol(RpcError),
-    Round(Round),
+    InputRequired(InputRequired),
     Stopped,
 }
 
@@ -63,7 +63,7 @@ impl ToolError {
     /// The tool failed: the caller gets this text, marked as an error.
     #[must_use]
     pub fn new(text: impl fmt::Display) -> Self {
-        Self(Kind::Said(text.to_string()))
+        Self(ToolErrorKind::Text(text.to_string()))
     }
 
     /// The call failed as a request: the caller gets a JSON-RPC error, a task ends as `failed`. With the code of an internal error
@@ -72,7 +72,7 @@ impl ToolError {
     /// The code is sent as it is. One of your own lies outside -32768 to -32000: those are JSON-RPC's and MCP's.
     #[must_use]
     pub fn protocol(code: i64, message: impl Into<String>) -> Self {
-        Self(Kind::Protocol(RpcError { code, message: message.into(), data: None }))
+        Self(ToolErrorKind::Protocol(RpcError { code, message: message.into(), data: None }))
     }
 
     /// The call needs a capability that the client did not declare, given as `ClientCapabilities`.
@@ -80,36 +80,36 @@ impl ToolError {
     pub fn missing_capability(required: Value) -> Self {
         let message = format!("this call needs client capabilities that were not declared: {required}");
         let data = serde_json::json!({ "requiredCapabilities": required });
-        Self(Kind::Protocol(RpcError { code: code::MISSING_CAPABILITY, message, data: Some(data.into()) }))
+        Self(ToolErrorKind::Protocol(RpcError { code: code::MISSING_CAPABILITY, message, data: Some(data.into()) }))
     }
 
     /// The tool must be called again with answers: by its caller, or, if the call has become a task, by the server once
     /// the task's questions are answered. Keys must differ from round to round.
     #[must_use]
-    pub fn round(round: Round) -> Self {
-        Self(Kind::Round(round))
+    pub fn input_required(round: InputRequired) -> Self {
+        Self(ToolErrorKind::InputRequired(round))
     }
 
     /// The call was stopped.
     #[must_use]
     pub fn stopped() -> Self {
-        Self(Kind::Stopped)
+        Self(ToolErrorKind::Stopped)
     }
 
-    pub(crate) fn from_kind(kind: Kind) -> Self {
+    pub(crate) fn from_kind(kind: ToolErrorKind) -> Self {
         Self(kind)
     }
 
-    pub(crate) fn into_kind(self) -> Kind {
+    pub(crate) fn into_kind(self) -> ToolErrorKind {
         self.0
     }
 
-    pub(crate) fn into_end(self) -> End {
+    pub(crate) fn into_end(self) -> RunEnd {
         match self.0 {
-            Kind::Said(text) => End::Outcome(CallResult::error(text).into_outcome()),
-            Kind::Protocol(error) => End::Outcome(Outcome::Failed(error)),
-            Kind::Stopped => End::Outcome(Outcome::Cancelled { reason: None }),
-            Kind::Round(round) => End::Suspended(Payload::of(&round).expect("a round consists of JSON already")),
+            ToolErrorKind::Text(text) => RunEnd::Outcome(CallResult::error(text).into_outcome()),
+            ToolErrorKind::Protocol(error) => RunEnd::Outcome(Outcome::Failed(error)),
+            ToolErrorKind::Stopped => RunEnd::Outcome(Outcome::Cancelled { reason: None }),
+            ToolErrorKind::InputRequired(round) => RunEnd::Suspended(Payload::of(&round).expect("a round consists of JSON already")),
         }
     }
 }
@@ -126,6 +126,6 @@ pub(crate) fn from_engine(error: engine::Error) -> ToolError {
         engine::Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound) => ToolError::stopped(),
         engine::Error::Rejected(reject) => ToolError::new(reject),
         engine::Error::Unavailable(reason) => ToolError::protocol(code::UNAVAILABLE, reason.to_string()),
-        engine::Error::Damaged(reason) => ToolError::protocol(code::INTERNAL_ERROR, reason.to_string()),
+        engine::Error::Corrupt(reason) => ToolError::protocol(code::INTERNAL_ERROR, reason.to_string()),
     }
 }

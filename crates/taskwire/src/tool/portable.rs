@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn each_complaint_names_its_place_and_who_would_refuse_it() {
+    fn each_complaint_has_its_pointer_and_who_would_refuse_it() {
         for (property, told) in [
             (json!({"type": ["string", "null"]}), "has a list of types: Gemini, AutoGen and CrewAI"),
             (json!({"type": "array"}), "is an array without `items`: OpenAI, Gemini and VS Code"),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_found_however_deep_they_are() {
+    fn pointers_are_right_however_deep_they_are() {
         let array = json!({"type": "array"});
         for (property, place) in [
             (json!({"type": "array", "items": array}), "/properties/a~1b/items"),

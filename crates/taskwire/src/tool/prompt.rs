@@ -5,14 +5,14 @@ use std::{fmt, sync::Arc};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use taskwire_core::{task::Accepts, wire::code};
+use taskwire_core::{task::AcceptedQuestions, wire::code};
 
 use super::{
     Content, ToolError,
     provider::Handler,
     typed::{read_texts, schema_of},
 };
-use crate::engine::Resumed;
+use crate::engine::Continuation;
 
 /// A request for a prompt.
 #[derive(Debug, Clone)]
@@ -20,9 +20,9 @@ pub struct PromptCall {
     /// The prompt's arguments.
     pub arguments: Map<String, Value>,
     /// What the caller brought along when it was asked to call again.
-    pub resumed: Resumed,
+    pub resumed: Continuation,
     /// What the caller can be asked.
-    pub accepts: Accepts,
+    pub accepts: AcceptedQuestions,
 }
 
 /// A prompt: its definition and what it gives.

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{Prompt, Resource, Template, ToolError, definition::Ready};
+use super::{Prompt, Resource, ResourceTemplate, ToolError, definition::CheckedTool};
 
 /// How often each list has changed, and each resource.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -25,7 +25,7 @@ pub struct Changes {
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
     /// The prompt's name or the template's URI.
-    pub of: String,
+    pub reference: String,
     /// Which argument.
     pub argument: String,
     /// What has been typed so far.
@@ -52,7 +52,7 @@ pub trait Provider: Send + Sync + 'static {
     fn tool(&self, name: &str) -> Option<Arc<ReadyTool>>;
 
     /// What goes on with the tasks of a tool that is no longer there, if anything can.
-    fn retired(&self, name: &str) -> Option<Arc<ReadyTool>> {
+    fn retired_tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
         let _ = name;
         None
     }
@@ -68,7 +68,7 @@ pub trait Provider: Send + Sync + 'static {
     }
 
     /// All templates.
-    fn templates(&self) -> Vec<Template> {
+    fn templates(&self) -> Vec<ResourceTemplate> {
         Vec::new()
     }
 
@@ -84,4 +84,4 @@ pub trait Provider: Send + Sync + 'static {
 
 /// A tool that has been checked: made by [`Registry`](super::Registry) from a [`Tool`](super::Tool).
 #[derive(Debug)]
-pub struct ReadyTool(pub(crate) Ready);
+pub struct ReadyTool(pub(crate) CheckedTool);

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
-use taskwire_core::{Payload, task::Accepts};
+use taskwire_core::{Payload, task::AcceptedQuestions};
 
 use super::{
     ToolError,
@@ -101,8 +101,8 @@ impl Question {
 
     /// What a caller with these capabilities lacks to be asked this, as `ClientCapabilities`.
     #[must_use]
-    pub fn lacks(&self, accepts: Accepts) -> Option<Value> {
-        lacks(self.method, &self.params, accepts)
+    pub fn missing_capabilities(&self, accepts: AcceptedQuestions) -> Option<Value> {
+        missing_capabilities(self.method, &self.params, accepts)
     }
 
     /// The question in its wire shape.
@@ -127,12 +127,12 @@ fn simplify(field: &mut Value) {
 }
 
 /// As [`Question::lacks`], for a question in its wire shape.
-pub(crate) fn payload_lacks(question: &Payload, accepts: Accepts) -> Option<Value> {
+pub(crate) fn missing_capabilities_of(question: &Payload, accepts: AcceptedQuestions) -> Option<Value> {
     let question: Value = question.read().ok()?;
-    lacks(question["method"].as_str()?, &question["params"], accepts)
+    missing_capabilities(question["method"].as_str()?, &question["params"], accepts)
 }
 
-fn lacks(method: &str, params: &Value, accepts: Accepts) -> Option<Value> {
+fn missing_capabilities(method: &str, params: &Value, accepts: AcceptedQuestions) -> Option<Value> {
     let url = params["mode"] == "url";
     let tools = params.get("tools").is_some() || params.get("toolChoice").is_some();
     let (accepted, needed) = match method {
@@ -228,7 +228,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::tool::fitting;
+    use crate::tool::check_answer;
 
     /// How it is sent.
     #[derive(Deserialize, JsonSchema)]
@@ -297,14 +297,14 @@ mod tests {
         assert!(answer(json!({"action": "decline"})).choice().is_err(), "who declines need not choose");
         assert!(answer(json!({"action": "accept"})).choice().is_err());
         let moon = json!({"action": "accept", "content": {"answer": "moon"}});
-        assert!(fitting(&question.into_payload(), moon.into()).is_err(), "nobody offered that");
+        assert!(check_answer(&question.into_payload(), moon.into()).is_err(), "nobody offered that");
     }
 
     #[test]
     fn a_model_is_given_tools_only_where_its_client_said_so() {
         let question = Question::sampling(json!({"messages": [], "maxTokens": 1, "tools": []}));
-        let accepts = Accepts { sampling: true, ..Accepts::default() };
-        assert_eq!(question.lacks(accepts), Some(json!({"sampling": {"tools": {}}})));
-        assert_eq!(question.lacks(Accepts { sampling_tools: true, ..accepts }), None);
+        let accepts = AcceptedQuestions { sampling: true, ..AcceptedQuestions::default() };
+        assert_eq!(question.missing_capabilities(accepts), Some(json!({"sampling": {"tools": {}}})));
+        assert_eq!(question.missing_capabilities(AcceptedQuestions { sampling_tools: true, ..accepts }), None);
     }
 }

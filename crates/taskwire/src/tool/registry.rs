@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::{
-    Prompt, Resource, Template,
-    definition::{Ready, Tool},
+    Prompt, Resource, ResourceTemplate,
+    definition::{CheckedTool, Tool},
     provider::{Changes, Completion, CompletionRequest, Provider, ReadyTool},
     schema::InvalidSchema,
 };
@@ -19,9 +19,9 @@ struct Lists {
     tools: Vec<Arc<ReadyTool>>,
     prompts: Vec<Prompt>,
     resources: Vec<Resource>,
-    templates: Vec<Template>,
+    templates: Vec<ResourceTemplate>,
     completer: Option<Completer>,
-    retired: Option<Arc<ReadyTool>>,
+    retired_tool: Option<Arc<ReadyTool>>,
 }
 
 /// A provider that is filled by code; it may change while it is served, and listeners are told.
@@ -57,7 +57,7 @@ impl Registry {
     /// # Errors
     /// When its name or one of its schemas cannot be used.
     pub fn tool(&self, tool: Tool) -> Result<&Self, InvalidSchema> {
-        let ready = Arc::new(ReadyTool(Ready::check(tool)?));
+        let ready = Arc::new(ReadyTool(CheckedTool::check(tool)?));
         {
             let mut lists = self.write();
             match lists.tools.iter_mut().find(|known| known.0.name == ready.0.name) {
@@ -75,7 +75,8 @@ impl Registry {
     /// # Errors
     /// When a name or a schema cannot be used.
     pub fn set_tools(&self, tools: Vec<Tool>) -> Result<&Self, InvalidSchema> {
-        let ready = tools.into_iter().map(|tool| Ok(Arc::new(ReadyTool(Ready::check(tool)?)))).collect::<Result<_, InvalidSchema>>()?;
+        let ready =
+            tools.into_iter().map(|tool| Ok(Arc::new(ReadyTool(CheckedTool::check(tool)?)))).collect::<Result<_, InvalidSchema>>()?;
         self.write().tools = ready;
         self.changes.send_modify(|changes| changes.tools += 1);
         Ok(self)
@@ -92,8 +93,8 @@ impl Registry {
     ///
     /// # Errors
     /// When its name or one of its schemas cannot be used.
-    pub(crate) fn retired_by(&self, tool: Tool) -> Result<&Self, InvalidSchema> {
-        self.write().retired = Some(Arc::new(ReadyTool(Ready::check(tool)?)));
+    pub(crate) fn set_retired_tool(&self, tool: Tool) -> Result<&Self, InvalidSchema> {
+        self.write().retired_tool = Some(Arc::new(ReadyTool(CheckedTool::check(tool)?)));
         Ok(self)
     }
 
@@ -127,7 +128,7 @@ impl Registry {
     }
 
     /// Adds a family of resources.
-    pub fn template(&self, template: Template) -> &Self {
+    pub fn template(&self, template: ResourceTemplate) -> &Self {
         self.write().templates.push(template);
         self.changes.send_modify(|changes| changes.resources += 1);
         self
@@ -159,8 +160,8 @@ impl Provider for Registry {
         self.read().tools.iter().find(|tool| &*tool.0.name == name).cloned()
     }
 
-    fn retired(&self, _name: &str) -> Option<Arc<ReadyTool>> {
-        self.read().retired.clone()
+    fn retired_tool(&self, _name: &str) -> Option<Arc<ReadyTool>> {
+        self.read().retired_tool.clone()
     }
 
     fn prompts(&self) -> Vec<Prompt> {
@@ -171,7 +172,7 @@ impl Provider for Registry {
         self.read().resources.clone()
     }
 
-    fn templates(&self) -> Vec<Template> {
+    fn templates(&self) -> Vec<ResourceTemplate> {
         self.read().templates.clone()
     }
 

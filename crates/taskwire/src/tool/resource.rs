@@ -6,14 +6,14 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
-use taskwire_core::{task::Accepts, wire::code};
+use taskwire_core::{task::AcceptedQuestions, wire::code};
 
 use super::{
     Json, ToolError,
     provider::Handler,
     typed::{read_texts, schema_of},
 };
-use crate::{engine::Resumed, schema::percent_decoded};
+use crate::{engine::Continuation, schema::percent_decoded};
 
 /// A request for a resource.
 #[derive(Debug, Clone)]
@@ -21,9 +21,9 @@ pub struct ResourceCall {
     /// Which.
     pub uri: String,
     /// What the caller brought along when it was asked to call again.
-    pub resumed: Resumed,
+    pub resumed: Continuation,
     /// What the caller can be asked.
-    pub accepts: Accepts,
+    pub accepts: AcceptedQuestions,
 }
 
 /// A resource: its definition and what it contains.
@@ -71,13 +71,13 @@ impl Resource {
 
 /// A family of resources, by a URI template with `{variables}` that match anything but a slash.
 #[derive(Clone)]
-pub struct Template {
+pub struct ResourceTemplate {
     pub(crate) template: Arc<str>,
     pub(crate) wire: Value,
     pub(crate) read: Handler<ResourceCall>,
 }
 
-impl Template {
+impl ResourceTemplate {
     /// A template whose variables are a Rust type: a field for each. They come as texts; numbers and flags are read from them.
     ///
     /// ```no_run
@@ -167,7 +167,7 @@ macro_rules! described {
         }
     )*};
 }
-described!(Resource, Template);
+described!(Resource, ResourceTemplate);
 
 /// Says of each of the contents what kind it is, unless it says so itself.
 fn of_type(mut contents: Value, mime_type: &str) -> Value {
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn templates_match_whole_uris() {
-        let template = Template::raw(json!({"uriTemplate": "test://t/{id}/data"}), |_| async { Ok(json!({})) });
+        let template = ResourceTemplate::raw(json!({"uriTemplate": "test://t/{id}/data"}), |_| async { Ok(json!({})) });
         assert!(template.matches("test://t/123/data"));
         for other in ["test://t//data", "test://t/1/2/data", "test://t/1/data/", "test://t/1", "x"] {
             assert!(!template.matches(other), "{other}");

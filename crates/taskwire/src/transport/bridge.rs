@@ -26,7 +26,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use taskwire_core::{
     task::RpcError,
-    wire::{Incoming, RequestId, SseReader, code, write_error},
+    wire::{IncomingMessage, RequestId, SseReader, code, write_error},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
@@ -36,14 +36,14 @@ use tokio::{
 };
 
 use super::{
-    http::{LEAVING, STREAM},
-    stdio::{Lines, Read},
+    http::{BYTE_STREAM_HEADER, SHUTTING_DOWN_HEADER},
+    stdio::{LineRead, Lines},
 };
 
 const SESSION_ID: &str = "mcp-session-id";
 const LAST_EVENT_ID: &str = "last-event-id";
 /// Messages that wait to be written; then whoever sends waits.
-const OUTBOX_LEN: usize = 64;
+const QUEUE_LEN: usize = 64;
 /// Bytes of one event; the server at the other end has limits of its own.
 const EVENT_BYTES_MAX: usize = 1 << 30;
 /// How long to wait before a request is tried again.
@@ -68,14 +68,14 @@ pub trait Dial: Send + Sync + 'static {
 
 /// Passes the messages of one client on to a server of another process.
 pub struct Bridge {
-    way: Arc<Way>,
+    server: Arc<ServerLink>,
     /// Bytes of one message.
     body_bytes: usize,
 }
 
 impl std::fmt::Debug for Bridge {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bridge").field("stream", &self.way.stream).finish_non_exhaustive()
+        f.debug_struct("Bridge").field("stream", &self.server.byte_stream).finish_non_exhaustive()
     }
 }
 
@@ -84,7 +84,7 @@ impl Bridge {
     #[must_use]
     pub fn new(dial: impl Dial, body_bytes: usize) -> Self {
         let stream = crate::clock::new_session_id().as_str().to_owned();
-        Self { way: Arc::new(Way { dial: Box::new(dial), stream, session: Mutex::default() }), body_bytes }
+        Self { server: Arc::new(ServerLink { dial: Box::new(dial), byte_stream: stream, session: Mutex::default() }), body_bytes }
     }
 
     /// Serves one client on a pair of byte streams, one message a line, until the input ends or `shutdown` is ready.
@@ -97,9 +97,10 @@ impl Bridge {
         output: impl AsyncWrite + Send + Unpin + 'static,
         shutdown: impl Future<Output = ()>,
     ) -> io::Result<()> {
-        let (lines, queue) = mpsc::channel(OUTBOX_LEN);
+        let (lines, queue) = mpsc::channel(QUEUE_LEN);
         let mut writer = tokio::spawn(write(output, queue));
-        let mut client = Client { way: self.way.clone(), lines, requests: JoinSet::new(), in_flight: Arc::default(), standing: None };
+        let mut client =
+            Client { server: self.server.clone(), lines, requests: JoinSet::new(), in_flight: Arc::default(), session_stream: None };
         let mut input = Lines::new(input, self.body_bytes);
         let read = tokio::select! {
             read = client.read(&mut input) => read,
@@ -107,7 +108,7 @@ impl Bridge {
             // The client does not read any more.
             _ = &mut writer => Ok(()),
         };
-        let Client { way, lines, mut requests, standing, in_flight } = client;
+        let Client { server: way, lines, mut requests, session_stream: standing, in_flight } = client;
         drop(standing);
         // Listeners have nothing to wait for.
         lock(&in_flight).values().filter(|request| request.listens).for_each(|request| request.handle.abort());
@@ -141,10 +142,10 @@ async fn write(mut output: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<By
 }
 
 /// The way to the server.
-struct Way {
+struct ServerLink {
     dial: Box<dyn Dial>,
     /// What tells this client's byte stream from others.
-    stream: String,
+    byte_stream: String,
     /// The session that the client opened, if it is one that has them.
     session: Mutex<Option<String>>,
 }
@@ -163,7 +164,7 @@ impl Drop for Connection {
     }
 }
 
-impl Way {
+impl ServerLink {
     fn session(&self) -> MutexGuard<'_, Option<String>> {
         lock(&self.session)
     }
@@ -187,7 +188,7 @@ impl Way {
             (HOST.as_str(), Some("localhost")),
             (ACCEPT.as_str(), Some("application/json, text/event-stream")),
             (CONTENT_TYPE.as_str(), Some("application/json")),
-            (STREAM, Some(self.stream.as_str())),
+            (BYTE_STREAM_HEADER, Some(self.byte_stream.as_str())),
             (SESSION_ID, session.as_deref()),
             (LAST_EVENT_ID, last),
         ];
@@ -201,12 +202,12 @@ impl Way {
     }
 
     /// Sends a message that has no answer, or a short one, until it is taken.
-    async fn tell(&self, body: Bytes) -> io::Result<(StatusCode, Option<String>, Bytes)> {
+    async fn send_until_taken(&self, body: Bytes) -> io::Result<(StatusCode, Option<String>, Bytes)> {
         loop {
             if let Ok(answer) = self.send(Method::POST, None, body.clone()).await? {
                 let status = answer.response.status();
                 let session = answer.response.headers().get(SESSION_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
-                if !(status == StatusCode::SERVICE_UNAVAILABLE && answer.response.headers().contains_key(LEAVING))
+                if !(status == StatusCode::SERVICE_UNAVAILABLE && answer.response.headers().contains_key(SHUTTING_DOWN_HEADER))
                     && let Ok(body) = answer.response.into_body().collect().await
                 {
                     return Ok((status, session, body.to_bytes()));
@@ -225,28 +226,28 @@ impl Way {
 }
 
 /// What came of reading one response.
-enum Came {
+enum ReceiveEnd {
     /// All of it.
-    Whole,
+    Complete,
     /// The connection was lost, or the server ended it and is to be asked again.
-    Cut,
+    Interrupted,
 }
 
 /// How far one stream was read.
 #[derive(Default)]
-struct Place {
-    last: Option<String>,
+struct StreamProgress {
+    last_event_id: Option<String>,
     retry: Option<Duration>,
     /// Whether the response that it leads to has come.
     answered: bool,
 }
 
 struct Client {
-    way: Arc<Way>,
+    server: Arc<ServerLink>,
     lines: mpsc::Sender<Bytes>,
     requests: JoinSet<()>,
     in_flight: Arc<Mutex<HashMap<RequestId, Request>>>,
-    standing: Option<Standing>,
+    session_stream: Option<SessionStreamTask>,
 }
 
 /// A request that is not answered yet.
@@ -263,13 +264,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The way back to the client, for one request.
-struct Out<'a> {
+struct ClientOutput<'a> {
     lines: &'a mpsc::Sender<Bytes>,
     id: Option<&'a RequestId>,
     muted: &'a AtomicBool,
 }
 
-impl Out<'_> {
+impl ClientOutput<'_> {
     /// Writes a line, unless nobody wants it; says whether the client is there.
     async fn send(&self, line: Bytes) -> bool {
         self.muted.load(Ordering::Acquire) || self.lines.send(line).await.is_ok()
@@ -277,9 +278,9 @@ impl Out<'_> {
 }
 
 /// The stream that a session has besides its requests; ends with this.
-struct Standing(AbortHandle);
+struct SessionStreamTask(AbortHandle);
 
-impl Drop for Standing {
+impl Drop for SessionStreamTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -289,12 +290,12 @@ impl Client {
     async fn read(&mut self, input: &mut Lines<impl AsyncRead + Unpin>) -> io::Result<()> {
         loop {
             match input.next().await? {
-                Read::End => return Ok(()),
-                Read::TooLong => {
+                LineRead::End => return Ok(()),
+                LineRead::TooLong => {
                     let message = format!("the message has more than {} bytes (configuration key `body_bytes`)", input.max());
                     self.refuse(None, code::INVALID_REQUEST, message).await;
                 }
-                Read::Line(line) => self.take(line.into()).await,
+                LineRead::Line(line) => self.handle_line(line.into()).await,
             }
             while self.requests.try_join_next().is_some() {}
         }
@@ -304,10 +305,10 @@ impl Client {
         let _ = self.lines.send(error(id, code, message)).await;
     }
 
-    async fn take(&mut self, line: Bytes) {
-        let Ok(message) = Incoming::parse(&line) else {
+    async fn handle_line(&mut self, line: Bytes) {
+        let Ok(message) = IncomingMessage::parse(&line) else {
             // A batch, or nothing that could be read: the server says which.
-            return self.pass(None, line, false);
+            return self.forward(None, line, false);
         };
         if let (Some(id), Some(_)) = (&message.id, &message.method)
             && lock(&self.in_flight).contains_key(id)
@@ -316,15 +317,15 @@ impl Client {
             return self.refuse(Some(id), code::INVALID_REQUEST, message).await;
         }
         match (message.id, message.method.as_deref()) {
-            (Some(id), Some("initialize")) => self.open(&id, line).await,
+            (Some(id), Some("initialize")) => self.initialize(&id, line).await,
             (Some(id), Some(method)) => {
                 let listens = method == "subscriptions/listen";
-                self.pass(Some(id), line, listens);
+                self.forward(Some(id), line, listens);
             }
             (None, Some("notifications/cancelled")) => self.cancel(line).await,
             // A notification, or an answer: in the order in which they came.
             _ => {
-                if let Err(gone) = self.way.tell(line).await {
+                if let Err(gone) = self.server.send_until_taken(line).await {
                     tracing::warn!(%gone, "a message could not be passed on");
                 }
             }
@@ -332,30 +333,31 @@ impl Client {
     }
 
     /// Begins a session, before anything else is read: what comes next may belong to it.
-    async fn open(&mut self, id: &RequestId, line: Bytes) {
-        match self.way.tell(line).await {
+    async fn initialize(&mut self, id: &RequestId, line: Bytes) {
+        match self.server.send_until_taken(line).await {
             Err(gone) => self.refuse(Some(id), code::INTERNAL_ERROR, no_server(&gone)).await,
             Ok((_, session, body)) => {
                 let _ = self.lines.send(body).await;
                 if let Some(session) = session {
-                    *self.way.session() = Some(session);
-                    let (way, lines) = (self.way.clone(), self.lines.clone());
-                    self.standing = Some(Standing(tokio::spawn(async move { stand(&way, &lines).await }).abort_handle()));
+                    *self.server.session() = Some(session);
+                    let (way, lines) = (self.server.clone(), self.lines.clone());
+                    self.session_stream =
+                        Some(SessionStreamTask(tokio::spawn(async move { run_session_stream(&way, &lines).await }).abort_handle()));
                 }
             }
         }
     }
 
     /// Passes a request on, and what comes back.
-    fn pass(&mut self, id: Option<RequestId>, line: Bytes, listens: bool) {
-        let (way, lines, in_flight) = (self.way.clone(), self.lines.clone(), self.in_flight.clone());
+    fn forward(&mut self, id: Option<RequestId>, line: Bytes, listens: bool) {
+        let (way, lines, in_flight) = (self.server.clone(), self.lines.clone(), self.in_flight.clone());
         let (request, muted) = (id.clone(), Arc::<AtomicBool>::default());
         let silent = muted.clone();
         let (go, ready) = oneshot::channel::<()>();
         let handle = self.requests.spawn(async move {
             // Not before it is in the table: else a quick answer could leave its entry behind.
             let _ = ready.await;
-            let out = Out { lines: &lines, id: request.as_ref(), muted: &silent };
+            let out = ClientOutput { lines: &lines, id: request.as_ref(), muted: &silent };
             if let Err(gone) = exchange(&way, &out, line).await {
                 out.send(error(out.id, code::INTERNAL_ERROR, no_server(&gone))).await;
             }
@@ -381,7 +383,7 @@ impl Client {
             request_id: RequestId,
         }
         let named = serde_json::from_slice::<Cancelled>(&line).map(|cancelled| cancelled.params.request_id);
-        if let Err(gone) = self.way.tell(line).await {
+        if let Err(gone) = self.server.send_until_taken(line).await {
             tracing::warn!(%gone, "a cancellation could not be passed on");
         }
         // It is not given up here: if its server is just being replaced, the next one has to find its work to stop it.
@@ -397,7 +399,7 @@ impl Client {
 }
 
 /// An error that names no request is the answer to this one: else its client would wait for ever.
-fn named(body: Bytes, id: Option<&RequestId>) -> Bytes {
+fn with_request_id(body: Bytes, id: Option<&RequestId>) -> Bytes {
     let Some(id) = id else { return body };
     match serde_json::from_slice::<serde_json::Value>(&body) {
         Ok(mut answer) if answer["error"].is_object() && answer["id"].is_null() => {
@@ -423,71 +425,71 @@ fn no_server(gone: &io::Error) -> String {
 }
 
 /// Sends a request until it is answered: again from the start, or where its stream broke off.
-async fn exchange(way: &Way, out: &Out<'_>, body: Bytes) -> io::Result<()> {
-    let mut place = Place::default();
+async fn exchange(way: &ServerLink, out: &ClientOutput<'_>, body: Bytes) -> io::Result<()> {
+    let mut progress = StreamProgress::default();
     loop {
-        let sent = match &place.last {
+        let sent = match &progress.last_event_id {
             None => way.send(Method::POST, None, body.clone()).await?,
             Some(last) => way.send(Method::GET, Some(last), Bytes::new()).await?,
         };
         if let Ok(answer) = sent
-            && let Came::Whole = receive(answer, out, &mut place).await
+            && let ReceiveEnd::Complete = receive(answer, out, &mut progress).await
         {
             return Ok(());
         }
-        if place.answered && place.last.is_none() {
+        if progress.answered && progress.last_event_id.is_none() {
             return Ok(());
         }
-        tokio::time::sleep(place.retry.unwrap_or(PAUSE)).await;
+        tokio::time::sleep(progress.retry.unwrap_or(PAUSE)).await;
     }
 }
 
 /// Tells the client what happens in its session besides its requests.
-async fn stand(way: &Way, lines: &mpsc::Sender<Bytes>) {
-    let (mut place, muted) = (Place::default(), AtomicBool::new(false));
-    let out = Out { lines, id: None, muted: &muted };
+async fn run_session_stream(way: &ServerLink, lines: &mpsc::Sender<Bytes>) {
+    let (mut progress, muted) = (StreamProgress::default(), AtomicBool::new(false));
+    let out = ClientOutput { lines, id: None, muted: &muted };
     loop {
-        if let Ok(Ok(answer)) = way.send(Method::GET, place.last.as_deref(), Bytes::new()).await {
+        if let Ok(Ok(answer)) = way.send(Method::GET, progress.last_event_id.as_deref(), Bytes::new()).await {
             let status = answer.response.status();
             if status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
                 return;
             }
-            receive(answer, &out, &mut place).await;
+            receive(answer, &out, &mut progress).await;
         }
-        tokio::time::sleep(place.retry.unwrap_or(RETRY)).await;
+        tokio::time::sleep(progress.retry.unwrap_or(RETRY)).await;
     }
 }
 
 /// Passes on what a response has.
-async fn receive(answer: Answer, out: &Out<'_>, place: &mut Place) -> Came {
+async fn receive(answer: Answer, out: &ClientOutput<'_>, progress: &mut StreamProgress) -> ReceiveEnd {
     let Answer { response, _connection } = answer;
     let status = response.status();
-    if status == StatusCode::SERVICE_UNAVAILABLE && response.headers().contains_key(LEAVING) {
+    if status == StatusCode::SERVICE_UNAVAILABLE && response.headers().contains_key(SHUTTING_DOWN_HEADER) {
         // Another one takes its place. One that cannot store anything says so to the client instead.
-        return Came::Cut;
+        return ReceiveEnd::Interrupted;
     }
-    if status == StatusCode::TOO_MANY_REQUESTS && (out.id.is_none() || place.last.is_some()) {
+    if status == StatusCode::TOO_MANY_REQUESTS && (out.id.is_none() || progress.last_event_id.is_some()) {
         // It was let in before, by another server.
-        place.retry = Some(BUSY);
-        return Came::Cut;
+        progress.retry = Some(BUSY);
+        return ReceiveEnd::Interrupted;
     }
     let is_stream = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     let mut body = response.into_body();
     if !is_stream {
-        let Ok(whole) = body.collect().await else { return Came::Cut };
+        let Ok(whole) = body.collect().await else { return ReceiveEnd::Interrupted };
         let whole = whole.to_bytes();
         if !whole.is_empty() {
-            out.send(named(whole, out.id)).await;
+            out.send(with_request_id(whole, out.id)).await;
         }
-        return Came::Whole;
+        return ReceiveEnd::Complete;
     }
     let mut reader = SseReader::new(EVENT_BYTES_MAX);
     loop {
         let frame = match body.frame().await {
             Some(Ok(frame)) => frame,
-            Some(Err(_)) => return Came::Cut,
+            Some(Err(_)) => return ReceiveEnd::Interrupted,
             // Ended by the server: with its answer, or to be come back to.
-            None => return if place.answered { Came::Whole } else { Came::Cut },
+            None => return if progress.answered { ReceiveEnd::Complete } else { ReceiveEnd::Interrupted },
         };
         if let Some(bytes) = frame.data_ref() {
             reader.feed(bytes);
@@ -495,17 +497,17 @@ async fn receive(answer: Answer, out: &Out<'_>, place: &mut Place) -> Came {
         loop {
             match reader.next() {
                 Ok(None) => break,
-                Err(_) => return Came::Cut,
+                Err(_) => return ReceiveEnd::Interrupted,
                 Ok(Some(event)) => {
-                    place.last = event.id.map(Into::into).or(place.last.take());
-                    place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
+                    progress.last_event_id = event.id.map(Into::into).or(progress.last_event_id.take());
+                    progress.retry = event.retry_ms.map(Duration::from_millis).or(progress.retry);
                     if event.data.is_empty() {
                         continue;
                     }
-                    place.answered |=
-                        out.id.is_some() && Incoming::parse(&event.data).is_ok_and(|it| it.method.is_none() && it.id.as_ref() == out.id);
+                    progress.answered |= out.id.is_some()
+                        && IncomingMessage::parse(&event.data).is_ok_and(|it| it.method.is_none() && it.id.as_ref() == out.id);
                     if !out.send(event.data.into()).await {
-                        return Came::Whole;
+                        return ReceiveEnd::Complete;
                     }
                 }
             }

@@ -18,7 +18,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use taskwire_core::{
     CallerId,
-    wire::{Incoming, code},
+    wire::{IncomingMessage, code},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -29,18 +29,18 @@ use tokio::{
 
 use super::{
     Endpoint,
-    bodies::{Full, Intake, Taken},
-    body::{Placed, ReplyBody, Stream},
+    body_budget::{BodyBuffer, BudgetExhausted, ReceivedBody},
+    connection_slots::{ConnectionSlot, ConnectionSlots},
     guard,
-    patience::{BUFFER_BYTES, Patient},
-    places::{Place, Places},
+    reply_body::{EventStream, ReplyBody, SlotBody},
+    write_timeout::{BUFFER_BYTES, WriteTimeoutIo},
 };
 use crate::{
-    auth::{Denied, local_caller},
+    auth::{Unauthorized, local_caller},
     clock::Clock,
-    dialect::{
-        Context, Era, Fault, Framing, Outbox, Peer, Reply, StreamId, cancelled, is_modern, legacy, modern,
-        router::{self, Channel, SESSION_ID, VERSION, takes_events, text},
+    protocol::{
+        ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply, is_modern, legacy, modern, on_cancelled,
+        router::{self, Channel, SESSION_ID, VERSION, accepts_sse, text},
     },
 };
 
@@ -54,23 +54,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const HEADER_BYTES: usize = 128;
 
 /// Which byte stream of the client a request came on, where a process that joined passes it on.
-pub(super) const STREAM: &str = "taskwire-stream";
+pub(super) const BYTE_STREAM_HEADER: &str = "taskwire-stream";
 
 /// Says to a process that joined that this server is shutting down, so that another one takes its place.
-pub(super) const LEAVING: &str = "taskwire-leaving";
+pub(super) const SHUTTING_DOWN_HEADER: &str = "taskwire-leaving";
 
 /// Accepts connections for ever.
 pub(crate) async fn accept(endpoint: Arc<Endpoint>, listener: TcpListener) -> Infallible {
-    let places = places(&endpoint);
+    let places = connection_slots(&endpoint);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let place = places.take().await;
+                let place = places.acquire().await;
                 let endpoint = endpoint.clone();
                 endpoint.connections.send_modify(|open| *open += 1);
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(async move {
-                    let _closed = Closed(endpoint.clone());
+                    let _closed = ConnectionCount(endpoint.clone());
                     connection(endpoint, stream, Peer::default(), place).await;
                 });
             }
@@ -88,19 +88,19 @@ pub(crate) async fn accept_local(endpoint: &Arc<Endpoint>, listener: UnixListene
     let mut connections = JoinSet::new();
     tokio::select! {
         () = shutdown => {}
-        never = let_join(endpoint, &listener, &mut connections) => match never {},
+        never = accept_bridges(endpoint, &listener, &mut connections) => match never {},
     }
     connections.shutdown().await;
-    endpoint.context.calls.settled().await;
+    endpoint.context.calls.lingering_saved().await;
 }
 
 /// Lets processes of the same user join for ever.
-async fn let_join(endpoint: &Arc<Endpoint>, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
-    let places = places(endpoint);
+async fn accept_bridges(endpoint: &Arc<Endpoint>, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
+    let places = connection_slots(endpoint);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let place = places.take().await;
+                let place = places.acquire().await;
                 while connections.try_join_next().is_some() {}
                 connections.spawn(connection(endpoint.clone(), stream, Peer::local(), place));
             }
@@ -113,36 +113,41 @@ async fn let_join(endpoint: &Arc<Endpoint>, listener: &UnixListener, connections
 }
 
 /// Counts a connection out when it ends, however it ends.
-struct Closed(Arc<Endpoint>);
+struct ConnectionCount(Arc<Endpoint>);
 
-impl Drop for Closed {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.0.connections.send_modify(|open| *open -= 1);
     }
 }
 
-fn places(endpoint: &Endpoint) -> Arc<Places> {
+fn connection_slots(endpoint: &Endpoint) -> Arc<ConnectionSlots> {
     let http = &endpoint.context.config.http;
-    Places::new(http.connections, http.idle_connections)
+    ConnectionSlots::new(http.connections, http.idle_connections)
 }
 
-async fn connection(endpoint: Arc<Endpoint>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer, place: Arc<Place>) {
+async fn connection(
+    endpoint: Arc<Endpoint>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Peer,
+    slot: Arc<ConnectionSlot>,
+) {
     let context = endpoint.context.clone();
     let http = &context.config.http;
     // Who comes while the server shuts down is answered once: tasks can still be read, and `/readyz` says how it is.
     let mut draining = *context.draining.borrow();
     let peer = Arc::new(peer);
     let service = {
-        let (endpoint, place) = (endpoint.clone(), place.clone());
+        let (endpoint, place) = (endpoint.clone(), slot.clone());
         service_fn(move |request| {
             let (endpoint, peer, place) = (endpoint.clone(), peer.clone(), place.clone());
             async move {
                 let response = route(&endpoint, peer, &place, request).await;
-                Ok::<_, Infallible>(response.map(|body| Placed::new(body, place)))
+                Ok::<_, Infallible>(response.map(|body| SlotBody::new(body, place)))
             }
         })
     };
-    let io = Patient::new(TokioIo::new(stream), place.clone(), context.engine.clock().clone(), http.write_timeout);
+    let io = WriteTimeoutIo::new(TokioIo::new(stream), slot.clone(), context.engine.clock().clone(), http.write_timeout);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(http.read_timeout)
@@ -153,8 +158,8 @@ async fn connection(endpoint: Arc<Endpoint>, stream: impl AsyncRead + AsyncWrite
     let result = loop {
         tokio::select! {
             result = connection.as_mut() => break result,
-            () = place.lost() => return tracing::debug!("a connection that was quiet made room for another one"),
-            () = context.drained(), if !draining => {
+            () = slot.evicted() => return tracing::debug!("a connection that was quiet made room for another one"),
+            () = context.shutdown_began(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
@@ -172,7 +177,7 @@ fn json(status: u16, body: ReplyBody) -> Response<ReplyBody> {
     response
 }
 
-fn whole(mut reply: Reply) -> Response<ReplyBody> {
+fn reply_response(mut reply: Reply) -> Response<ReplyBody> {
     let session = reply.session.take().and_then(|session| HeaderValue::from_str(session.as_str()).ok());
     let mut response = bare(reply);
     if let Some(session) = session {
@@ -188,7 +193,7 @@ fn bare(reply: Reply) -> Response<ReplyBody> {
         return response;
     }
     let later = matches!(reply.status, 429 | 503);
-    let mut response = json(reply.status, ReplyBody::Whole(Some(reply.body), reply.sent));
+    let mut response = json(reply.status, ReplyBody::Whole(Some(reply.body), reply.on_sent));
     if later {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
@@ -196,7 +201,7 @@ fn bare(reply: Reply) -> Response<ReplyBody> {
 }
 
 fn refuse(status: u16, code: i64, message: impl Into<String>) -> Response<ReplyBody> {
-    whole(Reply::fault(None, &Fault::new(status, code, message)))
+    reply_response(Reply::fault(None, &Fault::new(status, code, message)))
 }
 
 fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
@@ -206,7 +211,7 @@ fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
     response
 }
 
-async fn route(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn route(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
     let context = &endpoint.context;
     // Probes come by whatever name the machine has.
     if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
@@ -220,9 +225,9 @@ async fn route(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Req
     let origin = request.headers().get(ORIGIN).map(copied);
     let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).map(copied);
     let (local, draining) = (peer.is_local(), context.draining.subscribe());
-    let mut response = answer(endpoint, peer, place, request).await;
+    let mut response = dispatch(endpoint, peer, slot, request).await;
     if local && *draining.borrow() {
-        response.headers_mut().insert(LEAVING, HeaderValue::from_static("1"));
+        response.headers_mut().insert(SHUTTING_DOWN_HEADER, HeaderValue::from_static("1"));
     }
     if let Some(origin) = origin {
         guard::allow(response.headers_mut(), origin, asked);
@@ -230,9 +235,9 @@ async fn route(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Req
     response
 }
 
-async fn answer(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
     match (request.uri().path(), request.method()) {
-        ("/mcp", &Method::POST) => post(endpoint, peer, place, request).await,
+        ("/mcp", &Method::POST) => post(endpoint, peer, slot, request).await,
         ("/mcp", &Method::OPTIONS) if request.headers().contains_key(ORIGIN) => {
             let mut response = Response::new(ReplyBody::Whole(None, None));
             *response.status_mut() = StatusCode::NO_CONTENT;
@@ -240,7 +245,7 @@ async fn answer(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Re
         }
         ("/mcp", &Method::GET | &Method::DELETE) if !text(request.headers(), VERSION).is_some_and(is_modern) => {
             // On the heap, as all that not every connection needs.
-            Box::pin(session(endpoint.context.clone(), &peer, place, &request)).await
+            Box::pin(get_or_delete(endpoint.context.clone(), &peer, slot, &request)).await
         }
         ("/mcp", method) => {
             // What belongs to sessions alone is not for who speaks of none.
@@ -260,7 +265,7 @@ fn copied(value: &HeaderValue) -> HeaderValue {
 
 /// Whether a header is looked at after the body has come.
 fn counts(name: &str) -> bool {
-    name.starts_with("mcp-") || name == "accept" || name == STREAM
+    name.starts_with("mcp-") || name == "accept" || name == BYTE_STREAM_HEADER
 }
 
 /// The headers that are looked at after the body has come, by themselves.
@@ -276,47 +281,47 @@ fn head_bytes(headers: &HeaderMap) -> usize {
 }
 
 /// Who calls. A process that can open our socket is ours.
-fn caller(context: &Context, peer: &Peer, headers: &HeaderMap) -> Result<CallerId, Denied> {
+fn caller(context: &Context, peer: &Peer, headers: &HeaderMap) -> Result<CallerId, Unauthorized> {
     if peer.is_local() {
         return Ok(local_caller());
     }
     context.config.auth.caller(headers.get(AUTHORIZATION).map(HeaderValue::as_bytes))
 }
 
-fn deny(denied: Denied) -> Response<ReplyBody> {
+fn deny(denied: Unauthorized) -> Response<ReplyBody> {
     let mut response = refuse(401, code::INVALID_REQUEST, denied.to_string());
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
 }
 
 /// GET and DELETE, which only sessions have.
-async fn session(context: Arc<Context>, peer: &Peer, place: &Place, request: &Request<HttpBody>) -> Response<ReplyBody> {
+async fn get_or_delete(context: Arc<Context>, peer: &Peer, slot: &ConnectionSlot, request: &Request<HttpBody>) -> Response<ReplyBody> {
     let headers = request.headers();
     let caller = match caller(&context, peer, headers) {
         Ok(caller) => caller,
         Err(denied) => return deny(denied),
     };
-    if !place.keep() {
-        return displaced();
+    if !slot.mark_busy() {
+        return slot_evicted();
     }
     let (session, version) = (text(headers, SESSION_ID), text(headers, VERSION));
     if request.method() == Method::DELETE {
-        return match legacy::end(&context, &caller, session, version).await {
-            Ok(()) => whole(Reply::new(200, Vec::new())),
-            Err(fault) => whole(Reply::fault(None, &fault)),
+        return match legacy::delete_session(&context, &caller, session, version).await {
+            Ok(()) => reply_response(Reply::new(200, Vec::new())),
+            Err(fault) => reply_response(Reply::fault(None, &fault)),
         };
     }
-    let listening = match legacy::listen(&context, &caller, session, version, text(headers, "last-event-id")) {
+    let listening = match legacy::open_get_stream(&context, &caller, session, version, text(headers, "last-event-id")) {
         Ok(Some(listening)) => listening,
         // Nothing follows: what is said so is not asked for again.
-        Ok(None) => return whole(Reply::new(204, Vec::new())),
-        Err(fault) => return whole(Reply::fault(None, &fault)),
+        Ok(None) => return reply_response(Reply::new(204, Vec::new())),
+        Err(fault) => return reply_response(Reply::fault(None, &fault)),
     };
-    if !takes_events(headers) {
+    if !accepts_sse(headers) {
         return refuse(406, code::INVALID_REQUEST, "the answer is an event stream: send `Accept: text/event-stream`");
     }
     let (sender, messages) = mpsc::channel(STREAM_LEN);
-    let outbox = Outbox::new(sender, Framing::EVENTS);
+    let outbox = MessageSink::new(sender, Framing::SSE);
     let (clock, keep_alive) = (context.engine.clock().clone(), context.config.http.keep_alive);
     let answer = Box::pin(async move {
         let told = AssertUnwindSafe(listening.run(&context, &outbox)).catch_unwind().await;
@@ -328,7 +333,7 @@ async fn session(context: Arc<Context>, peer: &Peer, place: &Place, request: &Re
     stream(answer, messages, None, clock, keep_alive)
 }
 
-async fn post(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Request<HttpBody>) -> Response<ReplyBody> {
+async fn post(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
     let context = &endpoint.context;
     let caller = match caller(context, &peer, request.headers()) {
         Ok(caller) => caller,
@@ -346,13 +351,13 @@ async fn post(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Requ
     let max = context.config.body_bytes;
     let announced = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > max as u64) {
-        return Unread::TooLarge.told(max);
+        return BodyError::TooLarge.into_response(max);
     }
     let most = announced.and_then(|length| usize::try_from(length).ok()).unwrap_or(max);
     let clock = context.engine.clock().clone();
-    let intake = match endpoint.bodies.begin(&caller, head_bytes(&parts.headers), most, clock.now()) {
+    let intake = match endpoint.body_budget.begin(&caller, head_bytes(&parts.headers), most, clock.now()) {
         Ok(intake) => intake,
-        Err(full) => return Unread::from(full).told(max),
+        Err(full) => return BodyError::from(full).into_response(max),
     };
     let mut headers = std::mem::take(&mut parts.headers);
     drop(parts);
@@ -361,47 +366,47 @@ async fn post(endpoint: &Endpoint, peer: Arc<Peer>, place: &Place, request: Requ
     let came = match reading.as_mut().now_or_never() {
         Some(came) => came,
         None => {
-            place.heard();
+            slot.touch();
             headers = kept(&headers);
-            tokio::time::timeout(context.config.http.read_timeout, reading).await.unwrap_or(Err(Unread::Late))
+            tokio::time::timeout(context.config.http.read_timeout, reading).await.unwrap_or(Err(BodyError::TimedOut))
         }
     };
     let taken = match came {
         Ok(taken) => taken,
-        Err(unread) => return unread.told(max),
+        Err(unread) => return unread.into_response(max),
     };
-    if !place.keep() {
-        return displaced();
+    if !slot.mark_busy() {
+        return slot_evicted();
     }
     Box::pin(respond(context.clone(), peer, caller, headers, taken)).await
 }
 
 /// Why a body was not read.
-enum Unread {
+enum BodyError {
     TooLarge,
-    Full,
-    Late,
+    BudgetExhausted,
+    TimedOut,
     Broken(hyper::Error),
 }
 
-impl From<Full> for Unread {
-    fn from(_: Full) -> Self {
-        Self::Full
+impl From<BudgetExhausted> for BodyError {
+    fn from(_: BudgetExhausted) -> Self {
+        Self::BudgetExhausted
     }
 }
 
-impl Unread {
-    fn told(self, max: usize) -> Response<ReplyBody> {
+impl BodyError {
+    fn into_response(self, max: usize) -> Response<ReplyBody> {
         match self {
             Self::TooLarge => {
                 refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
             }
-            Self::Full => refuse(
+            Self::BudgetExhausted => refuse(
                 503,
                 code::UNAVAILABLE,
-                "there is no room for this body beside those that are being read or answered (configuration key `http.bodies_bytes`): try again",
+                "there is no room for this body beside those that are being read or answered (configuration key `http.all_bodies_bytes`): try again",
             ),
-            Self::Late => refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
+            Self::TimedOut => refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
             Self::Broken(error) => refuse(400, code::PARSE_ERROR, format!("the body could not be read: {error}")),
         }
     }
@@ -409,26 +414,26 @@ impl Unread {
 
 /// Reads a body to its end, as far as there is room for it. What comes is copied: as it comes it is a part of the connection's read buffer, of which
 /// each byte would keep all.
-async fn read(mut body: HttpBody, mut intake: Intake, max: usize, clock: Arc<dyn Clock>) -> Result<Taken, Unread> {
+async fn read(mut body: HttpBody, mut intake: BodyBuffer, max: usize, clock: Arc<dyn Clock>) -> Result<ReceivedBody, BodyError> {
     let mut length = 0;
     loop {
         let frame = tokio::select! {
             frame = body.frame() => frame,
-            () = intake.lost() => return Err(Unread::Full),
+            () = intake.evicted() => return Err(BodyError::BudgetExhausted),
         };
-        let Some(frame) = frame else { return intake.finish().map_err(Unread::from) };
-        let frame = frame.map_err(Unread::Broken)?;
+        let Some(frame) = frame else { return intake.finish().map_err(BodyError::from) };
+        let frame = frame.map_err(BodyError::Broken)?;
         let Some(piece) = frame.data_ref() else { continue };
         length += piece.len();
         if length > max {
-            return Err(Unread::TooLarge);
+            return Err(BodyError::TooLarge);
         }
         intake.add(piece, clock.now())?;
     }
 }
 
 /// The answer to a request that was whole when its connection had lost its place. It may not get there.
-fn displaced() -> Response<ReplyBody> {
+fn slot_evicted() -> Response<ReplyBody> {
     refuse(503, code::UNAVAILABLE, "too many connections (configuration key `http.connections`): try again")
 }
 
@@ -441,7 +446,7 @@ fn stream(
     keep_alive: Duration,
 ) -> Response<ReplyBody> {
     let (last, sleep) = (clock.now(), clock.sleep(keep_alive));
-    let stream = Stream { answer, messages, first, clock, keep_alive, sleep, last, done: false };
+    let stream = EventStream { answer, messages, first, clock, keep_alive, sleep, last, done: false };
     let mut response = Response::new(ReplyBody::Events(Box::new(stream)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -450,63 +455,70 @@ fn stream(
     response
 }
 
-async fn respond(context: Arc<Context>, peer: Arc<Peer>, caller: CallerId, mut headers: HeaderMap, taken: Taken) -> Response<ReplyBody> {
+async fn respond(
+    context: Arc<Context>,
+    peer: Arc<Peer>,
+    caller: CallerId,
+    mut headers: HeaderMap,
+    taken: ReceivedBody,
+) -> Response<ReplyBody> {
     let bytes = &taken.bytes;
     if bytes.trim_ascii_start().starts_with(b"[") && !text(&headers, VERSION).is_some_and(is_modern) {
-        let answers =
-            AssertUnwindSafe(Box::pin(legacy::batch(&context, &caller, router::way(&headers, false), bytes))).catch_unwind().await;
-        return whole(answers.unwrap_or_else(|_| Reply::panicked(None)));
+        let answers = AssertUnwindSafe(Box::pin(legacy::batch(&context, &caller, router::session_channel(&headers, false), bytes)))
+            .catch_unwind()
+            .await;
+        return reply_response(answers.unwrap_or_else(|_| Reply::panicked(None)));
     }
-    let message = match Incoming::parse(bytes) {
+    let message = match IncomingMessage::parse(bytes) {
         Ok(message) => message,
-        Err(malformed) => return whole(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
+        Err(malformed) => return reply_response(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
     };
     let era = match Era::of_http(&message, bytes, text(&headers, VERSION)) {
         _ if peer.is_local() => Era::of_line(&message, bytes),
         Ok(era) => era,
-        Err(fault) => return whole(Reply::fault(message.id.as_ref(), &fault)),
+        Err(fault) => return reply_response(Reply::fault(message.id.as_ref(), &fault)),
     };
-    let stream_id = text(&headers, STREAM).filter(|_| peer.is_local()).map(StreamId::from);
+    let stream_id = text(&headers, BYTE_STREAM_HEADER).filter(|_| peer.is_local()).map(ByteStreamId::from);
     if stream_id.is_some() && message.method.as_deref() == Some("notifications/cancelled") {
         // By the name of a request on a byte stream, whatever its era.
-        cancelled(&context, &caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
+        on_cancelled(&context, &caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
         if text(&headers, SESSION_ID).is_none() {
-            return whole(Reply::accepted());
+            return reply_response(Reply::accepted());
         }
     }
     let queue = match era {
-        Era::Legacy => (legacy::streams(&message) && takes_events(&headers)).then_some(STREAM_LEN),
-        Era::Modern => match modern::besides(&message, bytes) {
-            modern::Besides::Nothing => None,
-            modern::Besides::Notes => Some(NOTES_LEN),
-            modern::Besides::Stream => Some(STREAM_LEN),
+        Era::Legacy => (legacy::may_stream(&message) && accepts_sse(&headers)).then_some(STREAM_LEN),
+        Era::Modern => match modern::response_kind(&message, bytes) {
+            modern::ResponseKind::Single => None,
+            modern::ResponseKind::WithNotes => Some(NOTES_LEN),
+            modern::ResponseKind::Stream => Some(STREAM_LEN),
         },
     };
     let (outbox, messages) = if let Some(len) = queue {
         // It may take long.
         headers = kept(&headers);
         let (sender, messages) = mpsc::channel(len);
-        (Outbox::new(sender, Framing::EVENTS), Some(messages))
+        (MessageSink::new(sender, Framing::SSE), Some(messages))
     } else {
-        (Outbox::closed(), None)
+        (MessageSink::closed(), None)
     };
-    let outbox = outbox.on(stream_id).local(peer.is_local());
+    let outbox = outbox.on_byte_stream(stream_id).bridged(peer.is_local());
     let clock = context.engine.clock().clone();
     let keep_alive = context.config.http.keep_alive;
     // On the heap, so that a connection that waits for its next request takes little room.
     let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
-        let Taken { bytes, room: _room } = taken;
-        let origin = router::Origin { caller: &caller, peer: &peer, channel: Channel::Http(headers), out: &outbox };
+        let ReceivedBody { bytes, permit: _room } = taken;
+        let origin = router::MessageSource { caller: &caller, peer: &peer, channel: Channel::Http(headers), out: &outbox };
         let answer = AssertUnwindSafe(router::answer(&context, era, &message, &bytes, origin)).catch_unwind().await;
         answer.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
     });
-    let Some(mut messages) = messages else { return whole(answer.await) };
+    let Some(mut messages) = messages else { return reply_response(answer.await) };
     let first = tokio::select! {
         biased;
         reply = &mut answer => {
             // Notes that were sent in the same breath as the response still go first.
             match messages.try_recv() {
-                Err(_) => return whole(reply),
+                Err(_) => return reply_response(reply),
                 Ok(first) => {
                     answer = Box::pin(std::future::ready(reply));
                     first

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::FutureExt;
 use serde::Deserialize;
-use taskwire_core::wire::{Incoming, RequestId, code};
+use taskwire_core::wire::{IncomingMessage, RequestId, code};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader},
     sync::{mpsc, watch},
@@ -21,14 +21,14 @@ use tokio::{
 
 use crate::{
     auth::local_caller,
-    dialect::{
-        Context, Era, Fault, Framing, Outbox, Peer, Reply, Sent, StreamId, cancelled, legacy, modern,
+    protocol::{
+        ByteStreamId, Context, Era, Fault, Framing, MessageSink, OnSent, Peer, Reply, legacy, modern, on_cancelled,
         router::{self, Channel},
     },
 };
 
 /// Messages that wait to be written; then whoever sends waits.
-const OUTBOX_LEN: usize = 64;
+const QUEUE_LEN: usize = 64;
 /// What listen streams have to say, in frames of many lines: these wait for everything else.
 const STREAM_LEN: usize = 1;
 
@@ -39,21 +39,21 @@ const AHEAD_MAX: usize = 16;
 struct Line {
     text: Bytes,
     /// The task that the reader learns of by it.
-    sent: Option<Sent>,
+    on_sent: Option<OnSent>,
     /// Set when the request that it belongs to was called off: nothing more is said about that.
-    off: Arc<AtomicBool>,
+    cancelled: Arc<AtomicBool>,
 }
 
 impl Line {
     fn reply(reply: Reply, off: &Arc<AtomicBool>) -> Self {
-        Self { text: reply.body, sent: reply.sent, off: off.clone() }
+        Self { text: reply.body, on_sent: reply.on_sent, cancelled: off.clone() }
     }
 }
 
 /// A request that is not answered yet.
 struct Request {
     handle: AbortHandle,
-    off: Arc<AtomicBool>,
+    cancelled: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -72,7 +72,7 @@ pub(crate) async fn run(
     output: impl AsyncWrite + Send + Unpin + 'static,
     shutdown: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
-    let (lines, queue) = mpsc::channel::<Line>(OUTBOX_LEN);
+    let (lines, queue) = mpsc::channel::<Line>(QUEUE_LEN);
     let (streams, stream_queue) = mpsc::channel::<Line>(STREAM_LEN);
     let mut writer = tokio::spawn(write(output, queue, stream_queue));
     let ending = watch::Sender::new(false);
@@ -82,7 +82,7 @@ pub(crate) async fn run(
         streams,
         in_flight: Arc::default(),
         peer: Arc::default(),
-        stream: crate::clock::new_session_id().as_str().into(),
+        byte_stream: crate::clock::new_session_id().as_str().into(),
         session: None,
         requests: JoinSet::new(),
         ending: ending.subscribe(),
@@ -107,7 +107,7 @@ pub(crate) async fn run(
     writer.abort();
     // What was not answered is left, and must be durable before the process ends.
     requests.shutdown().await;
-    context.calls.settled().await;
+    context.calls.lingering_saved().await;
     result
 }
 
@@ -116,17 +116,17 @@ async fn finish(
     context: &Arc<Context>,
     requests: &mut JoinSet<()>,
     session: Option<Arc<legacy::Session>>,
-    ways: (mpsc::Sender<Line>, mpsc::Sender<Line>),
+    queues: (mpsc::Sender<Line>, mpsc::Sender<Line>),
     writer: &mut JoinHandle<std::io::Result<()>>,
     stopped: bool,
 ) -> std::io::Result<()> {
-    let patience = context.engine.clock().sleep(context.config.drain);
+    let drain_timeout = context.engine.clock().sleep(context.config.drain);
     let finish = async {
         while requests.join_next().await.is_some() {}
         if let Some(session) = session {
-            legacy::end_stream(context, &session).await;
+            legacy::end_session(context, &session).await;
         }
-        drop(ways);
+        drop(queues);
         if stopped {
             context.engine.idle().await;
         }
@@ -134,14 +134,14 @@ async fn finish(
     };
     tokio::select! {
         result = finish => result,
-        () = patience => {
+        () = drain_timeout => {
             tracing::warn!("the client did not take all answers in time");
             Ok(())
         }
     }
 }
 
-pub(super) enum Read {
+pub(super) enum LineRead {
     Line(Vec<u8>),
     TooLong,
     End,
@@ -166,7 +166,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 
     /// The next line that is not blank. One that is too long is skipped to its end without being kept.
-    pub(super) async fn next(&mut self) -> std::io::Result<Read> {
+    pub(super) async fn next(&mut self) -> std::io::Result<LineRead> {
         loop {
             let available = self.input.fill_buf().await?;
             let at_end = available.is_empty();
@@ -184,14 +184,14 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             self.input.consume(used);
             if ended {
                 if std::mem::take(&mut self.too_long) {
-                    return Ok(Read::TooLong);
+                    return Ok(LineRead::TooLong);
                 }
                 let line = std::mem::take(&mut self.line);
                 if !line.trim_ascii().is_empty() {
-                    return Ok(Read::Line(line));
+                    return Ok(LineRead::Line(line));
                 }
                 if at_end {
-                    return Ok(Read::End);
+                    return Ok(LineRead::End);
                 }
             }
         }
@@ -220,8 +220,8 @@ async fn write(
                 Err(_) => continue,
             }
         };
-        let said = !line.off.load(Ordering::Acquire);
-        if said {
+        let is_wanted = !line.cancelled.load(Ordering::Acquire);
+        if is_wanted {
             output.write_all(&line.text).await?;
             if line.text.last() != Some(&b'\n') {
                 output.write_all(b"\n").await?;
@@ -230,8 +230,8 @@ async fn write(
         if queue.is_empty() && streams.is_empty() {
             output.flush().await?;
         }
-        if let Some(sent) = line.sent.filter(|_| said) {
-            sent.delivered();
+        if let Some(sent) = line.on_sent.filter(|_| is_wanted) {
+            sent.sent();
         }
     }
     output.flush().await
@@ -244,7 +244,7 @@ struct Client {
     in_flight: Arc<InFlight>,
     peer: Arc<Peer>,
     /// What tells it from others.
-    stream: StreamId,
+    byte_stream: ByteStreamId,
     /// The session that the client opened, if it is one of the legacy era.
     session: Option<Arc<legacy::Session>>,
     requests: JoinSet<()>,
@@ -262,9 +262,9 @@ impl Client {
     async fn read(&mut self, input: &mut Lines<impl AsyncRead + Unpin>) -> std::io::Result<()> {
         loop {
             match input.next().await? {
-                Read::End => return Ok(()),
-                Read::TooLong => self.refuse_long_line().await,
-                Read::Line(line) => self.take(line).await,
+                LineRead::End => return Ok(()),
+                LineRead::TooLong => self.refuse_long_line().await,
+                LineRead::Line(line) => self.handle_line(line).await,
             }
             while self.requests.try_join_next().is_some() {}
         }
@@ -282,7 +282,7 @@ impl Client {
         }
     }
 
-    async fn take(&mut self, line: Vec<u8>) {
+    async fn handle_line(&mut self, line: Vec<u8>) {
         if line.trim_ascii_start().starts_with(b"[") {
             if self.requests.len() > self.context.config.requests_per_stream {
                 let fault = Fault::limit("too many requests are waiting for an answer already (configuration key `requests_per_stream`)");
@@ -290,7 +290,7 @@ impl Client {
             }
             return self.take_batch(line);
         }
-        let (id, message) = match Incoming::parse(&line) {
+        let (id, message) = match IncomingMessage::parse(&line) {
             Err(malformed) => {
                 self.send(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })).await;
                 return;
@@ -299,11 +299,11 @@ impl Client {
                 (Some(id), Some(_)) => (id.clone(), message),
                 (None, Some("notifications/cancelled")) => {
                     if let Some(params) = message.params(&line) {
-                        cancelled(&self.context, &local_caller(), Some(&self.stream), params);
+                        on_cancelled(&self.context, &local_caller(), Some(&self.byte_stream), params);
                     }
                     let off = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
                     if let Some(request) = off.and_then(|off| self.in_flight.with(|map| map.remove(&off.request_id))) {
-                        request.off.store(true, Ordering::Release);
+                        request.cancelled.store(true, Ordering::Release);
                         request.handle.abort();
                     }
                     return;
@@ -324,25 +324,25 @@ impl Client {
             let fault = Fault::limit(format!("{max} requests are waiting for an answer already (configuration key `requests_per_stream`)"));
             return self.send(Reply::fault(Some(&id), &fault)).await;
         }
-        if legacy::begins(&message) && Era::of_line(&message, &line) == Era::Legacy {
-            return self.open(&message, &line).await;
+        if legacy::is_initialize(&message) && Era::of_line(&message, &line) == Era::Legacy {
+            return self.initialize(&message, &line).await;
         }
-        self.begin(id, message, line);
+        self.spawn_request(id, message, line);
     }
 
     /// Begins a session, before anything else is read: what comes next may belong to it.
-    async fn open(&mut self, message: &Incoming, line: &[u8]) {
-        let (caller, out) = (local_caller(), Outbox::closed());
-        let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(self.session.as_ref()), out: &out };
-        let (reply, session) = legacy::begin(&self.context, message, line, origin).await;
+    async fn initialize(&mut self, message: &IncomingMessage, line: &[u8]) {
+        let (caller, out) = (local_caller(), MessageSink::closed());
+        let origin = legacy::MessageSource { caller: &caller, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
+        let (reply, session) = legacy::initialize(&self.context, message, line, origin).await;
         self.send(reply).await;
         let Some(session) = session else { return };
         self.session = Some(session.clone());
         let (context, streams, ending) = (self.context.clone(), self.streams.clone(), self.ending.clone());
         self.requests.spawn(async move {
             let (sender, messages) = mpsc::channel(STREAM_LEN);
-            let outbox = Outbox::new(sender, Framing::LINES).until(ending);
-            let told = async move { legacy::stand(&context, &session, &outbox).await };
+            let outbox = MessageSink::new(sender, Framing::LINES).with_ending(ending);
+            let told = async move { legacy::run_session_stream(&context, &session, &outbox).await };
             let off = Arc::default();
             futures_util::future::join(relay(messages, &streams, &off), told).await;
         });
@@ -353,7 +353,7 @@ impl Client {
         let (context, session, lines) = (self.context.clone(), self.session.clone(), self.lines.clone());
         self.requests.spawn(async move {
             let caller = local_caller();
-            let batch = legacy::batch(&context, &caller, legacy::Way::Stream(session.as_ref()), &line);
+            let batch = legacy::batch(&context, &caller, legacy::Channel::ByteStream(session.as_ref()), &line);
             let reply = AssertUnwindSafe(batch).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(None));
             if !reply.body.is_empty() {
                 let _ = lines.send(Line::reply(reply, &Arc::default())).await;
@@ -361,28 +361,28 @@ impl Client {
         });
     }
 
-    async fn take_answer(&self, message: Incoming, line: Vec<u8>) {
+    async fn take_answer(&self, message: IncomingMessage, line: Vec<u8>) {
         if self.session.is_none() {
             return;
         }
-        let (caller, out) = (local_caller(), Outbox::closed());
-        let origin = legacy::Origin { caller: &caller, way: legacy::Way::Stream(self.session.as_ref()), out: &out };
+        let (caller, out) = (local_caller(), MessageSink::closed());
+        let origin = legacy::MessageSource { caller: &caller, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
         let reply = legacy::answer(&self.context, &message, &line, origin).await;
         if !reply.body.is_empty() {
             tracing::debug!(reason = %String::from_utf8_lossy(&reply.body), "a response was not taken");
         }
     }
 
-    fn begin(&mut self, id: RequestId, message: Incoming, line: Vec<u8>) {
+    fn spawn_request(&mut self, id: RequestId, message: IncomingMessage, line: Vec<u8>) {
         let (context, in_flight, peer) = (self.context.clone(), self.in_flight.clone(), self.peer.clone());
         let era = Era::of_line(&message, &line);
         let streams = match era {
-            Era::Modern => modern::besides(&message, &line) == modern::Besides::Stream,
+            Era::Modern => modern::response_kind(&message, &line) == modern::ResponseKind::Stream,
             Era::Legacy => message.method.as_deref() == Some("tasks/result"),
         };
         let session = self.session.clone();
-        let (lines, room) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), OUTBOX_LEN) };
-        let (ending, stream) = (self.ending.clone(), self.stream.clone());
+        let (lines, room) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), QUEUE_LEN) };
+        let (ending, stream) = (self.ending.clone(), self.byte_stream.clone());
         let (go, mut ready) = watch::channel(false);
         let (key, off) = (id.clone(), Arc::<AtomicBool>::default());
         let request_off = off.clone();
@@ -392,8 +392,9 @@ impl Client {
             let (sender, messages) = mpsc::channel(room);
             let respond = async move {
                 let caller = local_caller();
-                let out = Outbox::new(sender, Framing::LINES).until(ending).on(Some(stream));
-                let origin = router::Origin { caller: &caller, peer: &peer, channel: Channel::Stream(session.as_ref()), out: &out };
+                let out = MessageSink::new(sender, Framing::LINES).with_ending(ending).on_byte_stream(Some(stream));
+                let origin =
+                    router::MessageSource { caller: &caller, peer: &peer, channel: Channel::ByteStream(session.as_ref()), out: &out };
                 let answer = router::answer(&context, era, &message, &line, origin);
                 AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };
@@ -404,7 +405,7 @@ impl Client {
                 let _ = lines.send(Line::reply(reply, &off)).await;
             }
         });
-        self.in_flight.with(|map| map.insert(id, Request { handle, off: request_off }));
+        self.in_flight.with(|map| map.insert(id, Request { handle, cancelled: request_off }));
         go.send_replace(true);
     }
 }
@@ -412,7 +413,7 @@ impl Client {
 /// Passes messages on, until there are no more.
 async fn relay(mut messages: mpsc::Receiver<Bytes>, lines: &mpsc::Sender<Line>, off: &Arc<AtomicBool>) {
     while let Some(text) = messages.recv().await {
-        if lines.send(Line { text, sent: None, off: off.clone() }).await.is_err() {
+        if lines.send(Line { text, on_sent: None, cancelled: off.clone() }).await.is_err() {
             break;
         }
     }

@@ -13,11 +13,11 @@ const TASKS: &str = "io.modelcontextprotocol/tasks";
 /// The extension for the output of tasks; only requests that are about output declare it.
 pub(crate) const PARTIALS: &str = "dev.taskwire/partials";
 /// How long one answer may take; later than this it counts as lost.
-const PATIENCE: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait after a lost answer.
 const PAUSE: Duration = Duration::from_millis(3);
 /// How long a request is repeated.
-const PERSISTENCE: Duration = Duration::from_secs(120);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The result of a request, or its error.
 pub(crate) type Reply = Result<Value, Value>;
@@ -39,7 +39,7 @@ impl Client {
         self.last_id += 1;
         let id = self.last_id;
         let request = request(self.port, id, method, params);
-        match timeout(PATIENCE, self.exchange(&request)).await {
+        match timeout(RESPONSE_TIMEOUT, self.exchange(&request)).await {
             Ok(Ok(body)) => Some(reply(id, &body)),
             Ok(Err(_)) | Err(_) => {
                 sleep(PAUSE).await;
@@ -57,7 +57,7 @@ impl Client {
                 }
             }
         };
-        timeout(PERSISTENCE, answered).await.unwrap_or_else(|_| panic!("{method} was not answered within {PERSISTENCE:?}: {params}"))
+        timeout(RETRY_TIMEOUT, answered).await.unwrap_or_else(|_| panic!("{method} was not answered within {RETRY_TIMEOUT:?}: {params}"))
     }
 
     /// As [`until_answered`](Self::until_answered), for a request that cannot be refused.

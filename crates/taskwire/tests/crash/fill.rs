@@ -5,12 +5,12 @@ use std::{path::Path, sync::Arc};
 use serde_json::json;
 use taskwire::{
     clock::{Clock, SystemClock},
-    store::{SqliteStore, Store, Write},
+    store::{SqliteStore, Store, TaskWrite},
     tool::Question,
 };
 use taskwire_core::{
-    Attempt, CallerId, Epoch, InputKey, Limits, Payload, TaskId, Timestamp, Version,
-    task::{Accepts, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Spec, Task, create, decide, evolve},
+    Attempt, CallerId, Epoch, Limits, Payload, QuestionKey, TaskId, Timestamp, Version,
+    task::{AcceptedQuestions, Authority, Command, Event, NewTask, OnInterrupt, Outcome, Spec, Task, create, decide, evolve},
 };
 
 use crate::{dice::Dice, model::Kind};
@@ -24,7 +24,7 @@ const WEEK_MS: u64 = 7 * 24 * 3_600_000;
 
 /// The stored tasks that a test asks for: id and number.
 #[derive(Debug, Default)]
-pub(crate) struct Filled {
+pub(crate) struct FilledStore {
     pub(crate) ended: Vec<(String, u64)>,
     /// Open, without a question, must not be run again: 900.
     pub(crate) waits: Vec<(String, u64)>,
@@ -35,12 +35,12 @@ pub(crate) struct Filled {
 }
 
 /// Fills a new store in `dir` and closes it.
-pub(crate) fn fill(dir: &Path, dice: &mut Dice) -> Filled {
+pub(crate) fn fill(dir: &Path, dice: &mut Dice) -> FilledStore {
     let mut store = SqliteStore::open(dir).expect("a new store");
     let start = SystemClock.now().as_millis() - i64::try_from(TASKS).expect("a small number");
-    let mut filled = Filled::default();
+    let mut filled = FilledStore::default();
     for batch in 0..TASKS / BATCH {
-        let writes: Vec<Write> = (batch * BATCH..(batch + 1) * BATCH)
+        let writes: Vec<TaskWrite> = (batch * BATCH..(batch + 1) * BATCH)
             .map(|n| {
                 // One a millisecond: the order of their numbers is that of their ids.
                 let at = Timestamp::from_millis(start + i64::try_from(n).expect("a small number"));
@@ -67,7 +67,7 @@ const fn kind(n: u64) -> Kind {
     }
 }
 
-impl Filled {
+impl FilledStore {
     fn list(&mut self, n: u64) -> &mut Vec<(String, u64)> {
         match kind(n) {
             Kind::Sign => &mut self.signs,
@@ -83,14 +83,14 @@ fn spec(kind: Kind) -> Arc<Spec> {
         on_interrupt: if kind.is_retried() { OnInterrupt::Retry } else { OnInterrupt::Fail },
         attempts_max: 1_000_000,
         retention_ms: Some(WEEK_MS),
-        input_timeout_ms: Some(WEEK_MS),
-        accepts: Accepts { elicit_form: true, ..Accepts::default() },
+        answer_timeout_ms: Some(WEEK_MS),
+        accepts: AcceptedQuestions { elicit_form: true, ..AcceptedQuestions::default() },
         ..Spec::new(CallerId::new("local"), kind.tool())
     })
 }
 
 /// Everything that has happened to the task, in one write.
-fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> Write {
+fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> TaskWrite {
     let request = json!({ "n": n }).into();
     let new = NewTask::new(spec(kind), request, epoch);
     let mut events = decide(None, &Authority::Engine, &Command::Create(new), at, &Limits::DEFAULT).expect("a new task");
@@ -99,7 +99,16 @@ fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> Write {
         events.extend(apply(&mut task, &command, at));
     }
     let stored_bytes = task.stored_bytes(&Limits::DEFAULT);
-    Write { task: Arc::new(task), first: Version(1), at, events, stale_checkpoint: None, dropped_bytes: 0, told_max: 1, stored_bytes }
+    TaskWrite {
+        task: Arc::new(task),
+        first_version: Version(1),
+        at,
+        events,
+        stale_checkpoint: None,
+        dropped_bytes: 0,
+        outbox_max: 1,
+        stored_bytes,
+    }
 }
 
 /// What its first attempt did before the server was killed.
@@ -112,7 +121,7 @@ fn then(kind: Kind, n: u64) -> Option<Command> {
         Kind::Sign => {
             let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
             let request = Question::form("What is your name?", schema).into_payload();
-            Some(Command::Ask { key: InputKey::new("name"), request })
+            Some(Command::Ask { key: QuestionKey::new("name"), request })
         }
         _ => None,
     }

@@ -19,8 +19,8 @@ use crate::{
     dice,
     dice::Dice,
     model::is_terminal,
-    partials::{go_on, until_read},
-    server::{Place, Server},
+    partials::{answer_leg, until_read},
+    server::{Server, ServerFiles},
     session::{Follower, RELATED, Session},
 };
 
@@ -43,7 +43,7 @@ const MOMENT_MS: u64 = 30;
 async fn a_wait_for_a_result_survives_ten_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let mut server = started(&place).await;
     let session = Session::start(place.port, &json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})).await;
     let n = dice.below(1_000);
@@ -85,7 +85,7 @@ async fn a_wait_for_a_result_survives_ten_kills_without_a_gap_or_a_repeat() {
 async fn a_streamed_response_survives_ten_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let mut server = started(&place).await;
     let modes = json!({"modes": ["task", "immediate", "streaming"]});
     let session = Session::start(place.port, &json!({"elicitation": {}, "tasks": {"responses": modes}})).await;
@@ -100,11 +100,11 @@ async fn a_streamed_response_survives_ten_kills_without_a_gap_or_a_repeat() {
 
     let mut client = Client::new(place.port);
     for leg in 0..KILLS {
-        go_on(&mut client, &task, leg * LEG).await;
+        answer_leg(&mut client, &task, leg * LEG).await;
         until_read(&mut read, leg * LEG + dice.below(LEG)).await;
         server = restarted(server, &place).await;
     }
-    go_on(&mut client, &task, KILLS * LEG).await;
+    answer_leg(&mut client, &task, KILLS * LEG).await;
     let (output, resumed) = joined(reading).await;
 
     // Segments are numbered from 1, and what the tool returned is the last one.
@@ -124,7 +124,7 @@ async fn a_streamed_response_survives_ten_kills_without_a_gap_or_a_repeat() {
 async fn the_questions_of_a_plain_call_survive_kills_and_are_asked_once() {
     let _alone = ALONE.lock().await;
     let mut dice = dice();
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let mut server = started(&place).await;
     let session = Session::start(place.port, &json!({"elicitation": {}})).await;
     let n = dice.below(1_000);
@@ -169,13 +169,13 @@ async fn the_questions_of_a_plain_call_survive_kills_and_are_asked_once() {
 async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let mut server = started(&place).await;
     let session = Session::start(place.port, &json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})).await;
     let n = dice.below(1_000);
     // What was begun before the stream was opened is told on it, too.
     let one = task_of(&session.ok("tools/call", count(n, STANDING_LEG, STANDING_CHUNKS, json!({}))).await);
-    let follower = Follower::stand(&session, Dice::new(dice.roll())).await;
+    let follower = Follower::standing(&session, Dice::new(dice.roll())).await;
     let other = task_of(&session.ok("tools/call", count(n + 1, STANDING_LEG, STANDING_CHUNKS, json!({}))).await);
     let (has, mut read) = watch::channel(0);
     let tasks = BTreeMap::from([one.clone(), other.clone()].map(|task| (task, Output::from(0))));
@@ -183,8 +183,8 @@ async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
 
     let mut client = Client::new(place.port);
     for leg in 0..=STANDING_KILLS {
-        go_on(&mut client, &one, leg * STANDING_LEG).await;
-        go_on(&mut client, &other, leg * STANDING_LEG).await;
+        answer_leg(&mut client, &one, leg * STANDING_LEG).await;
+        answer_leg(&mut client, &other, leg * STANDING_LEG).await;
         if leg < STANDING_KILLS {
             until_read(&mut read, 2 * leg * STANDING_LEG + dice.below(2 * STANDING_LEG)).await;
             server = restarted(server, &place).await;
@@ -216,7 +216,7 @@ async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
 async fn sessions_outlive_the_server_and_those_that_were_ended_stay_gone() {
     let _alone = ALONE.lock().await;
     let mut dice = dice();
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let mut known = Known::default();
     for _ in 0..KILLS {
         let server = started(&place).await;
@@ -233,19 +233,19 @@ async fn sessions_outlive_the_server_and_those_that_were_ended_stay_gone() {
     eprintln!("crash: {} sessions are there and {} are gone after {KILLS} kills", known.live.len(), known.gone.len());
 }
 
-async fn started(place: &Place) -> Server {
+async fn started(place: &ServerFiles) -> Server {
     let mut server = place.start();
     server.accepts(place.port).await;
     server
 }
 
-async fn restarted(server: Server, place: &Place) -> Server {
+async fn restarted(server: Server, place: &ServerFiles) -> Server {
     server.kill();
     started(place).await
 }
 
 /// Kills it after a moment.
-async fn restarted_soon(server: Server, place: &Place, dice: &mut Dice) -> Server {
+async fn restarted_soon(server: Server, place: &ServerFiles, dice: &mut Dice) -> Server {
     sleep(Duration::from_millis(dice.below(MOMENT_MS))).await;
     restarted(server, place).await
 }

@@ -24,7 +24,7 @@ const OPEN_MAX: usize = 6;
 /// Calls of one worker are numbered from its own number times this.
 const CALLS_MAX: u64 = 1_000_000;
 /// Between two things that a client does.
-const BREATH: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// Looks at a task and holds it against what is known. None if the answer was lost.
 pub(crate) async fn look(client: &mut Client, model: &Model, id: &str) -> Option<Value> {
@@ -58,7 +58,7 @@ pub(crate) async fn read(port: u16, model: Arc<Model>, mut dice: Dice, stop: Arc
         if let Some(id) = model.any(&mut dice) {
             look(&mut client, &model, &id).await;
         }
-        sleep(BREATH).await;
+        sleep(PAUSE).await;
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) async fn read(port: u16, model: Arc<Model>, mut dice: Dice, stop: Arc
 pub(crate) struct Worker {
     client: Client,
     /// For the same call at the same time on another connection.
-    twin: Client,
+    second_client: Client,
     model: Arc<Model>,
     dice: Dice,
     next_n: u64,
@@ -76,8 +76,8 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(number: u64, port: u16, model: Arc<Model>, dice: Dice) -> Self {
-        let (client, twin) = (Client::new(port), Client::new(port));
-        Self { client, twin, model, dice, next_n: number * CALLS_MAX, open: Vec::new() }
+        let (client, second_client) = (Client::new(port), Client::new(port));
+        Self { client, second_client, model, dice, next_n: number * CALLS_MAX, open: Vec::new() }
     }
 
     /// Works until told to stop; what it has begun by then, it ends.
@@ -86,9 +86,9 @@ impl Worker {
             match self.dice.below(8) {
                 0 => self.call_directly().await,
                 1..4 if self.open.len() < OPEN_MAX => self.create().await,
-                _ => self.tend().await,
+                _ => self.advance_task().await,
             }
-            sleep(BREATH).await;
+            sleep(PAUSE).await;
         }
     }
 
@@ -107,7 +107,8 @@ impl Worker {
             return;
         }
         if self.dice.one_in(4) {
-            let (one, other) = tokio::join!(self.client.try_once("tools/call", &params), self.twin.try_once("tools/call", &params));
+            let (one, other) =
+                tokio::join!(self.client.try_once("tools/call", &params), self.second_client.try_once("tools/call", &params));
             for reply in [one, other].into_iter().flatten() {
                 self.acknowledged(&call, reply);
             }
@@ -142,7 +143,7 @@ impl Worker {
     }
 
     /// Looks at one of its open tasks and does what it needs.
-    async fn tend(&mut self) {
+    async fn advance_task(&mut self) {
         let Some(id) = self.dice.pick(&self.open).cloned() else { return };
         let Some(state) = look(&mut self.client, &self.model, &id).await else { return };
         let call = self.model.facts(&id).call;

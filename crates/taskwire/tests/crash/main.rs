@@ -42,7 +42,7 @@ use crate::{
     dice::{Dice, any_seed},
     load::{Worker, answer, answer_params, cancel, look, read},
     model::{Facts, Kind, Model, is_interrupted, is_terminal, status},
-    server::Place,
+    server::ServerFiles,
 };
 
 /// Clients that make tasks; one more only reads.
@@ -57,7 +57,7 @@ async fn nothing_acknowledged_is_lost_however_often_the_server_is_killed() {
     let _alone = ALONE.lock().await;
     let (kills, mut dice) = (number("TASKWIRE_KILLS").unwrap_or(200), dice());
     let begun = Instant::now();
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let model = Arc::new(Model::default());
     let stop = Arc::new(AtomicBool::new(false));
     let clients = start_clients(place.port, &model, &mut dice, &stop);
@@ -76,7 +76,7 @@ async fn nothing_acknowledged_is_lost_however_often_the_server_is_killed() {
 
     let tasks = model.all();
     stored::check(&place.data(), &tasks);
-    check_journal(&journal(&place), &tasks);
+    check_recorded_calls(&recorded_calls(&place), &tasks);
     let counts = model.counts();
     eprintln!(
         "crash: {kills} kills, {} creates, {} answers, {} cancels, {} results in {:.1} s",
@@ -92,7 +92,7 @@ async fn nothing_acknowledged_is_lost_however_often_the_server_is_killed() {
 async fn a_restart_with_100_000_stored_tasks_answers_within_a_second() {
     let _alone = ALONE.lock().await;
     let mut dice = dice();
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let filled = fill::fill(&place.data(), &mut dice);
     let (ended, n) = dice.pick(&filled.ended).expect("most have ended");
 
@@ -121,7 +121,7 @@ async fn a_restart_with_100_000_stored_tasks_answers_within_a_second() {
         assert_eq!(state["result"]["content"][0]["text"], format!("steps-{n}"), "{state}");
     }
     server.kill();
-    assert_eq!(journal(&place), Vec::<u64>::new(), "something was done again that must not be");
+    assert_eq!(recorded_calls(&place), Vec::<u64>::new(), "something was done again that must not be");
 }
 
 /// A number from the environment.
@@ -146,7 +146,7 @@ fn start_clients(port: u16, model: &Arc<Model>, dice: &mut Dice, stop: &Arc<Atom
 }
 
 /// Many short lives. Now and then one ends while the server is still opening its store.
-async fn kill_again_and_again(place: &Place, kills: u64, dice: &mut Dice, clients: &[JoinHandle<()>]) {
+async fn kill_again_and_again(place: &ServerFiles, kills: u64, dice: &mut Dice, clients: &[JoinHandle<()>]) {
     for _ in 0..kills {
         let mut server = place.start();
         if dice.one_in(10) {
@@ -208,20 +208,20 @@ async fn ends<'a>(client: &mut Client, tasks: impl Iterator<Item = &'a (String, 
 }
 
 /// The numbers of the calls that left a line in the journal, in order.
-fn journal(place: &Place) -> Vec<u64> {
-    let text = std::fs::read_to_string(place.journal()).expect("the journal can be read");
+fn recorded_calls(place: &ServerFiles) -> Vec<u64> {
+    let text = std::fs::read_to_string(place.record_path()).expect("the journal can be read");
     text.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("half a line in the journal: {line:?}"))).collect()
 }
 
 /// Nothing was done twice, and what says it was done was done.
-fn check_journal(journal: &[u64], tasks: &[(String, Facts)]) {
+fn check_recorded_calls(recorded: &[u64], tasks: &[(String, Facts)]) {
     let mut done = HashSet::new();
-    for n in journal {
+    for n in recorded {
         assert!(done.insert(*n), "call {n} was carried out twice");
     }
     for (id, facts) in tasks {
         let completed = facts.ended.as_ref().is_some_and(|end| status(end) == "completed");
-        if facts.call.kind.is_noted() && completed {
+        if facts.call.kind.is_recorded() && completed {
             assert!(done.contains(&facts.call.n), "{id} says that call {} was carried out, and it was not", facts.call.n);
         }
     }

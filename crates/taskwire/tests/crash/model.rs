@@ -40,7 +40,7 @@ impl Kind {
     }
 
     /// Whether it leaves a line in the journal.
-    pub(crate) const fn is_noted(self) -> bool {
+    pub(crate) const fn is_recorded(self) -> bool {
         matches!(self, Self::Once | Self::Sign)
     }
 
@@ -146,7 +146,7 @@ pub(crate) struct Counts {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct ModelState {
     /// In the order of their acknowledgement.
     ids: Vec<String>,
     tasks: HashMap<String, Facts>,
@@ -156,10 +156,10 @@ struct Known {
 
 /// Everything that was acknowledged to any client.
 #[derive(Debug, Default)]
-pub(crate) struct Model(Mutex<Known>);
+pub(crate) struct Model(Mutex<ModelState>);
 
 impl Model {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, ModelState> {
         self.0.lock().expect("another client found a broken promise")
     }
 

@@ -28,7 +28,7 @@ const LISTEN_ID: u64 = 1;
 /// Bytes that are read from a connection at once.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Between two looks at a task.
-const BREATH: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// Starts a task of a tool that writes a stream.
 pub(crate) async fn begin(client: &mut Client, tool: &str, arguments: Value) -> String {
@@ -37,7 +37,7 @@ pub(crate) async fn begin(client: &mut Client, tool: &str, arguments: Value) -> 
 }
 
 /// Lets the tool write on: waits for the question that it asks before chunk `index`, and answers it.
-pub(crate) async fn go_on(client: &mut Client, task: &str, index: u64) {
+pub(crate) async fn answer_leg(client: &mut Client, task: &str, index: u64) {
     let (which, key) = (json!({"taskId": task}), format!("leg-{index}"));
     let asked = async {
         loop {
@@ -46,7 +46,7 @@ pub(crate) async fn go_on(client: &mut Client, task: &str, index: u64) {
             if !state["inputRequests"][&key].is_null() {
                 return;
             }
-            sleep(BREATH).await;
+            sleep(PAUSE).await;
         }
     };
     timeout(SETTLE, asked).await.unwrap_or_else(|_| panic!("chunk {index} is not reached within {SETTLE:?}"));
@@ -93,13 +93,13 @@ pub(crate) struct Page {
 
 /// A listen request that was sent, and of whose answer not a byte has been read.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ListenRequest {
     stream: TcpStream,
     task: String,
     from: u64,
 }
 
-impl Asked {
+impl ListenRequest {
     /// Asks for the chunks of a task from `from` on.
     pub(crate) async fn send(port: u16, task: &str, from: u64) -> io::Result<Self> {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
@@ -117,9 +117,9 @@ impl Asked {
     }
 
     /// Reads the head of the answer and the acknowledgement, which must say that nothing is left out.
-    pub(crate) async fn begin(self) -> io::Result<Listening> {
+    pub(crate) async fn begin(self) -> io::Result<ListenStream> {
         let stream = BufReader::with_capacity(BUFFER_BYTES, self.stream);
-        let mut listening = Listening { body: Body::of(stream), task: self.task };
+        let mut listening = ListenStream { body: Body::of(stream), task: self.task };
         listening.read_head().await?;
         let message = listening.message().await?;
         let acknowledges = |message: &&Message| message.method.as_deref() == Some("notifications/subscriptions/acknowledged");
@@ -134,7 +134,7 @@ impl Asked {
 
 /// An open listen stream: a chunked HTTP body of server-sent events.
 #[derive(Debug)]
-pub(crate) struct Listening {
+pub(crate) struct ListenStream {
     body: Body,
     task: String,
 }
@@ -166,7 +166,7 @@ struct Meta {
     subscription: u64,
 }
 
-impl Listening {
+impl ListenStream {
     /// The next chunk; none when the stream has ended in good order.
     pub(crate) async fn chunk(&mut self) -> io::Result<Option<Chunk>> {
         let message = self.message().await?.expect("a stream ends with its response");

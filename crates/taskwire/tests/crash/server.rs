@@ -15,12 +15,12 @@ use crate::{dice::Dice, testing::TempDir};
 
 /// Where a server lives: its port and its files.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ServerFiles {
     pub(crate) port: u16,
     dir: TempDir,
 }
 
-impl Place {
+impl ServerFiles {
     pub(crate) fn new(dice: &mut Dice) -> Self {
         Self { port: free_port(dice), dir: TempDir::new() }
     }
@@ -29,7 +29,7 @@ impl Place {
         self.dir.path().join("data")
     }
 
-    pub(crate) fn journal(&self) -> PathBuf {
+    pub(crate) fn record_path(&self) -> PathBuf {
         self.dir.path().join("journal")
     }
 
@@ -37,7 +37,7 @@ impl Place {
     pub(crate) fn start(&self) -> Server {
         let mut command = Command::new(binary());
         command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
-        command.arg("--data").arg(self.data()).arg("--journal").arg(self.journal());
+        command.arg("--data").arg(self.data()).arg("--journal").arg(self.record_path());
         Server { child: command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts") }
     }
 }

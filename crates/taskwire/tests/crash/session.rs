@@ -30,7 +30,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// How long to wait before coming back to a stream that broke.
 const PAUSE: Duration = Duration::from_millis(3);
 /// A follower hangs up by itself before one in so many events.
-const HANG_UP: u64 = 150;
+const HANG_UP_ONE_IN: u64 = 150;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
@@ -261,7 +261,7 @@ impl Follower {
     }
 
     /// Opens the standing stream, and reads until it can come back.
-    pub(crate) async fn stand(session: &Session, dice: Dice) -> Self {
+    pub(crate) async fn standing(session: &Session, dice: Dice) -> Self {
         let events = session.get(None).await.expect("the server lives");
         Self::begin(session, events, dice).await
     }
@@ -299,7 +299,7 @@ impl Follower {
 
     /// The next event, on a new connection where there is none. Now and then it hangs up first.
     async fn event(&mut self) -> io::Result<Option<Event>> {
-        let kept = self.events.take().filter(|_| !self.dice.one_in(HANG_UP));
+        let kept = self.events.take().filter(|_| !self.dice.one_in(HANG_UP_ONE_IN));
         let mut events = match kept {
             Some(events) => events,
             None => {

@@ -13,8 +13,8 @@ use crate::{
     dice,
     dice::Dice,
     model::status,
-    partials::{Asked, Listening, begin, go_on, until_read},
-    server::Place,
+    partials::{ListenRequest, ListenStream, answer_leg, begin, until_read},
+    server::ServerFiles,
 };
 
 /// Readers that read.
@@ -58,25 +58,25 @@ async fn a_reader_that_never_reads_costs_little_and_slows_nobody() {
 /// Streams to all readers, beside one that never reads if `stalls`. Says how much memory the server had at most.
 async fn run(dice: &mut Dice, stalls: bool) -> Option<u64> {
     let begun = Instant::now();
-    let place = Place::new(dice);
+    let place = ServerFiles::new(dice);
     let mut server = place.start();
     server.accepts(place.port).await;
     let mut client = Client::new(place.port);
     let task = begin(&mut client, "flood", json!({"n": 1, "chunks": CHUNKS, "leg": LEG})).await;
     let mut stalled = None;
     if stalls {
-        let asked = Asked::send(place.port, &task, 0).await.expect("a request can be sent");
+        let asked = ListenRequest::send(place.port, &task, 0).await.expect("a request can be sent");
         asked.answered().await.expect("the server answers");
         stalled = Some(asked);
     }
     let mut readers = Vec::new();
     for _ in 0..READERS {
-        let asked = Asked::send(place.port, &task, 0).await.expect("a request can be sent");
+        let asked = ListenRequest::send(place.port, &task, 0).await.expect("a request can be sent");
         let (says, has) = watch::channel(0);
         readers.push((tokio::spawn(follow(asked.begin().await.expect("the server answers"), says)), has));
     }
     for leg in 0..CHUNKS / LEG {
-        go_on(&mut client, &task, leg * LEG).await;
+        answer_leg(&mut client, &task, leg * LEG).await;
         for (_, has) in &mut readers {
             until_read(has, (leg + 1) * LEG).await;
         }
@@ -99,7 +99,7 @@ async fn run(dice: &mut Dice, stalls: bool) -> Option<u64> {
 }
 
 /// Reads the whole stream and checks every chunk. Says how many milliseconds after it was written each one came.
-async fn follow(mut listening: Listening, has: watch::Sender<u64>) -> Vec<i64> {
+async fn follow(mut listening: ListenStream, has: watch::Sender<u64>) -> Vec<i64> {
     let (mut late, mut next) = (Vec::new(), 0);
     while let Some(chunk) = listening.chunk().await.expect("the server lives") {
         let now = SystemClock.now().as_millis();

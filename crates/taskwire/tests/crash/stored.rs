@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use serde_json::Value;
-use taskwire::store::{Chunk, Logged, Reader, SqliteStore, Store};
+use taskwire::store::{Chunk, Reader, SqliteStore, Store, StoredEvent};
 use taskwire_core::{
     Seq, TaskId, Timestamp, Version,
-    task::{Event, Output, Task, create, evolve},
+    task::{Event, OutputTotals, Task, create, evolve},
 };
 
 use crate::model::{Facts, Kind};
@@ -40,8 +40,8 @@ fn check_task(reader: &dyn Reader, id: TaskId, kind: Kind) {
     assert_eq!(fold(id, &events, &chunks), stored, "the log of {id} makes another task than the stored one");
 }
 
-fn events(reader: &dyn Reader, id: TaskId) -> Vec<Logged> {
-    let mut events: Vec<Logged> = Vec::new();
+fn events(reader: &dyn Reader, id: TaskId) -> Vec<StoredEvent> {
+    let mut events: Vec<StoredEvent> = Vec::new();
     loop {
         let after = events.last().map_or(Version(0), |last| last.version);
         let page = reader.events(id, after, PAGE_EVENTS).expect("events can be read");
@@ -65,7 +65,7 @@ fn chunks(reader: &dyn Reader, id: TaskId) -> Vec<Chunk> {
 }
 
 /// Attempts follow each other, each in a later life than the one before; only retried tasks have more than one.
-fn check_attempts(id: TaskId, kind: Kind, events: &[Logged]) -> usize {
+fn check_attempts(id: TaskId, kind: Kind, events: &[StoredEvent]) -> usize {
     let Some(Event::Created { epoch, .. }) = events.first().map(|first| &first.event) else {
         panic!("the log of {id} does not begin with its creation: {events:?}");
     };
@@ -81,7 +81,7 @@ fn check_attempts(id: TaskId, kind: Kind, events: &[Logged]) -> usize {
 }
 
 /// One event ended the task, and nothing came after it.
-fn check_end(id: TaskId, events: &[Logged], chunks: &[Chunk]) {
+fn check_end(id: TaskId, events: &[StoredEvent], chunks: &[Chunk]) {
     let ends: Vec<Version> = events.iter().filter(|logged| logged.event.outcome().is_some()).map(|logged| logged.version).collect();
     let [end] = ends[..] else { panic!("{id} ended {} times: {events:?}", ends.len()) };
     assert!(events.iter().all(|logged| logged.version <= end), "{id} has events after its end: {events:?}");
@@ -101,7 +101,7 @@ fn check_steps(id: TaskId, chunks: &[Chunk], interruptions: usize) {
 }
 
 /// The task that the log alone makes, as the reading side shows it. Replaced checkpoints are not in the log any more.
-fn fold(id: TaskId, events: &[Logged], chunks: &[Chunk]) -> Task {
+fn fold(id: TaskId, events: &[StoredEvent], chunks: &[Chunk]) -> Task {
     let mut log: Vec<(Version, Timestamp, Event)> = events.iter().map(|logged| (logged.version, logged.at, logged.event.clone())).collect();
     for chunk in chunks {
         let blocks = chunk.blocks.clone();
@@ -121,6 +121,6 @@ fn fold(id: TaskId, events: &[Logged], chunks: &[Chunk]) -> Task {
         task.version = Version(version.0 - 1);
         evolve(&mut task, event, *at);
     }
-    task.output = Output::default();
+    task.output = OutputTotals::default();
     task
 }

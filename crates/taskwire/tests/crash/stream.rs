@@ -18,8 +18,8 @@ use crate::{
     dice,
     dice::Dice,
     model::status,
-    partials::{Asked, Chunk, Page, READ, begin, go_on, until_read},
-    server::Place,
+    partials::{Chunk, ListenRequest, Page, READ, answer_leg, begin, until_read},
+    server::ServerFiles,
 };
 
 const KILLS: u64 = 10;
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(3);
 async fn a_stream_survives_ten_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = Place::new(&mut dice);
+    let place = ServerFiles::new(&mut dice);
     let mut server = place.start();
     server.accepts(place.port).await;
     let mut client = Client::new(place.port);
@@ -45,13 +45,13 @@ async fn a_stream_survives_ten_kills_without_a_gap_or_a_repeat() {
     let reading = tokio::spawn(reader.run());
 
     for leg in 0..KILLS {
-        go_on(&mut client, &task, leg * LEG).await;
+        answer_leg(&mut client, &task, leg * LEG).await;
         until_read(&mut has, leg * LEG + dice.below(LEG)).await;
         server.kill();
         server = place.start();
         server.accepts(place.port).await;
     }
-    go_on(&mut client, &task, KILLS * LEG).await;
+    answer_leg(&mut client, &task, KILLS * LEG).await;
     let reader = timeout(SETTLE, reading).await.unwrap_or_else(|_| panic!("the stream does not end within {SETTLE:?}"));
     let reader = reader.expect("the reader found a broken promise");
 
@@ -125,7 +125,7 @@ impl Reader {
 
     /// Listens, and hangs up after some chunks.
     async fn listen(&mut self) -> io::Result<()> {
-        let mut listening = Asked::send(self.port, &self.task, self.next).await?.begin().await?;
+        let mut listening = ListenRequest::send(self.port, &self.task, self.next).await?.begin().await?;
         for _ in 0..=self.dice.below(300) {
             match listening.chunk().await? {
                 Some(chunk) => self.take(chunk),

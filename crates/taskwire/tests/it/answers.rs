@@ -6,10 +6,10 @@ use std::sync::{
 };
 
 use serde_json::{Value, json};
-use taskwire::tool::{Answer, Question, Resource, Round, TaskMode, Tool, ToolError};
+use taskwire::tool::{Answer, InputRequired, Question, Resource, TaskMode, Tool, ToolError};
 
 use crate::{
-    kit::{Client, TASKS, TestServer, soon},
+    kit::{Client, TASKS, TestServer, with_timeout},
     tasks::{accept, name_form, name_in, registry, tool, until_open},
 };
 
@@ -72,8 +72,8 @@ pub(crate) fn orders() -> Tool {
 fn rounds(runs: &Arc<AtomicU64>) -> Tool {
     tool("orders", runs, |runs, ctx| async move {
         runs.fetch_add(1, Ordering::Relaxed);
-        match ctx.resumed().responses.get("it") {
-            None => Err(ToolError::round(Round::ask("it", order()))),
+        match ctx.resumed().answers.get("it") {
+            None => Err(ToolError::input_required(InputRequired::ask("it", order()))),
             Some(answer) => Ok(told(&answer.read()?)),
         }
     })
@@ -102,7 +102,7 @@ async fn an_answer_that_does_not_fit_is_refused_and_its_question_stays_open() {
         assert_eq!((&now["status"], &now["inputRequests"]), (&asked["status"], &asked["inputRequests"]), "{bad}");
     }
     client.answer(&id, json!({"it": ordering()})).await;
-    assert_eq!(soon("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], ORDERED);
+    assert_eq!(with_timeout("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], ORDERED);
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn of_several_answers_none_counts_if_one_does_not_fit() {
     // What is not asked, or not any more, is passed over unread.
     let rest = json!({"first": {"action": "perhaps"}, "nobody": {"any": "thing"}, "last": accept("King")});
     assert_eq!(client.answer(&id, rest).await, json!({"resultType": "complete"}));
-    assert_eq!(soon("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], "Ada King");
+    assert_eq!(with_timeout("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], "Ada King");
     assert_eq!(client.answer(&id, json!({"last": {}})).await, json!({"resultType": "complete"}), "nor does a task that is over read any");
 }
 
@@ -172,7 +172,7 @@ async fn a_model_a_page_and_the_roots_are_answered_in_their_own_shape() {
             until_open(&client, &id, &["it"]).await;
         }
         client.answer(&id, json!({"it": good})).await;
-        assert_eq!(soon("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], "answered");
+        assert_eq!(with_timeout("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], "answered");
     }
 }
 
@@ -196,15 +196,15 @@ async fn an_answer_in_a_round_that_does_not_fit_is_refused_and_can_be_given_agai
     for tool in [orders(), rounds(&runs)] {
         let server = TestServer::start(registry([tool])).await;
         let (client, call) = (plain(&server), json!({"name": "orders", "arguments": {}}));
-        let asked = soon("the question", client.ok("tools/call", call.clone())).await;
+        let asked = with_timeout("the question", client.ok("tools/call", call.clone())).await;
         assert_eq!((&asked["resultType"], asked["requestState"].is_string()), (&json!("input_required"), true), "{asked}");
         for (bad, word) in misfits() {
             let params = again(call.clone(), &asked, json!({"it": bad}));
-            is_refused(&soon("a refusal", client.error("tools/call", params)).await, "it", word);
+            is_refused(&with_timeout("a refusal", client.error("tools/call", params)).await, "it", word);
         }
         // What was not asked is passed over unread.
         let params = again(call, &asked, json!({"it": ordering(), "nobody": {"any": "thing"}}));
-        assert_eq!(soon("the result", client.ok("tools/call", params)).await["content"][0]["text"], ORDERED);
+        assert_eq!(with_timeout("the result", client.ok("tools/call", params)).await["content"][0]["text"], ORDERED);
     }
     assert_eq!(runs.load(Ordering::Relaxed), 2, "once to ask and once to be answered: nothing ran for what was refused");
 }
@@ -213,8 +213,8 @@ async fn an_answer_in_a_round_that_does_not_fit_is_refused_and_can_be_given_agai
 async fn an_answer_to_what_a_resource_asks_is_held_against_it_too() {
     let tools = registry([]);
     tools.resource(Resource::raw(json!({"uri": "test://orders", "name": "orders"}), |call| async move {
-        match call.resumed.responses.get("it") {
-            None => Err(ToolError::round(Round::ask("it", order()))),
+        match call.resumed.answers.get("it") {
+            None => Err(ToolError::input_required(InputRequired::ask("it", order()))),
             Some(answer) => Ok(json!({"contents": [{"uri": "test://orders", "text": told(&answer.read()?)}]})),
         }
     }));

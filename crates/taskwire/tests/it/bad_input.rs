@@ -22,7 +22,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::kit::{Client, Response, TestServer, soon};
+use crate::kit::{Client, Response, TestServer, with_timeout};
 
 const MIB: usize = 1024 * 1024;
 
@@ -67,7 +67,7 @@ impl Target {
 
     /// Posts a body under the headers of the good call.
     async fn post(&self, body: &[u8]) -> Response {
-        soon("an answer", self.client.post(&self.client.headers(&self.call()), body)).await
+        with_timeout("an answer", self.client.post(&self.client.headers(&self.call()), body)).await
     }
 
     /// Posts a body and says with which status and error code it was refused.
@@ -104,7 +104,7 @@ impl Target {
             }
             all
         };
-        let ((), all) = soon("the end of the connection", async { tokio::join!(sending, receiving) }).await;
+        let ((), all) = with_timeout("the end of the connection", async { tokio::join!(sending, receiving) }).await;
         String::from_utf8_lossy(&all).into_owned()
     }
 
@@ -119,12 +119,12 @@ impl Target {
 
     /// The server still answers, and nothing was done.
     async fn unharmed(&self) {
-        let listed = soon("a good answer", self.client.ok("tools/list", json!({}))).await;
+        let listed = with_timeout("a good answer", self.client.ok("tools/list", json!({}))).await;
         assert_eq!(listed["tools"][0]["name"], "job");
         assert_eq!(self.runs.load(Ordering::Relaxed), 0, "a tool was run");
         let engine = self.server.server.engine();
         assert_eq!(engine.running(), 0, "something runs");
-        assert!(engine.reader().open(None, 10).expect("the store can be read").is_empty(), "a task was made");
+        assert!(engine.reader().open_tasks(None, 10).expect("the store can be read").is_empty(), "a task was made");
     }
 }
 
@@ -153,8 +153,8 @@ async fn the_call_that_is_spoiled_here_would_run() {
     let target = Target::new().await;
     let response = target.post(target.call_with("{}").as_bytes()).await;
     let id = response.json()["result"]["taskId"].as_str().expect("a task").to_owned();
-    soon("the work", target.client.until(&id, "working")).await;
-    assert_eq!(target.server.server.engine().reader().open(None, 10).expect("the store can be read").len(), 1);
+    with_timeout("the work", target.client.until(&id, "working")).await;
+    assert_eq!(target.server.server.engine().reader().open_tasks(None, 10).expect("the store can be read").len(), 1);
     target.client.cancel(&id).await;
     let head = target.head(&format!("{}Content-Length: {}\r\n", target.headers_without(""), target.call().to_string().len()));
     let answer = target.exchange(format!("{head}{}", target.call()).as_bytes()).await;
@@ -333,7 +333,7 @@ async fn a_parameter_of_the_wrong_type_is_refused() {
         ("subscriptions/listen", json!({"notifications": {"resourceSubscriptions": {}}})),
     ];
     for (method, params) in cases {
-        let response = soon("a refusal", target.client.raw(method, params.clone())).await;
+        let response = with_timeout("a refusal", target.client.raw(method, params.clone())).await;
         assert_eq!(response.json()["error"]["code"], -32602, "{method} {params}");
     }
     target.unharmed().await;
@@ -402,7 +402,7 @@ async fn deep_nesting_where_nobody_looks_does_no_harm() {
         let headers = target.client.headers(&body);
         for deep in [arrays(100_000), objects(100_000)] {
             let text = body.to_string().replace("\"@\"", &deep);
-            let response = soon("an answer", target.client.post(&headers, text.as_bytes())).await;
+            let response = with_timeout("an answer", target.client.post(&headers, text.as_bytes())).await;
             let answer = response.json();
             assert!(answer.get("result").is_some() || answer["error"]["code"].is_i64(), "{answer}");
             assert!([200, 400].contains(&response.status), "{}", response.status);
@@ -593,7 +593,7 @@ async fn a_request_that_breaks_off_is_forgotten() {
         stream.write_all(&request.as_bytes()[..sent]).await.expect("the beginning is sent");
         stream.shutdown().await.expect("the end is told");
         let mut answer = Vec::new();
-        let _ = soon("the end of the connection", stream.read_to_end(&mut answer)).await;
+        let _ = with_timeout("the end of the connection", stream.read_to_end(&mut answer)).await;
         assert!(!String::from_utf8_lossy(&answer).contains("\"result\""), "{sent} bytes were enough");
         target.unharmed().await;
     }
@@ -628,7 +628,7 @@ async fn many_bad_requests_at_once_are_each_refused() {
             }
         });
     }
-    while let Some(ended) = soon("all answers", senders.join_next()).await {
+    while let Some(ended) = with_timeout("all answers", senders.join_next()).await {
         ended.expect("each is refused");
     }
     target.unharmed().await;
@@ -705,7 +705,7 @@ fn negations(levels: usize, value: &str) -> String {
 async fn evaluated(client: &Client, arguments: &str) -> Value {
     let call = client.message(1, "tools/call", json!({"name": "eval", "arguments": "@"}));
     let body = call.to_string().replace("\"@\"", arguments);
-    let response = soon("an answer", client.post(&client.headers(&call), body.as_bytes())).await;
+    let response = with_timeout("an answer", client.post(&client.headers(&call), body.as_bytes())).await;
     response.messages().pop().expect("an answer")
 }
 

@@ -12,7 +12,7 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet};
 
 use crate::{
     http::Connection,
-    kit::{Client, Response, TestServer, manual_clock, read_response, soon},
+    kit::{Client, Response, TestServer, manual_clock, read_response, with_timeout},
     tasks::{Gate, quick, registry, two_callers},
 };
 
@@ -21,7 +21,7 @@ const KIB: usize = 1024;
 const ROOM: usize = 256 * KIB;
 
 fn with_room(config: Config) -> Config {
-    Config { body_bytes: ROOM, http: HttpConfig { bodies_bytes: ROOM, ..HttpConfig::default() }, ..config }
+    Config { body_bytes: ROOM, http: HttpConfig { all_bodies_bytes: ROOM, ..HttpConfig::default() }, ..config }
 }
 
 async fn start(config: Config) -> (TestServer, ManualClock, Gate) {
@@ -40,7 +40,7 @@ fn call(tool: &str, bytes: usize) -> Value {
 fn had_no_room(response: &Response) {
     assert_eq!((response.status, response.code(), response.header("retry-after")), (503, -31002, Some("1")));
     let said = response.json()["error"]["message"].as_str().expect("words").to_owned();
-    assert!(said.contains("`http.bodies_bytes`"), "{said}");
+    assert!(said.contains("`http.all_bodies_bytes`"), "{said}");
 }
 
 /// Sends a body of a hundred KiB but for its last byte, and gives what is said to that.
@@ -68,7 +68,7 @@ async fn crowd(client: &Client) -> JoinSet<Response> {
         halves.spawn(half(client.clone(), false));
     }
     for _ in 0..6 {
-        let refused = soon("a refusal", halves.join_next()).await.expect("one of them").expect("no panic");
+        let refused = with_timeout("a refusal", halves.join_next()).await.expect("one of them").expect("no panic");
         had_no_room(&refused);
     }
     assert_eq!(halves.len(), 2);
@@ -84,12 +84,12 @@ async fn all_bodies_together_have_a_bound_and_small_ones_are_served_beside_them(
         assert_eq!(client.call("quick", json!({"text": "x".repeat(2 * KIB)})).await["content"][0]["text"], "done");
     }
     had_no_room(&client.raw("tools/call", call("quick", 100 * KIB)).await);
-    had_no_room(&soon("a refusal", half(client.clone(), true)).await);
+    had_no_room(&with_timeout("a refusal", half(client.clone(), true)).await);
     assert!(halves.try_join_next().is_none(), "those that have room keep it");
     // A body that is on its way for too long does not keep others out.
     clock.advance(Duration::from_secs(1));
     assert_eq!(client.raw("tools/call", call("quick", 100 * KIB)).await.status, 200);
-    had_no_room(&soon("a refusal", halves.join_next()).await.expect("the first of them").expect("no panic"));
+    had_no_room(&with_timeout("a refusal", halves.join_next()).await.expect("the first of them").expect("no panic"));
     assert!(halves.try_join_next().is_none(), "the other one need not go");
 }
 
@@ -102,7 +102,7 @@ async fn a_body_that_breaks_off_gives_its_room_back() {
         // The server has yet to notice that they are gone.
         while client.raw("tools/call", call("quick", 200 * KIB)).await.status != 200 {}
     };
-    soon("the room of those that are gone", served).await;
+    with_timeout("the room of those that are gone", served).await;
 }
 
 #[tokio::test]
@@ -113,17 +113,17 @@ async fn a_call_that_is_being_answered_keeps_its_room_and_gives_it_back() {
         let client = client.clone();
         async move { client.raw("tools/call", call("slow", 200 * KIB)).await }
     });
-    soon("the start of the call", gate.started.wait()).await;
+    with_timeout("the start of the call", gate.started.wait()).await;
     clock.advance(Duration::from_secs(2));
     had_no_room(&client.raw("tools/call", call("quick", 100 * KIB)).await);
     gate.go.send();
-    assert_eq!(soon("the answer", held).await.expect("no panic").status, 200);
+    assert_eq!(with_timeout("the answer", held).await.expect("no panic").status, 200);
     assert_eq!(client.raw("tools/call", call("quick", 100 * KIB)).await.status, 200);
 }
 
 #[tokio::test]
 async fn one_caller_does_not_take_the_room_of_others() {
-    let config = Config { body_bytes: 64 * KIB, http: HttpConfig { bodies_bytes: ROOM, ..HttpConfig::default() }, ..two_callers() };
+    let config = Config { body_bytes: 64 * KIB, http: HttpConfig { all_bodies_bytes: ROOM, ..HttpConfig::default() }, ..two_callers() };
     let gate = Gate::new();
     let tools = registry([quick("quick"), gate.tool("slow").task(TaskMode::Never)]);
     let server = TestServer::start_with(tools, config, Arc::new(manual_clock())).await;
@@ -132,7 +132,7 @@ async fn one_caller_does_not_take_the_room_of_others() {
     for n in 0..2 {
         let ann = ann.clone();
         held.spawn(async move { ann.raw("tools/call", call("slow", 60 * KIB + n)).await });
-        soon("the start of a call", gate.started.wait()).await;
+        with_timeout("the start of a call", gate.started.wait()).await;
     }
     had_no_room(&ann.raw("tools/call", call("quick", 60 * KIB)).await);
     assert_eq!(bob.raw("tools/call", call("quick", 60 * KIB)).await.status, 200);

@@ -14,10 +14,10 @@ use taskwire::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    kit::{Client, Events, TASKS, soon},
-    legacy::kit::Legacy,
-    stage::{Act, HOUR, MS, SECOND, Stage, large, text_of, uncoalesced},
+    kit::{Client, Events, TASKS, with_timeout},
+    legacy::kit::LegacySession,
     tasks::{name_form, two_callers},
+    tool_harness::{HOUR, MS, SECOND, ToolHarness, ToolRun, large, text_of, uncoalesced},
 };
 
 const NAMES: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"];
@@ -26,7 +26,7 @@ const GOING_AWAY: &str = "The server is shutting down or being restarted: give i
 
 /// The result of a follow-up tool that did what it was asked.
 async fn done(client: &Client, tool: &str, arguments: Value) -> Value {
-    let result = soon(tool, client.call(tool, arguments)).await;
+    let result = with_timeout(tool, client.call(tool, arguments)).await;
     assert_ne!(result["isError"], true, "{result}");
     result
 }
@@ -38,7 +38,7 @@ async fn says(client: &Client, tool: &str, arguments: Value) -> String {
 
 /// What is said by a follow-up tool that did not.
 async fn refuses(client: &Client, tool: &str, arguments: Value) -> String {
-    let result = soon(tool, client.call(tool, arguments)).await;
+    let result = with_timeout(tool, client.call(tool, arguments)).await;
     assert_eq!(result["isError"], true, "{result}");
     text_of(&result["content"])
 }
@@ -66,19 +66,19 @@ fn task_in(text: &str) -> String {
 }
 
 /// A wait that has surely begun: its client was told how far the task is.
-async fn waiting(client: &Client, act: &Act, arguments: Value) -> Events {
+async fn waiting(client: &Client, act: &ToolRun, arguments: Value) -> Events {
     act.ctx.progress(Progress::of(1.0, 10.0).message("one")).await.expect("it goes on");
     let params = json!({"name": "task_wait", "arguments": arguments, "_meta": {"progressToken": "p"}});
     let message = client.message(client.next_id(), "tools/call", params);
-    let mut events = soon("the first word", client.open(&message)).await;
-    let told = soon("the progress", events.next()).await.expect("it waits");
+    let mut events = with_timeout("the first word", client.open(&message)).await;
+    let told = with_timeout("the progress", events.next()).await.expect("it waits");
     assert_eq!(told["params"], json!({"progressToken": "p", "progress": 1.0, "total": 10.0, "message": "one"}));
     events
 }
 
 /// The next progress that a waiting client hears of.
 async fn progress(events: &mut Events) -> Value {
-    let told = soon("the progress", events.next()).await.expect("it waits");
+    let told = with_timeout("the progress", events.next()).await.expect("it waits");
     assert_eq!(told["method"], "notifications/progress", "{told}");
     told["params"].clone()
 }
@@ -86,7 +86,7 @@ async fn progress(events: &mut Events) -> Value {
 /// The result of a call whose notifications do not matter.
 async fn result(events: &mut Events) -> Value {
     loop {
-        let message = soon("the result", events.next()).await.expect("a result");
+        let message = with_timeout("the result", events.next()).await.expect("a result");
         if let Some(result) = message.get("result") {
             return result.clone();
         }
@@ -95,21 +95,21 @@ async fn result(events: &mut Events) -> Value {
 }
 
 /// A task that asks something under the key `k`.
-async fn asked(stage: &mut Stage, question: Question) -> (String, Act, JoinHandle<Result<Answer, ToolError>>) {
+async fn asked(stage: &mut ToolHarness, question: Question) -> (String, ToolRun, JoinHandle<Result<Answer, ToolError>>) {
     let (id, act) = stage.task().await;
     let asking = asks(&act, "k", question);
-    soon("the question", stage.client.until(&id, "input_required")).await;
+    with_timeout("the question", stage.client.until(&id, "input_required")).await;
     (id, act, asking)
 }
 
-fn asks(act: &Act, key: &'static str, question: Question) -> JoinHandle<Result<Answer, ToolError>> {
+fn asks(act: &ToolRun, key: &'static str, question: Question) -> JoinHandle<Result<Answer, ToolError>> {
     let ctx = act.ctx.clone();
     tokio::spawn(async move { ctx.ask(key, question).await })
 }
 
 /// What the task was answered.
 async fn answer(asking: JoinHandle<Result<Answer, ToolError>>) -> (String, Value) {
-    let answer = soon("the answer", asking).await.expect("no panic").expect("an answer");
+    let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
     (answer.action.expect("an action"), answer.content.unwrap_or_default())
 }
 
@@ -126,7 +126,7 @@ fn order_form() -> Question {
 
 #[tokio::test]
 async fn a_slow_call_of_a_client_without_tasks_is_followed_up_to_its_result() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool).await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool).await;
     let client = stage.server.plain_client();
     let call = tokio::spawn({
         let client = client.clone();
@@ -136,7 +136,7 @@ async fn a_slow_call_of_a_client_without_tasks_is_followed_up_to_its_result() {
     act.ctx.text("line one\nline two\n").await.expect("it may write");
     act.ctx.status("half way").await.expect("it may talk");
     stage.clock.advance(HOLD);
-    let held = soon("the answer", call).await.expect("no panic");
+    let held = with_timeout("the answer", call).await.expect("no panic");
     assert_ne!(held["isError"], true, "{held}");
     let text = text_of(&held["content"]);
     has(&text, &["`writes` is still running, for 45 s", "Do not call `writes` again", "call the tool `task_wait` with {\"task_id\":\""]);
@@ -150,28 +150,28 @@ async fn a_slow_call_of_a_client_without_tasks_is_followed_up_to_its_result() {
 
 #[tokio::test]
 async fn a_slow_call_of_a_session_is_followed_up_to_its_result() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
     for version in ["2025-06-18", "2025-11-25"] {
-        let legacy = Legacy::of(stage.server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(stage.server.port, None, version, json!({})).await;
         let call = tokio::spawn({
             let legacy = legacy.clone();
             async move { legacy.call("writes", json!({})).await }
         });
         let mut act = stage.run().await;
         stage.clock.advance(HOLD);
-        let held = soon("the answer", call).await.expect("no panic");
+        let held = with_timeout("the answer", call).await.expect("no panic");
         let id = task_in(&text_of(&held["content"]));
         let still = legacy.call("task_wait", json!({"task_id": id, "timeout_s": 0})).await;
         has(&text_of(&still["content"]), &["still running", &id]);
         act.ends("all done");
-        let ended = soon("the result", legacy.call("task_wait", of(&id))).await;
+        let ended = with_timeout("the result", legacy.call("task_wait", of(&id))).await;
         assert_eq!(text_of(&ended["content"]), "all done");
     }
 }
 
 #[tokio::test]
 async fn a_question_comes_back_through_the_call_and_its_answer_through_a_tool() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
     let client = stage.server.plain_client();
     let call = tokio::spawn({
         let client = client.clone();
@@ -179,7 +179,7 @@ async fn a_question_comes_back_through_the_call_and_its_answer_through_a_tool() 
     });
     let mut act = stage.run().await;
     let asking = asks(&act, "order", order_form());
-    let text = text_of(&soon("the question", call).await.expect("no panic")["content"]);
+    let text = text_of(&with_timeout("the question", call).await.expect("no panic")["content"]);
     has(
         &text,
         &["What shall it be?", "`size` (one of \"small\", \"large\"; required): How large", "`count` (whole number from 1 to 9; required)"],
@@ -197,7 +197,7 @@ async fn a_question_comes_back_through_the_call_and_its_answer_through_a_tool() 
 
 #[tokio::test]
 async fn the_tools_are_there_for_who_needs_them() {
-    let stage = Stage::new().await;
+    let stage = ToolHarness::new().await;
     let names = |list: Value| -> Vec<String> {
         let tools = list["tools"].as_array().expect("tools").clone();
         tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
@@ -205,7 +205,7 @@ async fn the_tools_are_there_for_who_needs_them() {
     let mut all = vec!["writes"];
     all.extend(NAMES);
     assert_eq!(names(stage.server.plain_client().ok("tools/list", json!({})).await), all);
-    assert_eq!(names(Legacy::declaring(&stage.server, json!({})).await.ok("tools/list", json!({})).await), all);
+    assert_eq!(names(LegacySession::declaring(&stage.server, json!({})).await.ok("tools/list", json!({})).await), all);
     assert_eq!(names(stage.client.ok("tools/list", json!({})).await), ["writes"], "who has tasks needs none of them");
 }
 
@@ -213,12 +213,12 @@ async fn the_tools_are_there_for_who_needs_them() {
 
 #[tokio::test]
 async fn what_runs_and_what_ended_is_listed_the_latest_first() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     has(&says(&client, "task_list", json!({})).await, &["no such tasks"]);
     let (first, mut act) = stage.task().await;
     act.ends("done");
-    soon("the end", stage.client.until(&first, "completed")).await;
+    with_timeout("the end", stage.client.until(&first, "completed")).await;
     stage.clock.advance(std::time::Duration::from_secs(1));
     let (second, act) = stage.task().await;
     act.ctx.status("half way").await.expect("it may say so");
@@ -248,7 +248,7 @@ async fn what_runs_and_what_ended_is_listed_the_latest_first() {
 
 #[tokio::test]
 async fn a_call_that_its_client_left_is_listed_with_its_arguments() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let message = client.message(7, "tools/call", json!({"name": "writes", "arguments": {"region": "eu"}}));
     let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
@@ -262,14 +262,14 @@ async fn a_call_that_its_client_left_is_listed_with_its_arguments() {
             }
         }
     };
-    has(&soon("the list", listed).await, &[r#"`writes` with `{"region":"eu"}`"#]);
+    has(&with_timeout("the list", listed).await, &[r#"`writes` with `{"region":"eu"}`"#]);
 }
 
 // Waiting.
 
 #[tokio::test]
 async fn a_wait_ends_with_the_tasks_own_result() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, mut act) = stage.task().await;
     let mut events = waiting(&client, &act, of(&id)).await;
@@ -278,18 +278,18 @@ async fn a_wait_ends_with_the_tasks_own_result() {
     assert_eq!((&ended["structuredContent"], text_of(&ended["content"]).as_str()), (&json!({"n": 42}), "{\"n\":42}"));
     let (id, mut act) = stage.task().await;
     act.ends(CallResult::error("no such file"));
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     assert_eq!(refuses(&client, "task_wait", of(&id)).await, "no such file", "an error of the tool is its result, too");
 }
 
 #[tokio::test]
 async fn a_task_without_a_result_is_an_error_that_says_why() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, mut act) = stage.task().await;
     act.writes("one").await;
     act.ends_with(Err(ToolError::protocol(-32603, "the disk is gone")));
-    soon("the end", stage.client.until(&id, "failed")).await;
+    with_timeout("the end", stage.client.until(&id, "failed")).await;
     has(&refuses(&client, "task_wait", of(&id)).await, &["failed: the disk is gone", "`task_output`", &id]);
     let (id, _act) = stage.task().await;
     stage.client.cancel(&id).await;
@@ -298,7 +298,7 @@ async fn a_task_without_a_result_is_an_error_that_says_why() {
 
 #[tokio::test]
 async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
-    let mut stage = Stage::with(Config { hold: SECOND * 3, ..Config::default() }).await;
+    let mut stage = ToolHarness::with(Config { hold: SECOND * 3, ..Config::default() }).await;
     let client = stage.server.plain_client();
     for (timeout, lasts) in [(json!(2), SECOND * 2), (json!(0.5), MS * 500), (json!(100_000), SECOND * 3), (json!(null), SECOND * 3)] {
         let (id, act) = stage.task().await;
@@ -323,7 +323,7 @@ async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
 
 #[tokio::test]
 async fn who_waits_hears_of_progress_and_that_the_wait_goes_on() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, mut act) = stage.task().await;
     let mut events = waiting(&client, &act, of(&id)).await;
@@ -349,7 +349,7 @@ async fn who_waits_hears_of_progress_and_that_the_wait_goes_on() {
 
 #[tokio::test]
 async fn a_question_ends_a_wait_unless_only_the_client_can_answer_it() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, act) = stage.task().await;
     let mut events = waiting(&client, &act, of(&id)).await;
@@ -359,7 +359,7 @@ async fn a_question_ends_a_wait_unless_only_the_client_can_answer_it() {
     let (id, act) = stage.task_of(&able).await;
     let mut events = waiting(&client, &act, of(&id)).await;
     let _asking = asks(&act, "model", Question::sampling(json!({"messages": [], "maxTokens": 1})));
-    soon("the question", able.until(&id, "input_required")).await;
+    with_timeout("the question", able.until(&id, "input_required")).await;
     act.ctx.progress(Progress::at(2.0)).await.expect("it goes on");
     assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
     stage.clock.advance(HOLD);
@@ -369,7 +369,7 @@ async fn a_question_ends_a_wait_unless_only_the_client_can_answer_it() {
 
 #[tokio::test]
 async fn nobody_is_kept_waiting_by_a_server_that_shuts_down() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, mut act) = stage.task().await;
     let mut events = waiting(&client, &act, of(&id)).await;
@@ -380,12 +380,12 @@ async fn nobody_is_kept_waiting_by_a_server_that_shuts_down() {
 
 #[tokio::test]
 async fn who_is_held_by_a_server_that_shuts_down_is_told_to_come_back() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
     let client = stage.server.plain_client();
     let call = tokio::spawn(async move { client.call("writes", json!({})).await });
     let mut act = stage.run().await;
     stage.server.stop();
-    let text = text_of(&soon("the answer", call).await.expect("no panic")["content"]);
+    let text = text_of(&with_timeout("the answer", call).await.expect("no panic")["content"]);
     has(&text, &["`writes` is still running", "`task_wait` with {\"task_id\":\"", GOING_AWAY]);
     act.ends("done");
 }
@@ -394,7 +394,7 @@ async fn who_is_held_by_a_server_that_shuts_down_is_told_to_come_back() {
 
 #[tokio::test]
 async fn output_is_read_on_from_where_the_last_answer_ended() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let client = stage.server.plain_client();
     let (id, mut act) = stage.task().await;
     has(&says(&client, "task_output", of(&id)).await, &["has written nothing so far", "still running", "`task_wait`"]);
@@ -414,7 +414,7 @@ async fn output_is_read_on_from_where_the_last_answer_ended() {
     assert_eq!(copied(&second, "\"after\":"), "4");
     has(&says(&client, "task_output", json!({"task_id": id, "after": 99})).await, &["nothing after 99", "\"after\":4"]);
     act.ends("the result");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     let over = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
     has(&over, &["<image>+c\n", "That is all of the output", "ended (completed)", "`task_wait`", "gives its result"]);
     assert!(!over.contains("the result"), "the result is not output: {over}");
@@ -429,7 +429,7 @@ async fn output_is_read_on_from_where_the_last_answer_ended() {
 
 #[tokio::test]
 async fn the_output_of_a_task_that_has_no_result_promises_none() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let client = stage.server.plain_client();
     let (id, act) = stage.task().await;
     act.writes("a\n").await;
@@ -441,7 +441,7 @@ async fn the_output_of_a_task_that_has_no_result_promises_none() {
 
 #[tokio::test]
 async fn much_output_comes_in_pages_that_have_everything_once() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let client = stage.server.plain_client();
     let (id, act) = stage.task().await;
     let all: String = (0..5).map(large).collect();
@@ -469,7 +469,7 @@ async fn much_output_comes_in_pages_that_have_everything_once() {
 
 #[tokio::test]
 async fn progress_that_is_drawn_over_is_told_as_a_terminal_shows_it() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let client = stage.server.plain_client();
     let (id, act) = stage.task().await;
     let mut parts = vec!["copying\n".to_owned()];
@@ -491,7 +491,7 @@ async fn progress_that_is_drawn_over_is_told_as_a_terminal_shows_it() {
     }
     let still = says(&client, "task_wait", json!({"task_id": id, "timeout_s": 0})).await;
     assert!(still.ends_with(&format!("so far:\n{seen}")), "{still:?}");
-    let all = soon("the resource", client.ok("resources/read", json!({"uri": format!("taskwire://task/{id}/output")}))).await;
+    let all = with_timeout("the resource", client.ok("resources/read", json!({"uri": format!("taskwire://task/{id}/output")}))).await;
     assert_eq!(all["contents"][0]["text"], parts.concat(), "the resource has what was written");
 }
 
@@ -499,23 +499,23 @@ async fn progress_that_is_drawn_over_is_told_as_a_terminal_shows_it() {
 
 #[tokio::test]
 async fn a_task_is_cancelled_once_and_says_so() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, act) = stage.task().await;
     has(&says(&client, "task_cancel", of(&id)).await, &["is cancelled", "no result", &id]);
-    soon("the stop", act.ctx.cancelled()).await;
+    with_timeout("the stop", act.ctx.cancelled()).await;
     assert_eq!(stage.client.get(&id).await["status"], "cancelled");
     has(&says(&client, "task_cancel", of(&id)).await, &["had already ended (cancelled)"]);
     let (id, mut act) = stage.task().await;
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     has(&says(&client, "task_cancel", of(&id)).await, &["had already ended (completed)", "`task_wait`"]);
     assert_eq!(says(&client, "task_wait", of(&id)).await, "done", "its result stays");
 }
 
 #[tokio::test]
 async fn somebody_elses_task_is_no_other_than_one_that_never_was() {
-    let mut stage = Stage::with(two_callers()).await;
+    let mut stage = ToolHarness::with(two_callers()).await;
     let (ann, bob) = (stage.server.client().with_token("ann-token"), stage.server.client().with_token("bob-token"));
     let (of_ann, _act) = stage.task_of(&ann).await;
     let (of_bob, _bobs) = stage.task_of(&bob).await;
@@ -547,7 +547,7 @@ async fn somebody_elses_task_is_no_other_than_one_that_never_was() {
 
 #[tokio::test]
 async fn no_more_than_ten_running_tasks_are_listed_the_latest_first() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (mut ids, mut acts) = (Vec::new(), Vec::new());
     for _ in 0..12 {
         let (id, act) = stage.task().await;
@@ -564,14 +564,14 @@ async fn no_more_than_ten_running_tasks_are_listed_the_latest_first() {
 
 #[tokio::test]
 async fn a_task_that_is_no_longer_kept_is_unknown() {
-    let mut stage = Stage::of(Config::default(), |tool| tool.task(TaskMode::Always).retention(HOUR)).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool.task(TaskMode::Always).retention(HOUR)).await;
     let (id, mut act) = stage.task().await;
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     let client = stage.server.plain_client();
     stage.clock.advance(HOUR * 2);
     loop {
-        let result = soon("the answer", client.call("task_wait", of(&id))).await;
+        let result = with_timeout("the answer", client.call("task_wait", of(&id))).await;
         if result["isError"] == true {
             has(&text_of(&result["content"]), &["There is no task", "You have no running task"]);
             break;

@@ -14,7 +14,7 @@ use taskwire::{
 use tokio::sync::mpsc;
 
 use crate::{
-    kit::{Client, PARTIALS, TASKS, TempDir, soon},
+    kit::{Client, PARTIALS, TASKS, TempDir, with_timeout},
     pipe::Pipe,
     shutdown::settle,
     tasks::{Signal, quick, registry, tool},
@@ -43,11 +43,11 @@ fn config() -> Config {
     let limits = Limits { tasks_per_caller: u64::MAX, ..Limits::default() };
     Config {
         engine: EngineConfig { limits, ..EngineConfig::default() },
-        hold_polls: false,
-        listens_per_caller: WINDOW,
+        long_poll: false,
+        streams_per_caller: WINDOW,
         hold: Duration::from_secs(3600),
         requests_per_stream: 2 * MANY_HELD,
-        waits_per_caller: 2 * MANY_HELD,
+        waiting_requests_per_caller: 2 * MANY_HELD,
         ..Config::default()
     }
 }
@@ -168,7 +168,7 @@ impl Wire {
             let lines: String = window.iter().map(|(_, line)| line.as_str()).collect();
             self.send(&lines).await;
             for _ in window {
-                soon("a held call becomes a task", is_task.wait()).await;
+                with_timeout("a held call becomes a task", is_task.wait()).await;
             }
         }
         settle().await;
@@ -206,7 +206,7 @@ async fn what_a_request_costs_does_not_grow_with_the_tasks_that_are_alive() {
     let tools = [waits(&Signal::new()).task(TaskMode::Always), writes.task(TaskMode::Always), done.task(TaskMode::Always)];
     let mut wire = Wire::start(tools, json!({"extensions": {TASKS: {}, PARTIALS: {}}}));
     let writing = wire.make_tasks("writes", 1).await.remove(0);
-    let ctx = soon("the tool", runs.recv()).await.expect("it runs");
+    let ctx = with_timeout("the tool", runs.recv()).await.expect("it runs");
     let ended = wire.make_tasks("done", 1).await.remove(0);
     while wire.server.engine().running() > 1 {
         tokio::task::yield_now().await;

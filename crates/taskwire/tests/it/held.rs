@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use taskwire::{
     core::{Limits, TaskId, task::Status},
     server::Config,
-    tool::{Ctx, Json, Policy, Question, Round, TaskMode, ToolError},
+    tool::{Ctx, InputRequired, Json, Policy, Question, TaskMode, ToolError},
 };
 
 use self::kit::{Caller, House, Talk, asks, config, followed, text, two_callers};
 use crate::{
-    kit::{MS, SECOND, WAYS, Way, soon},
-    legacy::kit::{LATEST, Legacy},
+    kit::{MS, SECOND, WAYS, Way, with_timeout},
+    legacy::kit::{LATEST, LegacySession},
     shutdown::settle,
-    stage::{played, run_of},
     tasks::{Gate, accept, name_form, name_in, quick, registry, tool, with_limits},
+    tool_harness::{played, run_of},
 };
 
 mod dedupe;
@@ -36,7 +36,7 @@ async fn a_result_within_the_hold_is_the_answer() {
         let gate = Gate::new();
         let house = House::new([gate.tool("slow")]).await;
         let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD - MS).await;
         talk.is_quiet().await;
         gate.go.send();
@@ -53,7 +53,7 @@ async fn a_call_that_outlives_the_hold_goes_on_and_is_waited_for_with_a_follow_u
             let house = House::new([gate.tool("slow").task(mode)]).await;
             let caller = Caller::new(way, &house).await;
             let mut talk = caller.call("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             house.pass(HOLD).await;
             let result = talk.result().await;
             let id = followed(&result);
@@ -82,7 +82,7 @@ async fn a_call_that_saved_something_is_held_no_longer_than_any_other() {
         let saves = gate.saves();
         let house = House::new([saves]).await;
         let mut talk = Caller::new(way, &house).await.call("saves", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD - MS).await;
         talk.is_quiet().await;
         house.pass(MS).await;
@@ -98,7 +98,7 @@ async fn a_tool_that_is_never_a_task_is_held_to_its_end() {
         let gate = Gate::new();
         let house = House::new([gate.tool("slow").task(TaskMode::Never)]).await;
         let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD * 3).await;
         talk.is_quiet().await;
         gate.go.send();
@@ -127,13 +127,13 @@ async fn where_no_task_can_be_made_a_call_is_answered_after_the_hold_and_its_wor
         let caller = Caller::new(way, &house).await;
         // A result within that time is the answer, room or not.
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         talk.is_quiet().await;
         gate.go.send();
         assert_eq!(text(&talk.result().await), "done", "{way:?}");
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         talk.is_quiet().await;
         house.pass(HOLD).await;
@@ -142,13 +142,13 @@ async fn where_no_task_can_be_made_a_call_is_answered_after_the_hold_and_its_wor
         for word in ["`slow` was stopped after 45 s", "the limit is 1", "`limits.tasks_per_caller`", "`task_list`", "`task_cancel`"] {
             assert!(text(&told).contains(word), "{way:?}: no {word}: {told}");
         }
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
         assert_eq!(house.open().len(), 1, "{way:?}");
         // With room, it is as ever.
         other.go.send();
         house.until_open(0).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD).await;
         followed(&talk.result().await);
         gate.go.send();
@@ -160,14 +160,14 @@ async fn where_no_task_can_be_made_a_call_is_answered_after_the_hold_and_its_wor
 async fn a_client_that_takes_no_stream_is_held_alike() {
     let gate = Gate::new();
     let house = House::new([gate.tool("slow"), asks("asks")]).await;
-    let legacy = Legacy::of(house.server.port, None, LATEST, json!({"elicitation": {}})).await.accepting("application/json");
+    let legacy = LegacySession::of(house.server.port, None, LATEST, json!({"elicitation": {}})).await.accepting("application/json");
     let calling = tokio::spawn({
         let legacy = legacy.clone();
         async move { legacy.call("slow", json!({})).await }
     });
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     house.pass(HOLD).await;
-    let id = followed(&soon("the answer", calling).await.expect("no panic"));
+    let id = followed(&with_timeout("the answer", calling).await.expect("no panic"));
     gate.go.send();
     assert_eq!(text(&legacy.call("task_wait", json!({"task_id": id})).await), "done");
     // Nobody can be asked where nothing but the response is sent.
@@ -182,7 +182,7 @@ async fn a_call_under_a_key_is_held_alike_and_found_again_by_its_key() {
         let caller = Caller::new(way, &house).await;
         let params = json!({"name": "slow", "arguments": {}, "_meta": {"dev.taskwire/idempotencyKey": "k"}});
         let mut talk = caller.request("tools/call", params.clone()).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD).await;
         followed(&talk.result().await);
         let mut again = caller.request("tools/call", params).await;
@@ -209,12 +209,12 @@ async fn turned_off_a_call_is_held_to_its_end_and_there_are_no_tools_to_follow_u
         let refused = caller.call("asks", json!({})).await.error().await;
         assert!(refused["message"].as_str().is_some_and(|text| text.contains("elicitation")), "{way:?}: {refused}");
         let mut talk = caller.call_with_progress("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         house.pass(HOLD * 2).await;
         talk.is_quiet().await;
         let other = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("another run", gate.started.wait()).await;
+        with_timeout("another run", gate.started.wait()).await;
         gate.go.send();
         gate.go.send();
         talk.response().await;
@@ -244,8 +244,8 @@ async fn a_client_that_cannot_be_asked_answers_with_a_follow_up_tool() {
 async fn a_question_that_a_tool_asks_in_a_round_is_answered_alike() {
     for way in WAYS {
         let rounds = tool("rounds", &(), |(), ctx: Ctx| async move {
-            match ctx.resumed().responses.get("name") {
-                None => Err(ToolError::round(Round::ask("name", name_form("Who are you?")))),
+            match ctx.resumed().answers.get("name") {
+                None => Err(ToolError::input_required(InputRequired::ask("name", name_form("Who are you?")))),
                 Some(answer) => Ok(format!("hello {}", name_in(&answer.read()?))),
             }
         });
@@ -309,7 +309,7 @@ async fn a_call_is_held_anew_when_its_question_is_answered() {
             Some(legacy) => legacy.answer(&question, accept("Ada")).await,
             None => talk.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
         }
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         for _ in 0..10 {
             settle().await;
         }
@@ -331,10 +331,10 @@ async fn nobody_is_waited_for_longer_than_an_hour_who_is_asked_while_the_call_wa
             let house = House::new([gate.tool("slow")]).await;
             let caller = Caller::declaring(way, &house, capabilities.clone(), None).await;
             let mut talk = caller.call("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             house.pass(HOLD).await;
             let id: TaskId = followed(&talk.result().await).parse().expect("an id");
-            assert_eq!(house.task(id).spec.input_timeout_ms, Some(most), "{way:?}: {capabilities}");
+            assert_eq!(house.task(id).spec.answer_timeout_ms, Some(most), "{way:?}: {capabilities}");
             gate.go.send();
         }
     }
@@ -361,7 +361,7 @@ async fn a_held_call_is_stopped_at_once_when_its_connection_is_lost_where_nothin
         let gate = Gate::new();
         let house = House::new([gate.tool("slow").linger(Duration::ZERO)]).await;
         let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         talk.lose();
         drop(talk);
         match way {
@@ -369,7 +369,7 @@ async fn a_held_call_is_stopped_at_once_when_its_connection_is_lost_where_nothin
             // Calls that are under way get the time of a shutdown.
             Way::ModernLines | Way::LegacyLines => house.pass(DRAIN).await,
         }
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
     }
 }
 
@@ -385,10 +385,10 @@ async fn a_held_call_that_became_a_task_by_itself_is_stopped_when_its_connection
     });
     let house = House::new([saves.linger(Duration::ZERO)]).await;
     let mut talk = Caller::new(Way::ModernHttp, &house).await.call("saves", json!({})).await;
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     let id = house.until_open(1).await[0];
     talk.lose();
-    soon("the word to stop", gate.stopped.wait()).await;
+    with_timeout("the word to stop", gate.stopped.wait()).await;
     house.until(id, Status::Cancelled).await;
 }
 
@@ -400,10 +400,10 @@ async fn a_held_call_is_stopped_at_once_when_it_is_cancelled() {
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(way, &house).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(2 * SECOND).await;
         caller.cancel(&mut talk, "not needed any more").await;
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
     }
 }
 
@@ -414,11 +414,11 @@ async fn what_was_answered_is_cancelled_with_a_follow_up_tool() {
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(way, &house).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD).await;
         let id = followed(&talk.result().await);
         caller.result("task_cancel", json!({"task_id": id})).await;
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
         let ended = caller.result("task_wait", json!({"task_id": id})).await;
         assert_eq!(ended["isError"], true, "{way:?}: {ended}");
     }
@@ -514,7 +514,7 @@ async fn turned_off_a_call_without_a_result_is_an_error_as_ever() {
             let tools = registry([gate.tool("slow").task(mode).timeout(20 * SECOND)]);
             let house = House::with(tools, Config { followups: false, ..config() }).await;
             let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             house.pass(20 * SECOND).await;
             assert_eq!(talk.error().await["code"], -32603, "{way:?} {mode:?}");
         }
@@ -604,7 +604,7 @@ async fn the_output_of_a_task_is_a_resource_of_its_caller_alone() {
             Ok("done")
         })
     };
-    let spills = writes("spills").policy(Policy { spills: true, ..Policy::default() });
+    let spills = writes("spills").policy(Policy { output_exceeds_result: true, ..Policy::default() });
     let house = House::with(registry([spills]), two_callers()).await;
     for way in [Way::ModernHttp, Way::LegacyHttp] {
         let ann = Caller::declaring(way, &house, json!({}), Some("ann-token")).await;
@@ -644,7 +644,7 @@ async fn a_held_call_is_answered_when_the_server_shuts_down() {
         let gate = Gate::new();
         let mut house = House::new([gate.tool("slow")]).await;
         let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         settle().await;
         house.stop();
@@ -678,13 +678,13 @@ async fn a_call_that_asks_is_answered_when_the_server_shuts_down_however_long_it
 #[tokio::test]
 async fn who_is_told_how_to_get_on_when_it_came_back_has_its_place_free() {
     let gate = Gate::new();
-    let config = Config { waits_per_caller: 2, ..config() };
+    let config = Config { waiting_requests_per_caller: 2, ..config() };
     let house = House::with(registry([gate.tool("slow")]), config).await;
     let caller = Caller::new(Way::LegacyHttp, &house).await;
     let mut lost = Vec::new();
     for n in 0..2 {
         let talk = caller.call("slow", json!({"n": n})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         lost.push(talk);
     }
     house.pass(SECOND).await;
@@ -747,7 +747,7 @@ async fn who_comes_back_to_a_stream_after_the_hold_gets_the_result_or_is_told_ho
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(Way::LegacyHttp, &house).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         talk.has_place().await;
         talk.lose();

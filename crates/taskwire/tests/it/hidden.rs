@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use taskwire::{
     core::{Payload, TaskId, Timestamp, task::Status},
     server::{Config, HttpConfig},
-    tool::{Progress, Round, TaskMode, Tool, ToolError},
+    tool::{InputRequired, Progress, TaskMode, Tool, ToolError},
 };
 use tokio::net::TcpStream;
 
 use crate::{
-    kit::{Client, KEY, TASKS, TempDir, TestServer, manual_clock, soon},
+    kit::{Client, KEY, TASKS, TempDir, TestServer, manual_clock, with_timeout},
     store::TestStore,
     tasks::{Gate, Signal, accept, life, name_form, name_in, registry, reopened, tool},
 };
@@ -36,8 +36,8 @@ fn rounds(runs: &Arc<AtomicU64>) -> Tool {
     tool("rounds", runs, |runs, ctx| async move {
         runs.fetch_add(1, Ordering::Relaxed);
         let resumed = ctx.resumed();
-        match resumed.responses.get("name") {
-            None => Err(ToolError::round(Round::ask("name", name_form("Name?")).with_state(json!({"step": 1})))),
+        match resumed.answers.get("name") {
+            None => Err(ToolError::input_required(InputRequired::ask("name", name_form("Name?")).with_state(json!({"step": 1})))),
             Some(answer) => Ok(format!("{} {}", name_in(&answer.read()?), resumed.state.as_ref().map_or("nothing", Payload::as_str))),
         }
     })
@@ -61,7 +61,7 @@ fn answered(mut call: Value, asked: &Value) -> Value {
 }
 
 fn open(server: &TestServer) -> Vec<TaskId> {
-    server.server.engine().reader().open(None, 10).expect("readable")
+    server.server.engine().reader().open_tasks(None, 10).expect("readable")
 }
 
 /// The one task that has not ended.
@@ -86,10 +86,10 @@ async fn a_tool_that_is_never_a_task_asks_by_a_second_call() {
     let server = TestServer::start(registry([careful.task(TaskMode::Never)])).await;
     let client = server.client();
     let call = json!({"name": "careful", "arguments": {}});
-    let asked = soon("the question", client.ok("tools/call", call.clone())).await;
+    let asked = with_timeout("the question", client.ok("tools/call", call.clone())).await;
     assert_eq!((&asked["resultType"], asked.get("taskId")), (&json!("input_required"), None));
     assert_eq!(asked["inputRequests"]["name"]["params"]["message"], "Name?");
-    let done = soon("the result", client.ok("tools/call", answered(call, &asked))).await;
+    let done = with_timeout("the result", client.ok("tools/call", answered(call, &asked))).await;
     assert_eq!((&done["resultType"], &done["content"][0]["text"]), (&json!("complete"), &json!("Ada")));
 }
 
@@ -104,7 +104,7 @@ async fn a_tool_that_is_never_a_task_may_save_and_still_gives_its_result() {
         clock.advance(Config::default().promote_after * 10);
         gate.go.send();
     };
-    let (done, ()) = soon("the result", async { tokio::join!(client.call("saves", json!({})), later) }).await;
+    let (done, ()) = with_timeout("the result", async { tokio::join!(client.call("saves", json!({})), later) }).await;
     assert_eq!((&done["resultType"], &done["content"][0]["text"]), (&json!("complete"), &json!("done")));
 }
 
@@ -115,11 +115,11 @@ async fn a_held_call_that_became_a_task_is_cancelled_when_its_caller_goes_away_w
     let gate = Gate::new();
     let server = TestServer::start(registry([saves(&gate).linger(Duration::ZERO)])).await;
     let connection = send(&server.plain_client(), json!({"name": "saves", "arguments": {}})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let id = only_open(&server);
     assert_eq!(status(&server, id), Status::Working);
     drop(connection);
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
     assert_eq!(status(&server, id), Status::Cancelled);
 }
 
@@ -133,13 +133,13 @@ async fn a_call_that_goes_on_after_a_question_is_cancelled_when_its_caller_goes_
     let server = TestServer::start(registry([asks.linger(Duration::ZERO)])).await;
     let client = forms(&server);
     let call = json!({"name": "asks", "arguments": {}});
-    let asked = soon("the question", client.ok("tools/call", call.clone())).await;
+    let asked = with_timeout("the question", client.ok("tools/call", call.clone())).await;
     let id = only_open(&server);
     assert_eq!(status(&server, id), Status::InputRequired, "between two calls it waits");
     let connection = send(&client, answered(call, &asked)).await;
-    soon("the answer", gate.started.wait()).await;
+    with_timeout("the answer", gate.started.wait()).await;
     drop(connection);
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
     assert_eq!(status(&server, id), Status::Cancelled);
 }
 
@@ -162,22 +162,22 @@ async fn a_task_whose_caller_went_away_before_its_handle_was_there_is_cancelled_
     let reader = server.server.engine().reader();
     for _ in 0..50 {
         let connection = send(&client, json!({"name": "slow", "arguments": {}})).await;
-        soon("the creation", began.wait()).await;
+        with_timeout("the creation", began.wait()).await;
         drop(connection);
         // There is room for one connection: this one is served when the server has let go of the other.
-        let next = soon("the next connection", client.bytes(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
+        let next = with_timeout("the next connection", client.bytes(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
         assert_eq!(next.status, 200);
         go.send(()).expect("the writer waits");
-        soon("the cancellation", began.wait()).await;
+        with_timeout("the cancellation", began.wait()).await;
         go.send(()).expect("the writer waits");
         let ended = async {
-            while !reader.open(None, 10).expect("readable").is_empty() {
+            while !reader.open_tasks(None, 10).expect("readable").is_empty() {
                 tokio::task::yield_now().await;
             }
         };
-        soon("the end of the task", ended).await;
+        with_timeout("the end of the task", ended).await;
     }
-    let all = reader.due(Timestamp::from_millis(i64::MAX), 100).expect("readable");
+    let all = reader.due_tasks(Timestamp::from_millis(i64::MAX), 100).expect("readable");
     assert_eq!(all.len(), 50, "each was made");
     for id in all {
         assert_eq!(reader.task(id).expect("readable").expect("still there").status(), Status::Cancelled);
@@ -193,12 +193,12 @@ fn a_held_call_that_became_a_task_is_not_run_again_after_a_crash_where_nothing_l
     let id = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), crate::kit::without_followups(), Arc::new(clock.clone())).await;
         let _connection = send(&server.plain_client(), json!({"name": "saves", "arguments": {}})).await;
-        soon("the start", gate.started.wait()).await;
+        with_timeout("the start", gate.started.wait()).await;
         only_open(&server).to_string()
     });
     life(async {
         let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
-        let task = soon("the failure", server.client().until(&id, "failed")).await;
+        let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         let message = task["error"]["message"].as_str().expect("a text");
         assert!(message.contains("interrupted") && message.contains("lost the call"), "{message}");
         assert!(!gate.started.is_sent(), "it was not run again");
@@ -214,13 +214,13 @@ fn a_held_call_under_a_key_is_run_again_after_a_crash() {
     life(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         let _connection = send(&server.plain_client(), call.clone()).await;
-        soon("the start", gate.started.wait()).await;
+        with_timeout("the start", gate.started.wait()).await;
     });
     life(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
-        soon("the second start", gate.started.wait()).await;
+        with_timeout("the second start", gate.started.wait()).await;
         gate.go.send();
-        let done = soon("the result", server.plain_client().ok("tools/call", call)).await;
+        let done = with_timeout("the result", server.plain_client().ok("tools/call", call)).await;
         assert_eq!((&done["resultType"], &done["content"][0]["text"]), (&json!("complete"), &json!("done")));
     });
     assert_eq!(gate.runs(), 2);
@@ -234,13 +234,13 @@ async fn a_call_under_a_key_is_asked_in_a_round_and_goes_on_with_the_answer() {
     let server = TestServer::start(registry([rounds(&runs)])).await;
     let client = forms(&server);
     let call = json!({"name": "rounds", "arguments": {}, "_meta": {KEY: "k"}});
-    let asked = soon("the question", client.ok("tools/call", call.clone())).await;
+    let asked = with_timeout("the question", client.ok("tools/call", call.clone())).await;
     assert_eq!((&asked["resultType"], asked.get("taskId")), (&json!("input_required"), None));
     let id = only_open(&server);
-    let done = soon("the result", client.ok("tools/call", answered(call.clone(), &asked))).await;
+    let done = with_timeout("the result", client.ok("tools/call", answered(call.clone(), &asked))).await;
     assert_eq!((&done["resultType"], &done["content"][0]["text"]), (&json!("complete"), &json!(r#"Ada {"step":1}"#)));
     assert_eq!(status(&server, id), Status::Completed, "it was one task all the time");
-    assert_eq!(soon("the result again", client.ok("tools/call", call)).await, done);
+    assert_eq!(with_timeout("the result again", client.ok("tools/call", call)).await, done);
     assert_eq!(runs.load(Ordering::Relaxed), 2, "once to ask, once to answer");
     assert!(open(&server).is_empty());
 }
@@ -251,10 +251,10 @@ async fn a_task_that_asks_in_a_round_goes_on_with_the_answer() {
     let server = TestServer::start(registry([rounds(&runs).task(TaskMode::Always)])).await;
     let client = server.client();
     let id = client.start("rounds", json!({})).await;
-    let asked = soon("the question", client.until(&id, "input_required")).await;
+    let asked = with_timeout("the question", client.until(&id, "input_required")).await;
     assert_eq!(asked["inputRequests"]["name"]["params"]["message"], "Name?");
     client.answer(&id, json!({"name": accept("Ada")})).await;
-    let task = soon("the end", client.until(&id, "completed")).await;
+    let task = with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(task["result"]["content"][0]["text"], r#"Ada {"step":1}"#);
     assert_eq!(runs.load(Ordering::Relaxed), 2);
 }
@@ -275,14 +275,14 @@ async fn progress_is_told_while_a_call_under_a_key_is_held() {
     let client = server.plain_client();
     let meta = json!({KEY: "k", "progressToken": "p"});
     let message = client.message(client.next_id(), "tools/call", json!({"name": "talks", "arguments": {}, "_meta": meta}));
-    let mut events = soon("the first word", client.open(&message)).await;
+    let mut events = with_timeout("the first word", client.open(&message)).await;
     for n in [1.0, 2.0] {
-        let told = soon("the progress", events.next()).await.expect("the call is open");
+        let told = with_timeout("the progress", events.next()).await.expect("the call is open");
         assert_eq!(told["method"], "notifications/progress");
         let expected = json!({"progressToken": "p", "progress": n, "total": 2.0, "message": "talking"});
         assert_eq!(told["params"], expected);
         gate.go.send();
     }
-    let answer = soon("the result", events.next()).await.expect("a result");
+    let answer = with_timeout("the result", events.next()).await.expect("a result");
     assert_eq!((&answer["id"], &answer["result"]["content"][0]["text"]), (&message["id"], &json!("done")));
 }

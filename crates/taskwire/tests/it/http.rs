@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use taskwire::{
     server::{Config, HttpConfig},
-    tool::{Prompt, Resource, Round, TaskMode, ToolError},
+    tool::{InputRequired, Prompt, Resource, TaskMode, ToolError},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, Response, TestServer, manual_clock, read_response, soon},
+    kit::{Client, Response, TestServer, manual_clock, read_response, with_timeout},
     schema,
     tasks::{Gate, accept, name_form, registry, tool, two_callers},
 };
@@ -30,7 +30,7 @@ async fn once(server: &TestServer, line: &str, headers: &[(&str, &str)]) -> (Str
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.expect("a connection");
     stream.write_all(format!("{line} HTTP/1.1\r\n{lines}Connection: close\r\n\r\n").as_bytes()).await.expect("writable");
     let mut text = String::new();
-    soon("the response", stream.read_to_string(&mut text)).await.expect("readable");
+    with_timeout("the response", stream.read_to_string(&mut text)).await.expect("readable");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
     (head.to_ascii_lowercase(), body.to_owned())
 }
@@ -65,7 +65,7 @@ impl Connection {
                     return (head, whole[start..].to_vec());
                 }
             }
-            let n = soon("the response", self.stream.read_buf(&mut self.buffer)).await.expect("readable");
+            let n = with_timeout("the response", self.stream.read_buf(&mut self.buffer)).await.expect("readable");
             assert!(n > 0, "the connection ended: {text}");
         }
     }
@@ -76,7 +76,7 @@ impl Connection {
         let kind = "Content-Type: application/json\r\nExpect: 100-continue";
         connection.send(&format!("POST /mcp HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n{lines}Content-Length: {length}\r\n\r\n")).await;
         let mut go_ahead = [0; 25];
-        soon("the server's word", connection.stream.read_exact(&mut go_ahead)).await.expect("readable");
+        with_timeout("the server's word", connection.stream.read_exact(&mut go_ahead)).await.expect("readable");
         assert_eq!(&go_ahead, b"HTTP/1.1 100 Continue\r\n\r\n");
         connection.send(body).await;
         connection
@@ -91,7 +91,7 @@ impl Connection {
 
     /// The server has hung up.
     async fn is_closed(&mut self) {
-        let read = soon("the end of the connection", self.stream.read(&mut [0; 1])).await;
+        let read = with_timeout("the end of the connection", self.stream.read(&mut [0; 1])).await;
         assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     }
 
@@ -153,7 +153,7 @@ async fn a_server_that_shuts_down_is_healthy_but_not_ready() {
     client.start("slow", json!({})).await;
     let mut events = client.listen(json!({})).await;
     server.stop();
-    assert!(soon("the end of the stream", events.next()).await.is_some());
+    assert!(with_timeout("the end of the stream", events.next()).await.is_some());
     for method in ["GET", "HEAD"] {
         let (head, _) = once(&server, &format!("{method} /readyz"), &[("Host", "pod-7")]).await;
         assert!(head.starts_with("http/1.1 503 "), "{head}");
@@ -161,7 +161,7 @@ async fn a_server_that_shuts_down_is_healthy_but_not_ready() {
         assert!(head.starts_with("http/1.1 200 "), "{head}");
     }
     gate.go.send();
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
 }
 
 // Pages in browsers.
@@ -248,7 +248,7 @@ async fn addressed(server: &TestServer, line: &str, lines: &[(&str, &str)]) -> (
     let own = own.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let head: String = own.chain(lines.iter().copied()).map(|(key, value)| format!("{key}: {value}\r\n")).collect();
     let request = format!("{line}\r\n{head}Content-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
-    let response = soon("the response", client.bytes(request.as_bytes())).await;
+    let response = with_timeout("the response", client.bytes(request.as_bytes())).await;
     let said = response.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
     (response, said)
 }
@@ -339,7 +339,7 @@ async fn so_many_connections_are_served_and_another_when_one_is_closed() {
     first.request(&client, "tools/call", json!({"name": "slow", "arguments": {"n": 1}})).await;
     let call = second.request(&client, "tools/call", json!({"name": "slow", "arguments": {"n": 2}})).await;
     for _ in 0..2 {
-        soon("the start of a call", gate.started.wait()).await;
+        with_timeout("the start of a call", gate.started.wait()).await;
     }
     let mut third = Connection::open(&server).await;
     third.send(HEALTH).await;
@@ -423,12 +423,12 @@ async fn an_answer_that_is_still_being_read_is_not_cut_off() {
     let client = server.client().with_receive_buffer(128 * 1024);
     let message = client.message(client.next_id(), "tools/call", json!({"name": "large", "arguments": {}}));
     let stream = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
-    soon("the beginning of the answer", stream.peek(&mut [0; 1])).await.expect("readable");
+    with_timeout("the beginning of the answer", stream.peek(&mut [0; 1])).await.expect("readable");
     let mut second = Connection::open(&server).await;
     second.send(HEALTH).await;
     settle().await;
     assert!(second.is_quiet(), "there is no room for it");
-    let answer = soon("the rest of the answer", read_response(stream)).await.json();
+    let answer = with_timeout("the rest of the answer", read_response(stream)).await.json();
     assert_eq!(answer["result"]["content"][0]["text"].as_str().map(str::len), Some(BYTES));
     let (head, _) = second.response().await;
     assert!(head.starts_with("http/1.1 200 "), "{head}");
@@ -499,8 +499,8 @@ async fn what_came_of_a_round_is_not_for_the_cache() {
     let tools = registry([]);
     let contents = |text: &str| json!({"contents": [{"uri": "test://r", "text": text}]});
     tools.resource(Resource::raw(json!({"uri": "test://asks", "name": "asks"}), move |call| async move {
-        match call.resumed.responses.get("name") {
-            None => Err(ToolError::round(Round::ask("name", name_form("Name?")).with_state(json!(1)))),
+        match call.resumed.answers.get("name") {
+            None => Err(ToolError::input_required(InputRequired::ask("name", name_form("Name?")).with_state(json!(1)))),
             Some(answer) => Ok(contents(answer.as_str())),
         }
     }));

@@ -8,8 +8,8 @@ use taskwire::{clock::SystemClock, server::Config, tool::TaskMode};
 use tokio::task::JoinHandle;
 
 use crate::{
-    kit::{Client, IDEMPOTENCY, KEY, PARTIALS, TASKS, TestServer, WAYS, Way, manual_clock, soon},
-    legacy::kit::{LATEST, Legacy, initialize},
+    kit::{Client, IDEMPOTENCY, KEY, PARTIALS, TASKS, TestServer, WAYS, Way, manual_clock, with_timeout},
+    legacy::kit::{LATEST, LegacySession, initialize},
     pipe::Pipe,
     tasks::{Gate, quick, registry, two_callers},
 };
@@ -33,7 +33,7 @@ async fn response(pipe: &mut Pipe, id: u64) -> Value {
 /// One connection of a caller.
 enum Connection {
     Modern(Client),
-    Legacy(Legacy),
+    Legacy(LegacySession),
     ModernLines(Pipe),
     LegacyLines(Pipe),
 }
@@ -50,13 +50,13 @@ impl Connection {
                 Some(token) => server.client().with_token(token),
                 None => server.client(),
             }),
-            Way::LegacyHttp => Self::Legacy(Legacy::of(server.port, token, LATEST, json!({})).await),
+            Way::LegacyHttp => Self::Legacy(LegacySession::of(server.port, token, LATEST, json!({})).await),
             Way::ModernLines => Self::ModernLines(Pipe::to(&server.server)),
             Way::LegacyLines => {
                 let mut pipe = Pipe::to(&server.server);
                 let params = initialize(LATEST, &json!({}));
                 pipe.send(&json!({"jsonrpc": "2.0", "id": OPENS, "method": "initialize", "params": params})).await;
-                soon("the session", response(&mut pipe, OPENS)).await;
+                with_timeout("the session", response(&mut pipe, OPENS)).await;
                 pipe.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
                 Self::LegacyLines(pipe)
             }
@@ -102,13 +102,13 @@ impl Connection {
 
 /// What a call came to.
 async fn answer(calling: JoinHandle<Value>) -> Value {
-    soon("the answer", calling).await.expect("no panic")
+    with_timeout("the answer", calling).await.expect("no panic")
 }
 
 /// Loses the connection of a call.
 async fn lose(calling: JoinHandle<Value>) {
     calling.abort();
-    let ended = soon("the loss", calling).await;
+    let ended = with_timeout("the loss", calling).await;
     assert!(ended.as_ref().is_err_and(tokio::task::JoinError::is_cancelled), "it was answered before: {ended:?}");
 }
 
@@ -140,7 +140,7 @@ async fn that_calls_are_known_again_is_told_to_who_asks_for_it_and_nobody_else()
         (json!({"extensions": {IDEMPOTENCY: {}}}), None),
         (json!({"experimental": {"other": {}, IDEMPOTENCY: {}}}), Some(json!({IDEMPOTENCY: {}}))),
     ] {
-        let legacy = Legacy::declaring(&server, declared.clone()).await;
+        let legacy = LegacySession::declaring(&server, declared.clone()).await;
         assert_eq!(legacy.init()["capabilities"].get("experimental"), told.as_ref(), "{declared}");
     }
 }
@@ -153,12 +153,12 @@ async fn a_held_call_is_called_off_by_its_key_from_another_connection() {
         let gate = Gate::new();
         let server = TestServer::start(registry([gate.tool("slow").task(TaskMode::Never)])).await;
         let calling = Connection::open(way, &server).await.calls("slow", Some("k"));
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         let mut other = Connection::open(way, &server).await;
         // A key that nobody used is nothing to stop.
         other.calls_off("another").await;
         other.calls_off("k").await;
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
         let answer = answer(calling).await;
         let told = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
         assert!(answer["result"]["isError"] == true && told.contains("was cancelled"), "{way:?}: {answer}");
@@ -173,7 +173,7 @@ async fn nobody_calls_off_what_another_caller_called() {
         let tools = registry([gate.tool("slow").task(TaskMode::Never), quick("quick").task(TaskMode::Never)]);
         let server = TestServer::start_with(tools, two_callers(), Arc::new(SystemClock)).await;
         let calling = Connection::open_as(way, &server, Some("ann-token")).await.calls("slow", Some("k"));
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         let mut other = Connection::open_as(way, &server, Some("bob-token")).await;
         other.calls_off("k").await;
         // What is called under a key is written down, behind all that was asked for before.
@@ -193,14 +193,14 @@ async fn a_call_under_a_key_goes_on_without_its_connection() {
         let config = Config { linger: Duration::ZERO, ..Config::default() };
         let server = TestServer::start_with(tools, config, Arc::new(manual_clock())).await;
         let calling = Connection::open(way, &server).await.calls("slow", Some("k"));
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         lose(calling).await;
         if matches!(way, Way::ModernHttp) {
             // A loss is a word to stop for any other call then.
             let calling = Connection::open(way, &server).await.calls("bare", None);
-            soon("the tool", bare.started.wait()).await;
+            with_timeout("the tool", bare.started.wait()).await;
             lose(calling).await;
-            soon("the word to stop", bare.stopped.wait()).await;
+            with_timeout("the word to stop", bare.stopped.wait()).await;
         }
         let again = Connection::open(way, &server).await.calls("slow", Some("k"));
         gate.go.send();

@@ -63,7 +63,7 @@ pub(crate) fn without_followups() -> Config {
 }
 
 /// However full the disk is where the tests run.
-pub(crate) fn any_disk(mut config: Config) -> Config {
+pub(crate) fn without_disk_reserve(mut config: Config) -> Config {
     config.engine.limits.disk_reserve_bytes = 0;
     config
 }
@@ -71,7 +71,7 @@ pub(crate) fn any_disk(mut config: Config) -> Config {
 /// A server in this process that nobody has reached yet.
 pub(crate) fn server_in(dir: &TempDir, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Server {
     let store = SqliteStore::open(dir.path()).expect("a store");
-    Server::start_with_clock(tools, store, any_disk(config), clock).expect("a server")
+    Server::start_with_clock(tools, store, without_disk_reserve(config), clock).expect("a server")
 }
 
 impl TestServer {
@@ -92,7 +92,7 @@ impl TestServer {
     /// On a directory that outlives it, for a restart.
     pub(crate) async fn start_in(dir: Arc<TempDir>, tools: Registry, config: Config, clock: Arc<dyn Clock>) -> Self {
         let store = SqliteStore::open(dir.path()).expect("a store");
-        Self::start_on(dir, store, tools, any_disk(config), clock).await
+        Self::start_on(dir, store, tools, without_disk_reserve(config), clock).await
     }
 
     /// On a store of the test's own.
@@ -506,6 +506,6 @@ pub(crate) async fn passing<T>(clock: &ManualClock, step: Duration, future: impl
 }
 
 /// Gives `future` ten seconds of real time: a test that hangs should say where.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn with_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(10), future).await.unwrap_or_else(|_| panic!("{what} did not happen within ten seconds"))
 }

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use taskwire::{clock::SystemClock, server::Config, tool::TaskMode};
 
 use crate::{
-    kit::{Client, TASKS, TestServer, soon},
-    legacy::kit::Legacy,
+    kit::{Client, TASKS, TestServer, with_timeout},
+    legacy::kit::LegacySession,
     tasks::{Gate, quick, registry, two_callers},
 };
 
@@ -27,8 +27,8 @@ async fn the_tasks_of_a_caller_are_listed_whoever_started_them_the_latest_first(
     let server = TestServer::start(registry([gate.tool("slow"), quick("quick").task(TaskMode::Always)])).await;
     let client = lister(&server);
     let first = client.start("quick", json!({})).await;
-    soon("the end", client.until(&first, "completed")).await;
-    let second = Legacy::open(&server).await.start("slow", json!({})).await;
+    with_timeout("the end", client.until(&first, "completed")).await;
+    let second = LegacySession::open(&server).await.start("slow", json!({})).await;
     // One that knows no tasks, and waits.
     let plain = server.plain_client();
     let message = plain.message(7, "tools/call", json!({"name": "slow", "arguments": {}}));
@@ -41,7 +41,7 @@ async fn the_tasks_of_a_caller_are_listed_whoever_started_them_the_latest_first(
             }
         }
     };
-    let page = soon("all of them", all).await;
+    let page = with_timeout("all of them", all).await;
     assert_eq!(ids(&page)[1..], [second, first], "{page}");
     assert_eq!((&page["tasks"][0]["tool"], &page["tasks"][0]["status"]), (&json!("slow"), &json!("working")), "{page}");
     assert_eq!((&page["tasks"][2]["tool"], &page["tasks"][2]["status"]), (&json!("quick"), &json!("completed")), "{page}");

@@ -24,12 +24,12 @@ mod reading;
 mod rmcp;
 mod schema;
 mod shutdown;
-mod stage;
 mod stdio;
 mod store;
 mod tasks;
 #[path = "../../src/testing.rs"]
 mod testing;
+mod tool_harness;
 mod traces;
 mod typed;
 mod waiting;

@@ -10,7 +10,7 @@ use taskwire::{
 use tokio::{io::AsyncReadExt, net::TcpStream};
 
 use crate::{
-    kit::{Client, PARTIALS, Response, SECOND, TASKS, TempDir, TestServer, manual_clock, server_in, soon},
+    kit::{Client, PARTIALS, Response, SECOND, TASKS, TempDir, TestServer, manual_clock, server_in, with_timeout},
     pipe::Pipe,
     tasks::{Gate, registry, tool},
 };
@@ -56,7 +56,7 @@ struct Transcript(String);
 
 impl Transcript {
     async fn ask(&mut self, client: &Client, method: &str, params: Value) {
-        let response = soon("the answer", client.raw(method, params)).await;
+        let response = with_timeout("the answer", client.raw(method, params)).await;
         self.add(&response);
     }
 
@@ -85,7 +85,7 @@ impl Transcript {
 /// Reads until this text has come.
 async fn read_until(stream: &mut TcpStream, seen: &mut Vec<u8>, text: &str) {
     while !String::from_utf8_lossy(seen).contains(text) {
-        let n = soon(text, stream.read_buf(seen)).await.expect("readable");
+        let n = with_timeout(text, stream.read_buf(seen)).await.expect("readable");
         assert!(n > 0, "the stream ended before `{text}`: {}", String::from_utf8_lossy(seen));
     }
 }
@@ -103,7 +103,7 @@ async fn over_http(streams: bool) -> String {
         gate.started.wait().await;
         clock.advance(SECOND);
     };
-    let (created, ()) = soon("the handle", async { tokio::join!(call, pass) }).await;
+    let (created, ()) = with_timeout("the handle", async { tokio::join!(call, pass) }).await;
     seen.add(&created);
     let id = created.json()["result"]["taskId"].as_str().expect("a task").to_owned();
     seen.ask(&client, "tasks/get", json!({"taskId": id})).await;
@@ -118,9 +118,9 @@ async fn over_http(streams: bool) -> String {
     read_until(&mut stream, &mut raw, "\"completed\"").await;
     seen.ask(&client, "tasks/get", json!({"taskId": id})).await;
     server.stop();
-    soon("the end of the stream", stream.read_to_end(&mut raw)).await.expect("readable");
+    with_timeout("the end of the stream", stream.read_to_end(&mut raw)).await.expect("readable");
     seen.add_stream(&raw);
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
     seen.0.replace(&id, "the task")
 }
 
@@ -174,7 +174,7 @@ async fn over_a_pipe(streams: bool) -> String {
     peer.ask("server/discover", json!({})).await;
     peer.ask("tools/list", json!({})).await;
     peer.send("tools/call", json!({"name": "work", "arguments": {}})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     clock.advance(SECOND);
     let created: Value = serde_json::from_str(peer.line().await.expect("the handle")).expect("JSON");
     let id = created["result"]["taskId"].as_str().expect("a task").to_owned();

@@ -13,25 +13,25 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, TestServer, manual_clock, soon},
+    kit::{Client, TestServer, manual_clock, with_timeout},
     shutdown::settle,
-    stage::{
-        Act, MS, SECOND, Stage, brief, follow, follow_output, honoured, large, large_chunks, next, next_partial, output, page, read, rest,
-        shortened, sixty, text_of, told, uncoalesced,
-    },
     tasks::{life, name_form, registry, reopened, tool, with_limits},
+    tool_harness::{
+        MS, SECOND, ToolHarness, ToolRun, brief, follow, follow_output, granted_partials, large, large_chunks, next, next_briefs,
+        next_partial, output, page, read, rest, shortened, sixty, text_of, uncoalesced,
+    },
 };
 
 /// How long output waits for more, by default.
 const WINDOW: Duration = Duration::from_millis(20);
 
 /// Writes without waiting until it is in the log.
-async fn says(act: &Act, text: &str) {
-    soon("room for the output", act.ctx.text(text)).await.expect("it may write");
+async fn says(act: &ToolRun, text: &str) {
+    with_timeout("room for the output", act.ctx.text(text)).await.expect("it may write");
 }
 
 /// How many texts of so many bytes are taken at once, before the tool has to wait.
-fn taken_at_once(act: &Act, bytes: usize) -> usize {
+fn taken_at_once(act: &ToolRun, bytes: usize) -> usize {
     let text = "x".repeat(bytes);
     let taken = std::iter::repeat_with(|| act.ctx.text(&text).now_or_never()).map_while(|taken| taken);
     taken.take(1_000_000).inspect(|taken| assert!(taken.is_ok(), "it may write: {taken:?}")).count()
@@ -41,55 +41,55 @@ fn taken_at_once(act: &Act, bytes: usize) -> usize {
 
 #[tokio::test]
 async fn the_first_output_goes_out_at_once_and_what_follows_is_gathered() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 0).await;
     says(&act, "one").await;
-    assert_eq!(told(&mut events, 1).await, ["0 one"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["0 one"]);
     says(&act, "two").await;
     says(&act, "three").await;
     stage.clock.advance(WINDOW - MS);
     says(&act, "four").await;
     stage.clock.advance(MS);
-    assert_eq!(told(&mut events, 1).await, ["1 twothreefour"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["1 twothreefour"]);
 }
 
 #[tokio::test]
 async fn after_a_pause_output_goes_out_at_once_again() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 0).await;
     says(&act, "one").await;
-    assert_eq!(told(&mut events, 1).await, ["0 one"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["0 one"]);
     stage.clock.advance(WINDOW);
     says(&act, "two").await;
-    assert_eq!(told(&mut events, 1).await, ["1 two"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["1 two"]);
     says(&act, "three").await;
     says(&act, "four").await;
     stage.clock.advance(WINDOW);
-    assert_eq!(told(&mut events, 1).await, ["2 threefour"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["2 threefour"]);
 }
 
 #[tokio::test]
 async fn much_at_once_does_not_hurry_what_follows_it() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 0).await;
     let much = "x".repeat(20_000);
     says(&act, &much).await;
-    assert_eq!(told(&mut events, 1).await, [format!("0 {much}")]);
+    assert_eq!(next_briefs(&mut events, 1).await, [format!("0 {much}")]);
     says(&act, "two").await;
     // Had it gone out by now, it would be in the log before what is said after it.
     settle().await;
     act.ctx.status("said").await.expect("said");
     says(&act, "three").await;
     stage.clock.advance(WINDOW);
-    assert_eq!(told(&mut events, 1).await, ["1 twothree"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["1 twothree"]);
 }
 
 #[tokio::test]
 async fn adjacent_text_becomes_one_block_and_other_blocks_stay_apart() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 1).await;
     act.writes("-").await;
@@ -110,7 +110,7 @@ async fn adjacent_text_becomes_one_block_and_other_blocks_stay_apart() {
 async fn enough_text_goes_out_before_the_window_is_over() {
     let coalesce = Coalesce { bytes: 100, ..Coalesce::default() };
     let engine = EngineConfig { coalesce, ..EngineConfig::default() };
-    let mut stage = Stage::with(Config { engine, ..Config::default() }).await;
+    let mut stage = ToolHarness::with(Config { engine, ..Config::default() }).await;
     let (id, act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 1).await;
     act.writes("-").await;
@@ -128,7 +128,7 @@ async fn enough_text_goes_out_before_the_window_is_over() {
 
 #[tokio::test]
 async fn without_a_window_each_text_is_a_chunk_of_its_own() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let (id, act) = stage.task().await;
     for text in ["a", "b", "c"] {
         says(&act, text).await;
@@ -139,7 +139,7 @@ async fn without_a_window_each_text_is_a_chunk_of_its_own() {
 
 #[tokio::test]
 async fn what_is_flushed_can_be_read() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     for n in 0..20 {
         says(&act, "a").await;
@@ -151,7 +151,7 @@ async fn what_is_flushed_can_be_read() {
 
 #[tokio::test]
 async fn what_waits_goes_out_before_a_checkpoint_a_step_and_a_question() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     act.writes("-").await;
     says(&act, "a").await;
@@ -166,27 +166,27 @@ async fn what_waits_goes_out_before_a_checkpoint_a_step_and_a_question() {
     says(&act, "d").await;
     let ctx = act.ctx.clone();
     tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(drop) });
-    assert_eq!(told(&mut events, 3).await, ["working", &format!("{from} d"), "input_required"]);
+    assert_eq!(next_briefs(&mut events, 3).await, ["working", &format!("{from} d"), "input_required"]);
 }
 
 #[tokio::test]
 async fn a_status_does_not_wait_for_output() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut events = follow(&stage.client, &id, 0).await;
     act.writes("one").await;
     says(&act, "two").await;
     act.ctx.status("half way").await.expect("said");
-    assert_eq!(told(&mut events, 3).await, ["working", "0 one", "working: half way"]);
+    assert_eq!(next_briefs(&mut events, 3).await, ["working", "0 one", "working: half way"]);
     act.ctx.flush().await.expect("written");
-    assert_eq!(told(&mut events, 1).await, ["1 two"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["1 two"]);
 }
 
 #[tokio::test]
 async fn long_text_is_split_into_chunks_that_fit_and_join_to_the_same() {
     const CHUNK_BYTES: usize = 1_000;
     let limits = Limits { chunk_bytes: CHUNK_BYTES as u64, ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, mut act) = stage.task().await;
     // Characters of one to four bytes, and some that take more in JSON.
     let text = "aä€𝄞\"\\\n\u{1}".repeat(5_000);
@@ -208,13 +208,13 @@ async fn long_text_is_split_into_chunks_that_fit_and_join_to_the_same() {
 
 #[tokio::test]
 async fn long_text_waits_for_room_like_any_other() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     // Ten bytes, so that characters lie across the places where it is cut.
     let text = "aä€𝄞".repeat(300_000);
     let mut writing = Box::pin(act.ctx.text(&text));
     assert!(writing.as_mut().now_or_never().is_none(), "three megabytes do not wait in memory");
-    soon("room for the output", writing).await.expect("it may write");
+    with_timeout("room for the output", writing).await.expect("it may write");
     act.ends("done");
     let (mut joined, mut events) = (String::new(), follow_output(&stage.client, &id, 0).await);
     while let Some(message) = next(&mut events).await {
@@ -230,7 +230,7 @@ async fn long_text_waits_for_room_like_any_other() {
 #[tokio::test]
 async fn a_step_that_is_refused_takes_nothing_away() {
     let limits = Limits { value_bytes: 100, ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, mut act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 0).await;
     act.writes("one").await;
@@ -239,11 +239,11 @@ async fn a_step_that_is_refused_takes_nothing_away() {
     assert!(format!("{refused:?}").contains("`limits.value_bytes`"), "{refused:?}");
     // By itself, when its time has come.
     stage.clock.advance(WINDOW);
-    assert_eq!(told(&mut events, 2).await, ["0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["0 one", "1 two"]);
     says(&act, "three").await;
     act.ctx.step([Content::text("four")], &1).await.expect("saved");
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     assert_eq!(output(&stage.client, &id).await.replace('+', ""), "onetwothreefour");
 }
 
@@ -276,7 +276,7 @@ async fn a_tool_may_do_many_things_at_a_time_and_still_wait_for_its_output() {
     let server = TestServer::start_with(tools, uncoalesced(), Arc::new(manual_clock())).await;
     let client = server.streaming_client();
     let id = client.start("many", json!({})).await;
-    soon("the end", client.until(&id, "completed")).await;
+    with_timeout("the end", client.until(&id, "completed")).await;
     let all = output(&client, &id).await;
     let mut done: Vec<u32> = all.split_terminator(';').filter_map(|word| word.parse().ok()).collect();
     done.sort_unstable();
@@ -287,14 +287,14 @@ async fn a_tool_may_do_many_things_at_a_time_and_still_wait_for_its_output() {
 
 #[tokio::test]
 async fn what_was_written_before_a_call_became_a_task_is_streamed_too() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
     let client = stage.client.clone();
     let calling = tokio::spawn(async move { client.start("writes", json!({})).await });
     let mut act = stage.run().await;
     says(&act, "one ").await;
     says(&act, "two ").await;
     stage.clock.advance(SECOND);
-    let id = soon("the handle", calling).await.expect("no panic");
+    let id = with_timeout("the handle", calling).await.expect("no panic");
     assert_eq!(output(&stage.client, &id).await, "one two ");
     let mut events = follow_output(&stage.client, &id, 0).await;
     act.writes("three").await;
@@ -313,24 +313,24 @@ async fn what_was_written_before_a_call_became_a_task_is_streamed_too() {
 
 #[tokio::test]
 async fn a_call_of_a_tool_that_streams_becomes_a_task_with_its_first_output() {
-    let mut stage = Stage::of(Config::default(), |tool| tool.streams()).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool.streams()).await;
     let client = stage.client.clone();
     let calling = tokio::spawn(async move { client.start("writes", json!({})).await });
     let mut act = stage.run().await;
     says(&act, "one").await;
-    let id = soon("the handle, without a wait", calling).await.expect("no panic");
+    let id = with_timeout("the handle, without a wait", calling).await.expect("no panic");
     let mut events = follow(&stage.client, &id, 0).await;
-    assert_eq!(told(&mut events, 2).await, ["working", "0 one"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["working", "0 one"]);
     act.writes("two").await;
     act.ends("done");
-    assert_eq!(told(&mut events, 2).await, ["1 two", "completed"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["1 two", "completed"]);
 }
 
 #[tokio::test]
 async fn other_calls_do_not_become_tasks_for_the_sake_of_their_output() {
     // Whether the tool is said to stream, whether the caller wants to see that, and whether anything is written.
     for (streams, declares, writes) in [(true, false, true), (false, true, true), (true, true, false)] {
-        let mut stage = Stage::of(Config::default(), |tool| if streams { tool.streams() } else { tool }).await;
+        let mut stage = ToolHarness::of(Config::default(), |tool| if streams { tool.streams() } else { tool }).await;
         let client = if declares { stage.client.clone() } else { stage.server.client() };
         let calling = tokio::spawn(async move { client.call("writes", json!({})).await });
         let mut act = stage.run().await;
@@ -338,7 +338,7 @@ async fn other_calls_do_not_become_tasks_for_the_sake_of_their_output() {
             says(&act, "one").await;
         }
         act.ends("done");
-        let result = soon("the result", calling).await.expect("no panic");
+        let result = with_timeout("the result", calling).await.expect("no panic");
         assert_eq!((&result["resultType"], &result["content"][0]["text"]), (&json!("complete"), &json!("done")));
     }
 }
@@ -346,12 +346,12 @@ async fn other_calls_do_not_become_tasks_for_the_sake_of_their_output() {
 #[tokio::test]
 async fn a_call_of_a_tool_that_streams_is_answered_directly_where_there_is_no_room_for_a_task() {
     let limits = Limits { tasks_per_caller: 1, ..Limits::DEFAULT };
-    let mut stage = Stage::of(with_limits(limits), |tool| tool.streams()).await;
+    let mut stage = ToolHarness::of(with_limits(limits), |tool| tool.streams()).await;
     let call = |client: Client| tokio::spawn(async move { client.call("writes", json!({})).await });
     let first = call(stage.client.clone());
     let task = stage.run().await;
     says(&task, "one").await;
-    assert_eq!(soon("the handle", first).await.expect("no panic")["resultType"], "task");
+    assert_eq!(with_timeout("the handle", first).await.expect("no panic")["resultType"], "task");
     let second = call(stage.client.clone());
     let mut act = stage.run().await;
     says(&act, "one").await;
@@ -362,7 +362,7 @@ async fn a_call_of_a_tool_that_streams_is_answered_directly_where_there_is_no_ro
     settle().await;
     says(&act, "three").await;
     act.ends("done");
-    let result = soon("the result", second).await.expect("no panic");
+    let result = with_timeout("the result", second).await.expect("no panic");
     assert_eq!((&result["resultType"], &result["content"][0]["text"]), (&json!("complete"), &json!("done")));
     task.writes("two").await;
 }
@@ -371,14 +371,14 @@ async fn a_call_of_a_tool_that_streams_is_answered_directly_where_there_is_no_ro
 
 #[tokio::test]
 async fn a_tool_that_writes_faster_than_its_output_is_stored_waits_for_room() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     // Nothing can be stored while this runs, since it gives nobody else a turn.
     let taken = taken_at_once(&act, 1_000);
     assert!((16..1_024).contains(&taken), "{taken} kilobytes waited to be stored");
     says(&act, "the rest").await;
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     let all = output(&stage.client, &id).await;
     assert!(all == format!("{}the rest", "x".repeat(taken * 1_000)), "{} bytes", all.len());
 }
@@ -387,7 +387,7 @@ async fn a_tool_that_writes_faster_than_its_output_is_stored_waits_for_room() {
 async fn a_tool_that_writes_too_much_in_a_second_is_made_to_wait() {
     // The key is `limits.output_bytes_per_second`.
     let limits = Limits { output_bytes_per_second: 10_000, ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, act) = stage.task().await;
     let mut taken = taken_at_once(&act, 1_000);
     assert!((10..=12).contains(&taken), "{taken} kilobytes at once");
@@ -405,7 +405,7 @@ async fn a_tool_that_writes_too_much_in_a_second_is_made_to_wait() {
     act.ctx.flush().await.expect("written");
     assert!(!waits.is_finished(), "it has to wait");
     stage.clock.advance(SECOND);
-    soon("the end of the wait", waits).await.expect("no panic").expect("it may write");
+    with_timeout("the end of the wait", waits).await.expect("no panic").expect("it may write");
     act.ctx.flush().await.expect("written");
     assert_eq!(output(&stage.client, &id).await.len(), (taken + 1) * 1_000, "nothing was lost");
 }
@@ -413,13 +413,13 @@ async fn a_tool_that_writes_too_much_in_a_second_is_made_to_wait() {
 #[tokio::test]
 async fn a_block_that_is_too_large_is_refused_and_the_tool_may_go_on() {
     let limits = Limits { chunk_bytes: 200, ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, mut act) = stage.task().await;
     act.writes("before").await;
     let refused = act.ctx.block(Content::link(&format!("test://{}", "x".repeat(200)), "x")).await.expect_err("it is too large");
     act.writes("after").await;
     act.ends_with(Err(refused));
-    let result = soon("the end", stage.client.until(&id, "completed")).await["result"].clone();
+    let result = with_timeout("the end", stage.client.until(&id, "completed")).await["result"].clone();
     assert_eq!(result["isError"], true);
     let expected = "the chunk is too large: the limit is 200 (configuration key `limits.chunk_bytes`)";
     assert_eq!(result["content"][0]["text"], expected);
@@ -429,7 +429,7 @@ async fn a_block_that_is_too_large_is_refused_and_the_tool_may_go_on() {
 #[tokio::test]
 async fn a_block_that_is_too_large_for_a_chunk_is_a_resource_with_a_link() {
     let limits = Limits { chunk_bytes: 4096, block_bytes: 40_000, ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, mut act) = stage.task().await;
     let bytes: Vec<u8> = (0..20_000_u32).map(|n| u8::try_from(n * 7 % 251).expect("a byte")).collect();
     act.writes("before").await;
@@ -438,18 +438,18 @@ async fn a_block_that_is_too_large_for_a_chunk_is_a_resource_with_a_link() {
     let refused = act.ctx.block(Content::image(&[1; 40_000], "image/png")).await.expect_err("it is too large");
     act.writes("after").await;
     let client = stage.server.plain_client();
-    let shown = soon("the output", client.call("task_output", json!({"task_id": id}))).await["content"].clone();
+    let shown = with_timeout("the output", client.call("task_output", json!({"task_id": id}))).await["content"].clone();
     let kinds: Vec<&Value> = shown.as_array().expect("blocks").iter().map(|block| &block["type"]).collect();
     assert_eq!(kinds, ["text", "resource_link", "text", "text"], "{shown}");
     assert_eq!((&shown[1]["mimeType"], &shown[1]["size"]), (&json!("image/png"), &json!(bytes.len())), "{shown}");
     let uri = shown[1]["uri"].as_str().expect("an address").to_owned();
-    let read = soon("the resource", client.ok("resources/read", json!({"uri": uri}))).await;
+    let read = with_timeout("the resource", client.ok("resources/read", json!({"uri": uri}))).await;
     let blob = STANDARD.encode(&bytes);
     assert!(read["contents"] == json!([{"uri": uri, "mimeType": "image/png", "blob": blob}]), "it is not what was written");
     let error = client.error("resources/read", json!({"uri": format!("{uri}00")})).await;
     assert!(error["message"].as_str().is_some_and(|text| text.contains("not kept")), "{error}");
     act.ends_with(Err(refused));
-    let result = soon("the end", stage.client.until(&id, "completed")).await["result"].clone();
+    let result = with_timeout("the end", stage.client.until(&id, "completed")).await["result"].clone();
     let expected = "the block is too large: the limit is 40000 (configuration key `limits.block_bytes`)";
     assert_eq!(result["content"][0]["text"], expected);
 }
@@ -462,7 +462,7 @@ fn chunk_bytes() -> u64 {
 #[tokio::test]
 async fn output_beyond_what_is_kept_is_refused_to_the_tool() {
     let limits = Limits { task_output_bytes: 3 * chunk_bytes(), ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, mut act) = stage.task().await;
     for n in 0..3 {
         act.writes(&sixty(n)).await;
@@ -470,7 +470,7 @@ async fn output_beyond_what_is_kept_is_refused_to_the_tool() {
     let refused = act.tries(&sixty(3)).await.expect_err("it is too much");
     assert!(act.tries("a little").await.is_err(), "nothing more is taken");
     act.ends_with(Err(refused));
-    let result = soon("the end", stage.client.until(&id, "completed")).await["result"].clone();
+    let result = with_timeout("the end", stage.client.until(&id, "completed")).await["result"].clone();
     let text = result["content"][0]["text"].as_str().expect("a text");
     assert!(result["isError"] == true && text.contains("(configuration key `limits.task_output_bytes`)"), "{result}");
     let kept: Vec<String> = (0..3).map(|n| format!("{n} {}", sixty(n))).collect();
@@ -478,9 +478,9 @@ async fn output_beyond_what_is_kept_is_refused_to_the_tool() {
 }
 
 /// A task that has written as much as it may, and has something more on its way.
-async fn overfull() -> (Stage, String, Act) {
+async fn overfull() -> (ToolHarness, String, ToolRun) {
     let limits = Limits { task_output_bytes: 2 * chunk_bytes(), ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, act) = stage.task().await;
     for n in 0..2 {
         act.writes(&sixty(n)).await;
@@ -490,9 +490,9 @@ async fn overfull() -> (Stage, String, Act) {
 }
 
 /// Saves, by a step or by a checkpoint, which must be refused because too much was written.
-async fn saves_too_much(act: &Act, by_step: bool) {
+async fn saves_too_much(act: &ToolRun, by_step: bool) {
     let saving = async { if by_step { act.ctx.step([Content::text("more")], &1).await } else { act.ctx.checkpoint(&1).await } };
-    let refused = soon("a refusal", saving).await.expect_err("it is too much");
+    let refused = with_timeout("a refusal", saving).await.expect_err("it is too much");
     assert!(format!("{refused:?}").contains("`limits.task_output_bytes`"), "{refused:?}");
 }
 
@@ -507,7 +507,7 @@ async fn a_tool_that_learns_from_a_step_that_its_output_was_lost_may_end_well() 
         settle().await;
         saves_too_much(&act, by_step).await;
         act.ends("done");
-        soon("the end", stage.client.until(&id, "completed")).await;
+        with_timeout("the end", stage.client.until(&id, "completed")).await;
         assert_eq!(read(&stage.client, &id, json!({})).await["nextSeq"], 2);
     }
 }
@@ -518,7 +518,7 @@ async fn a_tool_whose_step_is_the_first_to_be_refused_for_its_output_may_end_wel
         let (stage, id, mut act) = overfull().await;
         saves_too_much(&act, by_step).await;
         act.ends("done");
-        soon("the end", stage.client.until(&id, "completed")).await;
+        with_timeout("the end", stage.client.until(&id, "completed")).await;
         assert_eq!(read(&stage.client, &id, json!({})).await["nextSeq"], 2);
     }
 }
@@ -527,7 +527,7 @@ async fn a_tool_whose_step_is_the_first_to_be_refused_for_its_output_may_end_wel
 async fn a_task_whose_output_was_lost_unnoticed_does_not_end_well() {
     for wait in [Duration::ZERO, WINDOW] {
         let limits = Limits { task_output_bytes: 2 * chunk_bytes(), ..Limits::DEFAULT };
-        let mut stage = Stage::with(with_limits(limits)).await;
+        let mut stage = ToolHarness::with(with_limits(limits)).await;
         let (id, mut act) = stage.task().await;
         for n in 0..2 {
             act.writes(&sixty(n)).await;
@@ -536,7 +536,7 @@ async fn a_task_whose_output_was_lost_unnoticed_does_not_end_well() {
         // Either the end is the first to see it, or it was refused when its time had come.
         stage.clock.advance(wait);
         act.ends("done");
-        let task = soon("the failure", stage.client.until(&id, "failed")).await;
+        let task = with_timeout("the failure", stage.client.until(&id, "failed")).await;
         assert_eq!(task["error"]["code"], -31001);
         assert!(task["error"]["message"].as_str().expect("a text").contains("`limits.task_output_bytes`"), "{task}");
         assert_eq!(read(&stage.client, &id, json!({})).await["nextSeq"], 2);
@@ -557,7 +557,7 @@ async fn where_the_oldest_chunks_go_readers_are_told_where_the_rest_begins() {
     for from in [0, first - 1, first, first + 1] {
         let begins = from.max(first);
         let mut events = follow_output(&stage.client, &id, from).await;
-        assert_eq!(honoured(&events), &json!([{"taskId": id, "fromSeq": begins, "nextSeq": 10}]));
+        assert_eq!(granted_partials(&events), &json!([{"taskId": id, "fromSeq": begins, "nextSeq": 10}]));
         assert_eq!(rest(&mut events).await, [kept(begins), vec!["end".to_owned()]].concat(), "from {from}");
         assert_eq!(page(&read(&stage.client, &id, json!({"fromSeq": from})).await), json!([kept(begins), begins, 10, true]));
     }
@@ -566,7 +566,7 @@ async fn where_the_oldest_chunks_go_readers_are_told_where_the_rest_begins() {
 #[tokio::test]
 async fn nothing_goes_before_there_is_too_much() {
     let limits = Limits { task_output_bytes: 3 * chunk_bytes(), ..Limits::DEFAULT };
-    let mut stage = Stage::of(with_limits(limits), |tool| tool.task(TaskMode::Always).overflow(Overflow::DropOldest)).await;
+    let mut stage = ToolHarness::of(with_limits(limits), |tool| tool.task(TaskMode::Always).overflow(Overflow::DropOldest)).await;
     let (id, act) = stage.task().await;
     for n in 0..3 {
         act.writes(&sixty(n)).await;
@@ -588,10 +588,10 @@ fn where_the_oldest_chunks_went_they_are_not_promised_by_a_life_that_would_keep_
     life(async {
         let server = reopened(&dir, registry([]), Config::default(), &clock).await;
         let client = server.streaming_client();
-        soon("the end", client.until(&id, "failed")).await;
+        with_timeout("the end", client.until(&id, "failed")).await;
         for from in [0, first - 1, first] {
             let mut events = follow_output(&client, &id, from).await;
-            assert_eq!(honoured(&events), &json!([{"taskId": id, "fromSeq": first, "nextSeq": 10}]));
+            assert_eq!(granted_partials(&events), &json!([{"taskId": id, "fromSeq": first, "nextSeq": 10}]));
             assert_eq!(rest(&mut events).await, [kept.clone(), vec!["end".to_owned()]].concat(), "from {from}");
         }
         assert_eq!(page(&read(&client, &id, json!({})).await), json!([kept, first, 10, true]));
@@ -603,7 +603,7 @@ async fn a_reader_that_lags_behind_what_is_kept_is_told_so_and_can_listen_again(
     const CHUNKS: u64 = 400;
     let limits = Limits { task_output_bytes: 1 << 20, ..Limits::DEFAULT };
     let shape = |tool: Tool| tool.task(TaskMode::Always).overflow(Overflow::DropOldest);
-    let mut stage = Stage::of(large_chunks(limits), shape).await;
+    let mut stage = ToolHarness::of(large_chunks(limits), shape).await;
     let (id, mut act) = stage.task().await;
     // Twelve megabytes are more than the sockets take in, and more than is kept.
     let mut events = follow_output(&stage.client.clone().with_receive_buffer(128 * 1024), &id, 0).await;
@@ -622,7 +622,7 @@ async fn a_reader_that_lags_behind_what_is_kept_is_told_so_and_can_listen_again(
     assert_eq!(brief(&last), "end");
     assert_eq!(next(&mut events).await, None);
     let mut again = follow_output(&stage.client, &id, seen).await;
-    let from = honoured(&again)[0]["fromSeq"].as_u64().expect("a number");
+    let from = granted_partials(&again)[0]["fromSeq"].as_u64().expect("a number");
     assert!(from > seen && from < CHUNKS, "it had {seen} and goes on at {from}");
     act.ends("done");
     for n in from..CHUNKS {
@@ -635,25 +635,25 @@ async fn a_reader_that_lags_behind_what_is_kept_is_told_so_and_can_listen_again(
 #[tokio::test]
 async fn a_tool_whose_output_was_refused_may_still_save_where_it_is() {
     let limits = Limits { task_output_bytes: 200, ..Limits::DEFAULT };
-    let mut stage = Stage::with(with_limits(limits)).await;
+    let mut stage = ToolHarness::with(with_limits(limits)).await;
     let (id, mut act) = stage.task().await;
     act.writes(&"x".repeat(100)).await;
     act.tries(&"x".repeat(100)).await.expect_err("it is too much");
     act.ctx.text("x").await.expect_err("nothing more is taken");
-    soon("the checkpoint", act.ctx.checkpoint(&1)).await.expect("it may save all the same");
+    with_timeout("the checkpoint", act.ctx.checkpoint(&1)).await.expect("it may save all the same");
     act.ends("as far as it went");
-    let end = soon("the end", stage.client.until(&id, "completed")).await;
+    let end = with_timeout("the end", stage.client.until(&id, "completed")).await;
     assert_eq!(end["result"]["content"][0]["text"], "as far as it went");
 }
 
 #[tokio::test]
 async fn no_text_is_no_output() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     let client = stage.client.clone();
     let call = tokio::spawn(async move { client.call("writes", json!({})).await });
     let mut act = stage.run().await;
     act.ctx.text("").await.expect("it may say nothing");
     act.ends("done");
-    let result = soon("the result", call).await.expect("no panic");
+    let result = with_timeout("the result", call).await.expect("no panic");
     assert_eq!(result["resultType"], "complete", "it did not become a task: {result}");
 }

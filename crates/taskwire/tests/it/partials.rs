@@ -10,48 +10,48 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, PARTIALS, TASKS, TestServer, soon},
-    stage::{
-        HOUR, READ, SECOND, Stage, follow, follow_output, honoured, next, next_partial, not_found, output, page, page_of, read, reading,
-        rest, shortened, sixty, text_of, told, waiting,
-    },
+    kit::{Client, PARTIALS, TASKS, TestServer, with_timeout},
     tasks::{accept, name_form, quick, registry, two_callers},
+    tool_harness::{
+        HOUR, READ, SECOND, ToolHarness, follow, follow_output, granted_partials, next, next_briefs, next_partial, not_found, output, page,
+        page_of, read, reading, rest, shortened, sixty, text_of, waiting,
+    },
 };
 
 // The eleven rules of SEP-2679, §1.3.
 
 #[tokio::test]
 async fn rule_01_partials_come_while_the_task_works_and_while_it_waits_for_input() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     let mut events = follow(&stage.client, &id, 0).await;
     act.writes("one").await;
     let ctx = act.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(drop) });
-    assert_eq!(told(&mut events, 3).await, ["working", "0 one", "input_required"]);
+    assert_eq!(next_briefs(&mut events, 3).await, ["working", "0 one", "input_required"]);
     act.writes("two").await;
-    assert_eq!(told(&mut events, 1).await, ["1 two"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["1 two"]);
     stage.client.answer(&id, json!({"name": accept("Ada")})).await;
-    soon("the answer", asking).await.expect("no panic").expect("an answer");
+    with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
     act.writes("three").await;
     act.ends("done");
-    assert_eq!(told(&mut events, 3).await, ["working", "2 three", "completed"]);
+    assert_eq!(next_briefs(&mut events, 3).await, ["working", "2 three", "completed"]);
 }
 
 #[tokio::test]
 async fn rule_01_a_task_may_have_no_partials_at_all() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     let mut events = follow(&stage.client, &id, 0).await;
     act.ends("done");
-    assert_eq!(told(&mut events, 2).await, ["working", "completed"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["working", "completed"]);
     assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([[], 0, 0, true]));
 }
 
 #[tokio::test]
 async fn rule_02_no_partial_follows_the_end_of_a_task_however_it_ends() {
     for end in ["completed", "failed: broken", "cancelled: cancelled by its caller"] {
-        let mut stage = Stage::new().await;
+        let mut stage = ToolHarness::new().await;
         let (id, mut act) = stage.task().await;
         let mut events = follow(&stage.client, &id, 0).await;
         act.writes("one").await;
@@ -60,10 +60,10 @@ async fn rule_02_no_partial_follows_the_end_of_a_task_however_it_ends() {
             "failed: broken" => act.ends_with(Err(ToolError::protocol(-32603, "broken"))),
             _ => {
                 stage.client.cancel(&id).await;
-                soon("the word to stop", act.ctx.cancelled()).await;
+                with_timeout("the word to stop", act.ctx.cancelled()).await;
             }
         }
-        assert_eq!(told(&mut events, 3).await, ["working", "0 one", end]);
+        assert_eq!(next_briefs(&mut events, 3).await, ["working", "0 one", end]);
         assert!(act.tries("late").await.is_err(), "{end}");
         stage.clock.advance(SECOND);
         assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 one"], 0, 1, true]), "{end}");
@@ -75,7 +75,7 @@ async fn rule_02_no_partial_follows_the_end_of_a_task_however_it_ends() {
 #[tokio::test]
 async fn rule_03_what_is_pending_goes_out_before_the_end() {
     for end in ["completed", "failed: broken"] {
-        let mut stage = Stage::new().await;
+        let mut stage = ToolHarness::new().await;
         let (id, mut act) = stage.task().await;
         let mut events = follow(&stage.client, &id, 0).await;
         act.writes("one").await;
@@ -85,13 +85,13 @@ async fn rule_03_what_is_pending_goes_out_before_the_end() {
             "completed" => act.ends("done"),
             _ => act.ends_with(Err(ToolError::protocol(-32603, "broken"))),
         }
-        assert_eq!(told(&mut events, 4).await, ["working", "0 one", "1 twothree", end]);
+        assert_eq!(next_briefs(&mut events, 4).await, ["working", "0 one", "1 twothree", end]);
     }
 }
 
 #[tokio::test]
 async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let ((one, first), (two, second)) = (stage.task().await, stage.task().await);
     let wanted = json!([{"taskId": one, "fromSeq": 0}, {"taskId": two, "fromSeq": 0}]);
     let mut events = stage.client.listen(json!({PARTIALS: wanted})).await;
@@ -115,18 +115,18 @@ async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
 async fn rule_04_a_gap_shows_and_nothing_is_made_up_for_it() {
     let (stage, id, _act) = shortened().await;
     let mut events = follow_output(&stage.client, &id, 0).await;
-    let entry = honoured(&events)[0].clone();
+    let entry = granted_partials(&events)[0].clone();
     let from = entry["fromSeq"].as_u64().expect("a number");
     assert!((1..10).contains(&from), "{entry}");
     assert_eq!(entry["nextSeq"], 10);
     for n in from..10 {
-        assert_eq!(told(&mut events, 1).await, [format!("{n} {}", sixty(n))]);
+        assert_eq!(next_briefs(&mut events, 1).await, [format!("{n} {}", sixty(n))]);
     }
 }
 
 #[tokio::test]
 async fn rule_05_content_is_never_empty() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     let mut events = follow(&stage.client, &id, 0).await;
     act.ctx.flush().await.expect("nothing waits");
@@ -135,7 +135,7 @@ async fn rule_05_content_is_never_empty() {
     act.writes("one").await;
     act.writes("").await;
     act.ends("done");
-    assert_eq!(told(&mut events, 1).await, ["working"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["working"]);
     let (mut text, mut count) = (String::new(), 0);
     loop {
         let message = next(&mut events).await.expect("the stream goes on");
@@ -152,14 +152,14 @@ async fn rule_05_content_is_never_empty() {
 
 #[tokio::test]
 async fn rule_06_the_result_is_whole_whatever_the_partials_said() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     act.writes("the beginning, ").await;
     act.ends(CallResult::of([Content::text("the beginning, the middle"), Content::text("and the end")]));
     let whole = json!([{"type": "text", "text": "the beginning, the middle"}, {"type": "text", "text": "and the end"}]);
     // The same for who never saw a partial and for who saw them all.
     for client in [stage.server.client(), stage.client.clone()] {
-        soon("the end", client.until(&id, "completed")).await;
+        with_timeout("the end", client.until(&id, "completed")).await;
         assert_eq!(client.get(&id).await["result"]["content"], whole);
     }
     assert_eq!(output(&stage.client, &id).await, "the beginning, ");
@@ -167,7 +167,7 @@ async fn rule_06_the_result_is_whole_whatever_the_partials_said() {
 
 #[tokio::test]
 async fn rule_07_each_partial_adds_to_those_before_it() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 0).await;
     for text in ["Hel", "lo, ", "world", "."] {
@@ -179,12 +179,12 @@ async fn rule_07_each_partial_adds_to_those_before_it() {
 
 #[tokio::test]
 async fn rule_08_result_and_partials_need_not_have_anything_in_common() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     let mut events = follow(&stage.client, &id, 0).await;
     act.writes("a draft").await;
     act.ends("something else");
-    assert_eq!(told(&mut events, 2).await, ["working", "0 a draft"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["working", "0 a draft"]);
     let ended = next(&mut events).await.expect("the end");
     let content = json!([{"type": "text", "text": "something else"}]);
     assert_eq!(ended["params"]["result"]["content"], content);
@@ -194,7 +194,7 @@ async fn rule_08_result_and_partials_need_not_have_anything_in_common() {
 
 #[tokio::test]
 async fn rule_09_blocks_of_every_kind_come_as_they_were_written() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut events = follow_output(&stage.client, &id, 0).await;
     let blocks = [
@@ -216,7 +216,7 @@ async fn rule_09_blocks_of_every_kind_come_as_they_were_written() {
 
 #[tokio::test]
 async fn rule_10_what_comes_again_is_the_same_under_the_same_number() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut live = follow_output(&stage.client, &id, 0).await;
     let mut first = Vec::new();
@@ -250,7 +250,7 @@ async fn rule_11_blocks_of_one_partial_keep_their_order_and_mean_the_same_as_sev
     let blocks = || [Content::text("a"), Content::link("test://b", "b"), Content::image(b"c", "image/png"), Content::link("test://d", "d")];
     let mut contents = Vec::new();
     for together in [true, false] {
-        let mut stage = Stage::new().await;
+        let mut stage = ToolHarness::new().await;
         let (id, mut act) = stage.task().await;
         act.writes("-").await;
         for block in blocks() {
@@ -279,7 +279,7 @@ async fn rule_11_blocks_of_one_partial_keep_their_order_and_mean_the_same_as_sev
 
 #[tokio::test]
 async fn negotiation_1_who_does_not_declare_partials_sees_nothing_of_them() {
-    let mut stage = Stage::of(Config::default(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool.task(TaskMode::Always).streams()).await;
     let plain = stage.server.client();
     let (id, mut act) = stage.task_of(&plain).await;
     let mut events = plain.listen(json!({"taskIds": [id]})).await;
@@ -291,9 +291,9 @@ async fn negotiation_1_who_does_not_declare_partials_sees_nothing_of_them() {
         assert!(body(&stage.client).await.contains("dev.taskwire/"), "{method}: there is something to leave out");
     }
     let asked = json!({"taskId": id, "_meta": {"dev.taskwire/waitMs": 5_000, "dev.taskwire/version": 1}});
-    assert_eq!(soon("an answer at once", plain.ok("tasks/get", asked)).await["status"], "working");
+    assert_eq!(with_timeout("an answer at once", plain.ok("tasks/get", asked)).await["status"], "working");
     act.ends("done");
-    assert_eq!(told(&mut events, 2).await, ["working", "completed"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["working", "completed"]);
 }
 
 #[tokio::test]
@@ -307,7 +307,7 @@ async fn negotiation_2_who_declares_partials_learns_whether_there_are_any() {
 
 #[tokio::test]
 async fn negotiation_3_partials_need_both_declarations_on_the_same_request() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     act.writes("one").await;
     let listen = json!({"notifications": {PARTIALS: [{"taskId": id, "fromSeq": 0}]}});
@@ -316,7 +316,7 @@ async fn negotiation_3_partials_need_both_declarations_on_the_same_request() {
     for extensions in [json!({}), json!({TASKS: {}}), json!({PARTIALS: {}})] {
         let client = stage.server.plain_client().declaring(json!({"extensions": extensions}));
         for (method, params) in [("subscriptions/listen", &listen), ("subscriptions/listen", &both), (READ, &json!({"taskId": id}))] {
-            let refused = soon("a refusal", client.raw(method, params.clone())).await;
+            let refused = with_timeout("a refusal", client.raw(method, params.clone())).await;
             assert_eq!((refused.status, refused.code()), (400, -32021), "{method} {extensions}");
             assert_eq!(refused.json()["error"]["data"], required, "{method} {extensions}");
         }
@@ -327,7 +327,7 @@ async fn negotiation_3_partials_need_both_declarations_on_the_same_request() {
 
 #[tokio::test]
 async fn negotiation_4_tasks_are_the_same_with_and_without_partials() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let without = stage.server.client();
     // Who made a task, and whether it declared partials then, does not matter: the request that asks for them does.
     for maker in [without.clone(), stage.client.clone()] {
@@ -336,8 +336,8 @@ async fn negotiation_4_tasks_are_the_same_with_and_without_partials() {
         let mut all = follow(&stage.client, &id, 0).await;
         act.writes("one").await;
         act.ends("done");
-        assert_eq!(told(&mut states, 2).await, ["working", "completed"]);
-        assert_eq!(told(&mut all, 3).await, ["working", "0 one", "completed"]);
+        assert_eq!(next_briefs(&mut states, 2).await, ["working", "completed"]);
+        assert_eq!(next_briefs(&mut all, 3).await, ["working", "0 one", "completed"]);
         let mut task = stage.client.get(&id).await;
         task["_meta"].as_object_mut().expect("an object").remove("dev.taskwire/version");
         assert_eq!(task, without.get(&id).await);
@@ -373,28 +373,28 @@ async fn a_tool_that_cannot_be_a_task_has_no_hint() {
 
 #[tokio::test]
 async fn a_tool_without_the_hint_may_stream_all_the_same() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     assert_eq!(stage.client.ok("tools/list", json!({})).await["tools"][0].get("_meta"), None);
     let (id, act) = stage.task().await;
     act.writes("one").await;
-    assert_eq!(told(&mut follow_output(&stage.client, &id, 0).await, 1).await, ["0 one"]);
+    assert_eq!(next_briefs(&mut follow_output(&stage.client, &id, 0).await, 1).await, ["0 one"]);
 }
 
 // Security: who may see what, and how much may be asked for.
 
 /// Two callers that declare partials.
-fn ann_and_bob(stage: &Stage) -> (Client, Client) {
+fn ann_and_bob(stage: &ToolHarness) -> (Client, Client) {
     (stage.client.clone().with_token("ann-token"), stage.client.clone().with_token("bob-token"))
 }
 
 #[tokio::test]
 async fn security_partials_reach_only_the_owner_of_the_task() {
-    let mut stage = Stage::with(two_callers()).await;
+    let mut stage = ToolHarness::with(two_callers()).await;
     let (ann, bob) = ann_and_bob(&stage);
     let ((hers, mut her_act), (his, mut his_act)) = (stage.task_of(&ann).await, stage.task_of(&bob).await);
     let wanted = json!([{"taskId": hers, "fromSeq": 0}, {"taskId": his, "fromSeq": 0}]);
     let mut events = bob.listen(json!({PARTIALS: wanted})).await;
-    assert_eq!(honoured(&events), &json!([{"taskId": his, "fromSeq": 0, "nextSeq": 0}]));
+    assert_eq!(granted_partials(&events), &json!([{"taskId": his, "fromSeq": 0, "nextSeq": 0}]));
     her_act.writes("hers").await;
     her_act.ends("done");
     his_act.writes("his").await;
@@ -406,7 +406,7 @@ async fn security_partials_reach_only_the_owner_of_the_task() {
 
 #[tokio::test]
 async fn security_somebody_elses_task_is_like_one_that_never_was() {
-    let mut stage = Stage::with(two_callers()).await;
+    let mut stage = ToolHarness::with(two_callers()).await;
     let (ann, bob) = ann_and_bob(&stage);
     let (foreign, act) = stage.task_of(&bob).await;
     act.writes("one").await;
@@ -415,7 +415,7 @@ async fn security_somebody_elses_task_is_like_one_that_never_was() {
     for id in [&*foreign, &unknown, &upper, &longer, &long, "", "nonsense", "../../etc/passwd", "%00"] {
         // One that may wait must not wait for what it may not know of.
         for params in [json!({}), json!({"fromSeq": 0, "limit": 1, "waitMs": 10_000})] {
-            let response = soon("an answer at once", ann.raw(READ, reading(id, params))).await;
+            let response = with_timeout("an answer at once", ann.raw(READ, reading(id, params))).await;
             assert_eq!((response.status, response.code()), (200, -32602), "{id}");
             assert_eq!(response.json()["error"], not_found(), "{id}");
         }
@@ -429,12 +429,12 @@ async fn security_somebody_elses_task_is_like_one_that_never_was() {
 
 #[tokio::test]
 async fn security_output_is_guarded_like_the_result() {
-    let mut stage = Stage::with(two_callers()).await;
+    let mut stage = ToolHarness::with(two_callers()).await;
     let (ann, _) = ann_and_bob(&stage);
     let (id, mut act) = stage.task_of(&ann).await;
     act.writes("one").await;
     act.ends("done");
-    soon("the end", ann.until(&id, "completed")).await;
+    with_timeout("the end", ann.until(&id, "completed")).await;
     let requests = [
         ("tasks/get", json!({"taskId": id})),
         (READ, json!({"taskId": id})),
@@ -455,27 +455,27 @@ async fn security_output_is_guarded_like_the_result() {
             }
         }
     };
-    assert_eq!(soon("the end of its time", gone).await, not_found());
+    assert_eq!(with_timeout("the end of its time", gone).await, not_found());
     assert_eq!(ann.error(READ, json!({"taskId": id})).await, not_found());
     let events = ann.listen(json!({"toolsListChanged": true, PARTIALS: [{"taskId": id, "fromSeq": 0}]})).await;
-    assert_eq!(honoured(&events), &json!([]));
+    assert_eq!(granted_partials(&events), &json!([]));
 }
 
 #[tokio::test]
 async fn security_a_cancelled_task_says_nothing_more() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let mut events = follow(&stage.client, &id, 0).await;
     act.writes("one").await;
     act.ctx.text("still waiting to go out").await.expect("taken");
-    assert_eq!(told(&mut events, 2).await, ["working", "0 one"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["working", "0 one"]);
     stage.client.cancel(&id).await;
-    soon("the word to stop", act.ctx.cancelled()).await;
+    with_timeout("the word to stop", act.ctx.cancelled()).await;
     assert!(act.tries("late").await.is_err());
-    assert!(soon("a refusal", act.ctx.block(Content::link("test://a", "a"))).await.is_err());
-    assert!(soon("a refusal", act.ctx.step([Content::text("late")], &1)).await.is_err());
+    assert!(with_timeout("a refusal", act.ctx.block(Content::link("test://a", "a"))).await.is_err());
+    assert!(with_timeout("a refusal", act.ctx.step([Content::text("late")], &1)).await.is_err());
     stage.clock.advance(SECOND);
-    assert_eq!(told(&mut events, 1).await, ["cancelled: cancelled by its caller"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["cancelled: cancelled by its caller"]);
     assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 one"], 0, 1, true]));
     stage.server.stop();
     assert_eq!(rest(&mut events).await, ["end"]);
@@ -483,7 +483,7 @@ async fn security_a_cancelled_task_says_nothing_more() {
 
 #[tokio::test]
 async fn security_the_header_must_name_the_task_that_is_read() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let ((one, _first), (two, _second)) = (stage.task().await, stage.task().await);
     let message = stage.client.message(1, READ, json!({"taskId": one}));
     for (name, expected) in [(&one, 200), (&two, 400)] {
@@ -498,30 +498,30 @@ async fn security_the_header_must_name_the_task_that_is_read() {
 
 #[tokio::test]
 async fn security_a_stream_may_name_so_many_tasks_partials_included() {
-    let mut stage = Stage::with(Config { tasks_per_listen: 2, ..Config::default() }).await;
+    let mut stage = ToolHarness::with(Config { subscriptions_per_stream: 2, ..Config::default() }).await;
     let ((one, _first), (two, _second)) = (stage.task().await, stage.task().await);
     let (first, second) = (json!({"taskId": one}), json!({"taskId": two}));
     for filter in [json!({PARTIALS: [first, second]}), json!({"taskIds": [one], PARTIALS: [second]})] {
         let events = stage.client.listen(filter.clone()).await;
-        assert_eq!(honoured(&events).as_array().map(Vec::len), filter[PARTIALS].as_array().map(Vec::len));
+        assert_eq!(granted_partials(&events).as_array().map(Vec::len), filter[PARTIALS].as_array().map(Vec::len));
     }
     let third = json!({"taskId": "0".repeat(32)});
     for filter in [json!({"taskIds": [one, two], PARTIALS: [first]}), json!({PARTIALS: [first, second, third]})] {
         let error = stage.client.error("subscriptions/listen", json!({"notifications": filter})).await;
         assert_eq!(error["code"], -31001, "{filter}");
-        assert!(error["message"].as_str().expect("a text").contains("`tasks_per_listen`"), "{error}");
+        assert!(error["message"].as_str().expect("a text").contains("`subscriptions_per_stream`"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn security_so_many_requests_of_a_caller_may_wait_at_a_time() {
-    let mut stage = Stage::with(Config { waits_per_caller: 1, ..two_callers() }).await;
+    let mut stage = ToolHarness::with(Config { waiting_requests_per_caller: 1, ..two_callers() }).await;
     let (ann, bob) = ann_and_bob(&stage);
     let ((hers, her_act), (his, his_act)) = (stage.task_of(&ann).await, stage.task_of(&bob).await);
     let waits = waiting(&ann, reading(&hers, json!({"waitMs": 10_000}))).await;
-    let refused = soon("a refusal", ann.raw(READ, reading(&hers, json!({"waitMs": 10_000})))).await;
+    let refused = with_timeout("a refusal", ann.raw(READ, reading(&hers, json!({"waitMs": 10_000})))).await;
     assert_eq!((refused.status, refused.header("retry-after"), refused.code()), (429, Some("1"), -31001));
-    assert!(refused.json()["error"]["message"].as_str().expect("a text").contains("`waits_per_caller`"), "{}", refused.json());
+    assert!(refused.json()["error"]["message"].as_str().expect("a text").contains("`waiting_requests_per_caller`"), "{}", refused.json());
     // Who does not wait is served, and so is another caller.
     assert_eq!(page(&read(&ann, &hers, json!({})).await), json!([[], 0, 0, false]));
     let other = waiting(&bob, reading(&his, json!({"waitMs": 10_000}))).await;

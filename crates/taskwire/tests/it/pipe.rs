@@ -14,7 +14,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::kit::{TempDir, server_in, soon};
+use crate::kit::{TempDir, server_in, with_timeout};
 
 /// Bytes that wait in each direction.
 const ROOM: usize = 64 * 1024;
@@ -64,7 +64,7 @@ impl Pipe {
 
     pub(crate) async fn write(&mut self, bytes: &[u8]) {
         let input = self.input.as_mut().expect("the input is open");
-        soon("room in the pipe", input.write_all(bytes)).await.expect("writable");
+        with_timeout("room in the pipe", input.write_all(bytes)).await.expect("writable");
     }
 
     pub(crate) async fn send(&mut self, message: &Value) {
@@ -78,7 +78,7 @@ impl Pipe {
 
     /// The next line, which comes soon; none at the end.
     pub(crate) async fn line(&mut self) -> Option<String> {
-        soon("the next line", self.next_line()).await
+        with_timeout("the next line", self.next_line()).await
     }
 
     /// The message on the next line.
@@ -103,7 +103,7 @@ impl Pipe {
 
     /// Waits until the server has ended the stream.
     pub(crate) async fn ended(&mut self) {
-        soon("the end of the server", &mut self.serving).await.expect("no panic").expect("a clean end");
+        with_timeout("the end of the server", &mut self.serving).await.expect("no panic").expect("a clean end");
     }
 
     /// Its two directions, each for itself.

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use taskwire::tool::{Ctx, Tool, ToolError, portability};
 
 use crate::{
-    kit::{TestServer, soon},
-    legacy::kit::Legacy,
-    stage::{Stage, text_of},
+    kit::{TestServer, with_timeout},
+    legacy::kit::LegacySession,
     tasks::registry,
+    tool_harness::{ToolHarness, text_of},
 };
 
 /// How to greet.
@@ -42,7 +42,7 @@ fn greet() -> Tool {
 async fn every_client_takes_the_schemas_that_we_write() {
     let server = TestServer::start(registry([greet()])).await;
     let modern = server.plain_client().ok("tools/list", json!({})).await;
-    let legacy = Legacy::declaring(&server, json!({})).await.ok("tools/list", json!({})).await;
+    let legacy = LegacySession::declaring(&server, json!({})).await.ok("tools/list", json!({})).await;
     for list in [modern, legacy] {
         let tools = list["tools"].as_array().expect("tools");
         assert!(tools.len() >= 5, "one of a Rust type, and the follow-up tools: {list}");
@@ -56,7 +56,7 @@ async fn every_client_takes_the_schemas_that_we_write() {
 #[tokio::test]
 async fn a_null_for_what_may_be_left_out_is_left_out() {
     let server = TestServer::start(registry([greet()])).await;
-    let (modern, legacy) = (server.plain_client(), Legacy::declaring(&server, json!({})).await);
+    let (modern, legacy) = (server.plain_client(), LegacySession::declaring(&server, json!({})).await);
     let nulls = json!({"name": "Ada", "often": null, "manner": null, "friends": null});
     let told = "Ada None None None of {\"name\":\"Ada\"}";
     for result in [modern.call("greet", nulls.clone()).await, legacy.call("greet", nulls).await] {
@@ -71,7 +71,7 @@ async fn a_null_for_what_may_be_left_out_is_left_out() {
 #[tokio::test]
 async fn a_null_for_what_is_needed_is_refused_by_its_name() {
     let server = TestServer::start(registry([greet()])).await;
-    let (modern, legacy) = (server.plain_client(), Legacy::declaring(&server, json!({})).await);
+    let (modern, legacy) = (server.plain_client(), LegacySession::declaring(&server, json!({})).await);
     let null = json!({"name": null, "often": null});
     for result in [modern.call("greet", null.clone()).await, legacy.call("greet", null).await] {
         assert_eq!(result["isError"], true, "{result}");
@@ -82,11 +82,11 @@ async fn a_null_for_what_is_needed_is_refused_by_its_name() {
 
 #[tokio::test]
 async fn the_follow_up_tools_take_nulls_in_both_eras() {
-    let mut stage = Stage::new().await;
-    let (modern, legacy) = (stage.server.plain_client(), Legacy::declaring(&stage.server, json!({})).await);
+    let mut stage = ToolHarness::new().await;
+    let (modern, legacy) = (stage.server.plain_client(), LegacySession::declaring(&stage.server, json!({})).await);
     let (id, mut act) = stage.task().await;
     act.ends("all done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     let wait = json!({"task_id": id, "timeout_s": null});
     for result in [modern.call("task_wait", wait.clone()).await, legacy.call("task_wait", wait).await] {
         assert_eq!(text_of(&result["content"]), "all done");

@@ -10,13 +10,13 @@ use taskwire::{
 use tokio::{io::AsyncReadExt, net::TcpStream};
 
 use crate::{
-    kit::{Client, Events, SUBSCRIPTION, TASKS, TestServer, manual_clock, soon},
+    kit::{Client, Events, SUBSCRIPTION, TASKS, TestServer, manual_clock, with_timeout},
     schema,
     tasks::{Gate, accept, name_form, quick, registry, tool, two_callers},
 };
 
 async fn next(events: &mut Events) -> Value {
-    soon("the next message", events.next()).await.expect("the stream goes on")
+    with_timeout("the next message", events.next()).await.expect("the stream goes on")
 }
 
 /// The next message, which must be the state of a task.
@@ -38,7 +38,7 @@ fn task_of(mut view: Value) -> Value {
 async fn read_until(stream: &mut TcpStream, seen: &mut String, text: &str) {
     while !seen.contains(text) {
         let mut part = [0; 4096];
-        let n = soon(text, stream.read(&mut part)).await.expect("readable");
+        let n = with_timeout(text, stream.read(&mut part)).await.expect("readable");
         assert!(n > 0, "the stream ended before `{text}`: {seen}");
         seen.push_str(&String::from_utf8_lossy(&part[..n]));
     }
@@ -60,7 +60,7 @@ async fn listen_when_there_is_room(client: &Client) {
             }
         }
     };
-    soon("room for another stream", ask).await;
+    with_timeout("room for another stream", ask).await;
 }
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn the_current_state_comes_right_after_the_acknowledgement() {
     let working = next_task(&mut client.listen(json!({"taskIds": [slow]})).await).await;
     assert_eq!(task_of(working), task_of(client.get(&slow).await));
     let ended = client.start("quick", json!({})).await;
-    soon("the end", client.until(&ended, "completed")).await;
+    with_timeout("the end", client.until(&ended, "completed")).await;
     let completed = next_task(&mut client.listen(json!({"taskIds": [ended]})).await).await;
     assert_eq!(completed["result"]["content"][0]["text"], "done");
     assert_eq!(task_of(completed), task_of(client.get(&ended).await));
@@ -272,14 +272,14 @@ async fn a_changed_resource_is_told_to_those_who_subscribed_to_it() {
 
 #[tokio::test]
 async fn a_caller_may_have_so_many_streams_and_another_when_one_is_closed() {
-    let config = Config { listens_per_caller: 2, ..two_callers() };
+    let config = Config { streams_per_caller: 2, ..two_callers() };
     let server = TestServer::start_with(registry([]), config, Arc::new(manual_clock())).await;
     let (ann, bob) = (server.client().with_token("ann-token"), server.client().with_token("bob-token"));
     let first = ann.listen(json!({})).await;
     let second = ann.listen(json!({})).await;
     let error = ann.error("subscriptions/listen", json!({"notifications": {}})).await;
     assert_eq!(error["code"], -31001);
-    assert!(error["message"].as_str().expect("a text").contains("`listens_per_caller`"), "{error}");
+    assert!(error["message"].as_str().expect("a text").contains("`streams_per_caller`"), "{error}");
     bob.listen(json!({})).await;
     drop(first);
     listen_when_there_is_room(&ann).await;
@@ -289,7 +289,7 @@ async fn a_caller_may_have_so_many_streams_and_another_when_one_is_closed() {
 #[tokio::test]
 async fn a_stream_may_name_so_many_tasks() {
     let gate = Gate::new();
-    let config = Config { tasks_per_listen: 2, ..Config::default() };
+    let config = Config { subscriptions_per_stream: 2, ..Config::default() };
     let server = TestServer::start_with(registry([gate.tool("slow").task(TaskMode::Always)]), config, Arc::new(manual_clock())).await;
     let client = server.client();
     let mut ids = vec![client.start("slow", json!({})).await, client.start("slow", json!({})).await];
@@ -297,7 +297,7 @@ async fn a_stream_may_name_so_many_tasks() {
     ids.push("0".repeat(32));
     let error = client.error("subscriptions/listen", json!({"notifications": {"taskIds": ids}})).await;
     assert_eq!(error["code"], -31001);
-    assert!(error["message"].as_str().expect("a text").contains("`tasks_per_listen`"), "{error}");
+    assert!(error["message"].as_str().expect("a text").contains("`subscriptions_per_stream`"), "{error}");
 }
 
 #[tokio::test]
@@ -315,15 +315,15 @@ async fn a_shutdown_ends_each_stream_with_its_response() {
     let last = next(&mut events).await;
     schema::check_response("subscriptions/listen", &last);
     assert_eq!((&last["id"], &last["result"]["_meta"][SUBSCRIPTION]), (&json!("listen-1"), &json!("listen-1")));
-    assert_eq!(soon("the end of the stream", events.next()).await, None);
+    assert_eq!(with_timeout("the end of the stream", events.next()).await, None);
     gate.go.send();
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
 }
 
 #[tokio::test]
 async fn closing_a_stream_does_not_touch_its_tasks() {
     let gate = Gate::new();
-    let config = Config { listens_per_caller: 1, ..Config::default() };
+    let config = Config { streams_per_caller: 1, ..Config::default() };
     let server = TestServer::start_with(registry([gate.tool("slow").task(TaskMode::Always)]), config, Arc::new(manual_clock())).await;
     let client = server.client();
     let id = client.start("slow", json!({})).await;
@@ -333,7 +333,7 @@ async fn closing_a_stream_does_not_touch_its_tasks() {
     assert!(!gate.stopped.is_sent());
     gate.go.send();
     let ended = async { while client.get(&id).await["status"] != "completed" {} };
-    soon("the end", ended).await;
+    with_timeout("the end", ended).await;
 }
 
 #[tokio::test]
@@ -352,7 +352,7 @@ async fn streams_of_the_same_request_id_do_not_disturb_each_other() {
     };
     let (first, mut second) = (open(&one).await, open(&two).await);
     left.go.send();
-    soon("the end of the other", client.until(&one, "completed")).await;
+    with_timeout("the end of the other", client.until(&one, "completed")).await;
     drop(first);
     right.go.send();
     let told = next_task(&mut second).await;
@@ -376,9 +376,9 @@ async fn a_reader_that_is_slow_misses_nothing_and_holds_nobody_up() {
     let id = client.start("talks", json!({})).await;
     let mut events = client.listen(json!({"taskIds": [id]})).await;
     gate.go.send();
-    soon("the last of 500 messages, read by nobody", gate.started.wait()).await;
+    with_timeout("the last of 500 messages, read by nobody", gate.started.wait()).await;
     gate.go.send();
-    soon("the end", client.until(&id, "completed")).await;
+    with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(next_task(&mut events).await.get("statusMessage"), None);
     for n in 0..500 {
         let told = next_task(&mut events).await;

@@ -14,11 +14,11 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, Response, TempDir, TestServer, manual_clock, soon},
-    legacy::kit::{Legacy, session_of},
-    stage::{HOUR, Stage, not_found},
+    kit::{Client, Response, TempDir, TestServer, manual_clock, with_timeout},
+    legacy::kit::{LegacySession, session_of},
     store::TestStore,
     tasks::{Gate, accept, life, name_form, quick, registry, reopened, tool, two_callers, with_limits},
+    tool_harness::{HOUR, ToolHarness, not_found},
 };
 
 const ROOM: u64 = 20_000;
@@ -61,7 +61,7 @@ async fn until_room<F: Future<Output = Response>>(call: impl Fn() -> F) -> Value
             is_told(&response);
         }
     };
-    soon("room", calling).await
+    with_timeout("room", calling).await
 }
 
 /// A call that has something in it.
@@ -79,7 +79,7 @@ fn call_as_task() -> Value {
 
 #[tokio::test]
 async fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
-    let mut stage = Stage::with(little_room()).await;
+    let mut stage = ToolHarness::with(little_room()).await;
     let (ann, bob) = ann_and_bob(&stage.server);
     let (first, mut act) = stage.task_of(&ann).await;
     act.writes(&"x".repeat(MUCH)).await;
@@ -89,7 +89,7 @@ async fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
     others.writes(&"x".repeat(MUCH)).await;
     // What the tool makes of it is its own affair; work can always end.
     act.ends_with(Err(refused));
-    let task = soon("the end", ann.until(&first, "completed")).await;
+    let task = with_timeout("the end", ann.until(&first, "completed")).await;
     let text = task["result"]["content"][0]["text"].as_str().expect("a text").to_owned();
     assert!(text.contains("`limits.stored_bytes_per_caller`"), "{text}");
     is_told(&ann.raw("tools/call", call()).await);
@@ -102,7 +102,7 @@ async fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
 
 #[tokio::test]
 async fn a_session_of_a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
-    let mut stage = Stage::with(little_room()).await;
+    let mut stage = ToolHarness::with(little_room()).await;
     let (ann, bob) = (session_of(&stage.server, "ann-token").await, session_of(&stage.server, "bob-token").await);
     let first = ann.start("writes", json!({})).await;
     let mut act = stage.run().await;
@@ -141,20 +141,20 @@ fn what_a_caller_has_stored_counts_after_a_crash_too() {
         let server = TestServer::start_in(dir.clone(), tools(), little_room(), Arc::new(clock.clone())).await;
         let (ann, _) = ann_and_bob(&server);
         let first = ann.start("writes", json!({})).await;
-        soon("the output", gate.started.wait()).await;
+        with_timeout("the output", gate.started.wait()).await;
         gate.go.send();
-        soon("the end", ann.until(&first, "completed")).await;
+        with_timeout("the end", ann.until(&first, "completed")).await;
         ann.start("writes", json!({})).await;
-        soon("the output", gate.started.wait()).await;
+        with_timeout("the output", gate.started.wait()).await;
         is_told(&ann.raw("tools/call", call()).await);
     });
     life(async {
         let server = reopened(&dir, tools(), little_room(), &clock).await;
         let (ann, bob) = ann_and_bob(&server);
-        soon("the second attempt", gate.started.wait()).await;
+        with_timeout("the second attempt", gate.started.wait()).await;
         is_told(&ann.raw("tools/call", call()).await);
         bob.start("writes", json!({})).await;
-        soon("the output", gate.started.wait()).await;
+        with_timeout("the output", gate.started.wait()).await;
         gate.go.send();
         gate.go.send();
         clock.advance(HOUR);
@@ -164,13 +164,13 @@ fn what_a_caller_has_stored_counts_after_a_crash_too() {
 
 #[tokio::test]
 async fn answers_ends_and_cancellations_are_taken_from_a_caller_that_has_stored_too_much() {
-    let mut stage = Stage::with(little_room()).await;
+    let mut stage = ToolHarness::with(little_room()).await;
     let (ann, _) = ann_and_bob(&stage.server);
     let (asks, mut act) = stage.task_of(&ann).await;
     let (runs, _running) = stage.task_of(&ann).await;
     let ctx = act.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
-    soon("the question", ann.until(&asks, "input_required")).await;
+    with_timeout("the question", ann.until(&asks, "input_required")).await;
     while act.tries(&"x".repeat(1_000)).await.is_ok() {}
     let mut said = 0;
     while act.ctx.status(said.to_string()).await.is_ok() {
@@ -179,9 +179,9 @@ async fn answers_ends_and_cancellations_are_taken_from_a_caller_that_has_stored_
     }
     is_told(&ann.raw("tools/call", call()).await);
     ann.answer(&asks, json!({"name": accept(&"A".repeat(5_000))})).await;
-    assert!(soon("the answer", asking).await.expect("no panic").is_ok(), "it was taken");
+    assert!(with_timeout("the answer", asking).await.expect("no panic").is_ok(), "it was taken");
     act.ends("x".repeat(10_000));
-    assert_eq!(soon("the end", ann.until(&asks, "completed")).await["result"]["content"][0]["text"], "x".repeat(10_000));
+    assert_eq!(with_timeout("the end", ann.until(&asks, "completed")).await["result"]["content"][0]["text"], "x".repeat(10_000));
     ann.cancel(&runs).await;
     assert_eq!(ann.get(&runs).await["status"], "cancelled");
 }
@@ -190,7 +190,7 @@ async fn answers_ends_and_cancellations_are_taken_from_a_caller_that_has_stored_
 async fn calls_that_need_no_task_are_answered_however_much_their_caller_has_stored() {
     let gate = Gate::new();
     let slow = gate.tool("slow");
-    let mut stage = Stage::on(|writes, clock| {
+    let mut stage = ToolHarness::on(|writes, clock| {
         let tools = registry([writes.task(TaskMode::Always), quick("quick"), slow]);
         TestServer::start_with(tools, little_room(), Arc::new(clock))
     })
@@ -213,7 +213,7 @@ async fn calls_that_need_no_task_are_answered_however_much_their_caller_has_stor
         is_told(&ann.raw("tools/call", call()).await);
         gate.go.send();
     };
-    let (done, ()) = soon("the result", async { tokio::join!(ann.call("slow", json!({})), later) }).await;
+    let (done, ()) = with_timeout("the result", async { tokio::join!(ann.call("slow", json!({})), later) }).await;
     assert_eq!((&done["resultType"], &done["content"][0]["text"]), (&json!("complete"), &json!("done")));
 }
 
@@ -242,15 +242,16 @@ fn is_put_off(response: &Response) {
 async fn a_disk_that_is_nearly_full_is_left_to_work_that_ends() {
     let free = Arc::new(AtomicU64::new(100 * RESERVE));
     let its_free = free.clone();
-    let mut stage = Stage::on(|writes, clock| on_disk(its_free, registry([writes.task(TaskMode::Always), quick("quick")]), clock)).await;
+    let mut stage =
+        ToolHarness::on(|writes, clock| on_disk(its_free, registry([writes.task(TaskMode::Always), quick("quick")]), clock)).await;
     let client = stage.client.clone();
-    let legacy = Legacy::declaring(&stage.server, json!({"elicitation": {}})).await;
+    let legacy = LegacySession::declaring(&stage.server, json!({"elicitation": {}})).await;
     let (one, mut first) = stage.task().await;
     let (two, mut second) = stage.task().await;
     let (three, third) = stage.task().await;
     let ctx = third.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
-    soon("the question", client.until(&three, "input_required")).await;
+    with_timeout("the question", client.until(&three, "input_required")).await;
 
     free.store(RESERVE - 1, Ordering::Release);
     is_put_off(&client.raw("tools/call", call()).await);
@@ -261,14 +262,14 @@ async fn a_disk_that_is_nearly_full_is_left_to_work_that_ends() {
     free.store(RESERVE / 2 - 1, Ordering::Release);
     let refused = first.tries("too much now").await.expect_err("there is no room for that");
     first.ends_with(Err(refused));
-    let text = soon("the end", client.until(&one, "completed")).await["result"]["content"][0]["text"].to_string();
+    let text = with_timeout("the end", client.until(&one, "completed")).await["result"]["content"][0]["text"].to_string();
     assert!(text.contains("`limits.disk_reserve_bytes`"), "{text}");
 
     free.store(RESERVE / 4 - 1, Ordering::Release);
     let answer = json!({"taskId": three, "inputResponses": {"name": accept("Ada")}});
     is_put_off(&client.raw("tasks/update", answer).await);
     second.ends("what it came to");
-    let failed = soon("the end", client.until(&two, "failed")).await;
+    let failed = with_timeout("the end", client.until(&two, "failed")).await;
     assert_eq!(failed["error"]["code"], -31002, "it has ended, if only in few words: {failed}");
 
     free.store(0, Ordering::Release);
@@ -277,7 +278,7 @@ async fn a_disk_that_is_nearly_full_is_left_to_work_that_ends() {
 
     free.store(100 * RESERVE, Ordering::Release);
     client.answer(&three, json!({"name": accept("Ada")})).await;
-    assert!(soon("the answer", asking).await.expect("no panic").is_ok());
+    assert!(with_timeout("the answer", asking).await.expect("no panic").is_ok());
     stage.task().await;
     legacy.start("writes", json!({})).await;
 

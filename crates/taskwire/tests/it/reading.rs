@@ -15,19 +15,19 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, PARTIALS, TestServer, manual_clock, soon},
-    stage::{
-        MS, READ, SECOND, SUBSCRIPTION, Stage, brief, follow, follow_output, honoured, large, large_chunks, next, next_partial, not_found,
-        one_may_wait, page, page_of, read, reading, rest, text_of, told, uncoalesced, waiting,
-    },
+    kit::{Client, PARTIALS, TestServer, manual_clock, with_timeout},
     tasks::{Gate, accept, name_form, registry, tool},
+    tool_harness::{
+        MS, READ, SECOND, SUBSCRIPTION, ToolHarness, brief, follow, follow_output, granted_partials, large, large_chunks, next,
+        next_briefs, next_partial, not_found, one_may_wait, page, page_of, read, reading, rest, text_of, uncoalesced, waiting,
+    },
 };
 
 // The order on a stream.
 
 #[tokio::test]
 async fn what_is_stored_comes_after_the_state_and_before_what_is_new() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     act.writes("one").await;
     act.ctx.status("half way").await.expect("said");
@@ -35,18 +35,18 @@ async fn what_is_stored_comes_after_the_state_and_before_what_is_new() {
     let mut events = follow(&stage.client, &id, 0).await;
     let promised = json!({"taskIds": [id], PARTIALS: [{"taskId": id, "fromSeq": 0, "nextSeq": 2}]});
     assert_eq!(events.ack["params"]["notifications"], promised);
-    assert_eq!(told(&mut events, 3).await, ["working: half way", "0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut events, 3).await, ["working: half way", "0 one", "1 two"]);
     act.writes("three").await;
-    assert_eq!(told(&mut events, 1).await, ["2 three"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["2 three"]);
     act.ends("done");
-    assert_eq!(told(&mut events, 1).await, ["completed: half way"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["completed: half way"]);
     stage.server.stop();
     assert_eq!(rest(&mut events).await, ["end"]);
 }
 
 #[tokio::test]
 async fn output_and_changes_come_in_the_order_of_the_log() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     let mut events = follow(&stage.client, &id, 0).await;
     act.writes("a").await;
@@ -55,10 +55,10 @@ async fn output_and_changes_come_in_the_order_of_the_log() {
     act.writes("c").await;
     let ctx = act.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(drop) });
-    soon("the question", stage.client.until(&id, "input_required")).await;
+    with_timeout("the question", stage.client.until(&id, "input_required")).await;
     act.writes("d").await;
     stage.client.answer(&id, json!({"name": accept("Ada")})).await;
-    soon("the answer", asking).await.expect("no panic").expect("an answer");
+    with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
     act.ctx.status("second").await.expect("said");
     act.writes("e").await;
     act.ends("done");
@@ -75,13 +75,13 @@ async fn output_and_changes_come_in_the_order_of_the_log() {
         "4 e",
         "completed: second",
     ];
-    assert_eq!(told(&mut events, expected.len()).await, expected);
+    assert_eq!(next_briefs(&mut events, expected.len()).await, expected);
 }
 
 #[tokio::test]
 async fn a_slow_reader_misses_nothing_in_the_order_of_the_log_and_holds_nobody_up() {
     const ROUNDS: u64 = 250;
-    let mut stage = Stage::with(large_chunks(Limits::DEFAULT)).await;
+    let mut stage = ToolHarness::with(large_chunks(Limits::DEFAULT)).await;
     let (id, mut act) = stage.task().await;
     // Seven megabytes are more than the sockets take in.
     let mut events = follow(&stage.client.clone().with_receive_buffer(128 * 1024), &id, 0).await;
@@ -90,44 +90,44 @@ async fn a_slow_reader_misses_nothing_in_the_order_of_the_log_and_holds_nobody_u
         act.ctx.status(n.to_string()).await.expect("said");
     }
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
-    assert_eq!(told(&mut events, 1).await, ["working"]);
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
+    assert_eq!(next_briefs(&mut events, 1).await, ["working"]);
     for n in 0..ROUNDS {
         let partial = next_partial(&mut events).await;
         assert_eq!((&partial["seq"], text_of(&partial["content"])), (&json!(n), large(n)));
-        assert_eq!(told(&mut events, 1).await, [format!("working: {n}")]);
+        assert_eq!(next_briefs(&mut events, 1).await, [format!("working: {n}")]);
     }
-    assert_eq!(told(&mut events, 1).await, [format!("completed: {}", ROUNDS - 1)]);
+    assert_eq!(next_briefs(&mut events, 1).await, [format!("completed: {}", ROUNDS - 1)]);
 }
 
 #[tokio::test]
 async fn of_a_task_that_has_ended_its_chunks_come_first_and_then_its_end() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     act.writes("one").await;
     act.writes("two").await;
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     let all = ["0 one", "1 two", "completed"];
     for (from, expected) in [(0, &all[..]), (1, &all[1..]), (2, &all[2..]), (3, &all[2..])] {
         let mut events = follow(&stage.client, &id, from).await;
-        assert_eq!(honoured(&events)[0]["nextSeq"], 2);
-        assert_eq!(told(&mut events, expected.len()).await, *expected, "from {from}");
+        assert_eq!(granted_partials(&events)[0]["nextSeq"], 2);
+        assert_eq!(next_briefs(&mut events, expected.len()).await, *expected, "from {from}");
     }
     let mut events = follow(&stage.client, &id, 0).await;
-    assert_eq!(told(&mut events, 3).await, all);
+    assert_eq!(next_briefs(&mut events, 3).await, all);
     stage.server.stop();
     assert_eq!(rest(&mut events).await, ["end"], "nothing comes after it");
 }
 
 #[tokio::test]
 async fn several_tasks_share_a_stream_each_in_its_own_order() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let ((one, mut first), (two, mut second)) = (stage.task().await, stage.task().await);
     first.writes("stored").await;
     let wanted = json!([{"taskId": one, "fromSeq": 0}, {"taskId": two, "fromSeq": 0}]);
     let mut events = stage.client.listen(json!({"taskIds": [one, two], PARTIALS: wanted})).await;
-    let nexts: BTreeMap<&str, u64> = honoured(&events)
+    let nexts: BTreeMap<&str, u64> = granted_partials(&events)
         .as_array()
         .expect("entries")
         .iter()
@@ -138,7 +138,7 @@ async fn several_tasks_share_a_stream_each_in_its_own_order() {
     first.writes("b").await;
     second.writes("c").await;
     second.ends("done");
-    soon("the end", stage.client.until(&two, "completed")).await;
+    with_timeout("the end", stage.client.until(&two, "completed")).await;
     first.writes("d").await;
     first.ends("done");
     let mut seen = BTreeMap::<String, Vec<String>>::new();
@@ -157,20 +157,20 @@ async fn several_tasks_share_a_stream_each_in_its_own_order() {
 
 #[tokio::test]
 async fn a_stream_of_partials_alone_ends_by_itself_when_all_its_tasks_have() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let ((one, mut first), (two, second)) = (stage.task().await, stage.task().await);
     let wanted = json!([{"taskId": one, "fromSeq": 0}, {"taskId": two}]);
     let mut message = stage.client.message(1, "subscriptions/listen", json!({"notifications": {PARTIALS: wanted}}));
     message["id"] = json!("listen-1");
     let mut events = stage.client.open(&message).await;
-    events.ack = soon("the acknowledgement", events.next()).await.expect("an acknowledgement");
+    events.ack = with_timeout("the acknowledgement", events.next()).await.expect("an acknowledgement");
     assert_eq!(events.ack["params"]["_meta"][SUBSCRIPTION], "listen-1");
     first.writes("a").await;
     first.ctx.status("not told here").await.expect("said");
     first.ends("done");
-    soon("the end", stage.client.until(&one, "completed")).await;
+    with_timeout("the end", stage.client.until(&one, "completed")).await;
     second.writes("b").await;
-    assert_eq!(told(&mut events, 2).await, ["0 a", "0 b"]);
+    assert_eq!(next_briefs(&mut events, 2).await, ["0 a", "0 b"]);
     stage.client.cancel(&two).await;
     let last = next(&mut events).await.expect("the response");
     assert_eq!((&last["id"], &last["result"]["resultType"]), (&json!("listen-1"), &json!("complete")));
@@ -179,41 +179,41 @@ async fn a_stream_of_partials_alone_ends_by_itself_when_all_its_tasks_have() {
 
 #[tokio::test]
 async fn a_stream_of_partials_alone_of_an_ended_task_ends_with_the_last_chunk() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     act.writes("one").await;
     act.ends_with(Err(ToolError::protocol(-32603, "broken")));
-    soon("the end", stage.client.until(&id, "failed")).await;
+    with_timeout("the end", stage.client.until(&id, "failed")).await;
     assert_eq!(rest(&mut follow_output(&stage.client, &id, 0).await).await, ["0 one", "end"]);
     assert_eq!(rest(&mut stage.client.listen(json!({PARTIALS: [{"taskId": id}]})).await).await, ["end"]);
 }
 
 #[tokio::test]
 async fn state_and_output_are_each_told_of_the_tasks_they_were_asked_for() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let ((one, mut first), (two, mut second)) = (stage.task().await, stage.task().await);
     let mut states = stage.client.listen(json!({"taskIds": [one]})).await;
     let mut mixed = stage.client.listen(json!({"taskIds": [one], PARTIALS: [{"taskId": two, "fromSeq": 0}]})).await;
     assert_eq!(states.ack["params"]["notifications"], json!({"taskIds": [one]}));
     first.writes("not asked for").await;
     second.writes("asked for").await;
-    assert_eq!(told(&mut mixed, 2).await, ["working", "0 asked for"]);
+    assert_eq!(next_briefs(&mut mixed, 2).await, ["working", "0 asked for"]);
     second.ends("done");
-    soon("the end", stage.client.until(&two, "completed")).await;
+    with_timeout("the end", stage.client.until(&two, "completed")).await;
     first.ends("done");
-    assert_eq!(told(&mut mixed, 1).await, ["completed"]);
-    assert_eq!(told(&mut states, 2).await, ["working", "completed"]);
+    assert_eq!(next_briefs(&mut mixed, 1).await, ["completed"]);
+    assert_eq!(next_briefs(&mut states, 2).await, ["working", "completed"]);
     stage.server.stop();
     assert_eq!((rest(&mut mixed).await, rest(&mut states).await), (vec!["end".to_owned()], vec!["end".to_owned()]));
 }
 
 #[tokio::test]
 async fn a_shutdown_answers_who_waits_and_ends_streams_in_good_order() {
-    let mut stage = Stage::with(one_may_wait()).await;
+    let mut stage = ToolHarness::with(one_may_wait()).await;
     let (id, act) = stage.task().await;
     act.writes("one").await;
     let mut events = follow_output(&stage.client, &id, 0).await;
-    assert_eq!(told(&mut events, 1).await, ["0 one"]);
+    assert_eq!(next_briefs(&mut events, 1).await, ["0 one"]);
     let waits = waiting(&stage.client, reading(&id, json!({"fromSeq": 1, "waitMs": 10_000}))).await;
     stage.server.stop();
     assert_eq!(page_of(waits).await, json!([[], 1, 1, false]));
@@ -222,14 +222,14 @@ async fn a_shutdown_answers_who_waits_and_ends_streams_in_good_order() {
 
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_reader_that_has_much_to_read() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     // Twelve megabytes are more than the sockets take in.
     for _ in 0..12 {
         act.writes(&"x".repeat(1 << 20)).await;
     }
     let mut events = follow_output(&stage.client.clone().with_receive_buffer(128 * 1024), &id, 0).await;
-    let all = honoured(&events)[0]["nextSeq"].as_u64().expect("a number");
+    let all = granted_partials(&events)[0]["nextSeq"].as_u64().expect("a number");
     assert_eq!(next_partial(&mut events).await["seq"], 0);
     stage.server.stop();
     let mut seen = 1;
@@ -249,7 +249,7 @@ async fn a_shutdown_does_not_wait_for_a_reader_that_has_much_to_read() {
 
 #[tokio::test]
 async fn a_stream_begins_where_it_was_asked_to() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     for n in 0..5 {
         act.writes(&format!("t{n}")).await;
@@ -261,7 +261,7 @@ async fn a_stream_begins_where_it_was_asked_to() {
             entry["fromSeq"] = asked;
         }
         let events = stage.client.listen(json!({PARTIALS: [entry]})).await;
-        assert_eq!(honoured(&events), &json!([{"taskId": id, "fromSeq": from, "nextSeq": 5}]));
+        assert_eq!(granted_partials(&events), &json!([{"taskId": id, "fromSeq": from, "nextSeq": 5}]));
         streams.push((from, events));
     }
     for n in 5..9 {
@@ -269,25 +269,25 @@ async fn a_stream_begins_where_it_was_asked_to() {
     }
     for (from, mut events) in streams {
         for n in from..9 {
-            assert_eq!(told(&mut events, 1).await, [format!("{n} t{n}")], "from {from}");
+            assert_eq!(next_briefs(&mut events, 1).await, [format!("{n} t{n}")], "from {from}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_beginning_that_is_no_whole_number_is_refused() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, _act) = stage.task().await;
     for from in [json!(-1), json!(1.5), json!("3"), Value::Null, json!(true), json!([0]), json!({})] {
         let filter = json!({PARTIALS: [{"taskId": id, "fromSeq": from}]});
-        let refused = soon("a refusal", stage.client.raw("subscriptions/listen", json!({"notifications": filter}))).await;
+        let refused = with_timeout("a refusal", stage.client.raw("subscriptions/listen", json!({"notifications": filter}))).await;
         assert_eq!((refused.status, refused.code()), (200, -32602), "{from}");
     }
 }
 
 #[tokio::test]
 async fn what_is_no_list_of_tasks_is_refused() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, _act) = stage.task().await;
     for wanted in [
         json!({}),
@@ -307,39 +307,39 @@ async fn what_is_no_list_of_tasks_is_refused() {
         json!([{"taskId": id}, 5]),
     ] {
         let params = json!({"notifications": {PARTIALS: wanted}});
-        let refused = soon("a refusal", stage.client.raw("subscriptions/listen", params)).await;
+        let refused = with_timeout("a refusal", stage.client.raw("subscriptions/listen", params)).await;
         assert_eq!((refused.status, refused.code()), (200, -32602), "{wanted}");
     }
 }
 
 #[tokio::test]
 async fn a_stream_cannot_read_a_task_twice() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     act.writes("one").await;
     for again in [json!({"taskId": id, "fromSeq": 0}), json!({"taskId": id, "fromSeq": 1}), json!({"taskId": id})] {
         let params = json!({"notifications": {PARTIALS: [{"taskId": id, "fromSeq": 0}, again]}});
-        let refused = soon("a refusal", stage.client.raw("subscriptions/listen", params)).await;
+        let refused = with_timeout("a refusal", stage.client.raw("subscriptions/listen", params)).await;
         assert_eq!((refused.status, refused.code()), (200, -32602), "{again}");
     }
     // Two streams can.
     let (mut one, mut two) = (follow_output(&stage.client, &id, 0).await, follow_output(&stage.client, &id, 0).await);
-    assert_eq!((told(&mut one, 1).await, told(&mut two, 1).await), (vec!["0 one".to_owned()], vec!["0 one".to_owned()]));
+    assert_eq!((next_briefs(&mut one, 1).await, next_briefs(&mut two, 1).await), (vec!["0 one".to_owned()], vec!["0 one".to_owned()]));
 }
 
 #[tokio::test]
 async fn a_number_beyond_all_numbers_does_no_harm() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     act.writes("one").await;
     for from in [json!(i64::MAX), json!(u64::MAX)] {
-        let pulled = soon("an answer", stage.client.raw(READ, reading(&id, json!({"fromSeq": from})))).await;
+        let pulled = with_timeout("an answer", stage.client.raw(READ, reading(&id, json!({"fromSeq": from})))).await;
         let answer = pulled.json();
         let is_empty = answer["result"]["chunks"] == json!([]);
         assert!(pulled.status == 200 && (is_empty || answer["error"]["code"] == -32602), "{answer}");
         // It may listen for ever, so it is not read to its end.
-        let listens = soon("an acknowledgement", stage.client.listen(json!({PARTIALS: [{"taskId": id, "fromSeq": from}]}))).await;
-        assert_eq!(honoured(&listens)[0]["fromSeq"], from);
+        let listens = with_timeout("an acknowledgement", stage.client.listen(json!({PARTIALS: [{"taskId": id, "fromSeq": from}]}))).await;
+        assert_eq!(granted_partials(&listens)[0]["fromSeq"], from);
     }
     act.writes("two").await;
     assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 one", "1 two"], 0, 2, false]));
@@ -349,7 +349,7 @@ async fn a_number_beyond_all_numbers_does_no_harm() {
 
 #[tokio::test]
 async fn a_read_gives_so_many_chunks_and_says_how_to_go_on() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([[], 0, 0, false]), "nothing yet");
     for n in 0..5 {
@@ -371,7 +371,7 @@ async fn a_read_gives_so_many_chunks_and_says_how_to_go_on() {
         assert_eq!(&page(&read(&stage.client, &id, params.clone()).await), expected, "{params}");
     }
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     // The same afterwards, but that there is an end now.
     for (params, mut expected) in cases {
         expected[3] = json!(expected[2].as_u64() >= Some(5));
@@ -381,7 +381,7 @@ async fn a_read_gives_so_many_chunks_and_says_how_to_go_on() {
 
 #[tokio::test]
 async fn a_read_gives_about_so_many_bytes_and_at_least_one_chunk() {
-    let mut stage = Stage::with(Config { read_bytes: 1_000, ..Config::default() }).await;
+    let mut stage = ToolHarness::with(Config { read_bytes: 1_000, ..Config::default() }).await;
     let (id, act) = stage.task().await;
     for length in [300, 300, 300, 300, 300, 5_000, 300, 300] {
         act.writes(&"x".repeat(length)).await;
@@ -405,7 +405,7 @@ async fn a_read_gives_about_so_many_bytes_and_at_least_one_chunk() {
 
 #[tokio::test]
 async fn a_read_that_waits_is_woken_by_output_and_by_nothing_less_than_the_end() {
-    let mut stage = Stage::with(one_may_wait()).await;
+    let mut stage = ToolHarness::with(one_may_wait()).await;
     let (id, mut act) = stage.task().await;
     let waits = waiting(&stage.client, reading(&id, json!({"waitMs": 10_000}))).await;
     act.ctx.status("half way").await.expect("said");
@@ -423,20 +423,20 @@ async fn a_read_that_waits_is_woken_by_output_and_by_nothing_less_than_the_end()
 
 #[tokio::test]
 async fn a_read_does_not_wait_when_there_is_something_to_give_or_nothing_to_come() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, mut act) = stage.task().await;
     assert_eq!(page(&read(&stage.client, &id, json!({"waitMs": 0})).await), json!([[], 0, 0, false]));
     act.writes("one").await;
     assert_eq!(page(&read(&stage.client, &id, json!({"waitMs": 10_000})).await), json!([["0 one"], 0, 1, false]));
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     assert_eq!(page(&read(&stage.client, &id, json!({"fromSeq": 1, "waitMs": 10_000})).await), json!([[], 1, 1, true]));
     assert_eq!(page(&read(&stage.client, &id, json!({"fromSeq": 5, "waitMs": 10_000})).await), json!([[], 5, 5, true]));
 }
 
 #[tokio::test]
 async fn a_read_waits_as_long_as_it_was_asked_to_and_no_longer_than_is_allowed() {
-    let mut stage = Stage::with(Config { wait_max: 10 * SECOND, ..one_may_wait() }).await;
+    let mut stage = ToolHarness::with(Config { wait_max: 10 * SECOND, ..one_may_wait() }).await;
     let (id, _act) = stage.task().await;
     for (asked, granted) in [(5_000, 5 * SECOND), (10_000, 10 * SECOND), (3_600_000, 10 * SECOND)] {
         let waits = waiting(&stage.client, reading(&id, json!({"waitMs": asked}))).await;
@@ -450,7 +450,7 @@ async fn a_read_waits_as_long_as_it_was_asked_to_and_no_longer_than_is_allowed()
 
 #[tokio::test]
 async fn a_read_with_a_wrong_number_is_refused() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     act.writes("one").await;
     let mut cases = vec![json!({"limit": 0}), json!({"taskId": 5}), json!({"taskId": null}), json!({"taskId": [id]})];
@@ -464,7 +464,7 @@ async fn a_read_with_a_wrong_number_is_refused() {
         // Without the header that repeats the task, so that the body is what is refused.
         let mut headers = stage.client.headers(&message);
         headers.retain(|(key, _)| key != "Mcp-Name");
-        let refused = soon("a refusal", stage.client.post(&headers, message.to_string().as_bytes())).await;
+        let refused = with_timeout("a refusal", stage.client.post(&headers, message.to_string().as_bytes())).await;
         assert_eq!((refused.status, refused.code()), (200, -32602), "{case}");
         assert_ne!(refused.json()["error"], not_found(), "{case}");
     }
@@ -504,7 +504,7 @@ impl Reader {
     /// Listens until it has all before `until`, then goes away without a word.
     async fn listen(&mut self, client: &Client, task: &str, until: u64) {
         let mut events = follow_output(client, task, self.next).await;
-        assert_eq!(honoured(&events)[0]["fromSeq"], self.next);
+        assert_eq!(granted_partials(&events)[0]["fromSeq"], self.next);
         while self.next < until {
             self.take(&next_partial(&mut events).await);
         }
@@ -520,7 +520,7 @@ impl Reader {
                 drop(client.send(&client.headers(&message), message.to_string().as_bytes()).await);
                 continue;
             }
-            let answer = soon("the answer", client.ok(READ, params)).await;
+            let answer = with_timeout("the answer", client.ok(READ, params)).await;
             let chunks = answer["chunks"].as_array().expect("chunks");
             assert!(!chunks.is_empty() && chunks.len() as u64 <= limit, "{answer}");
             chunks.iter().for_each(|chunk| self.take(chunk));
@@ -580,7 +580,7 @@ async fn a_reader_that_is_cut_off_fifty_times_has_every_byte_once() {
 async fn a_reader_that_takes_nothing_for_too_long_is_cut_off_and_can_come_back() {
     const CHUNKS: u64 = 400;
     let http = HttpConfig { connections: 1, ..HttpConfig::default() };
-    let mut stage = Stage::with(Config { http, ..large_chunks(Limits::DEFAULT) }).await;
+    let mut stage = ToolHarness::with(Config { http, ..large_chunks(Limits::DEFAULT) }).await;
     let (id, mut act) = stage.task().await;
     // Twelve megabytes are more than the sockets take in: the server waits for this reader, which has the only place.
     let mut stalled = follow_output(&stage.client.clone().with_receive_buffer(128 * 1024), &id, 0).await;
@@ -599,7 +599,7 @@ async fn a_reader_that_takes_nothing_for_too_long_is_cut_off_and_can_come_back()
             never = minutes => never,
         }
     };
-    assert_eq!(soon("the place of the reader that does not read", served).await["status"], "working");
+    assert_eq!(with_timeout("the place of the reader that does not read", served).await["status"], "working");
     let mut seen = 0;
     while let Some(message) = next(&mut stalled).await {
         assert_eq!(message["params"]["seq"], seen, "cut off, not ended in good order");

@@ -23,7 +23,7 @@ use taskwire::{
 use tokio::sync::Notify;
 
 use crate::{
-    kit::{TASKS, TestServer, soon},
+    kit::{TASKS, TestServer, with_timeout},
     tasks::registry,
 };
 
@@ -87,19 +87,19 @@ async fn connect_by<H: ClientHandler>(server: &TestServer, handler: H, lifecycle
     // The client of ours does this itself.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let transport = StreamableHttpClientTransport::from_uri(format!("http://127.0.0.1:{}/mcp", server.port));
-    soon("the handshake", serve_client_with_lifecycle(handler, transport, lifecycle)).await.expect("a server that rmcp understands")
+    with_timeout("the handshake", serve_client_with_lifecycle(handler, transport, lifecycle)).await.expect("a server that rmcp understands")
 }
 
 /// Calls a tool that becomes a task, and gives the id of the task.
 async fn start(client: &Client, call: CallToolRequestParams) -> String {
-    match soon("the call", client.call_tool_once(call)).await.expect("an answer") {
+    match with_timeout("the call", client.call_tool_once(call)).await.expect("an answer") {
         CallToolResponse::Task(created) => created.task.task_id,
         other => panic!("not a task: {other:?}"),
     }
 }
 
 async fn get(client: &Client, task: &str) -> DetailedTask {
-    soon("the state of the task", client.get_task(GetTaskParams::new(task))).await.expect("the state of the task").task
+    with_timeout("the state of the task", client.get_task(GetTaskParams::new(task))).await.expect("the state of the task").task
 }
 
 /// Polls until the task has this status. rmcp leaves the polling to its user.
@@ -113,7 +113,7 @@ async fn until(client: &Client, task: &str, status: TaskStatus) -> DetailedTask 
             assert!(!state.status().is_terminal(), "the task ended otherwise: {state:?}");
         }
     };
-    soon("the awaited status", polling).await
+    with_timeout("the awaited status", polling).await
 }
 
 /// The result of a completed task, as rmcp reads it.
@@ -137,8 +137,8 @@ fn refusal<T: Debug>(answer: Result<T, ServiceError>) -> ErrorData {
 }
 
 async fn end<H: ClientHandler>(client: RunningService<RoleClient, H>, server: TestServer) {
-    soon("the end of the client", client.cancel()).await.expect("no panic");
-    soon("the end of the server", server.stopped()).await;
+    with_timeout("the end of the client", client.cancel()).await.expect("no panic");
+    with_timeout("the end of the server", server.stopped()).await;
 }
 
 #[tokio::test]
@@ -164,10 +164,10 @@ async fn rmcp_opens_a_session_is_asked_in_it_and_comes_back_to_a_call() {
     let client = connect_by(&server, Person, ClientLifecycleMode::Initialize).await;
     let info = client.peer_info().expect("what was agreed on");
     assert_eq!(info.protocol_version, ProtocolVersion::V_2025_11_25);
-    let tools = soon("the list", client.list_all_tools()).await.expect("tools");
+    let tools = with_timeout("the list", client.list_all_tools()).await.expect("tools");
     assert_eq!(tools.iter().map(|tool| &*tool.name).collect::<Vec<_>>(), ["a", "deploy", "leaves"]);
     for (tool, said) in [("a", "a"), ("deploy", "deployed to staging"), ("leaves", "went to staging")] {
-        let result = soon(tool, client.call_tool(CallToolRequestParams::new(tool))).await.expect("an answer");
+        let result = with_timeout(tool, client.call_tool(CallToolRequestParams::new(tool))).await.expect("an answer");
         assert_eq!(text(&result), said);
     }
     end(client, server).await;
@@ -178,7 +178,7 @@ async fn rmcp_lists_every_page_of_tools() {
     let config = Config { page_len: 1, ..Config::default() };
     let server = TestServer::start_with(registry([named("a"), named("b"), named("c")]), config, Arc::new(SystemClock)).await;
     let client = connect(&server, with_tasks()).await;
-    let tools = soon("the list", client.list_all_tools()).await.expect("tools");
+    let tools = with_timeout("the list", client.list_all_tools()).await.expect("tools");
     let names: Vec<&str> = tools.iter().map(|tool| &*tool.name).collect();
     assert_eq!(names, ["a", "b", "c"]);
     end(client, server).await;
@@ -194,7 +194,7 @@ async fn rmcp_gets_the_result_of_a_quick_tool_directly() {
     let server = TestServer::start(registry([greet])).await;
     let client = connect(&server, with_tasks()).await;
     let call = CallToolRequestParams::new("greet").with_arguments(object(json!({"name": "Ada"})));
-    let result = soon("the call", client.call_tool(call)).await.expect("a result");
+    let result = with_timeout("the call", client.call_tool(call)).await.expect("a result");
     assert_eq!(text(&result), "Hello, Ada");
     end(client, server).await;
 }
@@ -237,7 +237,7 @@ async fn rmcp_answers_a_question_of_a_task() {
     assert_eq!(message, "Where to?");
     let answer = serde_json::to_value(staging()).expect("JSON");
     let update = UpdateTaskParams::new(&*id, InputResponses::from([("target".to_owned(), answer)]));
-    soon("the acknowledgement", client.update_task(update)).await.expect("an acknowledgement");
+    with_timeout("the acknowledgement", client.update_task(update)).await.expect("an acknowledgement");
     assert_ne!(get(&client, &id).await.status(), TaskStatus::InputRequired, "what is acknowledged shows at once");
     assert_eq!(text(&result(until(&client, &id, TaskStatus::Completed).await)), "deployed to staging");
     end(client, server).await;
@@ -261,9 +261,9 @@ async fn rmcp_cancels_a_task_and_its_tool_is_told() {
     let server = TestServer::start(registry([endless.task(TaskMode::Always)])).await;
     let client = connect(&server, with_tasks()).await;
     let id = start(&client, CallToolRequestParams::new("endless")).await;
-    soon("the start of the tool", started.notified()).await;
-    soon("the acknowledgement", client.cancel_task(CancelTaskParams::new(&*id))).await.expect("an acknowledgement");
-    soon("the end of the tool", told.notified()).await;
+    with_timeout("the start of the tool", started.notified()).await;
+    with_timeout("the acknowledgement", client.cancel_task(CancelTaskParams::new(&*id))).await.expect("an acknowledgement");
+    with_timeout("the end of the tool", told.notified()).await;
     let cancelled = until(&client, &id, TaskStatus::Cancelled).await;
     assert_eq!(cancelled.payload, TaskPayload::Cancelled);
     end(client, server).await;
@@ -301,11 +301,11 @@ async fn a_protocol_error_is_a_failed_task_to_rmcp() {
 async fn rmcp_is_told_that_there_is_no_such_task() {
     let server = TestServer::start(registry([])).await;
     let client = connect(&server, with_tasks()).await;
-    let got = soon("tasks/get", client.get_task(GetTaskParams::new("nobody"))).await;
+    let got = with_timeout("tasks/get", client.get_task(GetTaskParams::new("nobody"))).await;
     assert_eq!(refusal(got).code, ErrorCode::INVALID_PARAMS);
-    let updated = soon("tasks/update", client.update_task(UpdateTaskParams::new("nobody", InputResponses::new()))).await;
+    let updated = with_timeout("tasks/update", client.update_task(UpdateTaskParams::new("nobody", InputResponses::new()))).await;
     assert_eq!(refusal(updated).code, ErrorCode::INVALID_PARAMS);
-    let cancelled = soon("tasks/cancel", client.cancel_task(CancelTaskParams::new("nobody"))).await;
+    let cancelled = with_timeout("tasks/cancel", client.cancel_task(CancelTaskParams::new("nobody"))).await;
     assert_eq!(refusal(cancelled).code, ErrorCode::INVALID_PARAMS);
     end(client, server).await;
 }
@@ -314,7 +314,7 @@ async fn rmcp_is_told_that_there_is_no_such_task() {
 async fn rmcp_without_the_extension_gets_results_and_never_tasks() {
     let server = TestServer::start(registry([named("always").task(TaskMode::Always)])).await;
     let client = connect(&server, ClientConfig::default()).await;
-    let result = soon("the call", client.call_tool(CallToolRequestParams::new("always"))).await.expect("a result");
+    let result = with_timeout("the call", client.call_tool(CallToolRequestParams::new("always"))).await.expect("a result");
     assert_eq!(text(&result), "always");
     end(client, server).await;
 }
@@ -323,7 +323,7 @@ async fn rmcp_without_the_extension_gets_results_and_never_tasks() {
 async fn rmcp_without_the_extension_learns_which_capability_tasks_need() {
     let server = TestServer::start(registry([])).await;
     let client = connect(&server, ClientConfig::default()).await;
-    let error = refusal(soon("tasks/get", client.get_task(GetTaskParams::new("nobody"))).await);
+    let error = refusal(with_timeout("tasks/get", client.get_task(GetTaskParams::new("nobody"))).await);
     assert_eq!(error.code, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
     let data = error.data.expect("what is missing");
     assert_eq!(data["requiredCapabilities"], json!({"extensions": {TASKS: {}}}));
@@ -334,7 +334,7 @@ async fn rmcp_without_the_extension_learns_which_capability_tasks_need() {
 async fn rmcp_without_the_extension_answers_questions_by_its_own_handler() {
     let server = TestServer::start(registry([deploy()])).await;
     let client = connect(&server, Person).await;
-    let result = soon("the call", client.call_tool(CallToolRequestParams::new("deploy"))).await.expect("a result");
+    let result = with_timeout("the call", client.call_tool(CallToolRequestParams::new("deploy"))).await.expect("a result");
     assert_eq!(text(&result), "deployed to staging");
     end(client, server).await;
 }
@@ -347,7 +347,7 @@ async fn the_headers_of_rmcp_satisfy_a_strict_server() {
     let server = TestServer::start_with(registry([routed.task(TaskMode::Always)]), config, Arc::new(SystemClock)).await;
     let client = connect(&server, with_tasks()).await;
     // Only a tool that was listed has its arguments repeated as headers.
-    soon("the list", client.list_all_tools()).await.expect("tools");
+    with_timeout("the list", client.list_all_tools()).await.expect("tools");
     let call = CallToolRequestParams::new("routed").with_arguments(object(json!({"region": "Zürich"})));
     let id = start(&client, call).await;
     assert_eq!(text(&result(until(&client, &id, TaskStatus::Completed).await)), "done");
@@ -359,13 +359,13 @@ async fn a_new_tool_reaches_rmcp_while_it_listens() {
     let tools = registry([named("old")]);
     let server = TestServer::start(tools.clone()).await;
     let client = connect(&server, with_tasks()).await;
-    assert_eq!(soon("the list", client.list_all_tools()).await.expect("tools").len(), 1);
+    assert_eq!(with_timeout("the list", client.list_all_tools()).await.expect("tools").len(), 1);
     let filter = SubscriptionFilter::builder().tools_list_changed().build();
-    let mut subscription = soon("the stream", client.listen(filter)).await.expect("a stream");
+    let mut subscription = with_timeout("the stream", client.listen(filter)).await.expect("a stream");
     tools.tool(named("new")).expect("a tool");
-    let notification = soon("the notification", subscription.next()).await.expect("no error");
+    let notification = with_timeout("the notification", subscription.next()).await.expect("no error");
     assert!(matches!(notification, Some(ServerNotification::ToolListChangedNotification(_))), "{notification:?}");
-    assert_eq!(soon("the list", client.list_all_tools()).await.expect("tools").len(), 2);
+    assert_eq!(with_timeout("the list", client.list_all_tools()).await.expect("tools").len(), 2);
     drop(subscription);
     end(client, server).await;
 }
@@ -375,9 +375,9 @@ async fn a_shutdown_ends_a_stream_of_rmcp_in_good_order() {
     let mut server = TestServer::start(registry([])).await;
     let client = connect(&server, with_tasks()).await;
     let filter = SubscriptionFilter::builder().tools_list_changed().build();
-    let mut subscription = soon("the stream", client.listen(filter)).await.expect("a stream");
+    let mut subscription = with_timeout("the stream", client.listen(filter)).await.expect("a stream");
     server.stop();
-    assert!(soon("the end", subscription.next()).await.expect("no error").is_none(), "nothing but the end");
+    assert!(with_timeout("the end", subscription.next()).await.expect("no error").is_none(), "nothing but the end");
     assert!(matches!(subscription.end(), Some(SubscriptionEnd::Graceful(_))), "{:?}", subscription.end());
     end(client, server).await;
 }

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{Client, MS, SECOND, TASKS, TempDir, manual_clock, server_in, soon},
+    kit::{Client, MS, SECOND, TASKS, TempDir, manual_clock, server_in, with_timeout},
     pipe::Pipe,
     schema,
     tasks::{Gate, registry, reopened},
@@ -72,7 +72,7 @@ impl Lone {
             drop(runtime);
             let _ = done.send(served);
         });
-        let port = soon("the server", port).await.expect("it has started");
+        let port = with_timeout("the server", port).await.expect("it has started");
         Self { port, clock, dir, stop: Some(stop), ended }
     }
 
@@ -88,7 +88,7 @@ impl Lone {
     async fn begin_to_stop(&mut self) {
         let mut events = self.client().listen(json!({})).await;
         self.stop();
-        let last = soon("the end of the stream", events.next()).await.expect("a result");
+        let last = with_timeout("the end of the stream", events.next()).await.expect("a result");
         schema::check_response("subscriptions/listen", &last);
         self.is_draining().await;
     }
@@ -96,14 +96,14 @@ impl Lone {
     /// Shows that it still serves, and that it has had time for everything else that it might have wanted to do.
     async fn is_draining(&mut self) {
         for _ in 0..5 {
-            let ready = soon("a sign of life", self.client().bytes(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
+            let ready = with_timeout("a sign of life", self.client().bytes(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
             assert_eq!(ready.status, 503);
         }
         assert!(self.ended.try_recv().is_err(), "something is still under way");
     }
 
     async fn ended(&mut self) {
-        soon("the end of the server", &mut self.ended).await.expect("no panic").expect("a clean end");
+        with_timeout("the end of the server", &mut self.ended).await.expect("no panic").expect("a clean end");
     }
 }
 
@@ -113,10 +113,10 @@ async fn serving_ends_only_when_calls_under_way_are_answered() {
     let mut lone = Lone::start(registry([gate.tool("slow").task(TaskMode::Never)])).await;
     let client = lone.client();
     let call = tokio::spawn(async move { client.call("slow", json!({})).await });
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     lone.begin_to_stop().await;
     gate.go.send();
-    let result = soon("the answer", call).await.expect("it was answered");
+    let result = with_timeout("the answer", call).await.expect("it was answered");
     assert_eq!(result["content"][0]["text"], "done");
     lone.ended().await;
 }
@@ -131,10 +131,10 @@ async fn serving_ends_only_when_every_listener_has_its_result() {
     }
     lone.stop();
     for mut events in streams {
-        let last = soon("the result", events.next()).await.expect("a result before the end");
+        let last = with_timeout("the result", events.next()).await.expect("a result before the end");
         schema::check_response("subscriptions/listen", &last);
         assert_eq!(last["result"]["resultType"], "complete");
-        assert_eq!(soon("the end of the stream", events.next()).await, None);
+        assert_eq!(with_timeout("the end of the stream", events.next()).await, None);
     }
     lone.ended().await;
 }
@@ -145,7 +145,7 @@ async fn serving_ends_only_when_tasks_have_ended() {
     let mut lone = Lone::start(registry([gate.tool("slow").task(TaskMode::Always)])).await;
     let client = lone.client();
     let id = client.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     lone.begin_to_stop().await;
     assert_eq!(client.get(&id).await["status"], "working");
     gate.go.send();
@@ -163,13 +163,13 @@ async fn connections_without_a_request_do_not_hold_up_the_end() {
     let mut answer = String::new();
     while !answer.ends_with("\r\n\r\nok\n") {
         let mut part = [0; 1024];
-        let n = soon("the answer", used.read(&mut part)).await.expect("readable");
+        let n = with_timeout("the answer", used.read(&mut part)).await.expect("readable");
         assert!(n > 0, "{answer}");
         answer.push_str(&String::from_utf8_lossy(&part[..n]));
     }
     lone.stop();
     lone.ended().await;
-    assert_eq!(soon("the end of the connection", used.read(&mut [0; 1])).await.expect("closed in good order"), 0);
+    assert_eq!(with_timeout("the end of the connection", used.read(&mut [0; 1])).await.expect("closed in good order"), 0);
 }
 
 #[tokio::test]
@@ -180,15 +180,15 @@ async fn serving_ends_after_its_time_whatever_still_runs() {
     client.start("task", json!({})).await;
     let message = client.message(client.next_id(), "tools/call", json!({"name": "call", "arguments": {}}));
     let mut connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
-    soon("the start of the task", task.started.wait()).await;
-    soon("the start of the call", call.started.wait()).await;
+    with_timeout("the start of the task", task.started.wait()).await;
+    with_timeout("the start of the call", call.started.wait()).await;
     lone.begin_to_stop().await;
     lone.clock.advance(DRAIN - MS);
     lone.is_draining().await;
     lone.clock.advance(MS);
     lone.ended().await;
     let mut answer = Vec::new();
-    let _ = soon("the end of the connection", connection.read_to_end(&mut answer)).await;
+    let _ = with_timeout("the end of the connection", connection.read_to_end(&mut answer)).await;
     assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
 }
 
@@ -198,14 +198,14 @@ async fn a_task_that_was_left_behind_is_taken_over_by_the_next_start() {
     let tools = || registry([gate.tool("slow").task(TaskMode::Always).retry_on_interrupt()]);
     let mut lone = Lone::start(tools()).await;
     let id = lone.client().start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     lone.begin_to_stop().await;
     lone.clock.advance(DRAIN);
     lone.ended().await;
     let server = reopened(&lone.dir, tools(), Config::default(), &lone.clock).await;
-    soon("the second start", gate.started.wait()).await;
+    with_timeout("the second start", gate.started.wait()).await;
     gate.go.send();
-    let task = soon("the end", server.client().until(&id, "completed")).await;
+    let task = with_timeout("the end", server.client().until(&id, "completed")).await;
     assert_eq!(task["result"]["content"][0]["text"], "done");
     assert_eq!(gate.runs(), 2);
 }
@@ -266,8 +266,8 @@ async fn the_end_of_the_input_waits_for_calls_but_not_for_tasks() {
     let mut piped = Piped::start(registry([call.tool("call").task(TaskMode::Never), task.tool("task").task(TaskMode::Always)]));
     piped.task("task").await;
     piped.call("call", "call").await;
-    soon("the start of the task", task.started.wait()).await;
-    soon("the start of the call", call.started.wait()).await;
+    with_timeout("the start of the task", task.started.wait()).await;
+    with_timeout("the start of the call", call.started.wait()).await;
     piped.pipe.end();
     settle().await;
     assert!(piped.pipe.is_served(), "a call is under way");
@@ -283,7 +283,7 @@ async fn a_signal_to_stop_a_stream_waits_for_tasks() {
     let gate = Gate::new();
     let mut piped = Piped::start(registry([gate.tool("slow").task(TaskMode::Always)]));
     let id = piped.task("slow").await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     piped.begin_to_stop().await;
     settle().await;
     assert!(piped.pipe.is_served(), "a task is running");
@@ -298,7 +298,7 @@ async fn a_signal_to_stop_a_stream_waits_for_tasks_only_so_long() {
     let gate = Gate::new();
     let mut piped = Piped::start(registry([gate.tool("slow").task(TaskMode::Always)]));
     piped.task("slow").await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     piped.begin_to_stop().await;
     piped.clock.advance(DRAIN - MS);
     settle().await;
@@ -332,7 +332,7 @@ async fn a_client_that_does_not_read_cannot_keep_the_server_from_ending() {
                 tokio::task::yield_now().await;
             }
         };
-        soon("the end of the server", ended).await;
+        with_timeout("the end of the server", ended).await;
         piped.pipe.ended().await;
     }
 }

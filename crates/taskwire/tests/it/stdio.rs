@@ -15,7 +15,7 @@ use taskwire::{
 use tokio::sync::Barrier;
 
 use crate::{
-    kit::{Client, PARTIALS, SUBSCRIPTION, TASKS, TempDir, manual_clock, server_in, soon},
+    kit::{Client, PARTIALS, SUBSCRIPTION, TASKS, TempDir, manual_clock, server_in, with_timeout},
     pipe::Pipe,
     schema,
     shutdown::settle,
@@ -220,9 +220,9 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
     let gate = Gate::new();
     let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never), quick("quick")]));
     peer.call(1, "slow").await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     peer.cancel(1).await;
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
     peer.call(1, "quick").await;
     assert_eq!(peer.result(1).await["content"][0]["text"], "done", "the id is free again");
     peer.ended().await;
@@ -351,7 +351,7 @@ async fn a_line_that_comes_in_parts_is_read_whole_while_other_calls_end() {
     let gate = Gate::new();
     let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never)]));
     peer.call(1, "slow").await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let text = peer.client.message(2, "server/discover", json!({})).to_string();
     peer.asked.insert("2".to_owned(), "server/discover".to_owned());
     let (left, right) = text.split_at(text.len() / 2);
@@ -407,7 +407,7 @@ async fn a_call_under_way_is_answered_after_the_end_of_the_input() {
     let gate = Gate::new();
     let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never)]));
     peer.call(1, "slow").await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     peer.end();
     gate.go.send();
     assert_eq!(peer.result(1).await["content"][0]["text"], "done");
@@ -466,13 +466,13 @@ async fn a_call_that_does_not_end_holds_the_end_up_only_so_long() {
         server_in(&dir, registry([gate.tool("slow").task(TaskMode::Never).linger(Duration::ZERO)]), config, Arc::new(clock.clone()));
     let mut peer = Peer::on(&server);
     peer.call(1, "slow").await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     peer.request("l", "subscriptions/listen", json!({"notifications": {}})).await;
     peer.message().await;
     peer.end();
     peer.result("l").await;
     clock.advance(Duration::from_secs(10));
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
     peer.ended().await;
 }
 
@@ -558,7 +558,7 @@ async fn flooded(tools: &Registry, gate: &Gate) -> Peer {
     let mut peer = Peer::start(tools.clone()).with_partials();
     let task = start(&mut peer, "pours").await;
     gate.go.send();
-    soon("the end of the output", gate.started.wait()).await;
+    with_timeout("the end of the output", gate.started.wait()).await;
     let filter = json!({"toolsListChanged": true, PARTIALS: partials(&task)});
     peer.request("l", "subscriptions/listen", json!({"notifications": filter})).await;
     assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
@@ -661,7 +661,7 @@ async fn answers_go_before_partial_results_that_wait_to_be_written() {
     peer.request("l", "subscriptions/listen", json!({"notifications": {PARTIALS: partials(&task)}})).await;
     assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
     gate.go.send();
-    soon("the end of the output, which nobody reads", gate.started.wait()).await;
+    with_timeout("the end of the output, which nobody reads", gate.started.wait()).await;
     settle().await;
     peer.request("get", "tasks/get", json!({"taskId": task})).await;
     settle().await;

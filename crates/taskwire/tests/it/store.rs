@@ -7,7 +7,7 @@ use std::sync::{
 
 use taskwire::{
     core::{Epoch, TaskId, task::Task},
-    store::{Error, Reader, SessionChange, SqliteStore, Store, Write},
+    store::{Error, Reader, SessionChange, SqliteStore, Store, TaskWrite},
 };
 
 use crate::kit::TempDir;
@@ -36,7 +36,7 @@ impl Store for TestStore {
         self.store.stored_bytes(id)
     }
 
-    fn commit(&mut self, writes: &[Write], sessions: &[SessionChange]) -> Result<(), Error> {
+    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error> {
         (self.before_commit)();
         self.store.commit(writes, sessions)
     }

@@ -20,7 +20,7 @@ use taskwire::{
 };
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::kit::{Client, HOUR, MS, SECOND, TASKS, TempDir, TestServer, any_disk, manual_clock, soon};
+use crate::kit::{Client, HOUR, MS, SECOND, TASKS, TempDir, TestServer, manual_clock, with_timeout, without_disk_reserve};
 
 /// Something that a tool and its test wait for, each at its own pace: none is lost, none counts twice.
 #[derive(Debug, Clone)]
@@ -176,8 +176,8 @@ pub(crate) async fn reopened(dir: &Arc<TempDir>, tools: Registry, config: Config
             }
         }
     };
-    let store = soon("the release of the store", free).await;
-    TestServer::start_on(dir.clone(), store, tools, any_disk(config), Arc::new(clock.clone())).await
+    let store = with_timeout("the release of the store", free).await;
+    TestServer::start_on(dir.clone(), store, tools, without_disk_reserve(config), Arc::new(clock.clone())).await
 }
 
 async fn start_at(clock: &ManualClock, tools: Registry) -> TestServer {
@@ -190,7 +190,7 @@ async fn call_for(span: Duration, clock: &ManualClock, client: &Client, gate: &G
         gate.started.wait().await;
         clock.advance(span);
     };
-    let (result, ()) = soon("the answer", async { tokio::join!(client.call(tool, json!({})), pass) }).await;
+    let (result, ()) = with_timeout("the answer", async { tokio::join!(client.call(tool, json!({})), pass) }).await;
     result
 }
 
@@ -210,7 +210,7 @@ async fn gone(client: &Client, task: &str) -> Value {
             }
         }
     };
-    soon("the end of the task's time", ask).await
+    with_timeout("the end of the task's time", ask).await
 }
 
 /// Waits until exactly these questions are open, in order.
@@ -225,7 +225,7 @@ pub(crate) async fn until_open(client: &Client, task: &str, keys: &[&str]) -> Va
             }
         }
     };
-    soon("the questions", ask).await
+    with_timeout("the questions", ask).await
 }
 
 #[tokio::test]
@@ -235,7 +235,7 @@ async fn a_slow_call_becomes_a_task_and_ends_with_its_result() {
     let client = server.client();
     let id = client.start("slow", json!({})).await;
     gate.go.send();
-    let task = soon("the end", client.until(&id, "completed")).await;
+    let task = with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(task["result"]["content"][0]["text"], "done");
     assert_eq!(client.get(&id).await["result"], task["result"]);
     server.stopped().await;
@@ -249,7 +249,7 @@ async fn a_quick_call_is_answered_directly() {
     let result = server.client().call("quick", json!({})).await;
     assert_eq!(result["resultType"], "complete");
     assert_eq!(result["content"], json!([{"type": "text", "text": "done"}]));
-    let open = server.server.engine().reader().open(None, 10).expect("readable");
+    let open = server.server.engine().reader().open_tasks(None, 10).expect("readable");
     assert!(open.is_empty(), "no task was left open");
 }
 
@@ -262,7 +262,7 @@ async fn a_call_that_takes_too_long_becomes_a_task_without_being_restarted() {
     assert_eq!((&created["resultType"], &created["status"]), (&json!("task"), &json!("working")));
     let id = created["taskId"].as_str().expect("an id");
     gate.go.send();
-    let task = soon("the end", client.until(id, "completed")).await;
+    let task = with_timeout("the end", client.until(id, "completed")).await;
     assert_eq!(task["result"]["content"][0]["text"], "done");
     assert_eq!(gate.runs(), 1);
 }
@@ -277,7 +277,7 @@ async fn a_call_that_ends_within_the_patience_of_its_tool_is_answered_directly()
         clock.advance(5 * SECOND - MS);
         gate.go.send();
     };
-    let (result, ()) = soon("the result", async { tokio::join!(client.call("slow", json!({})), later) }).await;
+    let (result, ()) = with_timeout("the result", async { tokio::join!(client.call("slow", json!({})), later) }).await;
     assert_eq!(result["resultType"], "complete");
 }
 
@@ -300,7 +300,7 @@ async fn what_was_produced_before_a_call_became_a_task_is_part_of_it() {
     let id = created["taskId"].as_str().expect("an id");
     assert_eq!(written(&server, id), ["onetwo"], "adjacent text is one block");
     gate.go.send();
-    soon("the end", client.until(id, "completed")).await;
+    with_timeout("the end", client.until(id, "completed")).await;
     assert_eq!(written(&server, id), ["onetwo", "three"]);
 }
 
@@ -311,7 +311,7 @@ async fn tools_that_always_or_must_be_tasks_are_tasks_at_once() {
     let server = start_at(&clock, registry(tools)).await;
     let client = server.client();
     for tool in ["always", "required"] {
-        let id = soon("the handle", client.start(tool, json!({}))).await;
+        let id = with_timeout("the handle", client.start(tool, json!({}))).await;
         assert_eq!(client.get(&id).await["status"], "working", "{tool}");
     }
 }
@@ -336,7 +336,7 @@ async fn a_caller_without_tasks_is_held_until_the_result_is_there() {
         clock.advance(HOUR);
         gate.go.send();
     };
-    let (result, ()) = soon("the result", async { tokio::join!(client.call("always", json!({})), later) }).await;
+    let (result, ()) = with_timeout("the result", async { tokio::join!(client.call("always", json!({})), later) }).await;
     assert_eq!(result["resultType"], "complete");
     assert_eq!(result["content"][0]["text"], "done");
 }
@@ -347,7 +347,7 @@ async fn the_legacy_capability_counts_for_nothing() {
     let server = TestServer::start(registry([gate.tool("always").task(TaskMode::Always)])).await;
     let legacy = server.plain_client().declaring(json!({"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}}));
     gate.go.send();
-    assert_eq!(soon("the result", legacy.call("always", json!({}))).await["resultType"], "complete");
+    assert_eq!(with_timeout("the result", legacy.call("always", json!({}))).await["resultType"], "complete");
     let id = server.client().start("always", json!({})).await;
     for method in ["tasks/get", "tasks/update", "tasks/cancel"] {
         let refused = legacy.raw(method, json!({"taskId": id, "inputResponses": {}})).await;
@@ -395,7 +395,7 @@ async fn a_task_that_is_kept_for_ever_says_so() {
     let created = client.call("quick", json!({})).await;
     assert_eq!(created.get("ttlMs"), Some(&Value::Null));
     let id = created["taskId"].as_str().expect("an id");
-    soon("the end", client.until(id, "completed")).await;
+    with_timeout("the end", client.until(id, "completed")).await;
     clock.advance(24 * 365 * HOUR);
     assert_eq!(client.get(id).await["status"], "completed");
 }
@@ -409,7 +409,7 @@ async fn a_task_that_is_not_yours_never_was_or_is_over_is_not_found_alike() {
     let server = TestServer::start_with(tools, two_callers(), Arc::new(clock.clone())).await;
     let (ann, bob) = (server.client().with_token("ann-token"), server.client().with_token("bob-token"));
     let expired = ann.start("quick", json!({})).await;
-    soon("the end", ann.until(&expired, "completed")).await;
+    with_timeout("the end", ann.until(&expired, "completed")).await;
     clock.advance(HOUR);
     gone(&ann, &expired).await;
     let foreign = bob.start("slow", json!({})).await;
@@ -479,7 +479,7 @@ async fn some_answers_may_come_before_the_others_and_unknown_ones_are_ignored() 
     assert_eq!(half["status"], "input_required");
     assert_eq!(half["inputRequests"], json!({"last": asked["inputRequests"]["last"]}));
     client.answer(&id, json!({"last": accept("Lovelace")})).await;
-    let task = soon("the end", client.until(&id, "completed")).await;
+    let task = with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(task["result"]["content"][0]["text"], "Ada Lovelace");
 }
 
@@ -492,7 +492,7 @@ async fn the_first_answer_to_a_question_wins() {
     client.answer(&id, json!({"first": accept("Ada")})).await;
     client.answer(&id, json!({"first": accept("Eve")})).await;
     client.answer(&id, json!({"first": accept("Eve"), "last": accept("Lovelace")})).await;
-    let task = soon("the end", client.until(&id, "completed")).await;
+    let task = with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(task["result"]["content"][0]["text"], "Ada Lovelace");
 }
 
@@ -513,7 +513,7 @@ async fn an_answer_shows_as_soon_as_it_is_acknowledged() {
     assert_eq!(task["status"], "working");
     assert_eq!(task.get("inputRequests"), None);
     gate.go.send();
-    assert_eq!(soon("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], "Ada");
+    assert_eq!(with_timeout("the end", client.until(&id, "completed")).await["result"]["content"][0]["text"], "Ada");
 }
 
 #[tokio::test]
@@ -530,7 +530,7 @@ async fn a_key_cannot_be_used_for_a_second_question() {
     let id = client.start("asks", json!({})).await;
     until_open(&client, &id, &["q"]).await;
     client.answer(&id, json!({"q": accept("Ada")})).await;
-    let result = soon("the end", client.until(&id, "completed")).await["result"].clone();
+    let result = with_timeout("the end", client.until(&id, "completed")).await["result"].clone();
     assert_eq!(result["isError"], true);
     assert_eq!(result["content"][0]["text"], "the input key `q` was already used for another question");
 }
@@ -556,7 +556,7 @@ async fn an_error_of_the_protocol_fails_the_task() {
     let server = TestServer::start(registry([breaks.task(TaskMode::Always)])).await;
     let client = server.client();
     let id = client.start("breaks", json!({})).await;
-    let task = soon("the end", client.until(&id, "failed")).await;
+    let task = with_timeout("the end", client.until(&id, "failed")).await;
     assert_eq!(task["error"], json!({"code": -32603, "message": "the disk is full"}));
     assert_eq!(task["statusMessage"], task["error"]["message"]);
     assert_eq!(task.get("result"), None);
@@ -568,7 +568,7 @@ async fn an_error_of_the_tool_completes_the_task() {
     let server = TestServer::start(registry([fails.task(TaskMode::Always)])).await;
     let client = server.client();
     let id = client.start("fails", json!({})).await;
-    let task = soon("the end", client.until(&id, "completed")).await;
+    let task = with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(task["result"]["isError"], true);
     assert_eq!(task["result"]["content"][0]["text"], "no such file");
     assert_eq!(task.get("error"), None);
@@ -595,7 +595,7 @@ async fn cancelling_an_ended_task_is_acknowledged_and_changes_nothing() {
     let server = start_at(&clock, registry([quick("quick").task(TaskMode::Always)])).await;
     let client = server.client();
     let id = client.start("quick", json!({})).await;
-    soon("the end", client.until(&id, "completed")).await;
+    with_timeout("the end", client.until(&id, "completed")).await;
     let completed = client.get(&id).await;
     clock.advance(SECOND);
     assert_eq!(client.cancel(&id).await, json!({"resultType": "complete"}));
@@ -618,9 +618,9 @@ async fn output_after_a_cancellation_is_refused() {
     let id = client.start("late", json!({})).await;
     let mut events = client.listen(json!({"taskIds": [id]})).await;
     let ready = async { while events.next().await.expect("the stream goes on")["params"]["statusMessage"] != "ready" {} };
-    soon("the first output", ready).await;
+    with_timeout("the first output", ready).await;
     client.cancel(&id).await;
-    assert_eq!(soon("the refusal", refusals.recv()).await, Some(true));
+    assert_eq!(with_timeout("the refusal", refusals.recv()).await, Some(true));
     assert_eq!(written(&server, &id), ["before"]);
     assert_eq!(client.get(&id).await["status"], "cancelled", "the first end wins");
 }
@@ -641,7 +641,7 @@ async fn the_time_to_live_is_truthful() {
     assert_eq!(ttl().await, 7_200_000, "it grows with the task");
     clock.advance(HOUR / 2);
     gate.go.send();
-    soon("the end", client.until(&id, "completed")).await;
+    with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(ttl().await, 9_000_000, "an hour after an end at one and a half");
     clock.advance(HOUR - MS);
     assert_eq!(ttl().await, 9_000_000);
@@ -659,7 +659,7 @@ async fn live_work_never_expires() {
     let task = client.get(&id).await;
     assert_eq!((&task["status"], &task["ttlMs"]), (&json!("working"), &json!(241 * 3_600_000)));
     gate.go.send();
-    soon("the end", client.until(&id, "completed")).await;
+    with_timeout("the end", client.until(&id, "completed")).await;
 }
 
 #[tokio::test]
@@ -693,10 +693,10 @@ async fn output_is_no_change_of_the_task_but_a_status_message_is() {
     let created = client.get(&id).await;
     clock.advance(SECOND);
     gate.go.send();
-    soon("the output", gate.started.wait()).await;
+    with_timeout("the output", gate.started.wait()).await;
     assert_eq!(client.get(&id).await["lastUpdatedAt"], created["createdAt"]);
     gate.go.send();
-    soon("the message", gate.started.wait()).await;
+    with_timeout("the message", gate.started.wait()).await;
     let told = client.get(&id).await;
     assert_eq!((&told["lastUpdatedAt"], &told["statusMessage"]), (&json!("2026-07-28T00:00:01.000Z"), &json!("half way")));
 }
@@ -714,7 +714,7 @@ async fn the_same_call_under_the_same_key_is_the_same_task() {
     let id = first["taskId"].as_str().expect("an id");
     assert_eq!((&second["taskId"], &third["taskId"]), (&first["taskId"], &first["taskId"]));
     gate.go.send();
-    soon("the end", client.until(id, "completed")).await;
+    with_timeout("the end", client.until(id, "completed")).await;
     assert_eq!(call().await["taskId"], id, "also when it has ended");
     assert_eq!(gate.runs(), 1);
 }
@@ -750,10 +750,10 @@ async fn a_repeated_quick_call_gets_the_first_result_again() {
     let counts = tool("counts", &count, |count, _ctx| async move { Ok(format!("run {}", count.fetch_add(1, Ordering::Relaxed) + 1)) });
     let server = TestServer::start_with(registry([counts]), Config::default(), Arc::new(manual_clock())).await;
     let client = server.client();
-    let first = soon("the result", keyed(&client, "k", "counts", json!({}))).await;
+    let first = with_timeout("the result", keyed(&client, "k", "counts", json!({}))).await;
     assert_eq!((&first["resultType"], &first["content"][0]["text"]), (&json!("complete"), &json!("run 1")));
-    assert_eq!(soon("the result again", keyed(&client, "k", "counts", json!({}))).await, first);
-    assert_eq!(soon("another", keyed(&client, "l", "counts", json!({}))).await["content"][0]["text"], "run 2");
+    assert_eq!(with_timeout("the result again", keyed(&client, "k", "counts", json!({}))).await, first);
+    assert_eq!(with_timeout("another", keyed(&client, "l", "counts", json!({}))).await["content"][0]["text"], "run 2");
 }
 
 #[tokio::test]
@@ -764,10 +764,10 @@ async fn a_call_under_a_key_outlives_its_connection() {
     let meta = json!({"dev.taskwire/idempotencyKey": "k"});
     let message = client.message(client.next_id(), "tools/call", json!({"name": "slow", "arguments": {}, "_meta": meta}));
     let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     drop(connection);
     gate.go.send();
-    let result = soon("the result", keyed(&client, "k", "slow", json!({}))).await;
+    let result = with_timeout("the result", keyed(&client, "k", "slow", json!({}))).await;
     assert_eq!((&result["resultType"], &result["content"][0]["text"]), (&json!("complete"), &json!("done")));
     assert_eq!(gate.runs(), 1);
 }
@@ -798,9 +798,9 @@ async fn a_call_whose_client_goes_away_is_stopped_where_nothing_lingers() {
     for client in [server.client(), server.plain_client()] {
         let message = client.message(client.next_id(), "tools/call", json!({"name": "slow", "arguments": {}}));
         let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
-        soon("the start", gate.started.wait()).await;
+        with_timeout("the start", gate.started.wait()).await;
         drop(connection);
-        soon("the stop", gate.stopped.wait()).await;
+        with_timeout("the stop", gate.stopped.wait()).await;
     }
 }
 
@@ -818,10 +818,10 @@ async fn a_stopped_call_can_neither_write_nor_become_a_task() {
     let client = server.client();
     let message = client.message(client.next_id(), "tools/call", json!({"name": "stubborn", "arguments": {}}));
     let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     drop(connection);
-    assert_eq!(soon("the refusals", refusals.recv()).await, Some((true, true)));
-    assert!(server.server.engine().reader().open(None, 10).expect("readable").is_empty(), "nobody would know of it");
+    assert_eq!(with_timeout("the refusals", refusals.recv()).await, Some((true, true)));
+    assert!(server.server.engine().reader().open_tasks(None, 10).expect("readable").is_empty(), "nobody would know of it");
 }
 
 #[tokio::test]
@@ -830,11 +830,11 @@ async fn a_client_that_goes_away_with_its_handle_leaves_the_task_running() {
     let server = TestServer::start(registry([gate.tool("slow").task(TaskMode::Always)])).await;
     // Each request of the client is a connection of its own, closed when the response is there.
     let id = server.client().start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let client = server.client();
     assert_eq!(client.get(&id).await["status"], "working");
     gate.go.send();
-    soon("the end", client.until(&id, "completed")).await;
+    with_timeout("the end", client.until(&id, "completed")).await;
     assert!(!gate.stopped.is_sent());
 }
 
@@ -848,7 +848,7 @@ fn an_ended_task_is_there_after_a_crash() {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         let client = server.client();
         let id = client.start("quick", json!({})).await;
-        soon("the end", client.until(&id, "completed")).await;
+        with_timeout("the end", client.until(&id, "completed")).await;
         client.get(&id).await
     });
     assert_eq!(before["result"]["content"][0]["text"], "done");
@@ -887,12 +887,12 @@ fn an_interrupted_task_fails_clearly_and_keeps_its_output() {
     let id = life(async {
         let server = TestServer::start_in(dir.clone(), writes(), Config::default(), Arc::new(clock.clone())).await;
         let id = server.client().start("writes", json!({})).await;
-        soon("the output", gate.started.wait()).await;
+        with_timeout("the output", gate.started.wait()).await;
         id
     });
     life(async {
         let server = reopened(&dir, writes(), Config::default(), &clock).await;
-        let task = soon("the failure", server.client().until(&id, "failed")).await;
+        let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         assert!(task["error"]["message"].as_str().expect("a text").contains("interrupted"), "{task}");
         assert_eq!(task["statusMessage"], task["error"]["message"]);
         assert_eq!(written(&server, &id), ["some"]);
@@ -921,12 +921,12 @@ fn a_task_that_may_be_retried_goes_on_from_its_checkpoint() {
     let id = life(async {
         let server = TestServer::start_in(dir.clone(), counts(), Config::default(), Arc::new(clock.clone())).await;
         let id = server.client().start("counts", json!({})).await;
-        soon("the checkpoint", gate.started.wait()).await;
+        with_timeout("the checkpoint", gate.started.wait()).await;
         id
     });
     life(async {
         let server = reopened(&dir, counts(), Config::default(), &clock).await;
-        let task = soon("the end", server.client().until(&id, "completed")).await;
+        let task = with_timeout("the end", server.client().until(&id, "completed")).await;
         assert_eq!(task["result"]["content"][0]["text"], "attempt 2 from 2");
         assert_eq!(written(&server, &id), ["0", "1", "2", "3"]);
     });
@@ -955,7 +955,7 @@ fn an_open_question_survives_a_crash_and_its_answer_reaches_the_next_attempt() {
         let task = client.get(&id).await;
         assert_eq!((&task["status"], &task["inputRequests"]), (&json!("input_required"), &asked));
         client.answer(&id, json!({"name": accept("Ada")})).await;
-        let task = soon("the end", client.until(&id, "completed")).await;
+        let task = with_timeout("the end", client.until(&id, "completed")).await;
         assert_eq!(task["result"]["content"][0]["text"], "attempt 2: Ada");
     });
 }

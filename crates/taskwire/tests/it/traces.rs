@@ -13,11 +13,11 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, Events, PARTIALS, TASKS, TestServer, manual_clock, soon},
+    kit::{Client, Events, PARTIALS, TASKS, TestServer, manual_clock, with_timeout},
     pipe::Pipe,
     schema,
-    stage::READ,
     tasks::{Signal, registry},
+    tool_harness::READ,
 };
 
 pub(crate) const CLIENT: &str = "Client → server";
@@ -187,7 +187,7 @@ impl Session {
         let message = self.client.message(self.client.next_id(), method, params);
         let headers = self.client.headers(&message);
         self.recorder.request(&headers, &message);
-        let response = soon(method, self.client.post(&headers, message.to_string().as_bytes())).await;
+        let response = with_timeout(method, self.client.post(&headers, message.to_string().as_bytes())).await;
         let answer = response.json();
         schema::check_response(method, &answer);
         let kind = response.header("content-type").expect("a content type");
@@ -198,7 +198,7 @@ impl Session {
     async fn listen(&mut self, filter: Value) -> Events {
         let message = self.client.message(self.client.next_id(), "subscriptions/listen", json!({"notifications": filter}));
         self.recorder.request(&self.client.headers(&message), &message);
-        let events = soon("the stream", self.client.open(&message)).await;
+        let events = with_timeout("the stream", self.client.open(&message)).await;
         self.recorder.response(200, &[("Content-Type", "text/event-stream")], None);
         events
     }
@@ -207,7 +207,7 @@ impl Session {
     async fn hear(&mut self, events: &mut Events, count: usize) -> Vec<String> {
         let mut heard = Vec::new();
         for _ in 0..count {
-            let message = soon("the next event", events.next()).await.expect("the stream goes on");
+            let message = with_timeout("the next event", events.next()).await.expect("the stream goes on");
             self.recorder.said(SERVER, &format!("data: {}", layout(&message, 0, 6)));
             heard.push(in_short(&message));
         }
@@ -278,7 +278,7 @@ impl Story {
 
     /// Waits for the token that was told to be written.
     async fn written(&self) {
-        soon("the token", self.written.wait()).await;
+        with_timeout("the token", self.written.wait()).await;
     }
 
     async fn write(&self) {
@@ -362,7 +362,7 @@ async fn partial_results_go_over_the_wire_as_the_document_shows() {
     );
     let mut events = session.listen(json!({PARTIALS: [{"taskId": task, "fromSeq": 4}]})).await;
     assert_eq!(session.hear(&mut events, 4).await, ["acknowledged", "4", "5", "response"]);
-    assert_eq!(soon("the end of the stream", events.next()).await, None);
+    assert_eq!(with_timeout("the end of the stream", events.next()).await, None);
 
     session.recorder.step("On a byte stream", "On stdio the messages are the same, one a line, without headers and `data:`.");
     let filter = json!({"notifications": {PARTIALS: [{"taskId": task, "fromSeq": 5}]}});

@@ -4,14 +4,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use taskwire::tool::{
-    Annotations, Ctx, Json, Message, Progress, Prompt, PromptCall, Question, Registry, Resource, ResourceCall, Template, Tool, ToolError,
+    Annotations, Ctx, Json, Message, Progress, Prompt, PromptCall, Question, Registry, Resource, ResourceCall, ResourceTemplate, Tool,
+    ToolError,
 };
 
 use crate::{
-    kit::{TestServer, soon},
-    legacy::kit::Legacy,
-    stage::Stage,
+    kit::{TestServer, with_timeout},
+    legacy::kit::LegacySession,
     tasks::{registry, until_open},
+    tool_harness::ToolHarness,
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -44,14 +45,14 @@ fn catalog() -> Registry {
     let tools = registry([]);
     tools.prompt(Prompt::new("review", "Reviews a file", review).title("Review"));
     tools.resource(Resource::new("notes://all", "notes", notes).mime_type("text/markdown").description("What was noted"));
-    tools.template(Template::new("sales://{region}/{month}", "sales", sales).title("Sales"));
+    tools.template(ResourceTemplate::new("sales://{region}/{month}", "sales", sales).title("Sales"));
     tools
 }
 
 #[tokio::test]
 async fn the_arguments_of_a_prompt_are_a_type() {
     let server = TestServer::start(catalog()).await;
-    let (modern, legacy) = (server.client(), Legacy::open(&server).await);
+    let (modern, legacy) = (server.client(), LegacySession::open(&server).await);
     let lists = [modern.ok("prompts/list", json!({})).await, legacy.ok("prompts/list", json!({})).await];
     for list in lists {
         let prompt = &list["prompts"][0];
@@ -77,7 +78,7 @@ async fn the_arguments_of_a_prompt_are_a_type() {
 #[tokio::test]
 async fn resources_and_the_variables_of_templates_are_types() {
     let server = TestServer::start(catalog()).await;
-    let (modern, legacy) = (server.client(), Legacy::open(&server).await);
+    let (modern, legacy) = (server.client(), LegacySession::open(&server).await);
     let notes = json!({"uri": "notes://all", "name": "notes", "mimeType": "text/markdown", "description": "What was noted"});
     assert_eq!(modern.ok("resources/list", json!({})).await["resources"], json!([notes]));
     let templates = modern.ok("resources/templates/list", json!({})).await;
@@ -98,7 +99,7 @@ async fn resources_and_the_variables_of_templates_are_types() {
 
 #[tokio::test]
 async fn a_yes_and_a_choice_are_asked_in_one_line_each() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     let asking = tokio::spawn({
         let ctx = act.ctx.clone();
@@ -110,14 +111,14 @@ async fn a_yes_and_a_choice_are_asked_in_one_line_each() {
         }
     });
     let answer = |key: &str, content: Value| json!({"taskId": id, "inputResponses": {key: {"action": "accept", "content": content}}});
-    soon("the question", stage.client.until(&id, "input_required")).await;
+    with_timeout("the question", stage.client.until(&id, "input_required")).await;
     assert_eq!(stage.client.error("tasks/update", answer("sure", json!({"confirm": "yes"}))).await["code"], -32602);
     stage.client.ok("tasks/update", answer("sure", json!({"confirm": true}))).await;
     until_open(&stage.client, &id, &["region"]).await;
     let refused = stage.client.error("tasks/update", answer("region", json!({"answer": "moon"}))).await;
     assert!(refused["message"].as_str().is_some_and(|why| why.contains("moon") && why.contains("eu")), "{refused}");
     stage.client.ok("tasks/update", answer("region", json!({"answer": "eu"}))).await;
-    assert_eq!(soon("the answer", asking).await.expect("no panic").expect("a choice"), "eu");
+    assert_eq!(with_timeout("the answer", asking).await.expect("no panic").expect("a choice"), "eu");
 }
 
 #[tokio::test]

@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 
 use crate::{
     http::Connection,
-    kit::{Client, HOUR, MS, PARTIALS, Response, SECOND, TestServer, manual_clock, passing, soon},
+    kit::{Client, HOUR, MS, PARTIALS, Response, SECOND, TestServer, manual_clock, passing, with_timeout},
     schema,
-    stage::one_may_wait,
     tasks::{Gate, registry, tool, two_callers},
+    tool_harness::one_may_wait,
 };
 
 const WAIT: &str = "dev.taskwire/waitMs";
@@ -72,13 +72,13 @@ fn get(client: &Client, params: Value) -> JoinHandle<Response> {
 
 /// The first that is answered, and its place among them; then the others.
 async fn first(pending: Vec<JoinHandle<Response>>) -> (Response, usize, Vec<JoinHandle<Response>>) {
-    let (response, at, rest) = soon("an answer", select_all(pending)).await;
+    let (response, at, rest) = with_timeout("an answer", select_all(pending)).await;
     (response.expect("no panic"), at, rest)
 }
 
 /// The result of a `tasks/get`, when it comes.
 async fn answered(pending: JoinHandle<Response>) -> Value {
-    result(&soon("the answer", pending).await.expect("no panic"))
+    result(&with_timeout("the answer", pending).await.expect("no panic"))
 }
 
 fn result(response: &Response) -> Value {
@@ -94,7 +94,7 @@ fn check_refused(response: &Response) {
     assert_eq!(response.header("retry-after"), Some("1"));
     assert_eq!(response.code(), -31001);
     let error = response.json();
-    assert!(error["error"]["message"].as_str().expect("a text").contains("`waits_per_caller`"), "{error}");
+    assert!(error["error"]["message"].as_str().expect("a text").contains("`waiting_requests_per_caller`"), "{error}");
 }
 
 /// A server with a task that is under way, and everything that its test has in hand.
@@ -124,13 +124,13 @@ impl Stage {
     /// Lets the tool take its next step, which is stored when this returns.
     async fn step(&self) {
         self.gate.go.send();
-        soon("the next step", self.gate.started.wait()).await;
+        with_timeout("the next step", self.gate.started.wait()).await;
     }
 
     /// Lets the tool go to its end.
     async fn end(&self) {
         (0..4).for_each(|_| self.gate.go.send());
-        soon("the end", self.client.until(&self.task, "completed")).await;
+        with_timeout("the end", self.client.until(&self.task, "completed")).await;
     }
 
     /// A request that waits by now. Two are sent where one may wait, so it does when the other is refused.
@@ -158,7 +158,7 @@ impl Stage {
                 check_refused(&response);
             }
         };
-        soon("room for another that waits", ask).await;
+        with_timeout("room for another that waits", ask).await;
     }
 
     /// A poll, which must be answered at once.
@@ -226,10 +226,10 @@ async fn output_is_no_change() {
 async fn a_get_of_a_task_that_has_ended_does_not_wait() {
     let stage = Stage::start(one_may_wait()).await;
     stage.end().await;
-    let task = soon("the answer", stage.client.ok("tasks/get", wait(&stage.task, 20_000))).await;
+    let task = with_timeout("the answer", stage.client.ok("tasks/get", wait(&stage.task, 20_000))).await;
     assert_eq!(task["status"], "completed");
     let params = json!({"taskId": stage.task, "_meta": {WAIT: 20_000, VERSION: task["_meta"][VERSION]}});
-    let again = soon("the answer", stage.client.ok("tasks/get", params)).await;
+    let again = with_timeout("the answer", stage.client.ok("tasks/get", params)).await;
     assert_eq!(again, task);
 }
 
@@ -250,7 +250,7 @@ async fn a_wait_lasts_as_long_as_was_asked_but_no_longer_than_allowed() {
 #[tokio::test]
 async fn no_time_is_no_wait() {
     let stage = Stage::start(one_may_wait()).await;
-    let task = soon("the answer", stage.client.ok("tasks/get", wait(&stage.task, 0))).await;
+    let task = with_timeout("the answer", stage.client.ok("tasks/get", wait(&stage.task, 0))).await;
     assert_eq!(task["status"], "working");
 }
 
@@ -265,7 +265,7 @@ async fn a_version_that_is_not_the_current_one_is_answered_at_once() {
     let changed = answered(waiting).await;
     assert!(version(&changed) > before, "{changed}");
     for other in [before, 0, version(&changed) + 1] {
-        let task = soon("the answer", stage.client.ok("tasks/get", known(other))).await;
+        let task = with_timeout("the answer", stage.client.ok("tasks/get", known(other))).await;
         assert_eq!(task, changed);
     }
     let waiting = stage.held(&known(version(&changed))).await;
@@ -278,7 +278,7 @@ async fn a_version_alone_does_not_wait() {
     let stage = Stage::start(one_may_wait()).await;
     let task = stage.client.get(&stage.task).await;
     let params = json!({"taskId": stage.task, "_meta": {VERSION: task["_meta"][VERSION]}});
-    assert_eq!(soon("the answer", stage.client.ok("tasks/get", params)).await, task);
+    assert_eq!(with_timeout("the answer", stage.client.ok("tasks/get", params)).await, task);
 }
 
 #[tokio::test]
@@ -287,7 +287,7 @@ async fn who_does_not_declare_it_does_not_wait() {
     let client = stage.server.client();
     for value in [json!(20_000), json!(-1), json!(1.5), json!("long"), json!(null), json!({})] {
         let params = json!({"taskId": stage.task, "_meta": {WAIT: value, VERSION: value}});
-        let task = soon("the answer", client.ok("tasks/get", params)).await;
+        let task = with_timeout("the answer", client.ok("tasks/get", params)).await;
         assert_eq!((&task["status"], task["_meta"].get(VERSION)), (&json!("working"), None), "{value}");
     }
     let refused = stage.server.plain_client().declaring(json!({"extensions": {PARTIALS: {}}}));
@@ -301,7 +301,7 @@ async fn a_time_or_a_version_that_is_none_is_refused() {
     for bad in [json!(-1), json!(1.5), json!("20000"), json!(true), json!(null), json!([1]), json!({})] {
         for key in [WAIT, VERSION] {
             let params = json!({"taskId": stage.task, "_meta": {key: bad}});
-            let error = soon("the answer", stage.client.error("tasks/get", params)).await;
+            let error = with_timeout("the answer", stage.client.error("tasks/get", params)).await;
             assert_eq!(error["code"], -32602, "{key} {bad}");
         }
     }
@@ -314,10 +314,10 @@ async fn nobody_waits_for_what_is_not_theirs() {
     let server = TestServer::start_with(tools, two_callers(), Arc::new(manual_clock())).await;
     let (ann, bob) = (server.streaming_client().with_token("ann-token"), server.streaming_client().with_token("bob-token"));
     let task = ann.start("slow", json!({})).await;
-    let unknown = soon("the answer", bob.error("tasks/get", wait(&"0".repeat(32), 20_000))).await;
+    let unknown = with_timeout("the answer", bob.error("tasks/get", wait(&"0".repeat(32), 20_000))).await;
     assert_eq!(unknown["code"], -32602);
     for id in [task.as_str(), "nonsense"] {
-        assert_eq!(soon("the answer", bob.error("tasks/get", wait(id, 20_000))).await, unknown, "{id}");
+        assert_eq!(with_timeout("the answer", bob.error("tasks/get", wait(id, 20_000))).await, unknown, "{id}");
     }
 }
 
@@ -325,7 +325,7 @@ async fn nobody_waits_for_what_is_not_theirs() {
 
 #[tokio::test]
 async fn so_many_requests_may_wait_and_another_when_one_is_answered() {
-    let stage = Stage::start(Config { waits_per_caller: 2, wait_max: 24 * HOUR, ..Config::default() }).await;
+    let stage = Stage::start(Config { waiting_requests_per_caller: 2, wait_max: 24 * HOUR, ..Config::default() }).await;
     let mut hours = vec![1, 2, 3];
     let wait_for = |hours: u64| get(&stage.client, wait(&stage.task, hours * 3_600_000));
     let (refused, at, rest) = first(hours.iter().copied().map(wait_for).collect()).await;
@@ -353,27 +353,27 @@ async fn who_waits_for_output_takes_a_place_too() {
     let waiting = rest.pop().expect("the one that waits");
     assert!(!waiting.is_finished(), "nothing has happened");
     stage.end().await;
-    assert_eq!(soon("the answer", waiting).await.expect("no panic").status, 200);
+    assert_eq!(with_timeout("the answer", waiting).await.expect("no panic").status, 200);
 }
 
 #[tokio::test]
 async fn each_caller_has_places_of_its_own() {
     let (gate, clock) = (Gate::new(), manual_clock());
     let tools = registry([gate.tool("slow").task(TaskMode::Always)]);
-    let config = Config { waits_per_caller: 1, ..two_callers() };
+    let config = Config { waiting_requests_per_caller: 1, ..two_callers() };
     let server = TestServer::start_with(tools, config, Arc::new(clock.clone())).await;
     let (ann, bob) = (server.streaming_client().with_token("ann-token"), server.streaming_client().with_token("bob-token"));
     let (hers, his) = (ann.start("slow", json!({})).await, bob.start("slow", json!({})).await);
     let (refused, _, rest) = first((0..2).map(|_| get(&ann, wait(&hers, 20_000))).collect()).await;
     check_refused(&refused);
-    let response = soon("the answer", passing(&clock, MS, bob.raw("tasks/get", wait(&his, 1)))).await;
+    let response = with_timeout("the answer", passing(&clock, MS, bob.raw("tasks/get", wait(&his, 1)))).await;
     assert_eq!(result(&response)["status"], "working");
     assert!(rest.iter().all(|waiting| !waiting.is_finished()), "hers still waits");
 }
 
 #[tokio::test]
 async fn who_goes_away_while_waiting_frees_the_place() {
-    let stage = Stage::start(Config { waits_per_caller: 2, wait_max: HOUR, ..Config::default() }).await;
+    let stage = Stage::start(Config { waiting_requests_per_caller: 2, wait_max: HOUR, ..Config::default() }).await;
     let (refused, _, mut rest) = first((0..3).map(|_| get(&stage.client, wait(&stage.task, 3_600_000))).collect()).await;
     check_refused(&refused);
     rest.pop().expect("one that waits").abort();
@@ -391,7 +391,7 @@ async fn a_shutdown_answers_requests_that_wait() {
     stage.server.stop();
     assert_eq!(answered(waiting).await["status"], "working");
     (0..4).for_each(|_| stage.gate.go.send());
-    soon("the shutdown", stage.server.stopped()).await;
+    with_timeout("the shutdown", stage.server.stopped()).await;
 }
 
 // Polls that come too soon.
@@ -556,7 +556,7 @@ async fn other_requests_on_the_same_connection_are_not_held() {
 
 #[tokio::test]
 async fn polls_are_not_held_where_that_is_switched_off() {
-    let stage = Stage::start(Config { hold_polls: false, ..Config::default() }).await;
+    let stage = Stage::start(Config { long_poll: false, ..Config::default() }).await;
     let (mut connection, client) = (Connection::open(&stage.server).await, stage.server.client());
     for _ in 0..5 {
         assert_eq!(stage.poll(&mut connection, &client).await["status"], "working");
@@ -572,5 +572,5 @@ async fn a_shutdown_answers_polls_that_are_held() {
     stage.server.stop();
     assert_eq!(connection.answer(&request).await["result"]["status"], "working");
     (0..4).for_each(|_| stage.gate.go.send());
-    soon("the shutdown", stage.server.stopped()).await;
+    with_timeout("the shutdown", stage.server.stopped()).await;
 }

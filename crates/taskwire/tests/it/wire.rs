@@ -18,7 +18,7 @@ use taskwire::{
 use tokio::sync::Notify;
 
 use crate::{
-    kit::{CAPABILITIES, Client, Response, TASKS, TestServer, VERSION, soon},
+    kit::{CAPABILITIES, Client, Response, TASKS, TestServer, VERSION, with_timeout},
     schema,
     tasks::{count, registry},
 };
@@ -168,7 +168,7 @@ async fn an_array_does_not_pass_for_an_object() {
     ];
     for (method, params) in cases {
         let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        let response = soon("a refusal", send(&client, &message)).await;
+        let response = with_timeout("a refusal", send(&client, &message)).await;
         assert_eq!(response.json()["error"]["code"], -32602, "{message}");
     }
 }
@@ -488,13 +488,13 @@ async fn the_task_of_another_caller_is_left_out_of_an_acknowledgement() {
     let id = alice.start("forever", json!({})).await;
     let own = bob.start("forever", json!({})).await;
     let ids = json!({"taskIds": [id, NOBODY, own, "no-id-at-all"]});
-    let mut stream = soon("an acknowledgement", bob.listen(ids)).await;
+    let mut stream = with_timeout("an acknowledgement", bob.listen(ids)).await;
     assert_eq!(stream.ack["params"]["notifications"], json!({"taskIds": [own]}));
     alice.cancel(&id).await;
     bob.cancel(&own).await;
     let mut seen = Vec::new();
     loop {
-        let message = soon("the end of Bob's task", stream.next()).await.expect("a message");
+        let message = with_timeout("the end of Bob's task", stream.next()).await.expect("a message");
         seen.push(message["params"]["taskId"].clone());
         if message["params"]["status"] == "cancelled" {
             break;
@@ -533,7 +533,7 @@ async fn task_methods_are_closed_to_requests_that_do_not_declare_the_extension()
         ("tasks/get", json!({"taskId": NOBODY})),
         ("subscriptions/listen", json!({"notifications": {"taskIds": [id]}})),
     ] {
-        let response = soon("a refusal", old.raw(method, params)).await;
+        let response = with_timeout("a refusal", old.raw(method, params)).await;
         assert_eq!((response.status, response.code()), (400, -32021), "{method}");
         assert_eq!(response.json()["error"]["data"], json!({"requiredCapabilities": {"extensions": {TASKS: {}}}}), "{method}");
     }
@@ -728,13 +728,13 @@ async fn progress_is_told_while_the_call_still_runs() {
     let server = TestServer::start(registry([tool])).await;
     let client = server.plain_client();
     let message = client.message(1, "tools/call", json!({"name": "wait", "_meta": {"progressToken": "p"}}));
-    let mut events = soon("a stream", client.open(&message)).await;
-    let note = soon("progress", events.next()).await.expect("progress");
+    let mut events = with_timeout("a stream", client.open(&message)).await;
+    let note = with_timeout("progress", events.next()).await.expect("progress");
     assert_eq!((&note["method"], &note["params"]["progress"]), (&json!("notifications/progress"), &json!(1.0)));
     opened.notify_one();
-    let response = soon("the response", events.next()).await.expect("a response");
+    let response = with_timeout("the response", events.next()).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(1), &json!("done")));
-    assert_eq!(soon("the end", events.next()).await, None, "the response ends the stream");
+    assert_eq!(with_timeout("the end", events.next()).await, None, "the response ends the stream");
 }
 
 #[tokio::test]

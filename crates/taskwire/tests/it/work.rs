@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    kit::{HOUR, MS, SECOND, TempDir, TestServer, manual_clock, soon},
+    kit::{HOUR, MS, SECOND, TempDir, TestServer, manual_clock, with_timeout},
     schema,
     tasks::{Gate, Signal, accept, life, name_form, quick, registry, reopened, tool, with_limits, written},
 };
@@ -44,10 +44,10 @@ async fn a_panic_fails_the_task_and_nothing_else() {
     let server = TestServer::start(registry([panics().task(TaskMode::Always), quick("quick")])).await;
     let client = server.client();
     let id = client.start("panics", json!({})).await;
-    let task = soon("the failure", client.until(&id, "failed")).await;
+    let task = with_timeout("the failure", client.until(&id, "failed")).await;
     assert_eq!(task["error"], json!({"code": -32603, "message": "the tool `panics` panicked: boom at attempt 1"}));
     assert_eq!(client.call("quick", json!({})).await["content"][0]["text"], "done");
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
 }
 
 #[tokio::test]
@@ -76,14 +76,14 @@ async fn a_tool_that_ignores_its_stop_is_dropped_after_the_grace_period() {
     let server = TestServer::start_with(registry([stubborn.task(TaskMode::Always)]), config, Arc::new(clock.clone())).await;
     let client = server.client();
     let id = client.start("stubborn", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     client.cancel(&id).await;
-    soon("the word to stop", gate.stopped.wait()).await;
+    with_timeout("the word to stop", gate.stopped.wait()).await;
     clock.advance(5 * SECOND - MS);
     assert_eq!(client.get(&id).await["status"], "cancelled");
     assert!(!dropped.is_sent(), "it still has a millisecond");
     clock.advance(MS);
-    soon("the drop", dropped.wait()).await;
+    with_timeout("the drop", dropped.wait()).await;
 }
 
 #[tokio::test]
@@ -98,9 +98,9 @@ async fn a_tool_that_heeds_its_stop_ends_at_once() {
     let server = TestServer::start_with(registry([sleeps.task(TaskMode::Always)]), Config::default(), Arc::new(clock.clone())).await;
     let client = server.client();
     let id = client.start("sleeps", json!({})).await;
-    soon("the start", started.wait()).await;
+    with_timeout("the start", started.wait()).await;
     client.cancel(&id).await;
-    soon("the end", dropped.wait()).await;
+    with_timeout("the end", dropped.wait()).await;
     assert_eq!(client.get(&id).await["status"], "cancelled");
 }
 
@@ -113,13 +113,13 @@ async fn a_task_that_takes_too_long_fails_and_its_tool_is_stopped() {
     let server = TestServer::start_with(registry([slow]), Config::default(), Arc::new(clock.clone())).await;
     let client = server.client();
     let id = client.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     clock.advance(10 * SECOND - MS);
     assert_eq!(client.get(&id).await["status"], "working");
     clock.advance(MS);
-    let task = soon("the failure", client.until(&id, "failed")).await;
+    let task = with_timeout("the failure", client.until(&id, "failed")).await;
     assert_eq!(task["error"], json!({"code": -32603, "message": "the tool `slow` did not finish within its timeout of 10s"}));
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
 }
 
 #[tokio::test]
@@ -133,10 +133,10 @@ async fn a_direct_call_that_takes_too_long_fails_and_its_tool_is_stopped() {
         clock.advance(10 * SECOND);
     };
     let call = client.ok("tools/call", json!({"name": "slow", "arguments": {}}));
-    let (result, ()) = soon("the failure", async { tokio::join!(call, pass) }).await;
+    let (result, ()) = with_timeout("the failure", async { tokio::join!(call, pass) }).await;
     assert_eq!(result["isError"], true, "{result}");
     assert!(result["content"][0]["text"].as_str().expect("a text").contains("timeout of 10s"), "{result}");
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
 }
 
 #[tokio::test]
@@ -149,9 +149,9 @@ async fn the_time_before_a_call_became_a_task_counts_too() {
         gate.started.wait().await;
         clock.advance(4 * SECOND);
     };
-    let (id, ()) = soon("the handle", async { tokio::join!(client.start("slow", json!({})), pass) }).await;
+    let (id, ()) = with_timeout("the handle", async { tokio::join!(client.start("slow", json!({})), pass) }).await;
     clock.advance(6 * SECOND);
-    soon("the failure", client.until(&id, "failed")).await;
+    with_timeout("the failure", client.until(&id, "failed")).await;
 }
 
 #[tokio::test]
@@ -166,14 +166,14 @@ async fn the_time_that_a_tool_waits_for_an_answer_does_not_count() {
     let server = TestServer::start_with(registry([asks]), Config::default(), Arc::new(clock.clone())).await;
     let client = server.client();
     let id = client.start("asks", json!({})).await;
-    soon("the question", client.until(&id, "input_required")).await;
+    with_timeout("the question", client.until(&id, "input_required")).await;
     clock.advance(HOUR);
     assert_eq!(client.get(&id).await["status"], "input_required");
     client.answer(&id, json!({"name": accept("Ada")})).await;
     clock.advance(10 * SECOND - MS);
     assert_eq!(client.get(&id).await["status"], "working");
     clock.advance(MS);
-    soon("the failure", client.until(&id, "failed")).await;
+    with_timeout("the failure", client.until(&id, "failed")).await;
 }
 
 #[tokio::test]
@@ -183,13 +183,13 @@ async fn a_question_that_nobody_answers_fails_the_task() {
         ctx.ask("name", name_form("Name?")).await?;
         Ok("done")
     });
-    let config = Config { input_timeout: Some(HOUR), ..Config::default() };
+    let config = Config { answer_timeout: Some(HOUR), ..Config::default() };
     let server = TestServer::start_with(registry([asks.task(TaskMode::Always)]), config, Arc::new(clock.clone())).await;
     let client = server.client();
     let id = client.start("asks", json!({})).await;
-    soon("the question", client.until(&id, "input_required")).await;
+    with_timeout("the question", client.until(&id, "input_required")).await;
     clock.advance(HOUR);
-    let task = soon("the failure", client.until(&id, "failed")).await;
+    let task = with_timeout("the failure", client.until(&id, "failed")).await;
     assert_eq!(task["error"]["message"], "nobody answered within 1h");
 }
 
@@ -220,12 +220,12 @@ fn a_checkpoint_comes_back_as_it_was_saved() {
     let id = life(async {
         let server = TestServer::start_in(dir.clone(), copies(), Config::default(), Arc::new(clock.clone())).await;
         let id = server.client().start("copies", json!({})).await;
-        soon("the checkpoint", saved.wait()).await;
+        with_timeout("the checkpoint", saved.wait()).await;
         id
     });
     life(async {
         let server = reopened(&dir, copies(), Config::default(), &clock).await;
-        let task = soon("the end", server.client().until(&id, "completed")).await;
+        let task = with_timeout("the end", server.client().until(&id, "completed")).await;
         assert_eq!(task["result"]["content"][0]["text"], format!("2 ä \"b\" {}", u64::MAX));
     });
 }
@@ -238,16 +238,16 @@ fn work_is_started_so_often_and_no_more() {
     let id = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), config(), Arc::new(clock.clone())).await;
         let id = server.client().start("slow", json!({})).await;
-        soon("the first start", gate.started.wait()).await;
+        with_timeout("the first start", gate.started.wait()).await;
         id
     });
     life(async {
         let _server = reopened(&dir, tools(), config(), &clock).await;
-        soon("the second start", gate.started.wait()).await;
+        with_timeout("the second start", gate.started.wait()).await;
     });
     life(async {
         let server = reopened(&dir, tools(), config(), &clock).await;
-        let task = soon("the failure", server.client().until(&id, "failed")).await;
+        let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         let message = task["error"]["message"].as_str().expect("a text");
         assert!(message.contains("interrupted") && message.contains("started 2 times"), "{message}");
     });
@@ -264,7 +264,7 @@ fn a_tool_that_is_no_longer_there_fails_its_task() {
     });
     life(async {
         let server = reopened(&dir, registry([]), Config::default(), &clock).await;
-        let task = soon("the failure", server.client().until(&id, "failed")).await;
+        let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         assert_eq!(task["error"]["message"], "the tool `slow` is no longer there");
     });
 }
@@ -288,7 +288,7 @@ async fn progress_shows_in_the_status_message() {
     let id = client.start("copies", json!({})).await;
     for expected in ["10 done", "20/100", "copying (30/100)"] {
         gate.go.send();
-        soon("the progress", gate.started.wait()).await;
+        with_timeout("the progress", gate.started.wait()).await;
         assert_eq!(client.get(&id).await["statusMessage"], expected);
     }
 }
@@ -308,7 +308,7 @@ fn writes(count: usize, length: usize) -> Tool {
 async fn run(server: &TestServer, tool: &str) -> (String, Value) {
     let client = server.client();
     let id = client.start(tool, json!({})).await;
-    let task = soon("the end", client.until(&id, "completed")).await;
+    let task = with_timeout("the end", client.until(&id, "completed")).await;
     (id, task["result"].clone())
 }
 
@@ -351,7 +351,7 @@ async fn a_result_that_is_too_large_fails_the_task() {
     let server = TestServer::start_with(registry([large.task(TaskMode::Always)]), with_limits(limits), Arc::new(manual_clock())).await;
     let client = server.client();
     let id = client.start("large", json!({})).await;
-    let task = soon("the failure", client.until(&id, "failed")).await;
+    let task = with_timeout("the failure", client.until(&id, "failed")).await;
     assert!(task["error"]["message"].as_str().expect("a text").contains("`limits.result_bytes`"), "{task}");
 }
 
@@ -363,16 +363,16 @@ async fn a_shutdown_waits_for_running_work() {
     let mut server = TestServer::start(registry([gate.tool("slow").task(TaskMode::Always)])).await;
     let client = server.client();
     let id = client.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let mut events = client.listen(json!({})).await;
     server.stop();
-    assert!(soon("the end of the stream", events.next()).await.is_some());
+    assert!(with_timeout("the end of the stream", events.next()).await.is_some());
     let (engine, _dir) = (server.server.engine().clone(), server.dir());
     let stopped = tokio::spawn(server.stopped());
     tokio::task::yield_now().await;
     assert!(!stopped.is_finished(), "work is still going on");
     gate.go.send();
-    soon("the shutdown", stopped).await.expect("no panic");
+    with_timeout("the shutdown", stopped).await.expect("no panic");
     let task = engine.reader().task(id.parse().expect("an id")).expect("readable").expect("still there");
     assert_eq!(task.status(), Status::Completed);
 }
@@ -385,12 +385,12 @@ async fn a_shutdown_waits_only_so_long() {
     let mut server = TestServer::start_with(tools, config, Arc::new(clock.clone())).await;
     let client = server.client();
     client.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let mut events = client.listen(json!({})).await;
     server.stop();
-    assert!(soon("the end of the stream", events.next()).await.is_some());
+    assert!(with_timeout("the end of the stream", events.next()).await.is_some());
     clock.advance(10 * SECOND);
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
     assert!(!gate.stopped.is_sent(), "the next start takes it over");
 }
 
@@ -402,13 +402,13 @@ async fn while_shutting_down_tasks_can_be_read_but_no_call_begins() {
     let id = client.start("slow", json!({})).await;
     let mut events = client.listen(json!({})).await;
     server.stop();
-    assert!(soon("the end of the stream", events.next()).await.is_some());
+    assert!(with_timeout("the end of the stream", events.next()).await.is_some());
     let refused = client.raw("tools/call", json!({"name": "quick", "arguments": {}})).await;
     assert_eq!((refused.status, refused.code()), (503, -31002));
     assert_eq!(refused.header("retry-after"), Some("1"));
     assert_eq!(client.get(&id).await["status"], "working");
     gate.go.send();
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
 }
 
 #[tokio::test]
@@ -425,21 +425,21 @@ async fn a_call_that_was_being_sent_when_the_shutdown_began_is_refused() {
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.expect("a connection");
     stream.write_all(format!("{head}\r\n").as_bytes()).await.expect("writable");
     let mut go_ahead = [0; 25];
-    soon("the server's word", stream.read_exact(&mut go_ahead)).await.expect("readable");
+    with_timeout("the server's word", stream.read_exact(&mut go_ahead)).await.expect("readable");
     assert_eq!(&go_ahead, b"HTTP/1.1 100 Continue\r\n\r\n");
     let mut events = client.listen(json!({})).await;
     server.stop();
-    assert!(soon("the end of the stream", events.next()).await.is_some());
+    assert!(with_timeout("the end of the stream", events.next()).await.is_some());
     stream.write_all(body.as_bytes()).await.expect("writable");
     let mut response = String::new();
-    soon("the response", stream.read_to_string(&mut response)).await.expect("readable");
+    with_timeout("the response", stream.read_to_string(&mut response)).await.expect("readable");
     let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
     assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
     let message: Value = serde_json::from_str(body).expect("JSON");
     schema::check_response("tools/call", &message);
     assert_eq!(message["error"]["code"], -31002);
     assert_eq!(gate.runs(), 0);
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-use super::entry::Item;
+use super::config_value::OrderedValue;
 use crate::term::paint::shell_word;
 
 /// Stands where a token must be typed in by hand.
@@ -52,9 +52,9 @@ pub(crate) enum Client {
 
 /// How a client reaches the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum Transport {
     /// At an address, with a token from this variable if one is needed.
-    Http { url: String, token: Option<String> },
+    Http { url: String, token_variable: Option<String> },
     /// As a program that it starts.
     Stdio { program: String, args: Vec<String> },
 }
@@ -70,7 +70,7 @@ pub(super) enum Scope {
 
 /// How a file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum FileFormat {
     /// JSON, with the servers in the object at this path.
     Json(&'static [&'static str]),
     /// Tables of TOML.
@@ -83,7 +83,7 @@ pub(super) enum Form {
 
 /// How a client comes by a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Secret {
+pub(super) enum TokenSource {
     /// It takes it from its environment.
     Variable,
     /// It asks for it.
@@ -94,7 +94,7 @@ pub(super) enum Secret {
 
 /// Where things are on this machine.
 #[derive(Debug, Clone)]
-pub(super) struct Places {
+pub(super) struct Directories {
     pub(super) home: PathBuf,
     /// `$XDG_CONFIG_HOME`, or what it stands for.
     pub(super) config: PathBuf,
@@ -105,7 +105,7 @@ pub(super) struct Places {
     pub(super) is_macos: bool,
 }
 
-impl Places {
+impl Directories {
     /// Where programs with windows have their settings.
     fn application(&self, name: &str) -> PathBuf {
         let base = if self.is_macos { self.home.join("Library/Application Support") } else { self.config.clone() };
@@ -134,7 +134,7 @@ impl Client {
     }
 
     /// What it is called here.
-    pub(super) fn word(self) -> String {
+    pub(super) fn cli_name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
@@ -143,29 +143,29 @@ impl Client {
         self == Self::ClaudeDesktop
     }
 
-    pub(super) fn form(self, scope: Scope) -> Form {
+    pub(super) fn file_format(self, scope: Scope) -> FileFormat {
         match (self, scope) {
-            (Self::VsCode, _) => Form::Json(&["servers"]),
-            (Self::Zed, _) => Form::Json(&["context_servers"]),
-            (Self::OpenCode, _) => Form::Json(&["mcp"]),
-            (Self::Codex, _) => Form::Toml,
-            (Self::Continue, Scope::Project) => Form::YamlFile,
-            (Self::Continue | Self::Goose, _) => Form::Yaml,
-            _ => Form::Json(&["mcpServers"]),
+            (Self::VsCode, _) => FileFormat::Json(&["servers"]),
+            (Self::Zed, _) => FileFormat::Json(&["context_servers"]),
+            (Self::OpenCode, _) => FileFormat::Json(&["mcp"]),
+            (Self::Codex, _) => FileFormat::Toml,
+            (Self::Continue, Scope::Project) => FileFormat::YamlFile,
+            (Self::Continue | Self::Goose, _) => FileFormat::Yaml,
+            _ => FileFormat::Json(&["mcpServers"]),
         }
     }
 
     /// The files that it reads, of which one is enough: one that is there, or the first. None if it has none of this scope.
-    pub(super) fn files(self, scope: Scope, name: &str, places: &Places) -> Vec<PathBuf> {
-        let Places { home, config, current, claude, codex, is_macos } = places;
+    pub(super) fn files(self, scope: Scope, name: &str, directories: &Directories) -> Vec<PathBuf> {
+        let Directories { home, config, current, claude, codex, is_macos } = directories;
         let cline = "cline_mcp_settings.json";
         match (self, scope) {
             (Self::ClaudeCode, Scope::User) => vec![claude.as_ref().unwrap_or(home).join(".claude.json")],
             (Self::ClaudeCode, Scope::Project) => vec![current.join(".mcp.json")],
-            (Self::ClaudeDesktop, Scope::User) => vec![places.application("Claude/claude_desktop_config.json")],
+            (Self::ClaudeDesktop, Scope::User) => vec![directories.application("Claude/claude_desktop_config.json")],
             (Self::Cursor, Scope::User) => vec![home.join(".cursor/mcp.json")],
             (Self::Cursor, Scope::Project) => vec![current.join(".cursor/mcp.json")],
-            (Self::VsCode, Scope::User) => vec![places.application("Code/User/mcp.json")],
+            (Self::VsCode, Scope::User) => vec![directories.application("Code/User/mcp.json")],
             (Self::VsCode, Scope::Project) => vec![current.join(".vscode/mcp.json")],
             (Self::Codex, Scope::User) => vec![codex.clone().unwrap_or_else(|| home.join(".codex")).join("config.toml")],
             (Self::Codex, Scope::Project) => vec![current.join(".codex/config.toml")],
@@ -178,24 +178,24 @@ impl Client {
             }
             (Self::Cline, Scope::User) => vec![
                 home.join(".cline/data/settings").join(cline),
-                places.application("Code/User/globalStorage/saoudrizwan.claude-dev/settings").join(cline),
+                directories.application("Code/User/globalStorage/saoudrizwan.claude-dev/settings").join(cline),
             ],
             (Self::Continue, Scope::User) => vec![home.join(".continue/config.yaml")],
             (Self::Continue, Scope::Project) => vec![current.join(format!(".continue/mcpServers/{name}.yaml"))],
             (Self::Goose, Scope::User) => vec![config.join("goose/config.yaml")],
-            (Self::OpenCode, Scope::User) => both(&config.join("opencode")),
-            (Self::OpenCode, Scope::Project) => both(current),
+            (Self::OpenCode, Scope::User) => opencode_files(&config.join("opencode")),
+            (Self::OpenCode, Scope::Project) => opencode_files(current),
             (Self::LmStudio, Scope::User) => vec![home.join(".lmstudio/mcp.json")],
             (Self::ClaudeDesktop | Self::Windsurf | Self::Zed | Self::Cline | Self::Goose | Self::LmStudio, Scope::Project) => Vec::new(),
         }
     }
 
     /// How it comes by a token.
-    pub(super) fn secret(self) -> Secret {
+    pub(super) fn token_source(self) -> TokenSource {
         match self {
-            Self::VsCode => Secret::Prompt,
-            Self::Zed | Self::Cline | Self::LmStudio | Self::ClaudeDesktop => Secret::Literal,
-            _ => Secret::Variable,
+            Self::VsCode => TokenSource::Prompt,
+            Self::Zed | Self::Cline | Self::LmStudio | Self::ClaudeDesktop => TokenSource::Literal,
+            _ => TokenSource::Variable,
         }
     }
 
@@ -214,15 +214,19 @@ impl Client {
     }
 
     /// What the server is called with, and how it is reached.
-    pub(super) fn entry(self, name: &str, reach: &Reach) -> Item {
-        let mut members: Vec<(&str, Item)> = Vec::new();
+    pub(super) fn server_config(self, name: &str, transport: &Transport) -> OrderedValue {
+        let mut members: Vec<(&str, OrderedValue)> = Vec::new();
         if self == Self::Goose {
-            members.extend([("enabled", Item::Flag(true)), ("name", Item::text(name)), ("description", Item::text("Tools of Taskwire"))]);
+            members.extend([
+                ("enabled", OrderedValue::Flag(true)),
+                ("name", OrderedValue::text(name)),
+                ("description", OrderedValue::text("Tools of Taskwire")),
+            ]);
         } else if self == Self::Continue {
-            members.push(("name", Item::text(name)));
+            members.push(("name", OrderedValue::text(name)));
         }
-        match reach {
-            Reach::Http { url, token } => {
+        match transport {
+            Transport::Http { url, token_variable: token } => {
                 let kind = match self {
                     Self::ClaudeCode | Self::VsCode => Some("http"),
                     Self::Cline => Some("streamableHttp"),
@@ -231,97 +235,98 @@ impl Client {
                     Self::OpenCode => Some("remote"),
                     _ => None,
                 };
-                members.extend(kind.map(|kind| ("type", Item::text(kind))));
+                members.extend(kind.map(|kind| ("type", OrderedValue::text(kind))));
                 let address = match self {
                     Self::Gemini => "httpUrl",
                     Self::Windsurf => "serverUrl",
                     Self::Goose => "uri",
                     _ => "url",
                 };
-                members.push((address, Item::text(url)));
+                members.push((address, OrderedValue::text(url)));
                 if let Some(variable) = token {
-                    let headers = Item::members([("Authorization", Item::text(self.authorization(variable, name)))]);
+                    let headers = OrderedValue::members([("Authorization", OrderedValue::text(self.authorization(variable, name)))]);
                     match self {
-                        Self::Codex => members.push(("bearer_token_env_var", Item::text(variable))),
-                        Self::Continue => members.push(("requestOptions", Item::members([("headers", headers)]))),
-                        Self::Goose => members.extend([("headers", headers), ("env_keys", Item::texts([variable.as_str()]))]),
+                        Self::Codex => members.push(("bearer_token_env_var", OrderedValue::text(variable))),
+                        Self::Continue => members.push(("requestOptions", OrderedValue::members([("headers", headers)]))),
+                        Self::Goose => members.extend([("headers", headers), ("env_keys", OrderedValue::texts([variable.as_str()]))]),
                         _ => members.push(("headers", headers)),
                     }
                 }
             }
-            Reach::Stdio { program, args } => {
+            Transport::Stdio { program, args } => {
                 let kind = match self {
                     Self::ClaudeCode | Self::VsCode | Self::Continue | Self::Goose => Some("stdio"),
                     Self::OpenCode => Some("local"),
                     _ => None,
                 };
-                members.extend(kind.map(|kind| ("type", Item::text(kind))));
+                members.extend(kind.map(|kind| ("type", OrderedValue::text(kind))));
                 if self == Self::OpenCode {
                     let words = [program].into_iter().chain(args).map(String::as_str);
-                    members.push(("command", Item::texts(words)));
+                    members.push(("command", OrderedValue::texts(words)));
                 } else {
                     let command = if self == Self::Goose { "cmd" } else { "command" };
-                    members.extend([(command, Item::text(program)), ("args", Item::texts(args.iter().map(String::as_str)))]);
+                    members
+                        .extend([(command, OrderedValue::text(program)), ("args", OrderedValue::texts(args.iter().map(String::as_str)))]);
                 }
             }
         }
         if self == Self::Goose {
-            members.push(("timeout", Item::Number(GOOSE_TIMEOUT)));
+            members.push(("timeout", OrderedValue::Number(GOOSE_TIMEOUT)));
         }
-        Item::members(members)
+        OrderedValue::members(members)
     }
 
     /// The command of the client's own that adds the server, if it has one.
-    pub(super) fn command(self, name: &str, reach: &Reach, scope: Scope) -> Option<String> {
+    pub(super) fn command(self, name: &str, transport: &Transport, scope: Scope) -> Option<String> {
         let scope_word = if scope == Scope::User { "user" } else { "project" };
         let header = |variable: &String| format!("Authorization: {}", self.authorization(variable, name));
         let mut words: Vec<String> = Vec::new();
-        let mut say = |more: &[&str]| words.extend(more.iter().map(|word| (*word).to_owned()));
-        match (self, reach) {
-            (Self::ClaudeCode, Reach::Http { url, token }) => {
-                say(&["claude", "mcp", "add", "--transport", "http", "--scope", scope_word, name, url]);
+        let mut push = |more: &[&str]| words.extend(more.iter().map(|word| (*word).to_owned()));
+        match (self, transport) {
+            (Self::ClaudeCode, Transport::Http { url, token_variable: token }) => {
+                push(&["claude", "mcp", "add", "--transport", "http", "--scope", scope_word, name, url]);
                 if let Some(header) = token.as_ref().map(header) {
                     // Last: it takes all words that follow.
-                    say(&["--header", &header]);
+                    push(&["--header", &header]);
                 }
             }
-            (Self::ClaudeCode, Reach::Stdio { program, args }) => {
-                say(&["claude", "mcp", "add", "--scope", scope_word, name, "--", program]);
+            (Self::ClaudeCode, Transport::Stdio { program, args }) => {
+                push(&["claude", "mcp", "add", "--scope", scope_word, name, "--", program]);
                 words.extend(args.iter().cloned());
             }
             (Self::Codex, _) if scope == Scope::Project => return None,
-            (Self::Codex, Reach::Http { url, token }) => {
-                say(&["codex", "mcp", "add", name, "--url", url]);
+            (Self::Codex, Transport::Http { url, token_variable: token }) => {
+                push(&["codex", "mcp", "add", name, "--url", url]);
                 if let Some(variable) = token {
-                    say(&["--bearer-token-env-var", variable]);
+                    push(&["--bearer-token-env-var", variable]);
                 }
             }
-            (Self::Codex, Reach::Stdio { program, args }) => {
-                say(&["codex", "mcp", "add", name, "--", program]);
+            (Self::Codex, Transport::Stdio { program, args }) => {
+                push(&["codex", "mcp", "add", name, "--", program]);
                 words.extend(args.iter().cloned());
             }
-            (Self::Gemini, Reach::Http { url, token }) => {
-                say(&["gemini", "mcp", "add", "--scope", scope_word, "--transport", "http"]);
+            (Self::Gemini, Transport::Http { url, token_variable: token }) => {
+                push(&["gemini", "mcp", "add", "--scope", scope_word, "--transport", "http"]);
                 if let Some(header) = token.as_ref().map(header) {
-                    say(&["--header", &header]);
+                    push(&["--header", &header]);
                 }
-                say(&[name, url]);
+                push(&[name, url]);
             }
-            (Self::Gemini, Reach::Stdio { program, args }) => {
+            (Self::Gemini, Transport::Stdio { program, args }) => {
                 // What looks like an option of its own comes behind two dashes.
                 let (options, plain): (Vec<&str>, Vec<&str>) = args.iter().map(String::as_str).partition(|word| word.starts_with('-'));
-                say(&["gemini", "mcp", "add", "--scope", scope_word, name, program]);
-                say(&plain);
-                say(&["--"]);
-                say(&options);
+                push(&["gemini", "mcp", "add", "--scope", scope_word, name, program]);
+                push(&plain);
+                push(&["--"]);
+                push(&options);
             }
-            (Self::VsCode, Reach::Http { token: Some(_), .. }) => return None,
+            (Self::VsCode, Transport::Http { token_variable: Some(_), .. }) => return None,
             (Self::VsCode, _) if scope == Scope::Project => return None,
             (Self::VsCode, _) => {
-                let Item::Members(mut members) = self.entry(name, reach) else { return None };
-                members.insert(0, ("name".to_owned(), Item::text(name)));
-                let json = Item::Members(members).value().to_string();
-                say(&["code", "--add-mcp", &json]);
+                let OrderedValue::Members(mut members) = self.server_config(name, transport) else { return None };
+                members.insert(0, ("name".to_owned(), OrderedValue::text(name)));
+                let json = OrderedValue::Members(members).value().to_string();
+                push(&["code", "--add-mcp", &json]);
             }
             _ => return None,
         }
@@ -336,7 +341,7 @@ fn shell_or_plain(word: &str) -> String {
 }
 
 /// opencode reads either.
-fn both(dir: &Path) -> Vec<PathBuf> {
+fn opencode_files(dir: &Path) -> Vec<PathBuf> {
     vec![dir.join("opencode.json"), dir.join("opencode.jsonc")]
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::entry::Item;
+use super::config_value::OrderedValue;
 
 /// Objects and lists in each other. A client's settings are much flatter.
 const DEPTH_MAX: usize = 100;
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Passes over one character, if it is the next.
-    fn takes(&mut self, c: char) -> bool {
+    fn consume(&mut self, c: char) -> bool {
         let found = self.rest().starts_with(c);
         if found {
             self.at += c.len_utf8();
@@ -101,9 +101,9 @@ impl<'a> Reader<'a> {
             return Err(self.wrong("too many objects and lists in each other"));
         }
         let start = self.at;
-        let kind = if self.takes('{') {
+        let kind = if self.consume('{') {
             Kind::Object(self.members(depth)?)
-        } else if self.takes('[') {
+        } else if self.consume('[') {
             Kind::List(self.items(depth)?)
         } else if self.rest().starts_with('"') {
             Kind::Plain(Value::from(self.string()?))
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
         let mut members: Vec<Member> = Vec::new();
         loop {
             self.skip()?;
-            if self.takes('}') {
+            if self.consume('}') {
                 return Ok(members);
             }
             if members.last().is_some_and(|last| !last.has_comma) {
@@ -133,12 +133,12 @@ impl<'a> Reader<'a> {
             }
             let key = self.string()?;
             self.skip()?;
-            if !self.takes(':') {
+            if !self.consume(':') {
                 return Err(self.wrong("a `:` is expected here"));
             }
             let value = self.value(depth + 1)?;
             self.skip()?;
-            let has_comma = self.takes(',');
+            let has_comma = self.consume(',');
             members.push(Member { key, start, value, has_comma });
         }
     }
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         let (mut items, mut is_open) = (Vec::new(), true);
         loop {
             self.skip()?;
-            if self.takes(']') {
+            if self.consume(']') {
                 return Ok(items);
             }
             if !is_open {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
             }
             items.push(self.value(depth + 1)?);
             self.skip()?;
-            is_open = self.takes(',');
+            is_open = self.consume(',');
         }
     }
 
@@ -195,11 +195,11 @@ fn is_first_on_line(text: &str, at: usize) -> bool {
 
 /// Why a member could not be added.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum AddError {
     /// There is another of this name.
-    Taken,
+    NameTaken,
     /// The file is not as it should be.
-    Unfit(String),
+    Unusable(String),
 }
 
 /// The text with `item` as the member `name` of the object at `path`, which is made if it is not there. Nothing if that
@@ -207,10 +207,10 @@ pub(super) enum Refusal {
 ///
 /// # Errors
 /// When the text cannot be read, or has something else there.
-pub(super) fn add(text: &str, path: &[&str], name: &str, item: &Item, replace: bool) -> Result<Option<String>, Refusal> {
+pub(super) fn add(text: &str, path: &[&str], name: &str, item: &OrderedValue, replace: bool) -> Result<Option<String>, AddError> {
     let empty = format!("{text}{{}}\n");
     let text = if text.trim_matches(['\u{feff}', ' ', '\t', '\r', '\n']).is_empty() { empty.as_str() } else { text };
-    let root = Reader::read(text).map_err(Refusal::Unfit)?;
+    let root = Reader::read(text).map_err(AddError::Unusable)?;
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let unit = match &root.kind {
         Kind::Object(members) => members.first().filter(|member| is_first_on_line(text, member.start)),
@@ -222,17 +222,17 @@ pub(super) fn add(text: &str, path: &[&str], name: &str, item: &Item, replace: b
     for (depth, step) in steps.iter().enumerate() {
         let Kind::Object(members) = &node.kind else {
             let what = if depth == 0 { "what it has".to_owned() } else { format!("`{}`", steps[..depth].join(".")) };
-            return Err(Refusal::Unfit(format!("{what} is no object")));
+            return Err(AddError::Unusable(format!("{what} is no object")));
         };
         let mut found = members.iter().filter(|member| member.key == *step);
         let (first, second) = (found.next(), found.next());
         if second.is_some() {
-            return Err(Refusal::Unfit(format!("it has `{}` twice", steps[..=depth].join("."))));
+            return Err(AddError::Unusable(format!("it has `{}` twice", steps[..=depth].join("."))));
         }
         let Some(member) = first else {
             let added = item.clone().within(steps[depth + 1..].iter().copied());
-            let new = inserted(text, node, members, step, &added, unit, newline);
-            return checked(new, &root, &steps, item).map(Some);
+            let new = insert_member(text, node, members, step, &added, unit, newline);
+            return verify(new, &root, &steps, item).map(Some);
         };
         node = &member.value;
     }
@@ -240,15 +240,15 @@ pub(super) fn add(text: &str, path: &[&str], name: &str, item: &Item, replace: b
         return Ok(None);
     }
     if !replace {
-        return Err(Refusal::Taken);
+        return Err(AddError::NameTaken);
     }
     let written = item.json(indent_at(text, node.span.start), unit, newline);
     let new = format!("{}{written}{}", &text[..node.span.start], &text[node.span.end..]);
-    checked(new, &root, &steps, item).map(Some)
+    verify(new, &root, &steps, item).map(Some)
 }
 
 /// The text with one more member at the end of an object.
-fn inserted(text: &str, object: &Node, members: &[Member], key: &str, item: &Item, unit: &str, newline: &str) -> String {
+fn insert_member(text: &str, object: &Node, members: &[Member], key: &str, item: &OrderedValue, unit: &str, newline: &str) -> String {
     let (open, close) = (object.span.start + 1, object.span.end - 1);
     let outer = indent_at(text, object.span.start);
     let last = members.last();
@@ -268,17 +268,17 @@ fn inserted(text: &str, object: &Node, members: &[Member], key: &str, item: &Ite
 }
 
 /// The new text, if it says what the old one said and the new member, and nothing else.
-fn checked(new: String, root: &Node, steps: &[&str], item: &Item) -> Result<String, Refusal> {
+fn verify(new: String, root: &Node, steps: &[&str], item: &OrderedValue) -> Result<String, AddError> {
     let mut expected = root.value();
-    let mut place = &mut expected;
+    let mut slot = &mut expected;
     for step in steps {
-        let Value::Object(members) = place else { break };
-        place = members.entry(*step).or_insert_with(|| Value::Object(Map::new()));
+        let Value::Object(members) = slot else { break };
+        slot = members.entry(*step).or_insert_with(|| Value::Object(Map::new()));
     }
-    *place = item.value();
+    *slot = item.value();
     match value(&new) {
         Ok(value) if value == expected => Ok(new),
-        _ => Err(Refusal::Unfit("it cannot be changed without changing more than that".to_owned())),
+        _ => Err(AddError::Unusable("it cannot be changed without changing more than that".to_owned())),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::{entry::Item, json_file::Refusal};
+use super::{config_value::OrderedValue, json_file::AddError};
 
 /// Where the servers are.
 const SERVERS: &str = "mcp_servers";
@@ -12,31 +12,31 @@ const SERVERS: &str = "mcp_servers";
 ///
 /// # Errors
 /// When the text cannot be read, or has something else there.
-pub(super) fn add(text: &str, name: &str, item: &Item, replace: bool) -> Result<Option<String>, Refusal> {
+pub(super) fn add(text: &str, name: &str, item: &OrderedValue, replace: bool) -> Result<Option<String>, AddError> {
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let section = item.toml(&heading(name), newline);
-    let entry = parsed(&section).map_err(Refusal::Unfit)?.remove(SERVERS);
+    let entry = parse(&section).map_err(AddError::Unusable)?.remove(SERVERS);
     let entry = entry.and_then(|mut servers| servers.as_table_mut()?.remove(name));
-    let Some(entry) = entry else { return Err(Refusal::Unfit(format!("`{name}` cannot be written there"))) };
-    let old = parsed(text).map_err(Refusal::Unfit)?;
-    let no_table = || Refusal::Unfit(format!("`{SERVERS}` is no table"));
-    let there = match old.get(SERVERS) {
+    let Some(entry) = entry else { return Err(AddError::Unusable(format!("`{name}` cannot be written there"))) };
+    let old = parse(text).map_err(AddError::Unusable)?;
+    let no_table = || AddError::Unusable(format!("`{SERVERS}` is no table"));
+    let existing = match old.get(SERVERS) {
         None => None,
         Some(servers) => servers.as_table().ok_or_else(no_table)?.get(name),
     };
-    let new = match there {
+    let new = match existing {
         Some(other) if *other == entry => return Ok(None),
-        Some(_) if !replace => return Err(Refusal::Taken),
-        Some(_) => replaced(text, name, &section),
-        None => appended(text, &section, newline),
+        Some(_) if !replace => return Err(AddError::NameTaken),
+        Some(_) => replace_tables(text, name, &section),
+        None => append(text, &section, newline),
     };
     // It must say what the old one said and the new table, and nothing else.
     let mut expected = old;
     let servers = expected.entry(SERVERS).or_insert_with(|| Value::Table(Table::new()));
     servers.as_table_mut().ok_or_else(no_table)?.insert(name.to_owned(), entry);
-    match parsed(&new) {
+    match parse(&new) {
         Ok(table) if table == expected => Ok(Some(new)),
-        _ => Err(Refusal::Unfit("it cannot be changed without changing more than that".to_owned())),
+        _ => Err(AddError::Unusable("it cannot be changed without changing more than that".to_owned())),
     }
 }
 
@@ -45,7 +45,7 @@ pub(super) fn heading(name: &str) -> String {
     format!("{SERVERS}.{name}")
 }
 
-fn parsed(text: &str) -> Result<Table, String> {
+fn parse(text: &str) -> Result<Table, String> {
     toml::from_str(text).map_err(|error| {
         let line = error.span().map(|span| text.get(..span.start).unwrap_or_default().matches('\n').count() + 1);
         line.map_or_else(String::new, |line| format!("line {line}: ")) + error.message()
@@ -53,7 +53,7 @@ fn parsed(text: &str) -> Result<Table, String> {
 }
 
 /// The text with a section at its end.
-fn appended(text: &str, section: &str, newline: &str) -> String {
+fn append(text: &str, section: &str, newline: &str) -> String {
     let newlines = match text {
         "" => 0,
         text if text.ends_with('\n') => 1,
@@ -63,7 +63,7 @@ fn appended(text: &str, section: &str, newline: &str) -> String {
 }
 
 /// The text with a section in the place of the tables of this server.
-fn replaced(text: &str, name: &str, section: &str) -> String {
+fn replace_tables(text: &str, name: &str, section: &str) -> String {
     let (mut new, mut section) = (String::with_capacity(text.len() + section.len()), Some(section));
     let mut is_inside = false;
     // Comments and blank lines at the end of a table may belong to the next one.
@@ -71,7 +71,7 @@ fn replaced(text: &str, name: &str, section: &str) -> String {
     for line in text.split_inclusive('\n') {
         let words = line.trim();
         if words.starts_with('[') {
-            is_inside = is_of(words, name);
+            is_inside = is_heading_of(words, name);
             new.push_str(&std::mem::take(&mut pending));
             if is_inside {
                 new.push_str(section.take().unwrap_or_default());
@@ -90,7 +90,7 @@ fn replaced(text: &str, name: &str, section: &str) -> String {
 }
 
 /// Whether this line begins a table of the server.
-fn is_of(line: &str, name: &str) -> bool {
+fn is_heading_of(line: &str, name: &str) -> bool {
     let table: Option<Table> = toml::from_str(line).ok();
     table.and_then(|table| table.get(SERVERS)?.as_table()?.get(name).map(|_| ())).is_some()
 }
@@ -99,8 +99,8 @@ fn is_of(line: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn item() -> Item {
-        Item::members([("url", Item::text("http://h/mcp"))])
+    fn item() -> OrderedValue {
+        OrderedValue::members([("url", OrderedValue::text("http://h/mcp"))])
     }
 
     fn added(text: &str) -> String {
@@ -124,7 +124,7 @@ mod tests {
         let (before, after) = ("a = 1 # mine\n\n[mcp_servers.b]\ncommand = \"y\"\n\n", "\n# the next one\n[mcp_servers.c]\nurl = \"z\"\n");
         let theirs = "[mcp_servers.\"taskwire\"] # x\n# old\ncommand = \"t\"\n\n[mcp_servers.taskwire.env]\nA = \"1\"\n";
         let text = format!("{before}{theirs}{after}");
-        assert_eq!(add(&text, "taskwire", &item(), false), Err(Refusal::Taken));
+        assert_eq!(add(&text, "taskwire", &item(), false), Err(AddError::NameTaken));
         let new = add(&text, "taskwire", &item(), true).expect("it can be replaced").expect("it was another");
         assert!(new.starts_with(&format!("{before}{SECTION}")) && new.ends_with(after), "{new}");
         assert!(!new.contains("command = \"t\"") && !new.contains("A = "), "{new}");
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn what_cannot_be_changed_safely_is_left_alone() {
         let refused = |text: &str| match add(text, "taskwire", &item(), true) {
-            Err(Refusal::Unfit(reason)) => reason,
+            Err(AddError::Unusable(reason)) => reason,
             other => panic!("{text}: {other:?}"),
         };
         assert!(refused("a = 1\nb = \n").starts_with("line 2: "));

@@ -9,17 +9,17 @@ use taskwire_core::Timestamp;
 use super::{State, Tasks};
 use crate::{
     client::{
-        book::Server,
+        client_config::Server,
         connection::close,
         exit::{Exit, Problem},
-        home::{Home, name_of, prefix},
+        user_data::{UserData, id_or_key, prefix},
     },
     cmd::get,
     term::{
-        escape, out,
-        paint::{Surroundings, moment, shell_word, span},
-        screen,
-        table::{self, Cell, Last},
+        escape,
+        paint::{Terminal, parse_time, shell_word, short_duration},
+        stderr, stdout,
+        table::{self, Cell, LastColumn},
     },
 };
 
@@ -36,23 +36,23 @@ struct Row {
 }
 
 impl Row {
-    fn new(home: &Home, server: &Server, entries: &[Entry], listed: ListedTask) -> Self {
-        let (address, id) = (server.target.to_string(), listed.view.id.as_str());
+    fn new(user: &UserData, server: &Server, entries: &[Entry], listed: ListedTask) -> Self {
+        let (address, id) = (server.target.to_string(), listed.snapshot.id.as_str());
         let known = entries.iter().find(|entry| entry.reference.server == address && entry.reference.task.as_deref() == Some(id));
         let name = match known {
-            Some(_) => prefix(id, entries.iter().map(|entry| name_of(&entry.reference))).to_owned(),
-            None => home.name_at(server, id),
+            Some(_) => prefix(id, entries.iter().map(|entry| id_or_key(&entry.reference))).to_owned(),
+            None => user.name_on_server(server, id),
         };
         let of_entry = || known.map(|entry| entry.reference.tool.clone()).filter(|tool| !tool.is_empty());
         let tool = listed.tool.clone().or_else(of_entry);
         Self { listed, tool, name }
     }
 
-    fn cells(&self, now: Timestamp, surroundings: Surroundings) -> Vec<Cell> {
-        let view = &self.listed.view;
-        let state = State::Is { status: view.status, message: None, is_fresh: true };
+    fn cells(&self, now: Timestamp, surroundings: Terminal) -> Vec<Cell> {
+        let task = &self.listed.snapshot;
+        let state = State::Known { status: task.status, message: None, is_fresh: true };
         vec![
-            moment(&view.created_at).map_or_else(|| "?".to_owned(), |at| span(now.since(at))).into(),
+            parse_time(&task.created_at).map_or_else(|| "?".to_owned(), |at| short_duration(now.since(at))).into(),
             state.cell(surroundings.stdout_paint()),
             escape::line(self.tool.as_deref().unwrap_or("-")).into(),
             shell_word(&escape::line(&self.name)).into(),
@@ -75,26 +75,26 @@ async fn pages(client: &Client, all: bool) -> Result<(Vec<ListedTask>, bool), Pr
 }
 
 /// Shows the tasks of the server that is called `name` here.
-pub(super) async fn show(tasks: &Tasks, home: &Home, name: &str) -> Result<Exit, Problem> {
-    let server = home.book.find(name)?;
-    let client = tasks.connection.open(&server, home.wish()).await?;
+pub(super) async fn show(tasks: &Tasks, user: &UserData, name: &str) -> Result<Exit, Problem> {
+    let server = user.config.find(name)?;
+    let client = tasks.connection.open(&server, user.connection_needs()).await?;
     let (listed, is_more) = pages(&client, tasks.all).await?;
     // Who has no list here can still see that of the server.
-    let entries = home.ledger_if_any().ok().and_then(|ledger| ledger.entries().ok()).unwrap_or_default();
-    let rows: Vec<Row> = listed.into_iter().map(|listed| Row::new(home, &server, &entries, listed)).collect();
+    let entries = user.ledger_if_any().ok().and_then(|ledger| ledger.entries().ok()).unwrap_or_default();
+    let rows: Vec<Row> = listed.into_iter().map(|listed| Row::new(user, &server, &entries, listed)).collect();
     let text = if tasks.json {
-        let (address, era) = (server.target.to_string(), client.peer().era);
-        let object = |row: &Row| serde_json::to_string(&get::Object::state(&address, era, row.tool.as_deref(), &row.listed.view));
+        let (address, era) = (server.target.to_string(), client.server_info().era);
+        let object = |row: &Row| serde_json::to_string(&get::TaskObject::state(&address, era, row.tool.as_deref(), &row.listed.snapshot));
         let line = |row: &Row| object(row).map(|line| escape::json(line) + "\n");
         rows.iter().map(line).collect::<Result<String, _>>().map_err(|error| Problem::protocol(error.to_string()))?
     } else {
-        let (now, surroundings) = (SystemClock.now(), Surroundings::look());
+        let (now, surroundings) = (SystemClock.now(), Terminal::detect());
         let cells = rows.iter().map(|row| row.cells(now, surroundings));
-        table::text(&["AGE", "STATUS", "TOOL", "TASK"], cells, Last::Whole, surroundings)
+        table::text(&["AGE", "STATUS", "TOOL", "TASK"], cells, LastColumn::Whole, surroundings)
     };
-    out::print(&text)?;
+    stdout::print(&text)?;
     if let Some(hint) = hint(&rows, name, is_more, tasks.json) {
-        screen::write(&format!("taskwire: {hint}\n"));
+        stderr::write(&format!("taskwire: {hint}\n"));
     }
     close(client).await;
     Ok(Exit::Done)
@@ -111,6 +111,6 @@ fn hint(rows: &[Row], name: &str, is_more: bool, json: bool) -> Option<String> {
     if rows.is_empty() {
         return Some(format!("{} has no tasks of yours", escape::line(name)));
     }
-    let open = rows.iter().find(|row| !row.listed.view.status.is_terminal())?;
+    let open = rows.iter().find(|row| !row.listed.snapshot.status.is_terminal())?;
     Some(format!("go on with: taskwire watch {}", shell_word(&escape::line(&open.name))))
 }

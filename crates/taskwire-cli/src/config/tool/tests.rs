@@ -103,7 +103,7 @@ fn every_key_arrives() {
         concurrency = 3
         kill_after = "2s"
         inline_bytes = 4096
-        spool_bytes = 1048576
+        journal_bytes = 1048576
         task = "always"
         promote_after = "3s"
         timeout = "10m"
@@ -145,7 +145,7 @@ fn every_key_arrives() {
     expected.redact = vec![text("secret")];
     expected.ok_codes = vec![0, 1];
     (expected.concurrency, expected.kill_after) = (3, Duration::from_secs(2));
-    (expected.inline_bytes, expected.spool_bytes) = (4096, 1024 * 1024);
+    (expected.inline_bytes, expected.journal_bytes) = (4096, 1024 * 1024);
     expected.policy.task = TaskMode::Always;
     expected.policy.promote_after = Some(Duration::from_secs(3));
     expected.policy.timeout = Some(Duration::from_secs(600));
@@ -324,7 +324,7 @@ fn a_value_of_the_wrong_kind_is_marked() {
         ("k11", "env = { A = 1 }", 13, "write A = \"1\""),
         ("k12", "title = 1", 9, "write title = \"1\""),
         ("k13", "redact = \"x\"", 10, "redact = [\"x\"]"),
-        ("k14", "spool_bytes = -1", 15, "from 0 up, not -1"),
+        ("k14", "journal_bytes = -1", 15, "from 0 up, not -1"),
         ("k15", "retention = \"forever\"", 13, "only the server's own `retention`"),
         ("k16", "retention = \"never\"", 13, "nor \"forever\""),
         ("k17", "timeout = 60", 11, "write \"60s\""),
@@ -351,7 +351,7 @@ fn a_value_that_cannot_be_used_is_marked() {
         ("v13", "input_schema = { type = \"array\" }", 16),
         ("v14", "timeout = \"0s\"", 11),
         ("v15", "retention = \"10ms\"", 13),
-        ("v16", "spool_bytes = 65535", 15),
+        ("v16", "journal_bytes = 65535", 15),
     ] {
         is_at(&refusal(name, keys), 4, column, "");
     }

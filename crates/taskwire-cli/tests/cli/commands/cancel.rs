@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::json;
 
 use super::{
-    node::{Node, message, said},
-    place::{Found, Place, tool, until},
+    command_server::{CommandServer, message, result_text},
+    server_dir::{FoundProcess, ServerDir, tool, until},
 };
 use crate::kit::signal;
 
@@ -111,17 +111,17 @@ modes = {
 modes[sys.argv[1]]()
 "#;
 
-fn nasty(keys: &str) -> Place {
+fn nasty(keys: &str) -> ServerDir {
     let command =
         "command = [\"python3\", \"@DIR@/nasty.py\", \"{mode}\"]\ninput = { mode = { type = \"string\" } }\nkill_after = \"500ms\"";
-    let place = Place::new(&tool("nasty", &format!("{command}\n{keys}")));
+    let place = ServerDir::new(&tool("nasty", &format!("{command}\n{keys}")));
     place.write("nasty.py", NASTY);
     place
 }
 
 /// A task all of whose processes have come to rest.
 #[track_caller]
-fn at_rest(place: &Place, node: &Node, mode: &str, pids: usize) -> String {
+fn at_rest(place: &ServerDir, node: &CommandServer, mode: &str, pids: usize) -> String {
     let id = node.begin("nasty", json!({"mode": mode}));
     place.lines("pids", pids);
     assert!(!place.processes_of(&id).is_empty(), "they are told which task they work for");
@@ -254,7 +254,7 @@ fn children_that_a_command_leaves_behind_are_ended_with_it() {
     let node = place.start();
     let id = node.begin("nasty", json!({"mode": "over"}));
     let result = node.result(&id);
-    assert_eq!((said(&result).as_str(), result["isError"] == true), ("done\n", false), "{result}");
+    assert_eq!((result_text(&result).as_str(), result["isError"] == true), ("done\n", false), "{result}");
     place.is_quiet();
 }
 
@@ -264,8 +264,8 @@ fn children_that_a_command_leaves_behind_may_stay() {
     let node = place.start();
     let id = node.begin("nasty", json!({"mode": "over"}));
     let result = node.result(&id);
-    assert_eq!((said(&result).as_str(), result["isError"] == true), ("done\n", false), "{result}");
-    until("the end of the supervisor", || (!place.processes().iter().any(Found::is_supervisor)).then_some(()));
+    assert_eq!((result_text(&result).as_str(), result["isError"] == true), ("done\n", false), "{result}");
+    until("the end of the supervisor", || (!place.processes().iter().any(FoundProcess::is_supervisor)).then_some(()));
     // What the command left on the disk is cleared away, and they are not.
     until("an empty spool", || fs::read_dir(place.path("data/spool")).is_ok_and(|mut runs| runs.next().is_none()).then_some(()));
     let pids: Vec<u32> = place.lines("pids", 2).iter().map(|pid| pid.parse().expect("a number")).collect();

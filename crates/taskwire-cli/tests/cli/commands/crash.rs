@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, fs, thread};
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, said},
-    place::{Dice, Place, tool, until},
+    command_server::{CommandServer, result_text},
+    server_dir::{Dice, ServerDir, tool, until},
 };
 use crate::{kit::signal, user::User};
 
@@ -75,33 +75,33 @@ fn numbered(count: usize) -> String {
 }
 
 /// Counts so far, with its whole output in the result.
-fn counting(head: &str, lines: usize, keys: &str) -> Place {
+fn counting(head: &str, lines: usize, keys: &str) -> ServerDir {
     let command = format!("command = [\"python3\", \"count.py\", \"{lines}\"]\ntask = \"always\"\ninline_bytes = 1048576\n{keys}");
-    let place = Place::new(&format!("{head}\n{}", tool("count", &command)));
+    let place = ServerDir::new(&format!("{head}\n{}", tool("count", &command)));
     place.write("count.py", COUNT);
     place
 }
 
 /// How many lines the command has printed.
-fn ticks(place: &Place) -> usize {
+fn ticks(place: &ServerDir) -> usize {
     fs::metadata(place.path("ticks")).map_or(0, |file| usize::try_from(file.len()).expect("a small file"))
 }
 
 #[track_caller]
-fn ticked(place: &Place, count: usize) {
+fn ticked(place: &ServerDir, count: usize) {
     until(&format!("{count} lines"), || (ticks(place) >= count).then_some(()));
 }
 
 /// Everything was told once, and the command ran once.
 #[track_caller]
-fn is_whole(place: &Place, node: &Node, id: &str, lines: usize) {
+fn is_whole(place: &ServerDir, node: &CommandServer, id: &str, lines: usize) {
     let (expected, result) = (numbered(lines), node.result(id));
     assert_ne!(result["isError"], true, "{result}");
     let text = node.text(id);
     let at = text.bytes().zip(expected.bytes()).take_while(|(a, b)| a == b).count();
     let around = |text: &str| text.get(at.saturating_sub(40)..(at + 40).min(text.len())).unwrap_or_default().to_owned();
     assert!(text == expected, "it differs from byte {at} on: {:?} instead of {:?}", around(&text), around(&expected));
-    assert!(said(&result) == expected, "the result is not what was told");
+    assert!(result_text(&result) == expected, "the result is not what was told");
     assert_eq!(place.read("starts"), "start\n", "it was started once");
 }
 
@@ -149,7 +149,7 @@ fn killed_while_a_command_writes_to_a_terminal_the_server_tells_every_line_once(
 #[test]
 fn killed_while_the_command_ends_the_server_still_learns_how() {
     let keys = "command = [\"python3\", \"burst.py\", \"{name}\"]\ninput = { name = { type = \"string\" } }\ntask = \"always\"";
-    let (place, mut dice) = (Place::new(&tool("burst", keys)), Dice::new());
+    let (place, mut dice) = (ServerDir::new(&tool("burst", keys)), Dice::new());
     place.write("burst.py", BURST);
     let mut node = place.start();
     for round in 0..8 {
@@ -171,9 +171,9 @@ fn killed_while_the_command_ends_the_server_still_learns_how() {
 }
 
 /// One at a time, each until it is let go.
-fn one_at_a_time() -> Place {
+fn one_at_a_time() -> ServerDir {
     let keys = "command = [\"sh\", \"gated.sh\", \"{name}\"]\ninput = { name = { type = \"string\" } }\ntask = \"always\"\nconcurrency = 1";
-    let place = Place::new(&tool("gated", keys));
+    let place = ServerDir::new(&tool("gated", keys));
     place.write("gated.sh", GATED);
     place
 }
@@ -193,7 +193,7 @@ fn what_waited_for_its_turn_when_the_server_was_killed_has_it_later() {
         place.write(&format!("go-{name}"), "");
     }
     for (id, name) in ids.iter().zip(names) {
-        assert_eq!(said(&node.result(id)), format!("{name} is done\n"));
+        assert_eq!(result_text(&node.result(id)), format!("{name} is done\n"));
     }
     let notes = place.lines("notes", 6);
     assert_eq!(notes[0], first, "who had begun went on");
@@ -216,32 +216,32 @@ fn who_waits_for_its_turn_is_told_so_and_can_be_cancelled_before_it() {
     node.cancel(&second);
     assert_eq!(node.ended(&second)["status"], "cancelled");
     place.write("go-one", "");
-    assert_eq!(said(&node.result(&first)), "one is done\n");
+    assert_eq!(result_text(&node.result(&first)), "one is done\n");
     let third = node.begin("gated", json!({"name": "three"}));
     place.write("go-three", "");
-    assert_eq!(said(&node.result(&third)), "three is done\n", "its place is free");
+    assert_eq!(result_text(&node.result(&third)), "three is done\n", "its place is free");
     assert!(!place.read("notes").contains("two"), "it never began");
     place.is_quiet();
 }
 
-fn family(on_interrupt: &str) -> Place {
+fn family(on_interrupt: &str) -> ServerDir {
     let keys = format!("command = [\"python3\", \"family.py\"]\ntask = \"always\"\non_interrupt = \"{on_interrupt}\"");
-    let place = Place::new(&tool("family", &keys));
+    let place = ServerDir::new(&tool("family", &keys));
     place.write("family.py", FAMILY);
     place
 }
 
 /// A task that has begun, and has a child.
-fn begun(place: &Place, node: &Node) -> String {
+fn begun(place: &ServerDir, node: &CommandServer) -> String {
     let id = node.begin("family", json!({}));
-    node.wrote(&id, "first\n");
+    node.wait_for_text(&id, "first\n");
     until("two processes", || (place.processes_of(&id).len() == 2).then_some(()));
     id
 }
 
 /// It failed, and says so in words; what it wrote is still there, and what it started is not.
 #[track_caller]
-fn is_lost(place: &Place, node: &Node, id: &str) {
+fn is_lost(place: &ServerDir, node: &CommandServer, id: &str) {
     let task = node.ended(id);
     assert_eq!(task["status"], "failed", "{task}");
     let message = task["error"]["message"].as_str().unwrap_or_default();
@@ -326,7 +326,7 @@ fn what_a_command_came_to_while_no_server_was_there_is_found_by_the_next() {
 #[test]
 fn a_command_that_takes_too_long_is_ended_with_all_that_belongs_to_it() {
     let place =
-        Place::new(&tool("family", "command = [\"python3\", \"family.py\"]\ntask = \"always\"\ntimeout = \"2s\"\nkill_after = \"1s\""));
+        ServerDir::new(&tool("family", "command = [\"python3\", \"family.py\"]\ntask = \"always\"\ntimeout = \"2s\"\nkill_after = \"1s\""));
     place.write("family.py", FAMILY);
     let node = place.start();
     let id = begun(&place, &node);
@@ -338,7 +338,7 @@ fn a_command_that_takes_too_long_is_ended_with_all_that_belongs_to_it() {
 #[test]
 fn time_runs_out_while_no_server_is_there() {
     let place =
-        Place::new(&tool("family", "command = [\"python3\", \"family.py\"]\ntask = \"always\"\ntimeout = \"2s\"\nkill_after = \"1s\""));
+        ServerDir::new(&tool("family", "command = [\"python3\", \"family.py\"]\ntask = \"always\"\ntimeout = \"2s\"\nkill_after = \"1s\""));
     place.write("family.py", FAMILY);
     let node = place.start();
     let id = begun(&place, &node);
@@ -350,7 +350,7 @@ fn time_runs_out_while_no_server_is_there() {
 fn a_command_that_writes_more_than_may_wait_is_made_to_wait_and_loses_nothing() {
     let script = "import os\nopen('starts', 'a').write('start\\n')\nfor n in range(200000):\n    os.write(1, b'line %d\\n' % n)\n";
     let keys = "command = [\"python3\", \"much.py\"]\ntask = \"always\"\nspool_bytes = 65536";
-    let place = Place::new(&tool("much", keys));
+    let place = ServerDir::new(&tool("much", keys));
     place.write("much.py", script);
     let node = place.start();
     let id = node.begin("much", json!({}));

@@ -10,8 +10,8 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, said, text_of},
-    place::{Found, Place, tool, until},
+    command_server::{CommandServer, result_text, text_of},
+    server_dir::{FoundProcess, ServerDir, tool, until},
 };
 use crate::{kit::signal, user::User};
 
@@ -49,20 +49,20 @@ fn run(keys: &str) -> String {
 }
 
 /// A place with this configuration, and a script for its tool `run`.
-fn place(config: &str, script: &str) -> Place {
-    let place = Place::new(config);
+fn place(config: &str, script: &str) -> ServerDir {
+    let place = ServerDir::new(config);
     place.write("run.py", &format!("{KIT}\n{script}"));
     place
 }
 
 /// Where the output of a task's command waits for the server.
-fn spool(place: &Place, id: &str, run: usize) -> PathBuf {
+fn spool(place: &ServerDir, id: &str, run: usize) -> PathBuf {
     PathBuf::from(place.path(&format!("data/spool/{id}.{run}")))
 }
 
 /// Runs it as a task, which must end well: its result, and its output.
 #[track_caller]
-fn ends_well(place: &Place) -> (Value, Vec<Value>) {
+fn ends_well(place: &ServerDir) -> (Value, Vec<Value>) {
     let node = place.start();
     let id = node.begin("run", json!({}));
     let (result, blocks) = (node.result(&id), node.blocks(&id));
@@ -108,7 +108,7 @@ fn a_command_whose_directory_is_gone_is_lost_and_not_begun_again() {
     let node = place.start();
     let id = node.begin("run", json!({}));
     // So a mark is stored too.
-    node.wrote(&id, "first\n");
+    node.wait_for_text(&id, "first\n");
     let supervisor = place.supervisor();
     node.kill();
     signal(supervisor, "KILL");
@@ -141,7 +141,7 @@ fn a_job_that_somebody_else_could_have_put_there_is_not_run() {
         let place = place(&run("task = \"always\""), "note('starts')\nput(b'first\\n')\ngate('go')\n");
         let node = place.start();
         let id = node.begin("run", json!({}));
-        node.wrote(&id, "first\n");
+        node.wait_for_text(&id, "first\n");
         let supervisor = place.supervisor();
         node.kill();
         signal(supervisor, "KILL");
@@ -165,12 +165,12 @@ fn a_job_that_somebody_else_could_have_put_there_is_not_run() {
 
 /// A command that has begun, and written something.
 #[track_caller]
-fn begun(keys: &str, script: &str) -> (Place, Node, String) {
+fn begun(keys: &str, script: &str) -> (ServerDir, CommandServer, String) {
     let place = place(&run(&format!("task = \"always\"\n{keys}")), script);
     let node = place.start();
     let id = node.begin("run", json!({}));
     // So a mark is stored too.
-    node.wrote(&id, "first\n");
+    node.wait_for_text(&id, "first\n");
     (place, node, id)
 }
 
@@ -201,7 +201,7 @@ fn a_command_whose_files_were_removed_goes_on_as_long_as_its_server_does() {
     let (place, node, id) = begun("", BEGINS);
     fs::remove_dir_all(spool(&place, &id, 1)).expect("its directory is there");
     place.write("go", "");
-    assert_eq!(said(&node.result(&id)), "first\nlast\n");
+    assert_eq!(result_text(&node.result(&id)), "first\nlast\n");
     assert_eq!(place.read("starts"), "start\n");
     place.is_quiet();
 }
@@ -212,7 +212,7 @@ fn a_command_whose_job_was_removed_can_be_run_again_by_the_server_that_knows_it(
     let (place, node, id) = begun("on_interrupt = \"retry\"", script);
     fs::remove_file(spool(&place, &id, 1).join("job.json")).expect("it is there");
     signal(place.supervisor(), "KILL");
-    assert_eq!(said(&node.result(&id)), "second\n");
+    assert_eq!(result_text(&node.result(&id)), "second\n");
     assert_eq!(place.read("starts"), "start\nstart\n");
     place.is_quiet();
 }
@@ -243,18 +243,18 @@ put(b'third\\n')
 ";
 
 /// A place where it may be run again. Output is not written at once, so that some is still on its way when it is lost.
-fn twice() -> Place {
+fn twice() -> ServerDir {
     let keys = "task = \"always\"\non_interrupt = \"retry\"\nredact = ['never there']";
     place(&format!("coalesce_window = \"300ms\"\n{}", run(keys)), TWICE)
 }
 
 /// The task of a command that was lost and runs again.
 #[track_caller]
-fn again(place: &Place, node: &Node) -> String {
+fn again(place: &ServerDir, node: &CommandServer) -> String {
     let id = node.begin("run", json!({}));
-    node.wrote(&id, "first\n");
+    node.wait_for_text(&id, "first\n");
     signal(place.supervisor(), "KILL");
-    node.wrote(&id, "second\n");
+    node.wait_for_text(&id, "second\n");
     id
 }
 
@@ -267,7 +267,7 @@ fn a_result_has_nothing_of_a_run_that_was_lost() {
     let result = node.result(&id);
     assert_ne!(result["isError"], true, "{result}");
     assert_eq!(node.text(&id), "first\nhalfsecond\nthird\n", "what it had written stays in the output");
-    assert_eq!(said(&result), "second\nthird\n");
+    assert_eq!(result_text(&result), "second\nthird\n");
     place.is_quiet();
 }
 
@@ -293,7 +293,7 @@ fn nothing_of_a_lost_run_is_left_beside_the_next_one_even_if_the_server_dies_in_
     let after: Vec<u32> = place.processes_of(&id).iter().map(|found| found.pid).collect();
     assert_eq!(after, second, "the second run goes on");
     place.write("go", "");
-    assert_eq!(said(&node.result(&id)), "second\nthird\n");
+    assert_eq!(result_text(&node.result(&id)), "second\nthird\n");
     assert_eq!(place.read("starts"), "start\nstart\n");
     place.is_quiet();
 }
@@ -350,7 +350,7 @@ gate('end-' + sys.argv[1])
         place.write(&format!("end-{name}"), "");
         assert_ne!(node.result(id)["isError"], true);
     }
-    until("the end of the supervisors", || (!place.processes().iter().any(Found::is_supervisor)).then_some(()));
+    until("the end of the supervisors", || (!place.processes().iter().any(FoundProcess::is_supervisor)).then_some(()));
     assert!(!place.processes_of(&kept).is_empty(), "it may stay");
     place.write("go", "");
     place.is_quiet();
@@ -372,11 +372,13 @@ exec sleep 3600
 #[track_caller]
 fn is_given_up(is_killed: bool) {
     let keys = "command = [\"sh\", \"asks.sh\"]\ntask = \"always\"\ntimeout = \"3s\"\nkill_after = \"1s\"";
-    let place = Place::new(&tool("asks", keys));
+    let place = ServerDir::new(&tool("asks", keys));
     place.write("asks.sh", GIVES_UP);
     let node = place.start();
     let id = node.begin("asks", json!({}));
-    node.look(&id, "a question", |task| (task["status"] == "input_required" && task["inputRequests"]["sure"].is_object()).then_some(()));
+    node.poll_until(&id, "a question", |task| {
+        (task["status"] == "input_required" && task["inputRequests"]["sure"].is_object()).then_some(())
+    });
     let give_up = || {
         place.write("give-up", "");
         place.lines("gave-up", 1);
@@ -389,7 +391,7 @@ fn is_given_up(is_killed: bool) {
         give_up();
         node
     };
-    let task = node.look(&id, "work", |task| (task["status"] == "working").then(|| task.clone()));
+    let task = node.poll_until(&id, "work", |task| (task["status"] == "working").then(|| task.clone()));
     assert!(task["inputRequests"]["sure"].is_null(), "it is not asked any more: {task}");
     // Its time runs again.
     let task = node.ended(&id);
@@ -410,7 +412,7 @@ fn who_gives_up_a_question_while_no_server_is_there_does_so_too() {
 
 /// What a client without tasks gets for a call.
 #[track_caller]
-fn plain_call(node: &Node, tool: &str, arguments: &Value) -> Value {
+fn plain_call(node: &CommandServer, tool: &str, arguments: &Value) -> Value {
     let meta = json!({"io.modelcontextprotocol/clientCapabilities": {}});
     node.ask("tools/call", json!({"name": tool, "arguments": arguments, "_meta": meta}))
 }
@@ -427,7 +429,7 @@ fn a_call_that_cannot_become_a_task_has_both_ends_of_much_output() {
     let content = result["content"].as_array().expect("content");
     let texts: Vec<&str> = content.iter().filter_map(|block| block["text"].as_str()).collect();
     assert!(texts[0].starts_with(&row(0)) && texts.iter().any(|text| text.ends_with(&row(99_999))), "{texts:?}");
-    assert!(said(&result).contains(&format!("of {} bytes", 100_000 * ROW_BYTES)), "it says how much is left out: {texts:?}");
+    assert!(result_text(&result).contains(&format!("of {} bytes", 100_000 * ROW_BYTES)), "it says how much is left out: {texts:?}");
     assert!(!result.to_string().contains("taskwire://") && texts.len() == content.len(), "there is nothing to read on from: {result}");
     assert_eq!(place.read("ends"), "start\n", "it came to its end");
     node.cancel(&id);
@@ -438,20 +440,20 @@ fn a_call_that_cannot_become_a_task_has_both_ends_of_much_output() {
 fn a_call_that_cannot_become_a_task_is_answered_when_it_was_held_long_enough() {
     let sleeps = "command = [\"python3\", \"-c\", \"import time; time.sleep(3600)\"]";
     let (hog, slow) = (tool("hog", &format!("{sleeps}\ntask = \"always\"")), tool("slow", sleeps));
-    let place = Place::new(&format!("hold = \"1s\"\n\n[limits]\ntasks_per_caller = 1\n\n{hog}{slow}"));
+    let place = ServerDir::new(&format!("hold = \"1s\"\n\n[limits]\ntasks_per_caller = 1\n\n{hog}{slow}"));
     let node = place.start();
     let id = node.begin("hog", json!({}));
     let told = plain_call(&node, "slow", &json!({}));
     assert_eq!(told["isError"], true, "{told}");
     for word in ["`slow` was stopped after 1 s", "`limits.tasks_per_caller`", "`task_list`", "`task_cancel`"] {
-        assert!(said(&told).contains(word), "no {word}: {told}");
+        assert!(result_text(&told).contains(word), "no {word}: {told}");
     }
     // There is room again.
     node.cancel(&id);
     assert_eq!(node.ended(&id)["status"], "cancelled");
     let told = plain_call(&node, "slow", &json!({}));
-    assert!(told["isError"] != true && said(&told).contains("`slow` is still running"), "{told}");
-    let text = said(&told);
+    assert!(told["isError"] != true && result_text(&told).contains("`slow` is still running"), "{told}");
+    let text = result_text(&told);
     let id = text.split("\"task_id\":\"").nth(1).and_then(|rest| rest.split('"').next()).expect("an id");
     plain_call(&node, "task_cancel", &json!({"task_id": id}));
     place.is_quiet();
@@ -459,7 +461,7 @@ fn a_call_that_cannot_become_a_task_is_answered_when_it_was_held_long_enough() {
 
 #[test]
 fn a_terminal_shows_all_of_a_long_output_however_quickly_it_came() {
-    let place = Place::new(&tool("lines", "command = [\"cat\", \"lines\"]"));
+    let place = ServerDir::new(&tool("lines", "command = [\"cat\", \"lines\"]"));
     let lines: String = (0..5000).map(|n| format!("line {n} of a long and quick output\n")).collect();
     place.write("lines", &lines);
     let (node, user) = (place.start(), User::new());
@@ -485,7 +487,7 @@ fn a_result_that_is_not_as_promised_is_an_error_with_all_that_was_written() {
         let results = [plain_call(&node, "now", &arguments), node.result(&node.begin("later", arguments))];
         for result in results {
             assert_eq!((&result["isError"], &result["structuredContent"]), (&json!(true), &Value::Null), "{last}: {result}");
-            let text = said(&result);
+            let text = result_text(&result);
             assert!(text.starts_with("some words\n"), "what it wrote is there: {text}");
             assert!(text.contains("output schema") && text.contains(words), "it says what is wrong: {text}");
         }
@@ -501,13 +503,13 @@ fn a_silent_command_says_something_to_models_and_nothing_to_people() {
     let result = plain_call(&node, "run", &json!({}));
     assert_ne!(result["isError"], true, "{result}");
     assert_eq!(result["content"].as_array().map(Vec::len), Some(1), "{result}");
-    assert!(said(&result).contains("exit code 0"), "{result}");
+    assert!(result_text(&result).contains("exit code 0"), "{result}");
     let ended = User::new().run(&["call", &node.url(), "run"]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), ""), "{ended:?}");
 }
 
 /// All that the server has on the disk, outside of what runs.
-fn stored(place: &Place) -> String {
+fn stored(place: &ServerDir) -> String {
     let files = fs::read_dir(place.path("data")).expect("a directory").flatten().filter(|file| file.path().is_file());
     files.map(|file| String::from_utf8_lossy(&fs::read(file.path()).unwrap_or_default()).into_owned()).collect()
 }
@@ -515,11 +517,11 @@ fn stored(place: &Place) -> String {
 #[test]
 fn secrets_are_in_no_question() {
     let form = "{\"type\": \"object\", \"properties\": {\"word\": {\"type\": \"string\", \"title\": \"sk-title\", \"description\": \"sk-hint it is\"}}}";
-    let place = Place::new(&tool("asks", "command = [\"sh\", \"asks.sh\"]\ntask = \"always\"\nredact = ['sk-\\w+']"));
+    let place = ServerDir::new(&tool("asks", "command = [\"sh\", \"asks.sh\"]\ntask = \"always\"\nredact = ['sk-\\w+']"));
     place.write("asks.sh", &format!("taskwire ask 'Use sk-question?' --key form --schema '{form}'\n"));
     let node = place.start();
     let id = node.begin("asks", json!({}));
-    let asked = node.look(&id, "a question", |task| task["inputRequests"]["form"]["params"].as_object().cloned());
+    let asked = node.poll_until(&id, "a question", |task| task["inputRequests"]["form"]["params"].as_object().cloned());
     let asked = Value::Object(asked);
     assert_eq!(asked["message"], "Use [redacted]?", "{asked}");
     let field = &asked["requestedSchema"]["properties"]["word"];
@@ -527,7 +529,7 @@ fn secrets_are_in_no_question() {
     assert_eq!(field["type"], "string", "what is no text for people stays: {asked}");
     let answer = json!({"form": {"action": "accept", "content": {"word": "yes"}}});
     node.ask("tasks/update", json!({"taskId": id, "inputResponses": answer}));
-    let given: Value = serde_json::from_str(&said(&node.result(&id))).expect("a line of JSON");
+    let given: Value = serde_json::from_str(&result_text(&node.result(&id))).expect("a line of JSON");
     assert_eq!(given, json!({"word": "yes"}), "it is asked and answered all the same");
     place.is_quiet();
     let stored = stored(&place);
@@ -543,10 +545,10 @@ fn secrets_are_no_numbers_and_no_names_of_programs() {
     let result = plain_call(&node, "run", &json!({}));
     let expected = json!({"pin": "[redacted]", "deep": ["[redacted]", 42, null, true]});
     assert_eq!(result["structuredContent"], expected, "{result}");
-    assert!(!said(&result).contains("4242"), "{result}");
+    assert!(!result_text(&result).contains("4242"), "{result}");
     let result = plain_call(&node, "missing", &json!({}));
     assert_eq!(result["isError"], true, "{result}");
-    let text = said(&result);
+    let text = result_text(&result);
     assert!(text.contains("cannot run") && text.contains("[redacted]") && !text.contains("sk-program"), "{text}");
 }
 

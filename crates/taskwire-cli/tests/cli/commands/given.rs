@@ -5,8 +5,8 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, refusal, said},
-    place::{Place, tool},
+    command_server::{CommandServer, refusal, result_text},
+    server_dir::{ServerDir, tool},
 };
 
 /// Says what it was given.
@@ -15,8 +15,8 @@ import json, os, sys
 print(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "stdin": sys.stdin.read()}))
 "#;
 
-fn place(tools: &[String]) -> Place {
-    let place = Place::new(&tools.concat());
+fn place(tools: &[String]) -> ServerDir {
+    let place = ServerDir::new(&tools.concat());
     place.write("show.py", SHOW);
     place
 }
@@ -28,14 +28,14 @@ fn show(name: &str, keys: &str) -> String {
 
 /// What the command was given.
 #[track_caller]
-fn given(node: &Node, tool: &str, arguments: Value) -> Value {
+fn given(node: &CommandServer, tool: &str, arguments: Value) -> Value {
     let result = node.call(tool, arguments);
     assert_ne!(result["isError"], true, "{result}");
-    serde_json::from_str(&said(&result)).unwrap_or_else(|error| panic!("{error}: {result}"))
+    serde_json::from_str(&result_text(&result)).unwrap_or_else(|error| panic!("{error}: {result}"))
 }
 
 #[track_caller]
-fn why_not(node: &Node, tool: &str, arguments: Value) -> String {
+fn why_not(node: &CommandServer, tool: &str, arguments: Value) -> String {
     let answer = node.send("tools/call", json!({"name": tool, "arguments": arguments}));
     refusal(&answer).unwrap_or_else(|| panic!("it should have been refused: {answer}"))
 }
@@ -129,7 +129,7 @@ fn the_tokens_of_callers_are_not_to_be_found_by_a_command() {
     let script = "command = [\"sh\", \"-c\", 'tr \"\\0\" \"\\n\" < /proc/$PPID/environ; env; echo end']";
     let place = place(&[show("looks", script), auth.to_owned()]);
     let node = place.start().with_token("heard");
-    let seen = said(&node.call("looks", json!({})));
+    let seen = result_text(&node.call("looks", json!({})));
     assert!(seen.contains("PATH=") && seen.ends_with("end\n"), "{seen}");
     assert!(!seen.contains("WORD_OF_THE_SERVER"), "{seen}");
 }
@@ -178,7 +178,7 @@ fn the_environment_is_inherited_narrowed_and_added_to() {
 #[test]
 fn tokens_of_the_server_are_not_for_commands() {
     let auth = "[auth]\ntokens = [{ token = \"env:WORD_OF_THE_SERVER\", caller = \"me\" }]\n";
-    let place = Place::new(&format!("{auth}{}", tool("show", "command = [\"python3\", \"show.py\"]")));
+    let place = ServerDir::new(&format!("{auth}{}", tool("show", "command = [\"python3\", \"show.py\"]")));
     place.write("show.py", SHOW);
     let node = place.start();
     let user = crate::user::User::new();
@@ -199,7 +199,7 @@ fn the_input_is_a_parameter_or_empty() {
         let given = node.call("fed", json!({"text": text}));
         // The output is larger than a result may be, so only its length is compared.
         if text.len() < 1000 {
-            let given: Value = serde_json::from_str(&said(&given)).expect("JSON");
+            let given: Value = serde_json::from_str(&result_text(&given)).expect("JSON");
             assert_eq!(given["stdin"], format!("<{text}>\n"));
         } else {
             assert_ne!(given["isError"], true, "{given}");

@@ -8,8 +8,8 @@ use std::{
 use serde_json::json;
 
 use super::{
-    node::{Node, said},
-    place::{Place, free_port, tool, until},
+    command_server::{CommandServer, result_text},
+    server_dir::{ServerDir, free_port, tool, until},
 };
 use crate::{
     kit::signal,
@@ -47,12 +47,12 @@ fn container() -> Option<Command> {
 }
 
 /// Starts the server of a place as process 1.
-fn serve(place: &Place) -> Option<Node> {
+fn serve(place: &ServerDir) -> Option<CommandServer> {
     let (mut command, port) = (container()?, free_port());
     command.args([TASKWIRE, "serve", &place.path("taskwire.toml"), "--data", &place.path("data")]);
     command.args(["--listen", &format!("127.0.0.1:{port}")]);
     command.stdin(Stdio::null()).stderr(File::create(place.path("server.log")).expect("a file"));
-    let node = Node::spawn(&mut command, port);
+    let node = CommandServer::spawn(&mut command, port);
     node.ready();
     Some(node)
 }
@@ -97,7 +97,7 @@ fn below(root: u32) -> Vec<Seen> {
 
 /// Process 1 of a server that runs.
 #[track_caller]
-fn first(node: &Node) -> u32 {
+fn first(node: &CommandServer) -> u32 {
     let all = below(node.pid());
     all.iter().find(|one| one.parent == node.pid()).unwrap_or_else(|| panic!("nobody is first: {all:?}")).pid
 }
@@ -113,7 +113,7 @@ fn server(first: u32) -> u32 {
 
 /// Waits until all of it has ended, and gives its exit code.
 #[track_caller]
-fn end(node: Node) -> Option<i32> {
+fn end(node: CommandServer) -> Option<i32> {
     until("its end", || look(node.pid()).filter(Seen::is_zombie));
     // There is nobody left who could be asked: this only fetches the code.
     node.stop().code()
@@ -121,10 +121,10 @@ fn end(node: Node) -> Option<i32> {
 
 /// Has commands leave processes behind, and waits until these are nobody's but process 1's.
 #[track_caller]
-fn leave_orphans(node: &Node, first: u32) -> Vec<Seen> {
+fn leave_orphans(node: &CommandServer, first: u32) -> Vec<Seen> {
     for _ in 0..ORPHANS {
         let id = node.begin("leaves", json!({}));
-        assert_eq!(said(&node.result(&id)), "left\n");
+        assert_eq!(result_text(&node.result(&id)), "left\n");
     }
     until("orphans", || {
         let mut all = below(first);
@@ -136,12 +136,12 @@ fn leave_orphans(node: &Node, first: u32) -> Vec<Seen> {
 #[test]
 fn orphans_leave_no_zombies_and_a_signal_ends_all_in_good_order() {
     let leaves = "command = [\"sh\", \"-c\", \"sleep 600 > /dev/null 2>&1 & echo left\"]\nleftovers = \"keep\"\ntask = \"always\"";
-    let place = Place::new(&format!("{}{}", tool("quick", "command = [\"echo\", \"hi\"]\ntask = \"always\""), tool("leaves", leaves)));
+    let place = ServerDir::new(&format!("{}{}", tool("quick", "command = [\"echo\", \"hi\"]\ntask = \"always\""), tool("leaves", leaves)));
     let Some(node) = serve(&place) else { return };
     let first = first(&node);
     for _ in 0..ORPHANS {
         let id = node.begin("quick", json!({}));
-        assert_eq!(said(&node.result(&id)), "hi\n");
+        assert_eq!(result_text(&node.result(&id)), "hi\n");
     }
     for orphan in leave_orphans(&node, first) {
         signal(orphan.pid, "KILL");
@@ -158,7 +158,7 @@ fn orphans_leave_no_zombies_and_a_signal_ends_all_in_good_order() {
 
 #[test]
 fn the_exit_code_is_that_of_the_server() {
-    let place = Place::new("demo = true\n");
+    let place = ServerDir::new("demo = true\n");
     let Some(mut command) = container() else { return };
     // As soon as it has begun.
     let ended = command.args([TASKWIRE, "serve", &place.path("missing.toml")]).output().expect("it can be run");
@@ -177,7 +177,7 @@ fn the_server_hears_a_key_of_the_terminal_once() {
         eprintln!("skipped: this user cannot make a namespace of processes with a terminal");
         return;
     }
-    let (place, user, port) = (Place::new("demo = true\ndrain = \"500ms\"\n"), User::new(), free_port());
+    let (place, user, port) = (ServerDir::new("demo = true\ndrain = \"500ms\"\n"), User::new(), free_port());
     let mut command = unshare(WAYS[0]);
     // Process 1 of a container leads a session.
     command.args(["setsid", "--ctty", TASKWIRE, "serve", &place.path("taskwire.toml"), "--data", &place.path("data")]);

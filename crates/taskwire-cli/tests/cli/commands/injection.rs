@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, sync::Mutex, thread};
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, message, refusal, said},
-    place::{Place, tool},
+    command_server::{CommandServer, message, refusal, result_text},
+    server_dir::{ServerDir, tool},
 };
 
 /// The longest argument that Linux takes.
@@ -30,7 +30,7 @@ print(json.dumps({
 }))
 "#;
 
-fn place() -> Place {
+fn place() -> ServerDir {
     let input = "input = { value = { type = \"string\" } }\ntask = \"never\"\ninline_bytes = 4194304\nconcurrency = 8";
     // An argument of its own, and nothing else.
     let plain = format!("command = [\"python3\", \"-ISs\", \"show.py\", \"first\", \"{{value}}\", \"last\"]\n{input}");
@@ -41,7 +41,7 @@ fn place() -> Place {
     );
     // A script of a shell, which gets the value as a parameter.
     let shell = format!("command = [\"sh\", \"-c\", \"exec python3 -ISs show.py first \\\"$1\\\" last\", \"sh\", \"{{value}}\"]\n{input}");
-    let place = Place::new(&[tool("plain", &plain), tool("other", &other), tool("shell", &shell)].concat());
+    let place = ServerDir::new(&[tool("plain", &plain), tool("other", &other), tool("shell", &shell)].concat());
     place.write("show.py", SHOW);
     place
 }
@@ -93,12 +93,12 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// What the command was given, or why it was not run.
-fn give(node: &Node, tool: &str, json_text: &str) -> Result<Value, String> {
+fn give(node: &CommandServer, tool: &str, json_text: &str) -> Result<Value, String> {
     let body = message("tools/call", json!({"name": tool, "arguments": {"value": "@VALUE@"}})).to_string();
     let answer = node.send_text("tools/call", Some(tool), &body.replace(HERE, json_text));
     match refusal(&answer) {
         Some(why) => Err(why),
-        None => Ok(serde_json::from_str(&said(&answer["result"])).unwrap_or_else(|error| panic!("{error}: {answer}"))),
+        None => Ok(serde_json::from_str(&result_text(&answer["result"])).unwrap_or_else(|error| panic!("{error}: {answer}"))),
     }
 }
 

@@ -3,24 +3,24 @@
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, said, text_of},
-    place::{Place, tool},
+    command_server::{CommandServer, result_text, text_of},
+    server_dir::{ServerDir, tool},
 };
-use crate::user::{Running, User};
+use crate::user::{RunningCommand, User};
 
 /// A picture of one point.
 const POINT: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
 /// A place with one tool, `run`, a script of the shell.
-fn place(script: &str) -> Place {
-    let place = Place::new(&tool("run", "command = [\"sh\", \"run.sh\"]\ntask = \"always\""));
+fn place(script: &str) -> ServerDir {
+    let place = ServerDir::new(&tool("run", "command = [\"sh\", \"run.sh\"]\ntask = \"always\""));
     place.write("run.sh", &format!("echo start >> starts\n{script}"));
     place
 }
 
 /// Calls it, and waits until it asks: the task.
 #[track_caller]
-fn asked(user: &User, node: &Node, key: &str) -> (Running, String) {
+fn asked(user: &User, node: &CommandServer, key: &str) -> (RunningCommand, String) {
     let mut running = user.start(&["call", &node.url(), "run"]);
     let task = running.task();
     let way = running.err.line_with("taskwire: answer it with: taskwire answer ");
@@ -37,7 +37,7 @@ fn answer(user: &User, words: &[&str]) {
 
 /// What the call came to.
 #[track_caller]
-fn out(running: Running) -> String {
+fn out(running: RunningCommand) -> String {
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     ended.out
@@ -116,11 +116,12 @@ fn questions_have_numbers_unless_they_have_names() {
     let node = place.start();
     let id = node.begin("run", json!({}));
     for (key, value) in [("ask-1", "1"), ("two", "2"), ("ask-2", "3")] {
-        let fields = node.look(&id, key, |task| task["inputRequests"][key]["params"]["requestedSchema"]["properties"].as_object().cloned());
+        let fields =
+            node.poll_until(&id, key, |task| task["inputRequests"][key]["params"]["requestedSchema"]["properties"].as_object().cloned());
         let content: Value = fields.keys().map(|field| (field.clone(), json!(value))).collect();
         node.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: {"action": "accept", "content": content}}}));
     }
-    assert_eq!(said(&node.result(&id)), "1\n2\n3\n2\n", "the same question has the same answer");
+    assert_eq!(result_text(&node.result(&id)), "1\n2\n3\n2\n", "the same question has the same answer");
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn an_answer_that_does_not_fit_is_refused_and_the_command_waits_for_one_that_doe
         ("size", vec![accept(json!({"width": 0})), accept(json!({"width": "3"}))], accept(json!({"width": 3.0}))),
     ];
     for (key, misfits, good) in steps {
-        let asked = node.look(&id, key, |task| task["inputRequests"][key].as_object().cloned());
+        let asked = node.poll_until(&id, key, |task| task["inputRequests"][key].as_object().cloned());
         for bad in never.iter().chain(&misfits) {
             let refused = node.send("tasks/update", json!({"taskId": id, "inputResponses": {key: bad}}));
             assert_eq!(refused["error"]["code"], -32602, "{key}: {bad}: {refused}");
@@ -151,7 +152,7 @@ fn an_answer_that_does_not_fit_is_refused_and_the_command_waits_for_one_that_doe
         }
         node.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: good}}));
     }
-    assert_eq!(said(&node.result(&id)), "eu {\"width\":3}\n");
+    assert_eq!(result_text(&node.result(&id)), "eu {\"width\":3}\n");
     assert_eq!(place.read("starts"), "start\n");
     place.is_quiet();
 }
@@ -161,7 +162,7 @@ fn a_question_outlives_the_server() {
     let place = place("echo before\nname=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
     let mut node = place.start();
     let id = node.begin("run", json!({}));
-    let open = |node: &Node| node.look(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+    let open = |node: &CommandServer| node.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
     let before = open(&node);
     for _ in 0..2 {
         node.kill();
@@ -170,7 +171,7 @@ fn a_question_outlives_the_server() {
     }
     let user = User::new();
     answer(&user, &[&format!("{}#{id}", node.url()), "ask-1", "Ada"]);
-    assert_eq!(said(&node.result(&id)), "before\nHello, Ada!\n");
+    assert_eq!(result_text(&node.result(&id)), "before\nHello, Ada!\n");
     assert_eq!((node.text(&id).as_str(), place.read("starts").as_str()), ("before\nHello, Ada!\n", "start\n"));
     place.is_quiet();
 }
@@ -181,12 +182,12 @@ fn an_answer_that_the_server_did_not_outlive_is_given_by_the_next() {
     let mut node = place.start();
     for round in 0..4 {
         let id = node.begin("run", json!({}));
-        node.look(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+        node.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
         let content = json!({"action": "accept", "content": {"answer": "Ada"}});
         node.ask("tasks/update", json!({"taskId": id, "inputResponses": {"ask-1": content}}));
         node.kill();
         node = place.start();
-        assert_eq!(said(&node.result(&id)), "Hello, Ada!\n", "round {round}");
+        assert_eq!(result_text(&node.result(&id)), "Hello, Ada!\n", "round {round}");
     }
     assert_eq!(place.read("starts"), "start\n".repeat(4));
     place.is_quiet();
@@ -197,7 +198,7 @@ fn a_cancelled_task_does_not_wait_for_an_answer() {
     let place = place("taskwire ask 'What is your name?'\n");
     let node = place.start();
     let id = node.begin("run", json!({}));
-    node.look(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+    node.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
     node.cancel(&id);
     assert_eq!(node.ended(&id)["status"], "cancelled");
     place.is_quiet();
@@ -220,7 +221,7 @@ echo done
         assert_eq!(node.message_with(&id, message), message);
         place.write(&format!("go-{}", n + 1), "");
     }
-    assert_eq!(said(&node.result(&id)), "done\n");
+    assert_eq!(result_text(&node.result(&id)), "done\n");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::{fs, sync::Mutex, thread};
 use serde_json::json;
 
 use super::{
-    node::said,
-    place::{Place, tool},
+    command_server::result_text,
+    server_dir::{ServerDir, tool},
 };
 
 const TASKS: usize = 1000;
@@ -28,7 +28,7 @@ fn a_thousand_tasks_wait_for_their_turn_and_all_complete_within_little_memory() 
     let keys = format!(
         "command = [\"sh\", \"short.sh\", \"{{n}}\"]\ninput = {{ n = {{ type = \"integer\" }} }}\ntask = \"always\"\nconcurrency = {CONCURRENCY}"
     );
-    let place = Place::new(&format!("[limits]\ntasks_per_caller = {}\n\n{}", 2 * TASKS, tool("short", &keys)));
+    let place = ServerDir::new(&format!("[limits]\ntasks_per_caller = {}\n\n{}", 2 * TASKS, tool("short", &keys)));
     place.write("short.sh", "echo begin >> notes\necho \"this is $1\"\necho end >> notes\n");
     let node = place.start();
     let (queue, ids) = (Mutex::new(0..TASKS), Mutex::new(Vec::with_capacity(TASKS)));
@@ -44,7 +44,7 @@ fn a_thousand_tasks_wait_for_their_turn_and_all_complete_within_little_memory() 
         }
     });
     for (n, id) in ids.into_inner().expect("nobody panicked") {
-        assert_eq!(said(&node.result(&id)), format!("this is {n}\n"));
+        assert_eq!(result_text(&node.result(&id)), format!("this is {n}\n"));
     }
     place.is_quiet();
     let (mut running, mut most) = (0_usize, 0);

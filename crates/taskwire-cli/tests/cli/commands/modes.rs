@@ -8,24 +8,24 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, said},
-    place::{Place, tool},
+    command_server::{CommandServer, result_text},
+    server_dir::{ServerDir, tool},
 };
-use crate::kit::PATIENCE;
+use crate::kit::TIMEOUT;
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const FALLBACK: &str = "io.modelcontextprotocol/fallback-mode";
 
 /// A session.
 struct Session<'a> {
-    node: &'a Node,
+    node: &'a CommandServer,
     id: Option<String>,
 }
 
 impl<'a> Session<'a> {
     /// Opens one in which this is declared of `tasks`; and what the server says of its own.
     #[track_caller]
-    fn open(node: &'a Node, tasks: Value) -> (Self, Value) {
+    fn open(node: &'a CommandServer, tasks: Value) -> (Self, Value) {
         let mut session = Self { node, id: None };
         let client = json!({"name": "raw", "version": "1"});
         let params = json!({"protocolVersion": "2025-11-25", "capabilities": {"tasks": tasks}, "clientInfo": client});
@@ -43,7 +43,7 @@ impl<'a> Session<'a> {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
         let session = self.id.as_ref().map(|id| format!("Mcp-Session-Id: {id}\r\nMCP-Protocol-Version: 2025-11-25\r\n"));
         let mut stream = TcpStream::connect(address).expect("the server is there");
-        stream.set_read_timeout(Some(PATIENCE)).expect("it can have a time");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("it can have a time");
         write!(
             stream,
             "POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -83,13 +83,13 @@ fn a_command_that_ends_at_once_is_answered_at_once_and_a_task_that_nobody_named_
     // A command has a tenth of this to end, once it has written something.
     let quick = tool("quick", "command = [\"echo\", \"done\"]\npromote_after = \"60s\"");
     let slow = tool("slow", "command = [\"sleep\", \"600\"]\npromote_after = \"100ms\"");
-    let place = Place::new(&(quick + &slow));
+    let place = ServerDir::new(&(quick + &slow));
     let node = place.start();
     let (session, _) = Session::open(&node, both_drafts());
     for modes in [&["immediate", "task", "streaming"][..], &["immediate", "streaming"][..], &["immediate"][..]] {
         let results = session.call("quick", modes);
         assert_eq!((results.len(), &results[0]["isError"]), (1, &json!(false)), "{modes:?}: {results:?}");
-        assert_eq!((said(&results[0]), results[0].get("_meta")), ("done\n".to_owned(), None), "{modes:?}: {results:?}");
+        assert_eq!((result_text(&results[0]), results[0].get("_meta")), ("done\n".to_owned(), None), "{modes:?}: {results:?}");
     }
     for (modes, fallback) in [(&["immediate"][..], json!("task")), (&["immediate", "task"][..], Value::Null)] {
         let results = session.call("slow", modes);
@@ -100,7 +100,7 @@ fn a_command_that_ends_at_once_is_answered_at_once_and_a_task_that_nobody_named_
 
 #[test]
 fn the_last_answer_to_a_streamed_command_that_fails_says_why() {
-    let place = Place::new(&tool("late", "command = [\"sh\", \"late.sh\"]\ntimeout = \"3s\""));
+    let place = ServerDir::new(&tool("late", "command = [\"sh\", \"late.sh\"]\ntimeout = \"3s\""));
     place.write("late.sh", "echo one\nsleep 600\n");
     let node = place.start();
     let (session, _) = Session::open(&node, both_drafts());
@@ -119,7 +119,7 @@ fn the_last_answer_to_a_streamed_command_that_fails_says_why() {
 #[test]
 fn a_command_that_cannot_be_a_task_has_no_hint_that_it_streams() {
     let never = tool("never", "command = [\"echo\", \"done\"]\ntask = \"never\"");
-    let place = Place::new(&(never + &tool("auto", "command = [\"echo\", \"done\"]")));
+    let place = ServerDir::new(&(never + &tool("auto", "command = [\"echo\", \"done\"]")));
     let node = place.start();
     let (session, _) = Session::open(&node, both_drafts());
     let (_, answers) = session.post("tools/list", json!({}));
@@ -131,12 +131,12 @@ fn a_command_that_cannot_be_a_task_has_no_hint_that_it_streams() {
 
 #[test]
 fn a_handshake_with_malformed_members_of_drafts_opens_a_session_without_them() {
-    let place = Place::new(&tool("quick", "command = [\"echo\", \"done\"]"));
+    let place = ServerDir::new(&tool("quick", "command = [\"echo\", \"done\"]"));
     let node = place.start();
     for tasks in [json!({"responses": {"modes": 7}, "streaming": "yes"}), json!({"responses": [], "streaming": {"partial": true}})] {
         let (session, told) = Session::open(&node, tasks.clone());
         assert_eq!((&told["cancel"], told.get("responses"), told.get("streaming")), (&json!({}), None, None), "{tasks}: {told}");
         let (_, answers) = session.post("tools/call", json!({"name": "quick", "arguments": {}}));
-        assert_eq!(said(&answers[0]["result"]), "done\n", "{tasks}");
+        assert_eq!(result_text(&answers[0]["result"]), "done\n", "{tasks}");
     }
 }

@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, said, text_of},
-    place::{Place, tool, until},
+    command_server::{CommandServer, result_text, text_of},
+    server_dir::{ServerDir, tool, until},
 };
 use crate::user::User;
 
@@ -23,8 +23,8 @@ def gate(name):
 "#;
 
 /// A place with one tool, `run`, which is a task at once and runs this after `GATE`.
-fn place(keys: &str, script: &str) -> Place {
-    let place = Place::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\n{keys}")));
+fn place(keys: &str, script: &str) -> ServerDir {
+    let place = ServerDir::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\n{keys}")));
     place.write("run.py", &format!("{GATE}\n{script}"));
     place
 }
@@ -73,7 +73,7 @@ fn a_character_in_two_writes_is_one_and_bytes_that_are_none_are_replaced() {
     assert!(text.starts_with("a€\u{fffd}"), "{text:?}");
     assert!(text.contains("b\0c\u{fffd}"), "{text:?}");
     assert!(!text.contains('\u{f0}') && text.ends_with('\u{fffd}'), "{text:?}");
-    assert_eq!(said(&result), text);
+    assert_eq!(result_text(&result), text);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn standard_error_is_in_its_place_in_the_output() {
     let expected: String = (0..20).map(|n| format!("out {n}\nerr {n}\n")).collect();
     for keys in ["", "stderr = \"together\""] {
         let (result, blocks) = run(keys, TWO_STREAMS);
-        assert_eq!((text_of(&blocks), said(&result)), (expected.clone(), expected.clone()), "{keys}");
+        assert_eq!((text_of(&blocks), result_text(&result)), (expected.clone(), expected.clone()), "{keys}");
     }
 }
 
@@ -120,7 +120,7 @@ fn standard_error_can_be_told_apart() {
 fn standard_error_can_be_dropped() {
     let (result, blocks) = run("stderr = \"drop\"", TWO_STREAMS);
     let expected: String = (0..20).map(|n| format!("out {n}\n")).collect();
-    assert_eq!((text_of(&blocks), said(&result)), (expected.clone(), expected));
+    assert_eq!((text_of(&blocks), result_text(&result)), (expected.clone(), expected));
 }
 
 #[test]
@@ -153,7 +153,7 @@ line({"result": {"n": 2}, "content": [{"type": "text", "text": "two"}]})
     place.write("on", "");
     let result = node.result(&id);
     assert_eq!((&result["structuredContent"], result["isError"] == true), (&json!({"n": 2}), false), "{result}");
-    assert!(said(&result).ends_with("two"), "{result}");
+    assert!(result_text(&result).ends_with("two"), "{result}");
     let blocks = node.blocks(&id);
     assert_eq!(from_stdout(&blocks), "hello worldno JSON\n{\"type\": \"image\"}\n", "{blocks:?}");
     assert_eq!(from_stderr(&blocks), "a warning\n", "{blocks:?}");
@@ -178,11 +178,11 @@ fn the_exit_code_says_whether_it_is_an_error() {
         let (result, blocks) = run(keys, &format!("put(b'words\\n')\nsys.exit({code})"));
         assert_eq!(result["isError"] == true, is_error, "{keys} {code}: {result}");
         assert_eq!(text_of(&blocks), "words\n", "what it wrote is all there is in the output");
-        assert!(said(&result).starts_with("words\n"), "{result}");
-        assert_eq!(said(&result).contains(&code.to_string()), is_error, "an error says which code: {result}");
+        assert!(result_text(&result).starts_with("words\n"), "{result}");
+        assert_eq!(result_text(&result).contains(&code.to_string()), is_error, "an error says which code: {result}");
     }
     let (result, _) = run("", "put(b'words\\n')\nos.kill(os.getpid(), 9)");
-    assert!(result["isError"] == true && said(&result).contains('9'), "{result}");
+    assert!(result["isError"] == true && result_text(&result).contains('9'), "{result}");
     let user = User::new();
     let place = place("", "put(b'words\\n')\nsys.exit(3)");
     let node = place.start();
@@ -218,7 +218,7 @@ fn a_command_that_failed_says_why_next_to_its_status_in_both_eras() {
 
 #[test]
 fn a_command_that_cannot_be_started_says_why_next_to_its_status() {
-    let place = Place::new(&tool("run", "command = [\"./nope\"]\ntask = \"always\""));
+    let place = ServerDir::new(&tool("run", "command = [\"./nope\"]\ntask = \"always\""));
     let node = place.start();
     let task = node.ended(&node.begin("run", json!({})));
     assert!(task["statusMessage"].as_str().is_some_and(|message| message.starts_with("cannot run `nope`: ")), "{task}");
@@ -248,7 +248,7 @@ fn progress_is_found_in_the_output() {
 }
 
 /// All that the server has of a task: on the wire and on the disk.
-fn everything(place: &Place, node: &Node, id: &str) -> String {
+fn everything(place: &ServerDir, node: &CommandServer, id: &str) -> String {
     let mut all = format!("{} {:?}", node.ended(id), node.blocks(id));
     for file in fs::read_dir(place.path("data")).expect("a directory").flatten().filter(|file| file.path().is_file()) {
         all.push_str(&String::from_utf8_lossy(&fs::read(file.path()).expect("a file of ours")));
@@ -278,13 +278,13 @@ put(b"last " + word)
     let blocks = node.blocks(&id);
     assert_eq!(from_stdout(&blocks), "key=[redacted]\nkey=[redacted] [redacted]\n100% [redacted] of it\nlast [redacted]");
     assert_eq!(from_stderr(&blocks), "err [redacted]\n");
-    assert!(said(&result).contains("key=[redacted]\n"), "{result}");
+    assert!(result_text(&result).contains("key=[redacted]\n"), "{result}");
     place.is_quiet();
     assert!(!everything(&place, &node, &id).contains(secret), "it is known after all");
 }
 
 #[track_caller]
-fn until_started(place: &Place, id: &str) {
+fn until_started(place: &ServerDir, id: &str) {
     until("its process", || (!place.processes_of(id).is_empty()).then_some(()));
 }
 
@@ -295,13 +295,13 @@ fn secrets_stay_secret_when_the_server_is_killed_in_the_middle_of_one() {
     let mut node = place.start();
     let id = node.begin("run", json!({}));
     place.lines("half", 1);
-    node.wrote(&id, "one\n");
+    node.wait_for_text(&id, "one\n");
     for _ in 0..2 {
         node.kill();
         node = place.start();
     }
     place.write("go", "");
-    assert_eq!(said(&node.result(&id)), "one\nkey=[redacted]\ntwo\n");
+    assert_eq!(result_text(&node.result(&id)), "one\nkey=[redacted]\ntwo\n");
     assert_eq!(node.text(&id), "one\nkey=[redacted]\ntwo\n");
     place.is_quiet();
 }
@@ -314,7 +314,7 @@ for at in list(range(2040, 2060)) + list(range(4080, 4110)):
 put(b'key=' + b'h' * 50000 + b' and more\\nend\\n')
 ";
     let keys = "command = [\"python3\", \"run.py\"]\ntask = \"always\"\nredact = ['key=\\w+']";
-    let place = Place::new(&format!("[limits]\nchunk_bytes = 8192\n\n{}", tool("run", keys)));
+    let place = ServerDir::new(&format!("[limits]\nchunk_bytes = 8192\n\n{}", tool("run", keys)));
     place.write("run.py", &format!("{GATE}\n{script}"));
     let node = place.start();
     let id = node.begin("run", json!({}));
@@ -323,7 +323,7 @@ put(b'key=' + b'h' * 50000 + b' and more\\nend\\n')
     let (result, text) = (node.result(&id), node.text(&id));
     let at = text.bytes().zip(expected.bytes()).take_while(|(one, other)| one == other).count();
     assert!(text == expected, "from byte {at} on: {:?}", &text[at.saturating_sub(20)..(at + 60).min(text.len())]);
-    assert!(!said(&result).contains("hunter") && !said(&result).contains("hhh"), "{result}");
+    assert!(!result_text(&result).contains("hunter") && !result_text(&result).contains("hhh"), "{result}");
     place.is_quiet();
     assert!(!everything(&place, &node, &id).contains("hunter"), "it is known after all");
 }
@@ -339,7 +339,7 @@ fn secrets_into_which_the_other_stream_is_written_are_in_no_output() {
         let mut lines: Vec<&str> = text.lines().collect();
         lines.sort_unstable();
         assert_eq!(lines, ["a warning", "err [redacted]", "key=[redacted]", "last"], "{keys}: {text:?}");
-        assert!(!said(&result).contains("hun"), "{keys}: {result}");
+        assert!(!result_text(&result).contains("hun"), "{keys}: {result}");
         place.is_quiet();
         let all = everything(&place, &node, &id);
         assert!(!all.contains("key=hun") && !all.contains("err hun"), "{keys}: it is known after all");
@@ -353,10 +353,10 @@ fn a_character_that_the_server_did_not_outlive_is_whole_in_the_end() {
     let node = place.start();
     let id = node.begin("run", json!({}));
     place.lines("half", 1);
-    node.wrote(&id, "one\n");
+    node.wait_for_text(&id, "one\n");
     node.kill();
     let node = place.start();
     place.write("go", "");
-    assert_eq!((said(&node.result(&id)), node.text(&id)), ("one\n€ two\n".to_owned(), "one\n€ two\n".to_owned()));
+    assert_eq!((result_text(&node.result(&id)), node.text(&id)), ("one\n€ two\n".to_owned(), "one\n€ two\n".to_owned()));
     place.is_quiet();
 }

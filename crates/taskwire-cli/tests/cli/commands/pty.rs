@@ -3,13 +3,13 @@
 use serde_json::json;
 
 use super::{
-    node::said,
-    place::{Place, tool},
+    command_server::result_text,
+    server_dir::{ServerDir, tool},
 };
 
 /// A place with one tool, `run`, which is a task at once and runs this script on a terminal.
-fn place(keys: &str, script: &str) -> Place {
-    let place = Place::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\npty = true\n{keys}")));
+fn place(keys: &str, script: &str) -> ServerDir {
+    let place = ServerDir::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\npty = true\n{keys}")));
     place.write("run.py", script);
     place
 }
@@ -22,7 +22,7 @@ fn run(keys: &str, script: &str) -> String {
     let result = node.result(&node.begin("run", json!({})));
     assert_ne!(result["isError"], true, "{result}");
     place.is_quiet();
-    said(&result)
+    result_text(&result)
 }
 
 #[test]
@@ -32,9 +32,9 @@ fn a_program_that_keeps_its_output_back_is_seen_live() {
     let place = place("", script);
     let node = place.start();
     let id = node.begin("run", json!({}));
-    node.wrote(&id, "first\n");
+    node.wait_for_text(&id, "first\n");
     place.write("go", "");
-    assert_eq!((said(&node.result(&id)), node.text(&id)), ("first\nsecond\n".to_owned(), "first\nsecond\n".to_owned()));
+    assert_eq!((result_text(&node.result(&id)), node.text(&id)), ("first\nsecond\n".to_owned(), "first\nsecond\n".to_owned()));
     place.is_quiet();
 }
 
@@ -69,6 +69,6 @@ fn what_ends_with_an_error_says_so_from_a_terminal_too() {
     let place = place("", "import sys\nprint('words')\nsys.exit(3)\n");
     let node = place.start();
     let result = node.result(&node.begin("run", json!({})));
-    assert_eq!((said(&result).as_str(), &result["isError"]), ("words\nThe command ended with exit code 3.", &json!(true)));
+    assert_eq!((result_text(&result).as_str(), &result["isError"]), ("words\nThe command ended with exit code 3.", &json!(true)));
     place.is_quiet();
 }

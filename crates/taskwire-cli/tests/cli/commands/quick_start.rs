@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path, process::Command};
 
-use super::place::{Place, free_port, until};
-use crate::user::{Running, User};
+use super::server_dir::{ServerDir, free_port, until};
+use crate::user::{RunningCommand, User};
 
 /// The address in the README; a test has one of its own.
 const ADDRESS: &str = "127.0.0.1:8787";
@@ -15,7 +15,7 @@ fn blocks<'a>(section: &'a str, kind: &str) -> Vec<&'a str> {
 }
 
 /// A command of the README, in the shell of somebody who has the program in their path.
-fn shell(place: &Place, user: &User, line: &str) -> Command {
+fn shell(place: &ServerDir, user: &User, line: &str) -> Command {
     let own = Path::new(env!("CARGO_BIN_EXE_taskwire")).parent().expect("a directory").display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("sh");
@@ -41,7 +41,7 @@ fn the_quick_start_works_as_it_is_printed_and_its_output_comes_live() {
         without_comment.trim().trim_end_matches('&').trim_end().to_owned()
     };
     let (serve, call) = (line_of("taskwire serve"), line_of("taskwire call"));
-    let (place, user) = (Place::new(""), User::new());
+    let (place, user) = (ServerDir::new(""), User::new());
     let address = format!("127.0.0.1:{}", free_port());
     let mut config = toml[0].replace(ADDRESS, &address);
     if !toml[0].contains(ADDRESS) && !serve.contains(ADDRESS) {
@@ -50,12 +50,12 @@ fn the_quick_start_works_as_it_is_printed_and_its_output_comes_live() {
     }
     let file = serve.split(' ').find(|word| word.ends_with(".toml")).expect("the file is named");
     place.write(file, &config);
-    let mut server = Running::start(&mut shell(&place, &user, &serve.replace(ADDRESS, &address)));
+    let mut server = RunningCommand::start(&mut shell(&place, &user, &serve.replace(ADDRESS, &address)));
     server.out.until(&format!("http://{address}/mcp"));
     let expected: String = text[0].lines().filter(|line| !line.starts_with("taskwire: ")).map(|line| format!("{line}\n")).collect();
     let first = expected.split_inclusive('\n').next().expect("a line");
     assert!(expected.len() > first.len(), "one line is no live output");
-    let mut call = Running::start(&mut shell(&place, &user, &call.replace(ADDRESS, &address)));
+    let mut call = RunningCommand::start(&mut shell(&place, &user, &call.replace(ADDRESS, &address)));
     let seen = call.out.until(first);
     let commands = place.processes();
     assert!(seen.len() < expected.len() && commands.iter().any(|found| !found.is_supervisor()), "it came only at its end: {seen}");

@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, message, said},
-    place::{Place, tool, until},
+    command_server::{CommandServer, message, result_text},
+    server_dir::{ServerDir, tool, until},
 };
 
 /// Three megabytes, where a caller may have four.
@@ -17,7 +17,7 @@ const AUTH: &str = "[auth]\ntokens = [{ token = \"a\", caller = \"ann\" }, { tok
 const NOW: &str = "command = [\"echo\", \"now\"]";
 
 /// A call with half a megabyte in it, so that it becomes a task or there is no room for it.
-fn note(node: &Node) -> Value {
+fn note(node: &CommandServer) -> Value {
     node.send("tools/call", json!({"name": "note", "arguments": {"text": "x".repeat(500_000)}}))
 }
 
@@ -34,29 +34,29 @@ fn is_told(answer: &Value) {
 fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
     let note_keys = "command = [\"true\"]\ninput = { text = { type = \"string\" } }\ntask = \"always\"";
     let tools = [tool("fills", FILLS), tool("note", note_keys), tool("now", NOW)].concat();
-    let place = Place::new(&format!("{LIMITS}\n{AUTH}\n{tools}"));
+    let place = ServerDir::new(&format!("{LIMITS}\n{AUTH}\n{tools}"));
     let node = place.start();
-    node.be("a");
+    node.use_token("a");
     let first = node.begin("fills", json!({}));
     assert_ne!(node.result(&first)["isError"], true, "there is room for one");
     let second = node.result(&node.begin("fills", json!({})));
     assert_eq!(second["isError"], true, "and not for two: {second}");
-    let text = said(&second);
+    let text = result_text(&second);
     assert!(text.contains("The command was stopped, because ") && text.contains("`limits.stored_bytes_per_caller`"), "{text}");
     assert!(text.starts_with("a line of output"), "what it wrote before that is kept: {text}");
     is_told(&note(&node));
-    assert_eq!(said(&node.call("now", json!({}))), "now\n", "a call that needs no task needs no room");
+    assert_eq!(result_text(&node.call("now", json!({}))), "now\n", "a call that needs no task needs no room");
     assert_eq!(node.ended(&first)["status"], "completed", "what is stored can be read");
 
-    node.be("b");
+    node.use_token("b");
     assert_ne!(node.result(&node.begin("fills", json!({})))["isError"], true, "another caller has room of its own");
     place.is_quiet();
     assert!(node.stop().success());
 
     let node = place.start();
-    node.be("a");
+    node.use_token("a");
     is_told(&note(&node));
-    node.be("b");
+    node.use_token("b");
     let answer = note(&node);
     let id = answer["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no task: {answer}")).to_owned();
     node.ended(&id);
@@ -66,7 +66,7 @@ fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
 #[test]
 fn the_disk_gets_back_what_is_forgotten() {
     let fills = "command = [\"sh\", \"-c\", \"yes 'a line of output that is long enough' | head -c 30000000\"]\ntask = \"always\"";
-    let place = Place::new(&format!("retention = \"1s\"\n\n{}", tool("fills", fills)));
+    let place = ServerDir::new(&format!("retention = \"1s\"\n\n{}", tool("fills", fills)));
     let node = place.start();
     let bytes = || fs::metadata(place.path("data/tasks.db")).expect("the store is there").len();
     let id = node.begin("fills", json!({}));
@@ -83,7 +83,7 @@ fn where_the_disk_is_short_no_task_is_made_and_commands_wait_with_their_output()
     let head = "linger = \"0s\"\n\n[limits]\ndisk_reserve_bytes = 9223372036854775807\n";
     let much = "command = [\"sh\", \"-c\", \"echo > begun; yes | head -c 8000000; echo > over\"]";
     let tools = [tool("wait", "command = [\"sleep\", \"600\"]\ntask = \"always\""), tool("much", much), tool("now", NOW)].concat();
-    let place = Place::new(&format!("{head}\n{tools}"));
+    let place = ServerDir::new(&format!("{head}\n{tools}"));
     let node = place.start();
     let answer = node.send("tools/call", json!({"name": "wait", "arguments": {}}));
     assert_eq!(answer["error"]["code"], -31002, "{answer}");
@@ -93,7 +93,7 @@ fn where_the_disk_is_short_no_task_is_made_and_commands_wait_with_their_output()
     let open = node.open("tools/call", Some("much"), &call).expect("the server is there");
     place.lines("begun", 1);
     for _ in 0..50 {
-        assert_eq!(said(&node.call("now", json!({}))), "now\n", "a call that needs no task is answered");
+        assert_eq!(result_text(&node.call("now", json!({}))), "now\n", "a call that needs no task is answered");
     }
     assert_eq!(place.read("over"), "", "it has to wait");
     drop(open);

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{
-    node::{Node, said},
-    place::{Place, tool, until},
+    command_server::{CommandServer, result_text},
+    server_dir::{ServerDir, tool, until},
 };
 
 /// Rows of eleven bytes, about a megabyte of them.
@@ -16,16 +16,16 @@ fn row(n: usize) -> String {
     format!("row {n:06}\n")
 }
 
-fn place(head: &str, keys: &str) -> Place {
+fn place(head: &str, keys: &str) -> ServerDir {
     let place =
-        Place::new(&format!("{head}\n{}", tool("rows", &format!("command = [\"python3\", \"rows.py\"]\ntask = \"always\"\n{keys}"))));
+        ServerDir::new(&format!("{head}\n{}", tool("rows", &format!("command = [\"python3\", \"rows.py\"]\ntask = \"always\"\n{keys}"))));
     place.write("rows.py", &format!("import sys\nsys.stdout.write(''.join('row %06d\\n' % n for n in range({ROWS})))\n"));
     place
 }
 
 /// The contents of a resource, and what is said about its range.
 #[track_caller]
-fn read(node: &Node, uri: &str) -> (String, Value) {
+fn read(node: &CommandServer, uri: &str) -> (String, Value) {
     let result = node.ask("resources/read", json!({"uri": uri}));
     let contents = &result["contents"][0];
     assert_eq!((&contents["mimeType"], result["contents"].as_array().map(Vec::len)), (&json!("text/plain"), Some(1)), "{uri}");
@@ -43,7 +43,7 @@ fn a_large_result_has_its_beginning_and_its_end_and_says_where_the_rest_is() {
     let texts: Vec<&str> = content.iter().filter_map(|block| block["text"].as_str()).collect();
     assert!(texts[0].starts_with(&format!("{}{}", row(0), row(1))), "{:?}", texts[0]);
     assert!(texts.iter().any(|text| text.ends_with(&format!("{}{}", row(ROWS - 2), row(ROWS - 1)))), "its end: {texts:?}");
-    let bytes = said(&result).len();
+    let bytes = result_text(&result).len();
     assert!((INLINE_BYTES / 2..INLINE_BYTES + 2000).contains(&bytes), "{bytes} bytes");
     assert!(texts.iter().all(|text| text.starts_with("row ") || text.contains(&format!("taskwire://task/{id}/output"))), "{texts:?}");
     let link = content.iter().find(|block| block["type"] == "resource_link").expect("a link");
@@ -91,7 +91,7 @@ fn the_output_of_a_task_is_a_resource_that_can_be_read_in_ranges() {
 #[test]
 fn an_image_that_is_too_large_for_the_output_is_a_resource_that_outlives_the_server() {
     for task in ["always", "auto"] {
-        let place = Place::new(&tool("draw", &format!("command = [\"python3\", \"draw.py\"]\noutput = \"jsonl\"\ntask = \"{task}\"")));
+        let place = ServerDir::new(&tool("draw", &format!("command = [\"python3\", \"draw.py\"]\noutput = \"jsonl\"\ntask = \"{task}\"")));
         let script = "import base64, json\ndata = base64.b64encode(bytes(n % 256 for n in range(900000))).decode()\n\
                       print(json.dumps({'type': 'image', 'data': data, 'mimeType': 'image/png'}))\nprint('drawn')\n";
         place.write("draw.py", script);
@@ -101,7 +101,7 @@ fn an_image_that_is_too_large_for_the_output_is_a_resource_that_outlives_the_ser
         let content = result["content"].as_array().expect("content");
         let link = content.iter().find(|block| block["type"] == "resource_link").unwrap_or_else(|| panic!("no link: {result}"));
         assert_eq!((&link["mimeType"], &link["size"]), (&json!("image/png"), &json!(900_000)), "{task}");
-        assert!(said(&result).contains("drawn") && result.to_string().len() < 2000, "{task}: {} bytes", result.to_string().len());
+        assert!(result_text(&result).contains("drawn") && result.to_string().len() < 2000, "{task}: {} bytes", result.to_string().len());
         node.kill();
         let node = place.start();
         let read = node.ask("resources/read", json!({"uri": link["uri"]}));
@@ -117,7 +117,7 @@ fn a_result_that_fits_is_whole() {
     let node = place.start();
     let result = node.result(&node.begin("rows", json!({})));
     assert_eq!(result["content"].as_array().map(Vec::len), Some(1));
-    assert!(said(&result) == (0..ROWS).map(row).collect::<String>(), "not what was written");
+    assert!(result_text(&result) == (0..ROWS).map(row).collect::<String>(), "not what was written");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn too_much_output_ends_the_command_and_leaves_nothing() {
 
 /// What is told of an output that was too much is what is kept of it.
 #[track_caller]
-fn is_what_is_kept(node: &Node, id: &str, result: &Value) {
+fn is_what_is_kept(node: &CommandServer, id: &str, result: &Value) {
     let content = result["content"].as_array().expect("content");
     let kept = node.text(id);
     let (link, at) = content.iter().zip(0..).find(|(block, _)| block["type"] == "resource_link").expect("a link");
@@ -163,7 +163,7 @@ fn output_that_is_too_much_is_told_as_it_is_kept() {
         let id = node.begin("rows", json!({}));
         let task = node.ended(&id);
         assert_eq!((&task["status"], &task["result"]["isError"]), (&json!("completed"), &json!(true)), "{rows} {code}: {task}");
-        let told = said(&task["result"]);
+        let told = result_text(&task["result"]);
         assert!(told.contains("limits.task_output_bytes") && told.contains("is not kept"), "{rows} {code}: {}", &told[told.len() - 500..]);
         is_what_is_kept(&node, &id, &task["result"]);
         place.is_quiet();
@@ -203,6 +203,6 @@ fn what_was_lost_before_the_server_was_killed_is_told() {
     let result = node.result(&id);
     let content = result["content"].as_array().expect("content");
     assert!(content[0]["text"].as_str().is_some_and(|text| text.contains("no longer kept")), "{}", content[0]);
-    assert!(said(&result).contains("the end\n"), "{result}");
+    assert!(result_text(&result).contains("the end\n"), "{result}");
     place.is_quiet();
 }

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{
+    command_server::{CommandServer, message, refusal, result_text},
     many::memory_peak_mib,
-    node::{Node, message, refusal, said},
-    place::{Place, tool},
+    server_dir::{ServerDir, tool},
 };
 
 /// What the answers to all of them may need at most, also in a build that is not optimized.
@@ -34,7 +34,7 @@ fn arguments(name: &str, levels: usize, deepest: &str) -> String {
     format!("{{\"{name}\":{}{deepest}{}}}", "{\"kind\":\"neg\",\"arg\":".repeat(levels), "}".repeat(levels))
 }
 
-fn call(node: &Node, arguments: &str) -> Value {
+fn call(node: &CommandServer, arguments: &str) -> Value {
     let body = message("tools/call", json!({"name": "eval", "arguments": "@"})).to_string().replace("\"@\"", arguments);
     node.send_text("tools/call", Some("eval"), &body)
 }
@@ -42,13 +42,13 @@ fn call(node: &Node, arguments: &str) -> Value {
 #[test]
 fn a_recursive_choice_is_answered_with_the_field_within_little_memory() {
     let keys = "command = [\"cat\"]\nstdin = \"{expr}\"\ninput_schema = \"eval.json\"\ntask = \"never\"";
-    let place = Place::new(&tool("eval", keys));
+    let place = ServerDir::new(&tool("eval", keys));
     place.write("eval.json", &schema().to_string());
     let node = place.start();
     let taken = |levels: usize| {
         let answer = call(&node, &arguments("expr", levels, "{\"kind\":\"num\",\"value\":1}"));
         assert_eq!(refusal(&answer), None, "{levels}: {answer}");
-        assert_eq!(said(&answer["result"]).matches("neg").count(), levels, "{levels}: {answer}");
+        assert_eq!(result_text(&answer["result"]).matches("neg").count(), levels, "{levels}: {answer}");
     };
     taken(1);
     let before = memory_peak_mib(node.pid());

@@ -46,27 +46,27 @@ CREATE TABLE question(
 ";
 
 /// Why something was not done: the database failed, or there is a better word for it.
-pub(super) enum Fault {
+pub(super) enum DbError {
     Sqlite(rusqlite::Error),
-    Told(Error),
+    Client(Error),
 }
 
-impl From<rusqlite::Error> for Fault {
+impl From<rusqlite::Error> for DbError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for DbError {
     fn from(error: Error) -> Self {
-        Self::Told(error)
+        Self::Client(error)
     }
 }
 
-impl Fault {
-    pub(super) fn told(self, dir: &Path) -> Error {
+impl DbError {
+    pub(super) fn into_error(self, dir: &Path) -> Error {
         let error = match self {
-            Self::Told(error) => return error,
+            Self::Client(error) => return error,
             Self::Sqlite(error) => error,
         };
         let dir = dir.display();
@@ -94,7 +94,7 @@ pub(super) fn make_private(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-pub(super) fn connect(path: &Path, dir: &Path) -> Result<Connection, Fault> {
+pub(super) fn connect(path: &Path, dir: &Path) -> Result<Connection, DbError> {
     let mut connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
     // Before anything is written: a newer release may have its reasons.
@@ -116,12 +116,12 @@ pub(super) fn connect(path: &Path, dir: &Path) -> Result<Connection, Fault> {
 }
 
 /// Opens a database that is there, to read it. No file is made beside it.
-pub(super) fn connect_read_only(path: &Path, dir: &Path) -> Result<Connection, Fault> {
-    let mut journal = path.as_os_str().to_owned();
-    journal.push("-wal");
+pub(super) fn connect_read_only(path: &Path, dir: &Path) -> Result<Connection, DbError> {
+    let mut wal = path.as_os_str().to_owned();
+    wal.push("-wal");
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     // Without a journal nobody has it open, and SQLite would make one to read it, unless it is told that nothing changes.
-    let at_rest = path.to_str().filter(|_| !Path::new(&journal).exists());
+    let at_rest = path.to_str().filter(|_| !Path::new(&wal).exists());
     let connection = match at_rest {
         Some(name) => {
             let name = name.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
@@ -140,7 +140,7 @@ pub(super) fn connect_read_only(path: &Path, dir: &Path) -> Result<Connection, F
     Ok(connection)
 }
 
-fn migrate(connection: &mut Connection, found: i64) -> Result<(), Fault> {
+fn migrate(connection: &mut Connection, found: i64) -> Result<(), DbError> {
     let steps = [SCHEMA_1];
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
@@ -152,20 +152,21 @@ fn migrate(connection: &mut Connection, found: i64) -> Result<(), Fault> {
 }
 
 /// The row that holds an entry, if the ledger still has it.
-pub(super) fn resolve(db: &Connection, entry: EntryId) -> Result<Option<i64>, Fault> {
+pub(super) fn resolve(db: &Connection, entry: EntryId) -> Result<Option<i64>, DbError> {
     let mut statement = db.prepare_cached("SELECT ifnull(same, id) FROM entry WHERE id = ?")?;
     Ok(statement.query_row([entry.0], |row| row.get(0)).optional()?)
 }
 
-pub(super) fn present(db: &Connection, entry: EntryId) -> Result<i64, Fault> {
+pub(super) fn resolve_existing(db: &Connection, entry: EntryId) -> Result<i64, DbError> {
     resolve(db, entry)?.ok_or_else(|| {
-        let told = format!("the ledger does not have entry {entry} any more: it was removed, or gave way to {LEDGER_ENTRIES} newer ones");
-        Error::Ledger(told).into()
+        let message =
+            format!("the ledger does not have entry {entry} any more: it was removed, or gave way to {LEDGER_ENTRIES} newer ones");
+        Error::Ledger(message).into()
     })
 }
 
 /// The row that a reference means: that of its task, else that of its key. A call whose task was not known gets its name.
-pub(super) fn known(db: &Connection, reference: &Reference) -> Result<Option<i64>, Fault> {
+pub(super) fn find_row(db: &Connection, reference: &Reference) -> Result<Option<i64>, DbError> {
     let server = &reference.server;
     if let Some(task) = &reference.task {
         let mut statement = db.prepare_cached("SELECT id FROM entry WHERE server = ? AND task = ?")?;
@@ -181,7 +182,7 @@ pub(super) fn known(db: &Connection, reference: &Reference) -> Result<Option<i64
     let found: Option<(i64, Option<String>)> = statement.query_row([server, key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     Ok(match (found, &reference.task) {
         (Some((id, None)), Some(task)) => {
-            strike_out(db, id)?;
+            remove_questions_and_answers(db, id)?;
             db.execute("UPDATE entry SET task = ?2, args = NULL WHERE id = ?1", params![id, task])?;
             Some(id)
         }
@@ -191,38 +192,38 @@ pub(super) fn known(db: &Connection, reference: &Reference) -> Result<Option<i64
 }
 
 /// Removes what is too old, and then the oldest, so that there is room for one more. Says which are gone.
-pub(super) fn make_room(db: &Connection, now: Timestamp, entries_max: usize) -> Result<Vec<i64>, Fault> {
+pub(super) fn evict(db: &Connection, now: Timestamp, entries_max: usize) -> Result<Vec<i64>, DbError> {
     let before = now.as_millis().saturating_sub(i64::try_from(ENDED_KEPT.as_millis()).unwrap_or(i64::MAX));
     let mut gone = ids(db, "SELECT id FROM entry WHERE ended = 1 AND updated_at < ?", [before])?;
     for id in &gone {
-        remove(db, *id)?;
+        remove_entry(db, *id)?;
     }
     let count: usize = db.query_row("SELECT count(*) FROM entry", [], |row| row.get(0))?;
     if count >= entries_max {
         let oldest = ids(db, "SELECT id FROM entry ORDER BY ended DESC, updated_at, id LIMIT ?", [count + 1 - entries_max])?;
         for id in &oldest {
-            remove(db, *id)?;
+            remove_entry(db, *id)?;
         }
         gone.extend(oldest);
     }
     Ok(gone)
 }
 
-fn ids(db: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<i64>, Fault> {
+fn ids(db: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<i64>, DbError> {
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map(params, |row| row.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// Removes what was asked and answered.
-pub(super) fn strike_out(db: &Connection, id: i64) -> Result<(), Fault> {
+pub(super) fn remove_questions_and_answers(db: &Connection, id: i64) -> Result<(), DbError> {
     db.prepare_cached("DELETE FROM answer WHERE entry = ?")?.execute([id])?;
     db.prepare_cached("DELETE FROM question WHERE entry = ?")?.execute([id])?;
     Ok(())
 }
 
-pub(super) fn remove(db: &Connection, id: i64) -> Result<(), Fault> {
-    strike_out(db, id)?;
+pub(super) fn remove_entry(db: &Connection, id: i64) -> Result<(), DbError> {
+    remove_questions_and_answers(db, id)?;
     db.prepare_cached("DELETE FROM entry WHERE id = ?1 OR same = ?1")?.execute([id])?;
     Ok(())
 }

@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 use taskwire_core::Payload;
 use tokio::task::AbortHandle;
 
-use super::{Legacy, VERSIONS, standing};
+use super::{LegacyClient, VERSIONS, session_stream};
 use crate::client::{
-    Era, Error, Peer,
-    link::{self, Failed},
+    Era, Error, ServerInfo,
+    link::{self, RequestError},
     modern::{IDEMPOTENCY, PARTIALS},
-    wire::Outgoing,
+    wire::OutgoingRequest,
 };
 
 /// How long the first request waits for the stream that the server may write to: what is asked before it is there can be
 /// lost.
-const STANDING: Duration = Duration::from_secs(2);
+const SESSION_STREAM_WAIT: Duration = Duration::from_secs(2);
 
 /// One session.
 pub(crate) struct Session {
@@ -32,7 +32,7 @@ pub(crate) struct Session {
     pub(super) serial: u64,
     /// Whether another process began it, which may still use it.
     pub(super) adopted: bool,
-    standing: Mutex<Option<AbortHandle>>,
+    session_stream: Mutex<Option<AbortHandle>>,
 }
 
 impl Session {
@@ -44,8 +44,8 @@ impl Session {
     }
 
     pub(super) fn stop(&self) {
-        if let Some(standing) = self.standing.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            standing.abort();
+        if let Some(stream) = self.session_stream.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            stream.abort();
         }
     }
 }
@@ -56,9 +56,9 @@ impl Drop for Session {
     }
 }
 
-impl Legacy {
+impl LegacyClient {
     /// The session, begun if there is none.
-    pub(super) async fn session(&self) -> Result<Arc<Session>, Failed> {
+    pub(super) async fn session(&self) -> Result<Arc<Session>, RequestError> {
         let mut current = self.session.lock().await;
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed.into());
@@ -67,16 +67,16 @@ impl Legacy {
         if let Some(session) = current.as_ref().filter(|session| session.generation == generation) {
             return Ok(session.clone());
         }
-        let serial = self.begun.load(Ordering::Relaxed);
-        let session = self.link.within(self.link.options.timing.request, self.initialize(generation, serial)).await?;
+        let serial = self.sessions_begun.load(Ordering::Relaxed);
+        let session = self.link.with_timeout(self.link.options.timing.request, self.initialize(generation, serial)).await?;
         Ok(self.enter(&mut current, session).await)
     }
 
     /// Goes on in the session that the options name, if there is one and it is not the current one: a task may be bound to it.
     /// False if there is none, or it was tried before.
-    pub(super) async fn adopt(&self) -> Result<bool, Failed> {
+    pub(super) async fn adopt(&self) -> Result<bool, RequestError> {
         let Some(id) = self.link.options.session.clone().filter(|_| self.link.wire.http().is_some()) else { return Ok(false) };
-        if self.adopted.swap(true, Ordering::Relaxed) {
+        if self.adoption_tried.swap(true, Ordering::Relaxed) {
             return Ok(false);
         }
         let fresh = self.session().await?;
@@ -85,14 +85,14 @@ impl Legacy {
         fresh.stop();
         if let (Some(me), Some(_)) = (self.me(), &fresh.id) {
             let headers = fresh.headers();
-            self.link.murmur(async move {
+            self.link.send_in_background(async move {
                 if let Some(http) = me.link.wire.http() {
                     let _ = http.delete(headers).await;
                 }
             });
         }
         // It takes the place of the first one, in which nothing has happened.
-        let session = Session { id: Some(id), version, generation, serial: fresh.serial, adopted: true, standing: Mutex::default() };
+        let session = Session { id: Some(id), version, generation, serial: fresh.serial, adopted: true, session_stream: Mutex::default() };
         self.enter(&mut current, session).await;
         Ok(true)
     }
@@ -100,17 +100,17 @@ impl Legacy {
     /// From now on everything happens in this session.
     async fn enter(&self, current: &mut Option<Arc<Session>>, session: Session) -> Arc<Session> {
         let serial = session.serial;
-        self.begun.store(serial + 1, Ordering::Relaxed);
-        let tag = session.id.clone().unwrap_or_else(|| crate::client::new_key().unwrap_or_default());
+        self.sessions_begun.store(serial + 1, Ordering::Relaxed);
+        let tag = session.id.clone().unwrap_or_else(|| crate::client::random_id().unwrap_or_default());
         self.tags.lock().unwrap_or_else(PoisonError::into_inner).insert(serial, tag);
         let session = Arc::new(session);
         *current = Some(session.clone());
         if let (Some(me), Some(_)) = (self.me(), self.link.wire.http()) {
-            let (task, opened) = standing::open(&me, session.headers());
-            *session.standing.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+            let (handle, opened) = session_stream::open(&me, session.headers());
+            *session.session_stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
             tokio::select! {
                 _ = opened => {}
-                () = self.link.options.clock.sleep(STANDING) => {}
+                () = self.link.options.clock.sleep(SESSION_STREAM_WAIT) => {}
             }
         }
         session
@@ -125,16 +125,16 @@ impl Legacy {
         }
     }
 
-    async fn initialize(&self, generation: u64, serial: u64) -> Result<Session, Failed> {
+    async fn initialize(&self, generation: u64, serial: u64) -> Result<Session, RequestError> {
         let options = &self.link.options;
-        let mut capabilities = options.asks.capabilities();
+        let mut capabilities = options.capabilities.to_json();
         let mut tasks = json!({"responses": {"modes": ["task", "immediate"]}});
-        if options.stream {
+        if options.stream_output {
             tasks = json!({"streaming": {"partial": {}}, "responses": {"modes": ["task", "immediate", "streaming"]}});
         }
         capabilities["tasks"] = tasks;
         capabilities["experimental"] = json!({IDEMPOTENCY: {}});
-        if options.stream {
+        if options.stream_output {
             capabilities["experimental"][PARTIALS] = json!({});
         }
         let params = json!({
@@ -142,25 +142,26 @@ impl Legacy {
             "capabilities": capabilities,
             "clientInfo": {"name": options.name, "version": options.version},
         });
-        let id = self.link.id();
+        let id = self.link.next_id();
         let body = link::request(id, "initialize", &params);
-        let mut exchange = self.link.wire.request(Outgoing { id, body, headers: Vec::new(), cancel: None }).await?;
-        let result = link::response(&mut exchange, id, |message| self.aside(message, None)).await?;
-        let peer = self.agreed(&result)?;
+        let mut exchange = self.link.wire.request(OutgoingRequest { id, body, headers: Vec::new(), cancel: None }).await?;
+        let result = link::read_response(&mut exchange, id, |message| self.dispatch(message, None)).await?;
+        let peer = self.read_initialize_result(&result)?;
         let version = peer.protocol.clone();
-        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(peer);
+        *self.server_info.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(peer);
         let id = exchange.session().map(str::to_owned);
-        let session = Session { id, version, generation, serial, adopted: false, standing: Mutex::default() };
+        let session = Session { id, version, generation, serial, adopted: false, session_stream: Mutex::default() };
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
-        self.link.wire.say(ready, session.headers()).await?;
+        self.link.wire.send_one_way(ready, session.headers()).await?;
         Ok(session)
     }
 
     /// What the server says about itself.
-    fn agreed(&self, result: &Payload) -> Result<Peer, Failed> {
-        let value: Value = result.read().map_err(|error| Failed::Broken(format!("the answer to `initialize` is none: {error}")))?;
-        let version =
-            value["protocolVersion"].as_str().ok_or_else(|| Failed::Broken("`initialize` is answered without a version".to_owned()))?;
+    fn read_initialize_result(&self, result: &Payload) -> Result<ServerInfo, RequestError> {
+        let value: Value = result.read().map_err(|error| RequestError::Protocol(format!("the answer to `initialize` is none: {error}")))?;
+        let version = value["protocolVersion"]
+            .as_str()
+            .ok_or_else(|| RequestError::Protocol("`initialize` is answered without a version".to_owned()))?;
         if !VERSIONS.contains(&version) {
             return Err(Error::Version { server: self.link.server.clone(), supported: version.to_owned() }.into());
         }
@@ -169,22 +170,22 @@ impl Legacy {
 }
 
 /// Who answered `initialize` like this; nobody, if it is null.
-pub(super) fn read_peer(version: &str, value: &Value) -> Peer {
+pub(super) fn read_peer(version: &str, value: &Value) -> ServerInfo {
     let capabilities = &value["capabilities"];
     // Tasks came with the latest version.
     let tasks = if version == VERSIONS[0] { capabilities["tasks"].clone() } else { Value::Null };
     let modes = tasks["responses"]["modes"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
-    Peer {
+    ServerInfo {
         era: Era::Legacy,
         protocol: version.to_owned(),
         name: value["serverInfo"]["name"].as_str().unwrap_or_default().to_owned(),
         version: value["serverInfo"]["version"].as_str().unwrap_or_default().to_owned(),
         instructions: value["instructions"].as_str().map(str::to_owned),
         tasks: tasks["requests"]["tools"]["call"].is_object(),
-        partials: tasks["streaming"]["partial"].is_object(),
+        pushes_output: tasks["streaming"]["partial"].is_object(),
         idempotency: capabilities["experimental"][IDEMPOTENCY].is_object(),
-        lists: tasks["list"].is_object(),
-        modes,
+        lists_tasks: tasks["list"].is_object(),
+        response_modes: modes,
         capabilities: capabilities.clone(),
     }
 }

@@ -7,22 +7,23 @@ use serde_json::{Value, json};
 use taskwire_core::{
     Payload, Timestamp,
     task::RpcError,
-    wire::{InOrder, RequestId, code},
+    wire::{ReorderBuffer, RequestId, code},
 };
 
 use super::{
-    Legacy,
-    call::{named, told},
-    members::Seat,
-    streamed, view,
+    LegacyClient,
+    call::{forward_notice, question_key},
+    read_snapshot,
+    router::Registration,
+    streaming,
 };
 use crate::client::{
-    Error, Event, Input, Outcome, Partial, Status, TaskView,
-    event::Finished,
-    inbox::{Fact, Inbox},
-    link::{self, Failed, if_any},
+    Chunk, Error, Event, Outcome, Question, Status, TaskSnapshot,
+    call::{AnswerRoute, Driver},
+    event::ToolResult,
+    inbox::{Inbox, Notice},
+    link::{self, RequestError, if_any},
     modern::{self, PARTIALS},
-    run::{Driver, Way},
     wire::{Backoff, random},
 };
 
@@ -30,106 +31,110 @@ use crate::client::{
 const POLL: Duration = Duration::from_secs(1);
 
 /// Picks up a task.
-pub(crate) async fn attach(legacy: Arc<Legacy>, mut driver: Driver, task: String) -> Result<Outcome, Error> {
+pub(crate) async fn attach(legacy: Arc<LegacyClient>, mut driver: Driver, task: String) -> Result<Outcome, Error> {
     let found = legacy.find(&task).await?;
-    let seat = legacy.members.join();
-    seat.task(&task);
-    legacy.began(&task);
+    let registration = legacy.router.register();
+    registration.set_task(&task);
+    legacy.task_started(&task);
     let reference = driver.shared.reference();
     let session = legacy.session().await.map_err(|failed| legacy.link.error(failed))?.id.clone();
-    driver.named(&task, session.or(reference.session)).await?;
-    let peer = legacy.peer();
+    driver.became_task(&task, session.or(reference.session)).await?;
+    let peer = legacy.server_info();
     // Output that was part of the answer to the call can be asked for, once some of it is there.
-    if legacy.link.options.stream && !peer.partials && reference.next > 0 && peer.modes.iter().any(|mode| mode == "streaming") {
-        return streamed::resume(legacy, driver, seat, task).await;
+    if legacy.link.options.stream_output
+        && !peer.pushes_output
+        && reference.next > 0
+        && peer.response_modes.iter().any(|mode| mode == "streaming")
+    {
+        return streaming::resume(legacy, driver, registration, task).await;
     }
-    let mut watch = Watch::new(legacy, driver, seat, task);
+    let mut watch = Watch::new(legacy, driver, registration, task);
     watch.pace(&found);
     watch.run(None).await
 }
 
 /// A task that is followed.
 pub(super) struct Watch {
-    pub(super) legacy: Arc<Legacy>,
+    pub(super) legacy: Arc<LegacyClient>,
     pub(super) driver: Driver,
-    pub(super) seat: Seat,
+    pub(super) registration: Registration,
     pub(super) task: String,
-    pub(super) order: InOrder,
-    shown: Option<(Status, Option<String>)>,
+    pub(super) order: ReorderBuffer,
+    last_reported: Option<(Status, Option<String>)>,
     poll: Duration,
     backoff: Backoff,
     /// Whether the end was told: what comes behind it on the same stream is no output. Of the run's own stream, and of any.
-    over: [bool; 2],
+    end_seen: [bool; 2],
     /// Whether output came on another stream than the run's own, whose end was not told there: more may be on its way.
-    elsewhere: bool,
+    output_elsewhere: bool,
     /// Whether a stream is lost: what it carried comes when it is back.
-    lost: [bool; 2],
+    streams_lost: [bool; 2],
     /// Since when a piece of output waits for the one before it.
     gap_since: Option<Timestamp>,
 }
 
-type Looking = BoxFuture<'static, Result<TaskView, Failed>>;
-type Answered = Result<Payload, RpcError>;
+type PendingTask = BoxFuture<'static, Result<TaskSnapshot, RequestError>>;
+type ResultResponse = Result<Payload, RpcError>;
 
 impl Watch {
-    pub(super) fn new(legacy: Arc<Legacy>, driver: Driver, seat: Seat, task: String) -> Self {
+    pub(super) fn new(legacy: Arc<LegacyClient>, driver: Driver, registration: Registration, task: String) -> Self {
         let options = &legacy.link.options;
-        let order = InOrder::from(driver.shared.reference().next, options.limits.buffer_bytes);
+        let order = ReorderBuffer::starting_at(driver.shared.reference().next, options.limits.buffer_bytes);
         let backoff = Backoff::new(options.timing);
         Self {
             legacy,
             driver,
-            seat,
+            registration,
             task,
             order,
-            shown: None,
+            last_reported: None,
             poll: POLL,
             backoff,
-            over: [false; 2],
-            elsewhere: false,
-            lost: [false; 2],
+            end_seen: [false; 2],
+            output_elsewhere: false,
+            streams_lost: [false; 2],
             gap_since: None,
         }
     }
 
     /// To the end.
-    pub(super) async fn run(mut self, created: Option<TaskView>) -> Result<Outcome, Error> {
+    pub(super) async fn run(mut self, created: Option<TaskSnapshot>) -> Result<Outcome, Error> {
         let options = self.legacy.link.options.clone();
         let clock = options.clock.clone();
         let mut due = clock.now();
         if let Some(created) = created {
-            self.shown = Some(self.driver.created(&created).await);
+            self.last_reported = Some(self.driver.report_created(&created).await);
             self.pace(&created);
             due = due.after(self.poll);
         }
-        self.remember().await?;
-        let mut result = result(self.legacy.clone(), self.task.clone(), self.seat.inbox.clone()).boxed();
+        self.restore_questions().await?;
+        let mut result = wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
         let mut asking = true;
-        let mut looking: Option<Looking> = None;
-        let mut ended: Option<TaskView> = None;
+        let mut looking: Option<PendingTask> = None;
+        let mut ended: Option<TaskSnapshot> = None;
         let mut ask_again: Option<Timestamp> = None;
         loop {
             self.hand_out().await;
-            if let Some(view) = &ended
-                && (view.status == Status::Cancelled || !asking)
+            if let Some(snapshot) = &ended
+                && (snapshot.status == Status::Cancelled || !asking)
             {
-                let outcome = Outcome::Cancelled { message: view.message.clone() };
-                if view.status == Status::Cancelled {
-                    return self.finish(view.status, outcome).await;
+                let outcome = Outcome::Cancelled { message: snapshot.message.clone() };
+                if snapshot.status == Status::Cancelled {
+                    return self.finish(snapshot.status, outcome).await;
                 }
                 // The result was refused while the task was at work; now it is there.
-                result = self::result(self.legacy.clone(), self.task.clone(), self.seat.inbox.clone()).boxed();
+                result = self::wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
                 asking = true;
             }
             if looking.is_none() && ended.is_none() && clock.now() >= due {
                 let (legacy, task) = (self.legacy.clone(), self.task.clone());
-                looking = Some(async move { legacy.look(&task).await }.boxed());
+                looking = Some(async move { legacy.get_task(&task).await }.boxed());
             }
             // A wait that says nothing although the task has ended may be a dead one.
             if ended.is_some() && asking {
                 let again = *ask_again.get_or_insert_with(|| clock.now().after(2 * self.poll));
                 if clock.now() >= again {
-                    result = self::result(self.legacy.clone(), self.task.clone(), self.seat.inbox.clone()).boxed();
+                    result = self::wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
                     ask_again = Some(clock.now().after(2 * self.poll));
                 }
             }
@@ -138,18 +143,18 @@ impl Watch {
             let mut timer = wake.into_iter().flatten().min().map(|at| clock.sleep_until(at));
             tokio::select! {
                 biased;
-                () = self.seat.inbox.ready() => {
-                    self.seat.inbox.take_left_out();
-                    while let Some(fact) = self.seat.inbox.try_next() {
-                        if let Some(view) = self.take(fact).await? {
-                            ended = Some(view);
+                () = self.registration.inbox.ready() => {
+                    self.registration.inbox.take_dropped();
+                    while let Some(notice) = self.registration.inbox.try_next() {
+                        if let Some(snapshot) = self.take(notice).await? {
+                            ended = Some(snapshot);
                         }
                         self.hand_out().await;
                     }
                 }
                 answer = &mut result, if asking => {
                     asking = false;
-                    match self.answered(answer).await? {
+                    match self.read_result(answer).await? {
                         Some((status, outcome)) => return self.finish(status, outcome).await,
                         // It does not wait for the end, as it should: look, and ask again then.
                         None => due = clock.now().after(self.poll),
@@ -158,25 +163,25 @@ impl Watch {
                 seen = if_any(&mut looking) => {
                     looking = None;
                     due = match seen {
-                        Ok(view) => {
+                        Ok(snapshot) => {
                             self.backoff.reset();
-                            self.driver.back();
+                            self.driver.connection_restored();
                             // It asks only who asks for its result.
-                            if view.status == Status::InputRequired && !asking {
-                                result = self::result(self.legacy.clone(), self.task.clone(), self.seat.inbox.clone()).boxed();
+                            if snapshot.status == Status::InputRequired && !asking {
+                                result = self::wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
                                 asking = true;
                             }
-                            ended = self.show(view).await.or(ended);
+                            ended = self.show(snapshot).await.or(ended);
                             clock.now().after(self.poll)
                         }
-                        Err(failed) if failed.passes() => {
+                        Err(failed) if failed.is_transient() => {
                             let Some(wait) = self.backoff.next(clock.now(), None, random()) else {
-                                return Err(self.legacy.link.error_of(&self.task, failed));
+                                return Err(self.legacy.link.task_error(&self.task, failed));
                             };
-                            self.driver.lost(failed.reason(), wait);
+                            self.driver.connection_lost(failed.reason(), wait);
                             clock.now().after(wait)
                         }
-                        Err(failed) => return Err(self.legacy.link.error_of(&self.task, failed)),
+                        Err(failed) => return Err(self.legacy.link.task_error(&self.task, failed)),
                     };
                 }
                 () = if_any(&mut timer) => if self.gap_since.is_some_and(|since| clock.now() >= since.after(options.timing.reorder)) {
@@ -188,16 +193,16 @@ impl Watch {
     }
 
     /// Questions that an earlier life was asked in the same session: they are not asked again.
-    async fn remember(&mut self) -> Result<(), Error> {
-        for kept in self.legacy.kept(&self.driver.shared.book).await? {
-            self.driver.ask(kept.input, Way::Respond(kept.id, kept.session), Some(kept.name)).await?;
+    async fn restore_questions(&mut self) -> Result<(), Error> {
+        for recorded in self.legacy.recorded_questions(&self.driver.shared.entry).await? {
+            self.driver.ask(recorded.question, AnswerRoute::Response(recorded.id, recorded.session), Some(recorded.ledger_key)).await?;
         }
         Ok(())
     }
 
-    pub(super) fn pace(&mut self, view: &TaskView) {
+    pub(super) fn pace(&mut self, snapshot: &TaskSnapshot) {
         let timing = &self.legacy.link.options.timing;
-        self.poll = view.poll_ms.map_or(POLL, Duration::from_millis).max(timing.poll_min).min(timing.poll_max);
+        self.poll = snapshot.poll_ms.map_or(POLL, Duration::from_millis).max(timing.poll_min).min(timing.poll_max);
     }
 
     pub(super) fn poll(&self) -> Duration {
@@ -205,38 +210,38 @@ impl Watch {
     }
 
     /// Something was pushed. The task, if it has ended.
-    pub(super) async fn take(&mut self, fact: Fact) -> Result<Option<TaskView>, Error> {
-        match fact {
-            Fact::Partial { seq, content, own } => {
+    pub(super) async fn take(&mut self, notice: Notice) -> Result<Option<TaskSnapshot>, Error> {
+        match notice {
+            Notice::Chunk { seq, content, on_own_stream: own } => {
                 let some = content.as_str().starts_with('[') && content.as_str() != "[]";
-                let over = self.over[usize::from(!own)];
-                self.elsewhere = !own;
-                if self.legacy.link.options.stream && !over && some {
+                let over = self.end_seen[usize::from(!own)];
+                self.output_elsewhere = !own;
+                if self.legacy.link.options.stream_output && !over && some {
                     self.order.take(seq, content);
                 }
             }
-            Fact::View { raw, own } => {
-                if let Ok(view) = view(&raw) {
-                    self.elsewhere &= own || !view.status.is_terminal();
-                    self.over[usize::from(!own)] |= view.id == self.task && view.status.is_terminal();
-                    return Ok(self.show(view).await);
+            Notice::Task { raw, on_own_stream: own } => {
+                if let Ok(snapshot) = read_snapshot(&raw) {
+                    self.output_elsewhere &= own || !snapshot.status.is_terminal();
+                    self.end_seen[usize::from(!own)] |= snapshot.id == self.task && snapshot.status.is_terminal();
+                    return Ok(self.show(snapshot).await);
                 }
             }
-            Fact::Question { id, session, method, params } => self.asked(id, session, &method, &params).await?,
-            Fact::Withdrawn { id, session } => self.driver.withdraw(&self.key(&id, session).0).await,
-            fact => {
-                let before = self.lost;
-                match &fact {
-                    Fact::Up { .. } => self.lost[0] = false,
-                    Fact::Down { .. } => self.lost[0] = true,
-                    Fact::Standing(up) => self.lost[1] = !up,
+            Notice::Question { id, session, method, params } => self.ask(id, session, &method, &params).await?,
+            Notice::QuestionWithdrawn { id, session } => self.driver.withdraw(&self.key(&id, session).0).await,
+            notice => {
+                let before = self.streams_lost;
+                match &notice {
+                    Notice::StreamUp { .. } => self.streams_lost[0] = false,
+                    Notice::StreamDown { .. } => self.streams_lost[0] = true,
+                    Notice::SessionStream(up) => self.streams_lost[1] = !up,
                     _ => {}
                 }
-                if before != self.lost {
+                if before != self.streams_lost {
                     // What is missing may be on its way from now on.
                     self.gap_since = None;
                 }
-                told(&mut self.driver, fact).await;
+                forward_notice(&mut self.driver, notice).await;
             }
         }
         Ok(None)
@@ -247,69 +252,70 @@ impl Watch {
     fn key(&self, id: &RequestId, session: u64) -> (String, bool) {
         let text = id.to_string();
         let ours = text.strip_prefix(&self.task).and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
-        ours.map_or_else(|| (named(id, session), false), |(_, key)| (key.to_owned(), true))
+        ours.map_or_else(|| (question_key(id, session), false), |(_, key)| (key.to_owned(), true))
     }
 
-    async fn asked(&mut self, id: RequestId, session: u64, method: &str, params: &Payload) -> Result<(), Error> {
+    async fn ask(&mut self, id: RequestId, session: u64, method: &str, params: &Payload) -> Result<(), Error> {
         let (key, ours) = self.key(&id, session);
-        let way = Way::Respond(id.clone(), session);
+        let route = AnswerRoute::Response(id.clone(), session);
         let question = json!({"id": id, "method": method, "params": params});
-        let input = Input::read(&key, Payload::from(question.clone())).map_err(|reason| self.legacy.link.error(Failed::Broken(reason)))?;
+        let input = Question::read(&key, Payload::from(question.clone()))
+            .map_err(|reason| self.legacy.link.error(RequestError::Protocol(reason)))?;
         if self.driver.knows(&key) {
-            self.driver.ask_by(&key, way);
+            self.driver.set_route(&key, route);
             return Ok(());
         }
         // A name that means something beyond its session need not be kept with it.
-        let kept = if !ours {
-            let kept = format!("{}/{id}", self.legacy.tag(session));
-            self.driver.shared.book.asked(&kept, &question).await?;
-            kept
+        let ledger_key = if !ours {
+            let ledger_key = format!("{}/{id}", self.legacy.tag(session));
+            self.driver.shared.entry.record_question(&ledger_key, &question).await?;
+            ledger_key
         } else {
             key
         };
-        self.driver.ask(input, way, Some(kept)).await
+        self.driver.ask(input, route, Some(ledger_key)).await
     }
 
     /// Tells what is new about the task; gives it back if it has ended.
-    async fn show(&mut self, view: TaskView) -> Option<TaskView> {
-        if view.id != self.task {
+    async fn show(&mut self, snapshot: TaskSnapshot) -> Option<TaskSnapshot> {
+        if snapshot.id != self.task {
             return None;
         }
-        self.pace(&view);
-        if view.status.is_terminal() {
-            return Some(view);
+        self.pace(&snapshot);
+        if snapshot.status.is_terminal() {
+            return Some(snapshot);
         }
-        if self.shown.as_ref() != Some(&(view.status, view.message.clone())) {
-            self.shown = Some((view.status, view.message.clone()));
-            self.driver.status(view).await;
+        if self.last_reported.as_ref() != Some(&(snapshot.status, snapshot.message.clone())) {
+            self.last_reported = Some((snapshot.status, snapshot.message.clone()));
+            self.driver.report_status(snapshot).await;
         }
         None
     }
 
     /// What the answer to `tasks/result` means; nothing if it means that the task is still at work.
-    pub(super) async fn answered(&mut self, answer: Result<Answered, Failed>) -> Result<Option<(Status, Outcome)>, Error> {
+    pub(super) async fn read_result(&mut self, answer: Result<ResultResponse, RequestError>) -> Result<Option<(Status, Outcome)>, Error> {
         let link = self.legacy.link.clone();
-        match answer.map_err(|failed| link.error_of(&self.task, failed))? {
+        match answer.map_err(|failed| link.task_error(&self.task, failed))? {
             Ok(result) => {
-                let finished = Finished::read(result).map_err(|reason| link.error(Failed::Broken(reason)))?;
+                let finished = ToolResult::read(result).map_err(|reason| link.error(RequestError::Protocol(reason)))?;
                 let status = if finished.is_error { Status::Failed } else { Status::Completed };
                 Ok(Some((status, Outcome::Result(finished))))
             }
             // An error is the outcome of a task, or a task that was called off, or one that is not there.
-            Err(error) => match link.persist(|| self.legacy.look(&self.task), |_, _| {}).await {
-                Ok(view) => Ok(match view.status {
-                    Status::Cancelled => Some((view.status, Outcome::Cancelled { message: view.message })),
-                    Status::Failed | Status::Completed => Some((Status::Failed, Outcome::Failed(super::failure(error, view.message)))),
+            Err(error) => match link.retry(|| self.legacy.get_task(&self.task), |_, _| {}).await {
+                Ok(snapshot) => Ok(match snapshot.status {
+                    Status::Cancelled => Some((snapshot.status, Outcome::Cancelled { message: snapshot.message })),
+                    Status::Failed | Status::Completed => Some((Status::Failed, Outcome::Failed(super::failure(error, snapshot.message)))),
                     Status::Working | Status::InputRequired => None,
                 }),
-                Err(failed) => Err(link.error_of(&self.task, failed)),
+                Err(failed) => Err(link.task_error(&self.task, failed)),
             },
         }
     }
 
     /// Whether output can be read by a request of the other era: then nothing of it is ever lost.
     fn reads(&self) -> bool {
-        self.legacy.link.options.stream && self.legacy.peer().capabilities["experimental"][PARTIALS].is_object()
+        self.legacy.link.options.stream_output && self.legacy.server_info().capabilities["experimental"][PARTIALS].is_object()
     }
 
     /// Reads what is missing, or all that is left if the task has ended. Says whether that could be done.
@@ -318,10 +324,10 @@ impl Watch {
         while self.reads() && (ended || self.order.missing().is_some()) {
             let from = self.order.next();
             let driver = &mut self.driver;
-            let read = || modern::read(&legacy.link, &task, from, Duration::ZERO);
-            let page = match legacy.link.persist(read, |reason, wait| driver.lost(reason, wait)).await {
+            let read = || modern::read_output(&legacy.link, &task, from, Duration::ZERO);
+            let page = match legacy.link.retry(read, |reason, wait| driver.connection_lost(reason, wait)).await {
                 Ok(page) => page,
-                Err(failed) if failed.passes() => return Err(legacy.link.error_of(&task, failed)),
+                Err(failed) if failed.is_transient() => return Err(legacy.link.task_error(&task, failed)),
                 Err(failed) => {
                     tracing::debug!(reason = failed.reason(), "output cannot be read");
                     return Ok(false);
@@ -344,10 +350,10 @@ impl Watch {
     /// Hands out what is next in order.
     pub(super) async fn hand_out(&mut self) {
         while let Some((seq, content)) = self.order.pop() {
-            self.driver.emit(Event::Partial(Partial { seq, content })).await;
+            self.driver.emit(Event::Chunk(Chunk { seq, content })).await;
         }
         self.gap_since = match self.order.missing() {
-            Some(_) if !self.lost.contains(&true) => self.gap_since.or_else(|| Some(self.legacy.link.options.clock.now())),
+            Some(_) if !self.streams_lost.contains(&true) => self.gap_since.or_else(|| Some(self.legacy.link.options.clock.now())),
             _ => None,
         };
     }
@@ -365,13 +371,13 @@ impl Watch {
         let reorder = self.legacy.link.options.timing.reorder;
         let clock = self.legacy.link.options.clock.clone();
         if self.read_on(true).await? {
-            self.elsewhere = false;
+            self.output_elsewhere = false;
         }
         loop {
-            while let Some(fact) = self.seat.inbox.try_next() {
+            while let Some(notice) = self.registration.inbox.try_next() {
                 // What asks now asks too late.
-                if matches!(fact, Fact::Partial { .. } | Fact::Progress(_) | Fact::Log(_)) {
-                    self.take(fact).await?;
+                if matches!(notice, Notice::Chunk { .. } | Notice::Progress(_) | Notice::Log(_)) {
+                    self.take(notice).await?;
                 }
             }
             self.hand_out().await;
@@ -381,22 +387,22 @@ impl Watch {
                     continue;
                 }
                 // The answer may have overtaken what was sent before it, elsewhere.
-                if !self.elsewhere {
+                if !self.output_elsewhere {
                     break;
                 }
                 tokio::select! {
-                    () = self.seat.inbox.ready() => drop(self.seat.inbox.take_left_out()),
-                    () = clock.sleep(reorder / 5) => self.elsewhere = false,
+                    () = self.registration.inbox.ready() => drop(self.registration.inbox.take_dropped()),
+                    () = clock.sleep(reorder / 5) => self.output_elsewhere = false,
                 }
                 continue;
             };
             tokio::select! {
-                () = self.seat.inbox.ready() => drop(self.seat.inbox.take_left_out()),
+                () = self.registration.inbox.ready() => drop(self.registration.inbox.take_dropped()),
                 () = clock.sleep_until(since.after(reorder)) => self.give_up_gap().await,
             }
         }
         // What had no room is lost here: it cannot be asked for.
-        if let Some(last) = self.seat.inbox.last_left_out().filter(|last| *last >= self.order.next())
+        if let Some(last) = self.registration.inbox.last_dropped().filter(|last| *last >= self.order.next())
             && let Some(gap) = self.order.skip_to(last.saturating_add(1))
         {
             self.driver.emit(Event::Gap { from: gap.start, until: gap.end }).await;
@@ -406,40 +412,40 @@ impl Watch {
             Outcome::Failed(error) => Some(error.message.clone()),
             Outcome::Result(_) => None,
         };
-        self.legacy.ended(&self.task);
-        self.driver.ended(status, message).await;
+        self.legacy.task_ended(&self.task);
+        self.driver.record_end(status, message).await;
         Ok(outcome)
     }
 }
 
 /// Asks for the result of a task until it is there. What comes on the way goes to `inbox`.
-pub(super) async fn result(legacy: Arc<Legacy>, task: String, inbox: Arc<Inbox>) -> Result<Answered, Failed> {
+pub(super) async fn wait_for_result(legacy: Arc<LegacyClient>, task: String, inbox: Arc<Inbox>) -> Result<ResultResponse, RequestError> {
     let mut backoff = Backoff::new(legacy.link.options.timing);
     let clock = legacy.link.options.clock.clone();
     loop {
         let began = clock.now();
         let failed = match result_once(&legacy, &json!({"taskId": task}), &inbox).await {
             Ok(answered) => return Ok(answered),
-            Err(failed) if failed.passes() => failed,
+            Err(failed) if failed.is_transient() => failed,
             Err(failed) => return Err(failed),
         };
         let Some(wait) = backoff.next_since(began, clock.now(), failed.retry_after()) else { return Err(failed) };
-        inbox.push(Fact::Down { reason: failed.reason(), again_in: Some(wait) });
+        inbox.push(Notice::StreamDown { reason: failed.reason(), retry_in: Some(wait) });
         clock.sleep(wait).await;
     }
 }
 
 /// Asks for the result of a task on a stream of its own.
-pub(super) async fn result_once(legacy: &Arc<Legacy>, params: &Value, inbox: &Arc<Inbox>) -> Result<Answered, Failed> {
-    let id = legacy.link.id();
+pub(super) async fn result_once(legacy: &Arc<LegacyClient>, params: &Value, inbox: &Arc<Inbox>) -> Result<ResultResponse, RequestError> {
+    let id = legacy.link.next_id();
     let mut stream = legacy.send(id, "tasks/result", params, true).await?;
-    inbox.push(Fact::Up { output: false, from: None });
+    inbox.push(Notice::StreamUp { output: false, first_seq: None });
     loop {
-        match link::answer_to(id, stream.next(Some(inbox)).await?) {
+        match link::match_response(id, stream.next(Some(inbox)).await?) {
             // It shuts down: whoever comes next knows more.
-            Ok(Err(error)) if error.code == code::UNAVAILABLE => return Err(Failed::Rpc(error)),
+            Ok(Err(error)) if error.code == code::UNAVAILABLE => return Err(RequestError::Rpc(error)),
             Ok(answered) => return Ok(answered),
-            Err(message) => legacy.aside(message, Some(inbox)),
+            Err(message) => legacy.dispatch(message, Some(inbox)),
         }
     }
 }

@@ -14,10 +14,10 @@ pub(super) fn value(text: &str) -> String {
 }
 
 /// Where in the arguments of a tool something is, and the header that carries it.
-pub(super) type Annotated = Vec<(Vec<String>, String)>;
+pub(super) type HeaderParams = Vec<(Vec<String>, String)>;
 
 /// The arguments of a tool that travel as headers.
-pub(super) fn of_schema(schema: &Value) -> Result<Annotated, String> {
+pub(super) fn of_schema(schema: &Value) -> Result<HeaderParams, String> {
     let mut found = Vec::new();
     collect(schema, &mut Vec::new(), true, &mut found)?;
     for (n, (_, name)) in found.iter().enumerate() {
@@ -28,7 +28,7 @@ pub(super) fn of_schema(schema: &Value) -> Result<Annotated, String> {
     Ok(found)
 }
 
-fn collect(schema: &Value, path: &mut Vec<String>, reachable: bool, found: &mut Annotated) -> Result<(), String> {
+fn collect(schema: &Value, path: &mut Vec<String>, reachable: bool, found: &mut HeaderParams) -> Result<(), String> {
     let Value::Object(members) = schema else {
         if let Value::Array(list) = schema {
             list.iter().try_for_each(|one| collect(one, path, false, found))?;
@@ -67,18 +67,18 @@ fn is_token(byte: u8) -> bool {
 }
 
 /// The headers that `arguments` make.
-pub(super) fn of_arguments(annotated: &Annotated, arguments: &Value) -> Vec<(String, String)> {
-    let text = |given: &Value| match given {
+pub(super) fn of_arguments(annotated: &HeaderParams, arguments: &Value) -> Vec<(String, String)> {
+    let text = |argument: &Value| match argument {
         Value::String(text) => Some(value(text)),
         Value::Bool(flag) => Some(flag.to_string()),
         Value::Number(number) => whole(number),
         _ => None,
     };
-    let given = annotated.iter().filter_map(|(path, name)| {
-        let given = path.iter().try_fold(arguments, |value, key| value.get(key))?;
-        Some((format!("Mcp-Param-{name}"), text(given)?))
+    let headers = annotated.iter().filter_map(|(path, name)| {
+        let argument = path.iter().try_fold(arguments, |value, key| value.get(key))?;
+        Some((format!("Mcp-Param-{name}"), text(argument)?))
     });
-    given.collect()
+    headers.collect()
 }
 
 fn whole(number: &serde_json::Number) -> Option<String> {

@@ -2,7 +2,7 @@
 
 mod call;
 mod headers;
-mod hub;
+mod listen;
 mod watch;
 
 use std::{
@@ -17,15 +17,15 @@ use taskwire_core::{Payload, wire::code};
 
 pub(crate) use self::{
     call::{drive, progress},
-    hub::Hub,
+    listen::ListenStream,
     watch::attach,
 };
 use super::{
-    Era, Error, Input, Outcome, Partial, Peer, Status, TaskPage, TaskView, ToolInfo,
-    event::Finished,
-    link::{self, CancelOnDrop, Failed, Link},
-    tools::Tools,
-    wire::{Exchange, Outgoing},
+    Chunk, Era, Error, Outcome, Question, ServerInfo, Status, TaskPage, TaskSnapshot, ToolInfo,
+    event::ToolResult,
+    link::{self, CancelOnDrop, Link, RequestError},
+    tools::ToolCache,
+    wire::{Exchange, OutgoingRequest},
 };
 
 /// The version that is spoken.
@@ -41,85 +41,85 @@ const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 const REFUSALS_MAX: usize = 3;
 
 /// A server of this era.
-pub(crate) struct Modern {
+pub(crate) struct ModernClient {
     pub(crate) link: Arc<Link>,
-    pub(crate) peer: Mutex<Arc<Peer>>,
-    pub(crate) tools: Tools,
-    pub(crate) hub: Hub,
+    pub(crate) server_info: Mutex<Arc<ServerInfo>>,
+    pub(crate) tools: ToolCache,
+    pub(crate) listen_stream: ListenStream,
 }
 
 /// What a probe found.
-pub(crate) enum Probe {
-    Modern(Box<Peer>),
+pub(crate) enum ProbeResult {
+    Modern(Box<ServerInfo>),
     /// Not of this era, as far as can be told.
-    Other(String),
+    NotModern(String),
 }
 
 /// Asks a server whether it is one of this era.
-pub(crate) async fn probe(link: &Link) -> Result<Probe, Failed> {
+pub(crate) async fn probe(link: &Link) -> Result<ProbeResult, RequestError> {
     for _ in 0..REFUSALS_MAX {
         let answer = async {
-            let id = link.id();
+            let id = link.next_id();
             let mut outgoing = outgoing(link, id, "server/discover", Map::new(), None, Vec::new());
             // Who does not know the question would not know what is cancelled, either.
             outgoing.cancel = None;
             let mut exchange = link.wire.request(outgoing).await?;
-            link::response(&mut exchange, id, |_| {}).await
+            link::read_response(&mut exchange, id, |_| {}).await
         };
         match answer.await {
-            Ok(result) => return discovered(link, &result),
-            Err(Failed::Rpc(error)) => match link::supported(&error) {
+            Ok(result) => return read_discovery(link, &result),
+            Err(RequestError::Rpc(error)) => match link::supported_versions(&error) {
                 // It speaks this very version, and yet: it may have been starting.
                 Some(versions) if versions.iter().any(|version| version == VERSION) => {}
                 Some(versions) => return Err(Error::Version { server: link.server.clone(), supported: versions.join(", ") }.into()),
                 None if matches!(error.code, code::HEADER_MISMATCH | code::MISSING_CAPABILITY | code::UNSUPPORTED_VERSION) => {
-                    return Err(Failed::Rpc(error));
+                    return Err(RequestError::Rpc(error));
                 }
                 // Drafts had other numbers for it.
-                None if link::data(&error, "requiredCapabilities").is_some_and(|needed| needed.is_object()) => {
-                    return Err(Failed::Rpc(error));
+                None if link::error_data(&error, "requiredCapabilities").is_some_and(|needed| needed.is_object()) => {
+                    return Err(RequestError::Rpc(error));
                 }
                 // Neither says anything about the era.
-                None if matches!(error.code, code::UNAVAILABLE) => return Err(Failed::Rpc(error)),
-                None => return Ok(Probe::Other(error.message)),
+                None if matches!(error.code, code::UNAVAILABLE) => return Err(RequestError::Rpc(error)),
+                None => return Ok(ProbeResult::NotModern(error.message)),
             },
-            Err(Failed::Lost(super::wire::Lost::Status { status, reason, .. }))
+            Err(RequestError::Wire(super::wire::WireError::Status { status, reason, .. }))
                 if (400..500).contains(&status) && !matches!(status, 408 | 425 | 429) =>
             {
-                return Ok(Probe::Other(format!("HTTP status {status} {reason}").trim().to_owned()));
+                return Ok(ProbeResult::NotModern(format!("HTTP status {status} {reason}").trim().to_owned()));
             }
             Err(failed) => return Err(failed),
         }
     }
-    Err(Failed::Broken(format!("it refuses version {VERSION} and says that it speaks it")))
+    Err(RequestError::Protocol(format!("it refuses version {VERSION} and says that it speaks it")))
 }
 
 /// Reads what a server says about itself.
-fn discovered(link: &Link, result: &Payload) -> Result<Probe, Failed> {
+fn read_discovery(link: &Link, result: &Payload) -> Result<ProbeResult, RequestError> {
     let value: Value = result.read().unwrap_or_default();
     let Some(versions) = value["supportedVersions"].as_array() else {
-        return Ok(Probe::Other("it does not say which versions it speaks".to_owned()));
+        return Ok(ProbeResult::NotModern("it does not say which versions it speaks".to_owned()));
     };
     let versions: Vec<&str> = versions.iter().filter_map(Value::as_str).collect();
     if !versions.contains(&VERSION) {
         if versions.iter().any(|version| super::legacy::VERSIONS.contains(version)) {
-            return Ok(Probe::Other(format!("it does not speak {VERSION}")));
+            return Ok(ProbeResult::NotModern(format!("it does not speak {VERSION}")));
         }
         return Err(Error::Version { server: link.server.clone(), supported: versions.join(", ") }.into());
     }
     let info = [&value["_meta"][SERVER_INFO], &value["serverInfo"]].into_iter().find(|info| info.is_object()).cloned().unwrap_or_default();
     let extensions = &value["capabilities"]["extensions"];
-    Ok(Probe::Modern(Box::new(Peer {
+    Ok(ProbeResult::Modern(Box::new(ServerInfo {
         era: Era::Modern,
         protocol: VERSION.to_owned(),
         name: info["name"].as_str().unwrap_or_default().to_owned(),
         version: info["version"].as_str().unwrap_or_default().to_owned(),
         instructions: value["instructions"].as_str().map(str::to_owned),
         tasks: extensions[TASKS].is_object(),
-        partials: extensions[PARTIALS].is_object(),
+        pushes_output: extensions[PARTIALS].is_object(),
         idempotency: extensions[IDEMPOTENCY].is_object(),
-        lists: extensions[LIST].is_object(),
-        modes: Vec::new(),
+        lists_tasks: extensions[LIST].is_object(),
+        response_modes: Vec::new(),
         capabilities: value["capabilities"].clone(),
     })))
 }
@@ -132,11 +132,11 @@ fn outgoing(
     mut params: Map<String, Value>,
     name: Option<&str>,
     more: Vec<(String, String)>,
-) -> Outgoing {
+) -> OutgoingRequest {
     let options = &link.options;
-    let mut capabilities = options.asks.capabilities();
+    let mut capabilities = options.capabilities.to_json();
     capabilities["extensions"] = json!({TASKS: {}, IDEMPOTENCY: {}, LIST: {}});
-    if options.stream {
+    if options.stream_output {
         capabilities["extensions"][PARTIALS] = json!({});
     }
     let meta = params.entry("_meta").or_insert_with(|| json!({}));
@@ -146,8 +146,8 @@ fn outgoing(
     let mut headers = vec![("MCP-Protocol-Version".to_owned(), VERSION.to_owned()), ("Mcp-Method".to_owned(), method.to_owned())];
     headers.extend(name.map(|name| ("Mcp-Name".to_owned(), headers::value(name))));
     headers.extend(more);
-    let cancel = link::cancelled(id, &params);
-    Outgoing { id, body: link::request(id, method, &params), headers, cancel: Some(cancel) }
+    let cancel = link::cancel_notification(id, &params);
+    OutgoingRequest { id, body: link::request(id, method, &params), headers, cancel: Some(cancel) }
 }
 
 fn object(value: Value) -> Map<String, Value> {
@@ -170,31 +170,36 @@ fn has_sound_headers(tool: &Value) -> bool {
 #[derive(Deserialize)]
 pub(crate) struct OutputPage {
     #[serde(default)]
-    pub(crate) chunks: Vec<Partial>,
+    pub(crate) chunks: Vec<Chunk>,
     #[serde(default, rename = "fromSeq")]
     pub(crate) from: Option<u64>,
     #[serde(default)]
     pub(crate) done: bool,
 }
 
-impl Modern {
-    pub(crate) fn new(link: Arc<Link>, peer: Peer) -> Arc<Self> {
-        let modern = Arc::new(Self { link, peer: Mutex::new(Arc::new(peer)), tools: Tools::default(), hub: Hub::default() });
-        modern.hub.belongs_to(&modern);
+impl ModernClient {
+    pub(crate) fn new(link: Arc<Link>, peer: ServerInfo) -> Arc<Self> {
+        let modern = Arc::new(Self {
+            link,
+            server_info: Mutex::new(Arc::new(peer)),
+            tools: ToolCache::default(),
+            listen_stream: ListenStream::default(),
+        });
+        modern.listen_stream.belongs_to(&modern);
         modern
     }
 
-    pub(crate) fn peer(&self) -> Arc<Peer> {
-        self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn server_info(&self) -> Arc<ServerInfo> {
+        self.server_info.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether output is pushed and can be read.
     pub(crate) fn streams(&self) -> bool {
-        self.link.options.stream && self.peer().partials
+        self.link.options.stream_output && self.server_info().pushes_output
     }
 
     /// Sends a request and gives what comes back.
-    async fn send(&self, id: i64, method: &str, params: Map<String, Value>, name: Option<&str>) -> Result<Exchange, Failed> {
+    async fn send(&self, id: i64, method: &str, params: Map<String, Value>, name: Option<&str>) -> Result<Exchange, RequestError> {
         Ok(self.link.wire.request(outgoing(&self.link, id, method, params, name, Vec::new())).await?)
     }
 
@@ -205,17 +210,17 @@ impl Modern {
         let mut on_drop = CancelOnDrop::new(&self.link, async move {
             let headers = [("MCP-Protocol-Version", VERSION), ("Mcp-Method", "notifications/cancelled")];
             let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-            let _ = link.wire.say(cancelled, headers).await;
+            let _ = link.wire.send_one_way(cancelled, headers).await;
         });
-        if !self.peer().idempotency {
+        if !self.server_info().idempotency {
             on_drop.disarm();
         }
         on_drop
     }
 
     /// Asks until there is an answer. For what may be asked twice.
-    pub(crate) async fn ask(&self, method: &str, params: Value, name: Option<&str>) -> Result<Payload, Failed> {
-        self.link.persist(|| ask_once(&self.link, method, params.clone(), name, Duration::ZERO), |_, _| {}).await
+    pub(crate) async fn request(&self, method: &str, params: Value, name: Option<&str>) -> Result<Payload, RequestError> {
+        self.link.retry(|| request_once(&self.link, method, params.clone(), name, Duration::ZERO), |_, _| {}).await
     }
 
     pub(crate) async fn list_tools(&self) -> Result<Arc<Vec<ToolInfo>>, Error> {
@@ -224,87 +229,87 @@ impl Modern {
         }
         // Only over HTTP do parameters become headers.
         let is_sound: fn(&Value) -> bool = if self.link.wire.http().is_some() { has_sound_headers } else { |_| true };
-        self.tools.list(&self.link, Era::Modern, is_sound, |params| self.ask("tools/list", params, None)).await
+        self.tools.list(&self.link, Era::Modern, is_sound, |params| self.request("tools/list", params, None)).await
     }
 
     /// One look at a task.
-    pub(crate) async fn task(&self, id: &str) -> Result<TaskView, Error> {
-        let result = self.ask("tasks/get", json!({"taskId": id}), Some(id)).await.map_err(|failed| self.link.error_of(id, failed))?;
-        view_of(id, &result).map_err(|failed| self.link.error(failed))
+    pub(crate) async fn task(&self, id: &str) -> Result<TaskSnapshot, Error> {
+        let result = self.request("tasks/get", json!({"taskId": id}), Some(id)).await.map_err(|failed| self.link.task_error(id, failed))?;
+        read_snapshot_of(id, &result).map_err(|failed| self.link.error(failed))
     }
 
     /// A page of the caller's tasks.
     pub(crate) async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
         let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
-        let page = self.ask(LIST_TASKS, params, None).await.map_err(|failed| self.link.error(failed))?;
-        TaskPage::read(&page, "ttlMs", "pollIntervalMs").map_err(|reason| self.link.error(Failed::Broken(reason)))
+        let page = self.request(LIST_TASKS, params, None).await.map_err(|failed| self.link.error(failed))?;
+        TaskPage::read(&page, "ttlMs", "pollIntervalMs").map_err(|reason| self.link.error(RequestError::Protocol(reason)))
     }
 
     pub(crate) async fn cancel(&self, id: &str) -> Result<(), Error> {
-        self.ask("tasks/cancel", json!({"taskId": id}), Some(id)).await.map(drop).map_err(|failed| self.link.error_of(id, failed))
+        self.request("tasks/cancel", json!({"taskId": id}), Some(id)).await.map(drop).map_err(|failed| self.link.task_error(id, failed))
     }
 
     pub(crate) async fn update(&self, id: &str, key: &str, answer: &Value) -> Result<(), Error> {
         let params = json!({"taskId": id, "inputResponses": {key: answer}});
-        self.ask("tasks/update", params, Some(id)).await.map(drop).map_err(|failed| self.link.error_of(id, failed))
+        self.request("tasks/update", params, Some(id)).await.map(drop).map_err(|failed| self.link.task_error(id, failed))
     }
 }
 
 /// Asks once, and waits no longer than a request without work takes.
-async fn ask_once(link: &Link, method: &str, params: Value, name: Option<&str>, held: Duration) -> Result<Payload, Failed> {
+async fn request_once(link: &Link, method: &str, params: Value, name: Option<&str>, wait: Duration) -> Result<Payload, RequestError> {
     let asking = async {
-        let id = link.id();
+        let id = link.next_id();
         let mut exchange = link.wire.request(outgoing(link, id, method, object(params), name, Vec::new())).await?;
-        let result = link::response(&mut exchange, id, |_| {}).await?;
+        let result = link::read_response(&mut exchange, id, |_| {}).await?;
         complete(method, &result).map(|()| result)
     };
-    link.within(link.options.timing.request.saturating_add(held), asking).await
+    link.with_timeout(link.options.timing.request.saturating_add(wait), asking).await
 }
 
 /// A page of a task's output from `from` on, held for `wait` if there is none. Our servers take this request also from who speaks to
 /// them in the other era.
-pub(crate) async fn read(link: &Link, id: &str, from: u64, wait: Duration) -> Result<OutputPage, Failed> {
+pub(crate) async fn read_output(link: &Link, id: &str, from: u64, wait: Duration) -> Result<OutputPage, RequestError> {
     let mut params = json!({"taskId": id, "fromSeq": from});
     if !wait.is_zero() {
         params["waitMs"] = json!(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
     }
-    let page = ask_once(link, READ, params, Some(id), wait).await?;
-    page.read().map_err(|error| Failed::Broken(format!("a page of output is none: {error}")))
+    let page = request_once(link, READ, params, Some(id), wait).await?;
+    page.read().map_err(|error| RequestError::Protocol(format!("a page of output is none: {error}")))
 }
 
 /// Whether a result is what it seems: only calls have others. But where the text of the extension says `complete` of a state,
 /// its examples say `task`.
-fn complete(method: &str, result: &Payload) -> Result<(), Failed> {
+fn complete(method: &str, result: &Payload) -> Result<(), RequestError> {
     match result_type(result)?.as_str() {
         "complete" => Ok(()),
         "task" if method == "tasks/get" => Ok(()),
-        other => Err(Failed::Broken(format!("a result of type `{other}` where none can be"))),
+        other => Err(RequestError::Protocol(format!("a result of type `{other}` where none can be"))),
     }
 }
 
 /// What kind of result it is.
-fn result_type(result: &Payload) -> Result<String, Failed> {
+fn result_type(result: &Payload) -> Result<String, RequestError> {
     #[derive(Deserialize)]
     struct Typed {
         #[serde(default, rename = "resultType")]
         kind: Option<String>,
     }
-    let typed: Typed = result.read().map_err(|error| Failed::Broken(format!("a result that is none: {error}")))?;
+    let typed: Typed = result.read().map_err(|error| RequestError::Protocol(format!("a result that is none: {error}")))?;
     Ok(typed.kind.unwrap_or_else(|| "complete".to_owned()))
 }
 
 /// Reads the state of the task that was asked for.
-fn view_of(id: &str, raw: &Payload) -> Result<TaskView, Failed> {
-    let view = view(raw).map_err(Failed::Broken)?;
-    if view.id != id {
-        return Err(Failed::Broken(format!("it was asked for task `{id}` and told of `{}`", view.id)));
+fn read_snapshot_of(id: &str, raw: &Payload) -> Result<TaskSnapshot, RequestError> {
+    let snapshot = read_snapshot(raw).map_err(RequestError::Protocol)?;
+    if snapshot.id != id {
+        return Err(RequestError::Protocol(format!("it was asked for task `{id}` and told of `{}`", snapshot.id)));
     }
-    Ok(view)
+    Ok(snapshot)
 }
 
 /// Reads a task with all that belongs to its state.
-pub(crate) fn view(raw: &Payload) -> Result<TaskView, String> {
-    let mut view = TaskView::read(raw, "ttlMs", "pollIntervalMs")?;
+pub(crate) fn read_snapshot(raw: &Payload) -> Result<TaskSnapshot, String> {
+    let mut view = TaskSnapshot::read(raw, "ttlMs", "pollIntervalMs")?;
     match view.status {
         Status::InputRequired => {
             // As they were written: the order of a form's fields is its author's.
@@ -314,11 +319,11 @@ pub(crate) fn view(raw: &Payload) -> Result<TaskView, String> {
                 requests: BTreeMap<String, Payload>,
             }
             let asking: Asking = raw.read().map_err(|_| "a task that waits for answers has no `inputRequests`")?;
-            view.inputs = asking.requests.into_iter().map(|(key, request)| Input::read(&key, request)).collect::<Result<_, _>>()?;
+            view.questions = asking.requests.into_iter().map(|(key, request)| Question::read(&key, request)).collect::<Result<_, _>>()?;
         }
         Status::Completed => {
             let result = view.raw.get("result").filter(|result| result.is_object()).ok_or("a task that is completed has no `result`")?;
-            view.outcome = Some(Outcome::Result(Finished::read(Payload::from(result.clone()))?));
+            view.outcome = Some(Outcome::Result(ToolResult::read(Payload::from(result.clone()))?));
         }
         Status::Failed => {
             let error = view.raw.get("error").cloned().ok_or("a task that failed has no `error`")?;

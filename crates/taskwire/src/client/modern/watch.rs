@@ -5,49 +5,49 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
-use taskwire_core::{Timestamp, wire::InOrder};
+use taskwire_core::{Timestamp, wire::ReorderBuffer};
 
-use super::{Modern, OutputPage, ask_once, call::known_answer, hub::Seat, view, view_of};
+use super::{ModernClient, OutputPage, call::known_answer, listen::Subscription, read_snapshot, read_snapshot_of, request_once};
 use crate::client::{
-    Error, Event, Outcome, Partial, Status, TaskView,
-    inbox::Fact,
-    link::{Failed, if_any},
-    run::{Driver, Way},
+    Chunk, Error, Event, Outcome, Status, TaskSnapshot,
+    call::{AnswerRoute, Driver},
+    inbox::Notice,
+    link::{RequestError, if_any},
     wire::{Backoff, random},
 };
 
-const VERSION: &str = "dev.taskwire/version";
+const TASK_VERSION: &str = "dev.taskwire/version";
 const WAIT: &str = "dev.taskwire/waitMs";
 /// Between two looks if the server does not say.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Picks up a task.
-pub(crate) async fn attach(modern: Arc<Modern>, mut driver: Driver, task: String) -> Result<Outcome, Error> {
-    driver.named(&task, None).await?;
+pub(crate) async fn attach(modern: Arc<ModernClient>, mut driver: Driver, task: String) -> Result<Outcome, Error> {
+    driver.became_task(&task, None).await?;
     follow(&modern, driver, None).await
 }
 
 /// Follows the task that the run's reference names.
-pub(super) async fn follow(modern: &Arc<Modern>, driver: Driver, created: Option<TaskView>) -> Result<Outcome, Error> {
+pub(super) async fn follow(modern: &Arc<ModernClient>, driver: Driver, created: Option<TaskSnapshot>) -> Result<Outcome, Error> {
     let reference = driver.shared.reference();
     let task = reference.task.unwrap_or_default();
     let streams = modern.streams();
     let options = &modern.link.options;
     let watch = Watch {
-        seat: modern.hub.join(&task, streams.then_some(reference.next)),
-        order: InOrder::from(reference.next, options.limits.buffer_bytes),
+        subscription: modern.listen_stream.subscribe(&task, streams.then_some(reference.next)),
+        order: ReorderBuffer::starting_at(reference.next, options.limits.buffer_bytes),
         modern: modern.clone(),
         driver,
         task,
         streams,
         pushed: false,
-        told: false,
-        view_pushed: false,
+        push_known: false,
+        status_pushed: false,
         output_pushed: false,
         behind: false,
         updated: String::new(),
         all_read: false,
-        shown: None,
+        last_reported: None,
         poll: POLL,
         version: None,
         backoff: Backoff::new(options.timing),
@@ -58,19 +58,19 @@ pub(super) async fn follow(modern: &Arc<Modern>, driver: Driver, created: Option
 }
 
 struct Watch {
-    modern: Arc<Modern>,
+    modern: Arc<ModernClient>,
     driver: Driver,
     task: String,
-    seat: Seat,
-    order: InOrder,
+    subscription: Subscription,
+    order: ReorderBuffer,
     /// Whether output is wanted, and can be had.
     streams: bool,
     /// Whether the server pushes the task.
     pushed: bool,
     /// Whether it is known by now if the server pushes.
-    told: bool,
+    push_known: bool,
     /// Whether it has pushed the state of the task.
-    view_pushed: bool,
+    status_pushed: bool,
     /// Whether it pushes its output.
     output_pushed: bool,
     /// Whether output was left out that is to be read.
@@ -80,7 +80,7 @@ struct Watch {
     /// Whether the last piece of output was read.
     all_read: bool,
     /// What was last told of the task.
-    shown: Option<(Status, Option<String>)>,
+    last_reported: Option<(Status, Option<String>)>,
     poll: Duration,
     /// What the server calls the state that was seen last.
     version: Option<Value>,
@@ -90,8 +90,8 @@ struct Watch {
     end_pushed: bool,
 }
 
-type Looking = BoxFuture<'static, Result<TaskView, Failed>>;
-type Reading = BoxFuture<'static, Result<OutputPage, Failed>>;
+type PendingTask = BoxFuture<'static, Result<TaskSnapshot, RequestError>>;
+type PendingPage = BoxFuture<'static, Result<OutputPage, RequestError>>;
 
 /// Whether one moment is before another, as servers write them. Who does not say when it was, says nothing old.
 fn is_before(one: &str, other: &str) -> bool {
@@ -100,17 +100,17 @@ fn is_before(one: &str, other: &str) -> bool {
 }
 
 impl Watch {
-    async fn run(mut self, created: Option<TaskView>) -> Result<Outcome, Error> {
+    async fn run(mut self, created: Option<TaskSnapshot>) -> Result<Outcome, Error> {
         let clock = self.modern.link.options.clock.clone();
         let timing = self.modern.link.options.timing;
         let mut due = clock.now();
         if let Some(created) = created {
-            self.shown = Some(self.driver.created(&created).await);
+            self.last_reported = Some(self.driver.report_created(&created).await);
             self.pace(&created);
             // What waits for an answer says for which only when it is looked at.
             due = if created.status == Status::Working { due.after(self.poll) } else { due };
         }
-        let (mut looking, mut reading): (Option<Looking>, Option<Reading>) = (None, None);
+        let (mut looking, mut reading): (Option<PendingTask>, Option<PendingPage>) = (None, None);
         let (mut read_due, mut read_began) = (clock.now(), clock.now());
         loop {
             self.hand_out().await;
@@ -118,36 +118,36 @@ impl Watch {
                 return self.end().await;
             }
             // What waits here already need not be asked for.
-            self.behind |= self.seat.inbox.take_left_out();
-            if self.streams && self.seat.inbox.is_empty() && (self.behind || self.order.missing().is_some()) {
+            self.behind |= self.subscription.inbox.take_dropped();
+            if self.streams && self.subscription.inbox.is_empty() && (self.behind || self.order.missing().is_some()) {
                 self.pull().await?;
                 continue;
             }
             if looking.is_none() && clock.now() >= due {
-                looking = Some(self.look());
+                looking = Some(self.get_task());
             }
-            let reads = self.streams && self.told && !self.output_pushed && !self.all_read;
+            let reads = self.streams && self.push_known && !self.output_pushed && !self.all_read;
             if !reads {
                 reading = None;
             } else if reading.is_none() && clock.now() >= read_due {
                 read_began = clock.now();
-                reading = Some(self.read(timing.wait));
+                reading = Some(self.read(timing.long_poll));
             }
             let next = [(looking.is_none(), due), (reads && reading.is_none(), read_due)].into_iter().filter(|(waits, _)| *waits);
             let mut timer = next.map(|(_, at)| at).min().map(|at| clock.sleep_until(at));
             tokio::select! {
                 biased;
-                () = self.seat.inbox.ready() => {
-                    while let Some(fact) = self.seat.inbox.try_next() {
-                        if matches!(fact, Fact::View { .. } | Fact::Up { .. } | Fact::Down { .. }) {
+                () = self.subscription.inbox.ready() => {
+                    while let Some(notice) = self.subscription.inbox.try_next() {
+                        if matches!(notice, Notice::Task { .. } | Notice::StreamUp { .. } | Notice::StreamDown { .. }) {
                             // What is on its way may be older than this.
                             looking = None;
                         }
                         let was_pushed = self.pushed;
-                        self.take(fact).await?;
+                        self.take(notice).await?;
                         match (was_pushed, self.pushed) {
                             // What is pushed is looked at now and then; until the first push, as often as the server wants.
-                            (_, true) if self.view_pushed => due = clock.now().after(timing.safety_poll),
+                            (_, true) if self.status_pushed => due = clock.now().after(timing.safety_poll),
                             (true, false) => due = clock.now(),
                             _ => {}
                         }
@@ -160,20 +160,20 @@ impl Watch {
                 }
                 seen = if_any(&mut looking) => {
                     looking = None;
-                    due = self.seen(seen, due).await?;
+                    due = self.take_task(seen, due).await?;
                 }
                 page = if_any(&mut reading) => {
                     reading = None;
                     read_due = match page {
                         Ok(page) => {
-                            self.driver.back();
+                            self.driver.connection_restored();
                             // Who does not hold what is empty is not asked as fast as it answers.
-                            let held = clock.now().since(read_began) >= timing.wait / 2;
-                            let wait = if page.chunks.is_empty() && !held { self.poll } else { Duration::ZERO };
+                            let server_waited = clock.now().since(read_began) >= timing.long_poll / 2;
+                            let wait = if page.chunks.is_empty() && !server_waited { self.poll } else { Duration::ZERO };
                             self.take_page(page).await;
                             clock.now().after(wait)
                         }
-                        Err(failed) if failed.passes() => clock.now().after(self.poll),
+                        Err(failed) if failed.is_transient() => clock.now().after(self.poll),
                         // Output cannot be read here; the result still comes.
                         Err(failed) if failed.is_not_found() => clock.now().after(self.poll),
                         Err(failed) => {
@@ -189,123 +189,127 @@ impl Watch {
     }
 
     /// Looks at the task; held by the server until it has changed, where it does that and does not push.
-    fn look(&self) -> Looking {
+    fn get_task(&self) -> PendingTask {
         let (modern, task) = (self.modern.clone(), self.task.clone());
         let mut params = json!({"taskId": task});
-        let mut held = Duration::ZERO;
-        if self.streams && self.told && !self.pushed && self.shown.is_some() {
-            held = modern.link.options.timing.wait;
-            params["_meta"] = json!({WAIT: u64::try_from(held.as_millis()).unwrap_or(u64::MAX)});
+        let mut wait = Duration::ZERO;
+        if self.streams && self.push_known && !self.pushed && self.last_reported.is_some() {
+            wait = modern.link.options.timing.long_poll;
+            params["_meta"] = json!({WAIT: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)});
             if let Some(version) = &self.version {
-                params["_meta"][VERSION] = version.clone();
+                params["_meta"][TASK_VERSION] = version.clone();
             }
         }
         async move {
-            let result = ask_once(&modern.link, "tasks/get", params, Some(&task), held).await?;
-            view_of(&task, &result)
+            let result = request_once(&modern.link, "tasks/get", params, Some(&task), wait).await?;
+            read_snapshot_of(&task, &result)
         }
         .boxed()
     }
 
     /// Reads output; held by the server until there is some.
-    fn read(&self, wait: Duration) -> Reading {
+    fn read(&self, wait: Duration) -> PendingPage {
         let (link, task, from) = (self.modern.link.clone(), self.task.clone(), self.order.next());
-        async move { super::read(&link, &task, from, wait).await }.boxed()
+        async move { super::read_output(&link, &task, from, wait).await }.boxed()
     }
 
     /// What came of a look: when to look again.
-    async fn seen(&mut self, seen: Result<TaskView, Failed>, due: Timestamp) -> Result<Timestamp, Error> {
+    async fn take_task(&mut self, seen: Result<TaskSnapshot, RequestError>, due: Timestamp) -> Result<Timestamp, Error> {
         let options = self.modern.link.options.clone();
         match seen {
-            Ok(view) => {
+            Ok(snapshot) => {
                 self.backoff.reset();
-                self.driver.back();
-                self.version = view.raw["_meta"].get(VERSION).cloned();
-                self.pace(&view);
-                self.show(view).await?;
-                let held = self.streams && self.told && self.version.is_some();
-                let wait = match (self.pushed, self.view_pushed) {
+                self.driver.connection_restored();
+                self.version = snapshot.raw["_meta"].get(TASK_VERSION).cloned();
+                self.pace(&snapshot);
+                self.show(snapshot).await?;
+                let server_waits = self.streams && self.push_known && self.version.is_some();
+                let wait = match (self.pushed, self.status_pushed) {
                     (true, true) => options.timing.safety_poll,
                     (true, false) => self.poll,
-                    (false, _) if held => options.timing.poll_min,
+                    (false, _) if server_waits => options.timing.poll_min,
                     (false, _) => self.poll,
                 };
                 Ok(options.clock.now().after(wait))
             }
-            Err(failed) if failed.passes() => {
+            Err(failed) if failed.is_transient() => {
                 let Some(wait) = self.backoff.next(options.clock.now(), failed.retry_after(), random()) else {
-                    return Err(self.modern.link.error_of(&self.task, failed));
+                    return Err(self.modern.link.task_error(&self.task, failed));
                 };
-                self.driver.lost(failed.reason(), wait);
+                self.driver.connection_lost(failed.reason(), wait);
                 Ok(due.max(options.clock.now()).after(wait))
             }
-            Err(failed) => Err(self.modern.link.error_of(&self.task, failed)),
+            Err(failed) => Err(self.modern.link.task_error(&self.task, failed)),
         }
     }
 
-    fn pace(&mut self, view: &TaskView) {
+    fn pace(&mut self, snapshot: &TaskSnapshot) {
         let timing = &self.modern.link.options.timing;
-        self.poll = view.poll_ms.map_or(POLL, Duration::from_millis).max(timing.poll_min).min(timing.poll_max);
+        self.poll = snapshot.poll_ms.map_or(POLL, Duration::from_millis).max(timing.poll_min).min(timing.poll_max);
     }
 
-    async fn take(&mut self, fact: Fact) -> Result<(), Error> {
-        match fact {
-            Fact::Partial { seq, content, .. } => {
+    async fn take(&mut self, notice: Notice) -> Result<(), Error> {
+        match notice {
+            Notice::Chunk { seq, content, .. } => {
                 // One that is empty would be none.
                 if self.streams && content.as_str().starts_with('[') && content.as_str() != "[]" {
                     self.order.take(seq, content);
                 }
             }
-            Fact::View { raw, .. } => match view(&raw) {
+            Notice::Task { raw, .. } => match read_snapshot(&raw) {
                 // Older than what was seen elsewhere.
-                Ok(view) if is_before(&view.updated_at, &self.updated) => {}
-                Ok(view) => {
-                    self.pace(&view);
-                    self.view_pushed = true;
-                    self.end_pushed = self.output_pushed && view.outcome.is_some();
-                    self.show(view).await?;
+                Ok(snapshot) if is_before(&snapshot.updated_at, &self.updated) => {}
+                Ok(snapshot) => {
+                    self.pace(&snapshot);
+                    self.status_pushed = true;
+                    self.end_pushed = self.output_pushed && snapshot.outcome.is_some();
+                    self.show(snapshot).await?;
                 }
                 // It will be seen at the next look.
                 Err(reason) => tracing::debug!(reason, "a notification is passed over"),
             },
-            Fact::Up { output, from } => {
-                self.driver.back();
-                (self.told, self.pushed, self.view_pushed) = (true, true, false);
+            Notice::StreamUp { output, first_seq: from } => {
+                self.driver.connection_restored();
+                (self.push_known, self.pushed, self.status_pushed) = (true, true, false);
                 self.output_pushed = output;
                 if let Some(from) = from {
                     self.skip_to(from).await;
                 }
             }
-            Fact::Down { reason, again_in } => {
-                (self.told, self.pushed, self.output_pushed) = (true, false, false);
+            Notice::StreamDown { reason, retry_in: again_in } => {
+                (self.push_known, self.pushed, self.output_pushed) = (true, false, false);
                 if let Some(wait) = again_in {
-                    self.driver.lost(reason, wait);
+                    self.driver.connection_lost(reason, wait);
                 }
             }
-            Fact::Log(params) => self.driver.emit(Event::Log(params)).await,
-            Fact::Progress(_) | Fact::Question { .. } | Fact::Withdrawn { .. } | Fact::Standing(_) | Fact::Answer(_) => {}
+            Notice::Log(params) => self.driver.emit(Event::Log(params)).await,
+            Notice::Progress(_)
+            | Notice::Question { .. }
+            | Notice::QuestionWithdrawn { .. }
+            | Notice::SessionStream(_)
+            | Notice::Response(_) => {}
         }
         Ok(())
     }
 
     /// Tells what is new about the task.
-    async fn show(&mut self, view: TaskView) -> Result<(), Error> {
-        if self.updated.is_empty() || is_before(&self.updated, &view.updated_at) {
-            self.updated.clone_from(&view.updated_at);
+    async fn show(&mut self, snapshot: TaskSnapshot) -> Result<(), Error> {
+        if self.updated.is_empty() || is_before(&self.updated, &snapshot.updated_at) {
+            self.updated.clone_from(&snapshot.updated_at);
         }
-        let inputs = view.inputs.clone();
-        if let Some(outcome) = view.outcome.clone() {
-            self.ended = Some((view.status, view.message, outcome));
-        } else if self.shown.as_ref() != Some(&(view.status, view.message.clone())) {
-            self.shown = Some((view.status, view.message.clone()));
-            self.driver.status(view).await;
+        let questions = snapshot.questions.clone();
+        if let Some(outcome) = snapshot.outcome.clone() {
+            self.ended = Some((snapshot.status, snapshot.message, outcome));
+        } else if self.last_reported.as_ref() != Some(&(snapshot.status, snapshot.message.clone())) {
+            self.last_reported = Some((snapshot.status, snapshot.message.clone()));
+            self.driver.report_status(snapshot).await;
         }
-        self.driver.open_questions(|key| inputs.iter().any(|input| input.key == key)).await;
-        for input in inputs {
-            let kept = Some(input.key.clone());
-            match known_answer(&self.modern, &input.request.read().unwrap_or_default()) {
-                Some(answer) => self.driver.answer(input, Way::Update, kept, answer).await?,
-                None => self.driver.ask(input, Way::Update, kept).await?,
+        self.driver.retain_questions(|key| questions.iter().any(|input| input.key == key)).await;
+        for question in questions {
+            let ledger_key = Some(question.key.clone());
+            match known_answer(&self.modern, &question.request.read().unwrap_or_default()) {
+                Some(answer) => self.driver.answer_without_asking(question, AnswerRoute::TaskUpdate, ledger_key, answer).await?,
+                None => self.driver.ask(question, AnswerRoute::TaskUpdate, ledger_key).await?,
             }
         }
         Ok(())
@@ -314,7 +318,7 @@ impl Watch {
     /// Hands out what is next in order.
     async fn hand_out(&mut self) {
         while let Some((seq, content)) = self.order.pop() {
-            self.driver.emit(Event::Partial(Partial { seq, content })).await;
+            self.driver.emit(Event::Chunk(Chunk { seq, content })).await;
         }
     }
 
@@ -344,10 +348,11 @@ impl Watch {
     async fn pull(&mut self) -> Result<(), Error> {
         let (link, from) = (self.modern.link.clone(), self.order.next());
         let (task, driver) = (&self.task, &mut self.driver);
-        let page = link.persist(|| super::read(&link, task, from, Duration::ZERO), |reason, wait| driver.lost(reason, wait)).await;
+        let page =
+            link.retry(|| super::read_output(&link, task, from, Duration::ZERO), |reason, wait| driver.connection_lost(reason, wait)).await;
         match page {
             Ok(page) => {
-                self.driver.back();
+                self.driver.connection_restored();
                 self.take_page(page).await;
                 // A page that brings nothing is the last; what is left out meanwhile is known again.
                 self.behind &= self.order.next() > from && !self.all_read;
@@ -358,7 +363,7 @@ impl Watch {
                     self.skip_to(missing.end).await;
                 }
             }
-            Err(failed) if failed.passes() => return Err(link.error_of(&self.task, failed)),
+            Err(failed) if failed.is_transient() => return Err(link.task_error(&self.task, failed)),
             Err(failed) => {
                 self.behind = false;
                 tracing::debug!(reason = failed.reason(), "missing output cannot be read");
@@ -372,19 +377,21 @@ impl Watch {
 
     /// The task has ended: what is left of its output, then the outcome.
     async fn end(mut self) -> Result<Outcome, Error> {
-        let left_out = self.behind || self.seat.inbox.take_left_out();
-        let whole = self.end_pushed && !left_out && self.order.missing().is_none();
+        let dropped = self.behind || self.subscription.inbox.take_dropped();
+        let whole = self.end_pushed && !dropped && self.order.missing().is_none();
         let mut read = whole || self.all_read || !self.streams;
         while !read {
             let (link, from) = (self.modern.link.clone(), self.order.next());
             let (task, driver) = (&self.task, &mut self.driver);
-            let page = link.persist(|| super::read(&link, task, from, Duration::ZERO), |reason, wait| driver.lost(reason, wait)).await;
+            let page = link
+                .retry(|| super::read_output(&link, task, from, Duration::ZERO), |reason, wait| driver.connection_lost(reason, wait))
+                .await;
             read = match page {
                 Ok(page) => {
                     self.take_page(page).await;
                     self.all_read || self.order.next() == from
                 }
-                Err(failed) if failed.passes() => return Err(link.error_of(&self.task, failed)),
+                Err(failed) if failed.is_transient() => return Err(link.task_error(&self.task, failed)),
                 Err(_) => true,
             };
         }
@@ -394,7 +401,7 @@ impl Watch {
             self.hand_out().await;
         }
         let Some((status, message, outcome)) = self.ended.take() else { return Err(Error::Closed) };
-        self.driver.ended(status, message).await;
+        self.driver.record_end(status, message).await;
         Ok(outcome)
     }
 }

@@ -150,9 +150,9 @@ async fn head(stream: &mut TcpStream) -> Option<Vec<u8>> {
 enum Reply {
     Agreed,
     Refused,
-    Stranger,
-    NotHere,
-    NotSo,
+    WrongState,
+    NotFound,
+    MethodNotAllowed,
     TooLong,
 }
 
@@ -162,9 +162,9 @@ impl Reply {
         let (status, title, text) = match self {
             Self::Agreed => ("200 OK", "You are signed in", "You can close this window and go back to the program that sent you here."),
             Self::Refused => ("200 OK", "You are not signed in", "The sign-in was refused. The program that sent you here says why."),
-            Self::Stranger => ("400 Bad Request", "This is not for us", "The answer belongs to another sign-in. Open the address again."),
-            Self::NotHere => ("404 Not Found", "Nothing here", "This port waits for the end of a sign-in only."),
-            Self::NotSo => ("405 Method Not Allowed", "Not like that", "This port waits for the end of a sign-in only."),
+            Self::WrongState => ("400 Bad Request", "This is not for us", "The answer belongs to another sign-in. Open the address again."),
+            Self::NotFound => ("404 Not Found", "Nothing here", "This port waits for the end of a sign-in only."),
+            Self::MethodNotAllowed => ("405 Method Not Allowed", "Not like that", "This port waits for the end of a sign-in only."),
             Self::TooLong => ("431 Request Header Fields Too Large", "Too long", "The request is longer than is taken."),
         };
         let page = format!(
@@ -189,14 +189,14 @@ fn reply(head: &[u8], port: u16, state: &str) -> (Reply, Option<String>) {
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let redirected = format!("http://{}:{port}{target}", Ipv4Addr::LOCALHOST);
     let Some(url) = Url::parse(&redirected).ok().filter(|url| target.starts_with('/') && url.path() == PATH) else {
-        return (Reply::NotHere, None);
+        return (Reply::NotFound, None);
     };
     if method != "GET" {
-        return (Reply::NotSo, None);
+        return (Reply::MethodNotAllowed, None);
     }
     // Any page and any program can come here, but only who was asked knows what for.
     if parameter(&redirected, "state").as_deref() != Some(state) {
-        return (Reply::Stranger, None);
+        return (Reply::WrongState, None);
     }
     let has = |name: &str| url.query_pairs().any(|(key, _)| key == name);
     let reply = if has("code") && !has("error") { Reply::Agreed } else { Reply::Refused };
@@ -215,19 +215,19 @@ mod tests {
 
     #[test]
     fn only_what_was_waited_for_counts() {
-        let (told, redirected) = get("/callback?code=a%20b&state=s1&iss=https%3A%2F%2Fas");
-        assert_eq!(told, Reply::Agreed);
+        let (response, redirected) = get("/callback?code=a%20b&state=s1&iss=https%3A%2F%2Fas");
+        assert_eq!(response, Reply::Agreed);
         assert_eq!(redirected.as_deref(), Some("http://127.0.0.1:7/callback?code=a%20b&state=s1&iss=https%3A%2F%2Fas"));
         assert_eq!(get("/callback?error=access_denied&state=s1").0, Reply::Refused);
         assert!(get("/callback?error=access_denied&state=s1").1.is_some(), "a refusal ends the waiting, too");
         for target in ["/callback?code=a&state=s2", "/callback?code=a", "/callback"] {
-            assert_eq!(get(target), (Reply::Stranger, None), "{target}");
+            assert_eq!(get(target), (Reply::WrongState, None), "{target}");
         }
         for target in ["/", "/favicon.ico", "/callback/more?state=s1", "callback?state=s1", "@evil/callback?state=s1", ""] {
-            assert_eq!(get(target), (Reply::NotHere, None), "{target}");
+            assert_eq!(get(target), (Reply::NotFound, None), "{target}");
         }
-        assert_eq!(reply(b"POST /callback?code=a&state=s1 HTTP/1.1\r\n\r\n", 7, "s1").0, Reply::NotSo);
-        assert_eq!(reply(b"\xff\xfe", 7, "s1").0, Reply::NotHere);
+        assert_eq!(reply(b"POST /callback?code=a&state=s1 HTTP/1.1\r\n\r\n", 7, "s1").0, Reply::MethodNotAllowed);
+        assert_eq!(reply(b"\xff\xfe", 7, "s1").0, Reply::NotFound);
     }
 
     #[test]

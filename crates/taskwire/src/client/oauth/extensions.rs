@@ -9,11 +9,11 @@ use rmcp::transport::{
 };
 use serde_json::{Value, json};
 
-use super::{OAuth, failed};
+use super::{OAuth, auth_error};
 use crate::client::Error;
 
 /// An identity provider.
-pub(super) struct Provider<'a> {
+pub(super) struct IdentityProvider<'a> {
     pub(super) issuer: &'a str,
     pub(super) token_endpoint: &'a str,
     pub(super) client_id: &'a str,
@@ -53,9 +53,9 @@ pub(super) async fn by_enterprise(
     metadata: &AuthorizationMetadata,
     scopes: Vec<String>,
     resource: &str,
-    provider: Provider<'_>,
+    provider: IdentityProvider<'_>,
 ) -> Result<(), Error> {
-    let identity = oauth.known(metadata, String::new());
+    let identity = oauth.configured_identity(metadata, String::new());
     let issuer = metadata.issuer.clone().ok_or_else(|| Error::Auth("the authorization server does not say who it is".to_owned()))?;
     let mut server = EmaAuthorizationServer::new(issuer, &metadata.token_endpoint, &identity.id);
     if let Some(secret) = &oauth.settings.client_secret {
@@ -68,7 +68,7 @@ pub(super) async fn by_enterprise(
         });
     }
     let vouching = EmaAuthorizationServer::new(provider.issuer, provider.token_endpoint, provider.client_id);
-    let http = default_oauth_http_client().map_err(failed)?;
+    let http = default_oauth_http_client().map_err(auth_error)?;
     let request = EmaExchangeRequest::new_with_id_token(vouching, server, resource, provider.id_token).with_scopes(scopes);
     let token = request.exchange(&http, &http).await.map_err(|error| Error::Auth(error.to_string()))?;
 
@@ -79,7 +79,7 @@ pub(super) async fn by_enterprise(
     let response = serde_json::from_value(response).map_err(|error| Error::Auth(error.to_string()))?;
     let credentials = StoredCredentials::new(identity.id.clone(), Some(response), token.scopes.into_iter().collect(), None);
     oauth.store.set_identity(Some(identity));
-    oauth.store.save(credentials).await.map_err(failed)
+    oauth.store.save(credentials).await.map_err(auth_error)
 }
 
 /// Whether the authorization server wants a secret in the body only.

@@ -5,12 +5,13 @@ use super::*;
 const ASKED: &str = "https://as.example/authorize?response_type=code&state=s1&scope=a";
 
 fn refusal(redirected: &str) -> String {
-    agreed(ASKED, redirected, Some("https://as.example")).err().map(|refusal| refusal.error.to_string()).unwrap_or_default()
+    read_redirect(ASKED, redirected, Some("https://as.example")).err().map(|refusal| refusal.error.to_string()).unwrap_or_default()
 }
 
 #[test]
 fn an_answer_counts_only_for_what_was_asked() {
-    let answer = agreed(ASKED, "http://127.0.0.1:1/callback?code=c1&state=s1&iss=https%3A%2F%2Fas.example", None).ok().expect("agreed");
+    let answer =
+        read_redirect(ASKED, "http://127.0.0.1:1/callback?code=c1&state=s1&iss=https%3A%2F%2Fas.example", None).ok().expect("agreed");
     assert_eq!((answer.code.as_str(), answer.issuer.as_deref()), ("c1", Some("https://as.example")));
     assert!(refusal("http://127.0.0.1:1/callback?code=c1&state=s2").contains("another request"));
     assert!(refusal("http://127.0.0.1:1/callback?code=c1").contains("another request"));
@@ -19,20 +20,20 @@ fn an_answer_counts_only_for_what_was_asked() {
 
 #[test]
 fn who_refuses_is_quoted_unless_it_is_a_stranger() {
-    let told = refusal("http://127.0.0.1:1/callback?error=access_denied&error_description=not+you&state=s1");
-    assert!(told.contains("access_denied: not you"), "{told}");
+    let refused = refusal("http://127.0.0.1:1/callback?error=access_denied&error_description=not+you&state=s1");
+    assert!(refused.contains("access_denied: not you"), "{refused}");
     let stranger = refusal("http://127.0.0.1:1/callback?error=x&error_description=call+me&state=s1&iss=https%3A%2F%2Fevil.example");
     assert!(!stranger.contains("call me"), "{stranger}");
-    assert!(agreed(ASKED, "http://127.0.0.1:1/callback?error=invalid_scope&state=s1", None).is_err_and(|refusal| refusal.scope));
+    assert!(read_redirect(ASKED, "http://127.0.0.1:1/callback?error=invalid_scope&state=s1", None).is_err_and(|refusal| refusal.scope));
 }
 
 #[test]
 fn scopes_are_added_up_and_never_repeated() {
     let scopes = |list: &[&str]| list.iter().map(|scope| (*scope).to_owned()).collect::<Vec<_>>();
-    assert_eq!(united(scopes(&["a", "b"]), scopes(&["b", "c"]), false), scopes(&["a", "b", "c"]));
-    assert_eq!(united(scopes(&[]), scopes(&["a"]), true), scopes(&["a", OFFLINE]));
-    assert_eq!(united(scopes(&[OFFLINE]), scopes(&["a"]), true), scopes(&[OFFLINE, "a"]));
-    assert_eq!(united(scopes(&[]), scopes(&[]), true), scopes(&[]), "who asks for nothing asks for nothing");
+    assert_eq!(merge_scopes(scopes(&["a", "b"]), scopes(&["b", "c"]), false), scopes(&["a", "b", "c"]));
+    assert_eq!(merge_scopes(scopes(&[]), scopes(&["a"]), true), scopes(&["a", OFFLINE]));
+    assert_eq!(merge_scopes(scopes(&[OFFLINE]), scopes(&["a"]), true), scopes(&[OFFLINE, "a"]));
+    assert_eq!(merge_scopes(scopes(&[]), scopes(&[]), true), scopes(&[]), "who asks for nothing asks for nothing");
 }
 
 #[test]

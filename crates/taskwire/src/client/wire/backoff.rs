@@ -32,7 +32,7 @@ impl Backoff {
         self.tried += 1;
         // Between a half and the whole, so that clients that were cut off together do not come back together.
         let wait = doubled.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0).max(asked.unwrap_or_default());
-        (now.since(since).saturating_add(wait) <= self.timing.patience).then_some(wait)
+        (now.since(since).saturating_add(wait) <= self.timing.give_up_after).then_some(wait)
     }
 
     /// The same for what began at `began`: if it stood for a while, the server was there, and patience is for one that is not.
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_may_ask_for_more_and_patience_ends() {
+    fn a_server_may_ask_for_more_and_is_given_up_in_the_end() {
         let mut backoff = Backoff::new(Timing::default());
         assert_eq!(backoff.next(at(0), Some(Duration::from_secs(7)), 0.5), Some(Duration::from_secs(7)));
         assert_eq!(backoff.next(at(299), Some(Duration::from_secs(1)), 0.5), Some(Duration::from_secs(1)));

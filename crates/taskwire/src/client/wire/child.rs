@@ -24,38 +24,38 @@ const GRACE: Duration = Duration::from_secs(2);
 const LAST_LINES: usize = 5;
 const LINE_CHARS: usize = 300;
 /// How long a program that has closed its streams may take to end, before it is told without how.
-const FAREWELL: Duration = Duration::from_millis(500);
+const EXIT_WAIT: Duration = Duration::from_millis(500);
 
 /// A program that was started.
 #[derive(Clone)]
 pub(super) struct Child {
-    farewell: Farewell,
+    exit_report: ExitReport,
     /// Set when it is to end.
     end: watch::Sender<bool>,
 }
 
 /// How a program ended, and what it last wrote to its standard error.
 #[derive(Clone)]
-pub(super) struct Farewell {
-    said: Said,
+pub(super) struct ExitReport {
+    stderr: StderrTail,
     /// How it ended, once it has.
     ended: watch::Receiver<Option<String>>,
     /// Set when all that it wrote was read.
-    is_heard: watch::Receiver<bool>,
+    stderr_read: watch::Receiver<bool>,
 }
 
-impl Farewell {
+impl ExitReport {
     /// Why it cannot be talked to any more: that it has ended, and how, or else this; and its last lines.
-    pub(super) async fn told(mut self, otherwise: String) -> String {
+    pub(super) async fn describe(mut self, otherwise: String) -> String {
         let settled = async {
             let _ = self.ended.wait_for(Option::is_some).await;
-            let _ = self.is_heard.wait_for(|is_heard| *is_heard).await;
+            let _ = self.stderr_read.wait_for(|is_heard| *is_heard).await;
         };
         // What it started may hold its streams open, and it may go on itself.
-        let _ = timeout(FAREWELL, settled).await;
+        let _ = timeout(EXIT_WAIT, settled).await;
         let how = self.ended.borrow().clone();
         let reason = how.map_or(otherwise, |how| format!("the server ended {how}"));
-        match self.said.tail().as_slice() {
+        match self.stderr.tail().as_slice() {
             [] => reason,
             [line] => format!("{reason}; it last said: {line}"),
             lines => format!("{reason}; its last lines:\n  {}", lines.join("\n  ")),
@@ -65,7 +65,7 @@ impl Farewell {
 
 /// What it wrote to its standard error.
 #[derive(Clone, Default)]
-struct Said(Arc<Mutex<Tail>>);
+struct StderrTail(Arc<Mutex<Tail>>);
 
 #[derive(Default)]
 struct Tail {
@@ -88,7 +88,7 @@ impl Tail {
     }
 }
 
-impl Said {
+impl StderrTail {
     /// A piece of it, wherever that begins and ends: a line may have no end.
     fn add(&self, piece: &str) {
         let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,27 +129,27 @@ impl Child {
         let (Some(input), Some(output), Some(errors)) = (input, output, child.stderr.take()) else {
             return Err(format!("`{program}` has no standard streams"));
         };
-        let said = Said::default();
-        let listening = said.clone();
-        let (heard, is_heard) = watch::channel(false);
+        let stderr = StderrTail::default();
+        let listening = stderr.clone();
+        let (stderr_done, stderr_read) = watch::channel(false);
         tokio::spawn(async move {
             let (mut errors, mut piece) = (errors, vec![0; 4096]);
             while let Ok(count @ 1..) = errors.read(&mut piece).await {
                 listening.add(&String::from_utf8_lossy(&piece[..count]));
             }
-            heard.send_replace(true);
+            stderr_done.send_replace(true);
         });
         let (end, mut ending) = watch::channel(false);
         let (over, ended) = watch::channel(None);
         tokio::spawn(async move {
-            let patience = async {
+            let grace_period = async {
                 // Dropped without a word is an end, too.
                 let _ = ending.wait_for(|end| *end).await;
                 clock.sleep(GRACE).await;
             };
             let status = tokio::select! {
                 status = child.wait() => status,
-                () = patience => {
+                () = grace_period => {
                     terminate(&child);
                     tokio::select! {
                         status = child.wait() => status,
@@ -162,17 +162,17 @@ impl Child {
             };
             over.send_replace(Some(how(status)));
         });
-        Ok((Self { farewell: Farewell { said, ended, is_heard }, end }, input, output))
+        Ok((Self { exit_report: ExitReport { stderr, ended, stderr_read }, end }, input, output))
     }
 
-    pub(super) fn farewell(&self) -> Farewell {
-        self.farewell.clone()
+    pub(super) fn exit_report(&self) -> ExitReport {
+        self.exit_report.clone()
     }
 
     /// Waits until it has ended; its input must have by now.
     pub(super) async fn end(mut self) {
         self.end.send_replace(true);
-        let _ = self.farewell.ended.wait_for(Option::is_some).await;
+        let _ = self.exit_report.ended.wait_for(Option::is_some).await;
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_kept_wherever_pieces_begin() {
-        let said = Said::default();
+        let said = StderrTail::default();
         for piece in ["one\ntw", "o\r\n\n  three\nfour\nfive", "\nsix\n", &"x".repeat(LINE_CHARS * 2), "y"] {
             said.add(piece);
         }

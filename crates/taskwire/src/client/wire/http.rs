@@ -18,7 +18,7 @@ use reqwest::{
 };
 use taskwire_core::wire::{RequestId, SseReader};
 
-use super::{Lost, Message, Outgoing};
+use super::{Message, OutgoingRequest, WireError};
 use crate::client::{Challenge, Error, Options, error::shortened};
 
 const JSON: &str = "application/json";
@@ -58,32 +58,32 @@ impl Http {
     }
 
     /// Sends a request.
-    pub(crate) async fn post(&self, outgoing: Outgoing) -> Result<Answer, Lost> {
+    pub(crate) async fn post(&self, outgoing: OutgoingRequest) -> Result<HttpExchange, WireError> {
         let response = self.send(Method::POST, outgoing.headers, Some(outgoing.body)).await?;
-        self.answer(response).await
+        self.read_response(response).await
     }
 
     /// Sends what is not answered.
-    pub(crate) async fn say(&self, body: String, headers: Vec<(String, String)>) -> Result<(), Lost> {
+    pub(crate) async fn send_one_way(&self, body: String, headers: Vec<(String, String)>) -> Result<(), WireError> {
         let response = self.send(Method::POST, headers, Some(body)).await?;
         if response.status().is_success() { Ok(()) } else { Err(self.refused(response).await) }
     }
 
     /// Opens a stream that the server writes to.
-    pub(crate) async fn get(&self, headers: Vec<(String, String)>) -> Result<Answer, Lost> {
+    pub(crate) async fn get(&self, headers: Vec<(String, String)>) -> Result<HttpExchange, WireError> {
         let response = self.send(Method::GET, headers, None).await?;
         if !response.status().is_success() {
             return Err(self.refused(response).await);
         }
-        self.answer(response).await
+        self.read_response(response).await
     }
 
     /// Ends a session.
-    pub(crate) async fn delete(&self, headers: Vec<(String, String)>) -> Result<(), Lost> {
+    pub(crate) async fn delete(&self, headers: Vec<(String, String)>) -> Result<(), WireError> {
         self.send(Method::DELETE, headers, None).await.map(drop)
     }
 
-    async fn send(&self, method: Method, headers: Vec<(String, String)>, body: Option<String>) -> Result<Response, Lost> {
+    async fn send(&self, method: Method, headers: Vec<(String, String)>, body: Option<String>) -> Result<Response, WireError> {
         let mut all = self.fixed.clone();
         let accept = if method == Method::GET { EVENTS } else { "application/json, text/event-stream" };
         all.insert(reqwest::header::ACCEPT, HeaderValue::from_static(accept));
@@ -91,15 +91,16 @@ impl Http {
             all.insert(reqwest::header::CONTENT_TYPE, HeaderValue::from_static(JSON));
         }
         for (name, value) in &headers {
-            let (name, value) = header(name, value)
-                .map_err(|reason| Lost::Impossible(Error::Target(format!("`{value}` cannot be sent as header `{name}`: it {reason}"))))?;
+            let (name, value) = header(name, value).map_err(|reason| {
+                WireError::Unsendable(Error::Target(format!("`{value}` cannot be sent as header `{name}`: it {reason}")))
+            })?;
             all.insert(name, value);
         }
         let body = body.map(Bytes::from);
         for _ in 0..=CHALLENGES_MAX {
             let mut request = self.client.request(method.clone(), &self.url).headers(all.clone());
             let bearer = match &self.options.credentials {
-                Some(credentials) => credentials.bearer().await.map_err(Lost::Impossible)?,
+                Some(credentials) => credentials.bearer().await.map_err(WireError::Unsendable)?,
                 None => None,
             };
             if let Some(token) = &bearer {
@@ -108,7 +109,7 @@ impl Http {
             if let Some(body) = &body {
                 request = request.body(body.clone());
             }
-            let response = request.send().await.map_err(lost)?;
+            let response = request.send().await.map_err(send_error)?;
             let status = response.status().as_u16();
             let asked: Vec<&str> =
                 response.headers().get_all(reqwest::header::WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()).collect();
@@ -120,7 +121,7 @@ impl Http {
             let again = match &self.options.credentials {
                 Some(credentials) => {
                     let _signing = Signing::begin(&self.signing);
-                    credentials.challenged(&challenge).await.map_err(Lost::Impossible)?
+                    credentials.challenged(&challenge).await.map_err(WireError::Unsendable)?
                 }
                 None => false,
             };
@@ -128,17 +129,17 @@ impl Http {
                 return Err(self.refused(response).await);
             }
         }
-        Err(Lost::Denied { status: 401, reason: format!("none of {CHALLENGES_MAX} tokens was good enough") })
+        Err(WireError::Denied { status: 401, reason: format!("none of {CHALLENGES_MAX} tokens was good enough") })
     }
 
     /// What an answer says that is no message.
-    async fn refused(&self, response: Response) -> Lost {
+    async fn refused(&self, response: Response) -> WireError {
         let status = response.status().as_u16();
         let retry_after = self.retry_after(&response);
         if response.status().is_redirection() {
             let to = response.headers().get(reqwest::header::LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
             let reason = format!("it sends us to {}, and we go nowhere else with what was meant for it", shortened(to));
-            return Lost::Status { status, reason, retry_after };
+            return WireError::Status { status, reason, retry_after };
         }
         let body = whole(response, REASON_BYTES).await.unwrap_or_default();
         let reason = match Message::parse(&body) {
@@ -147,8 +148,8 @@ impl Http {
         };
         let reason = if reason.trim_start().starts_with('<') { String::new() } else { shortened(&reason) };
         match status {
-            401 | 403 => Lost::Denied { status, reason },
-            _ => Lost::Status { status, reason, retry_after },
+            401 | 403 => WireError::Denied { status, reason },
+            _ => WireError::Status { status, reason, retry_after },
         }
     }
 
@@ -163,38 +164,43 @@ impl Http {
     }
 
     /// What came back for a request, whatever its status: an error may well have a body that says more.
-    async fn answer(&self, response: Response) -> Result<Answer, Lost> {
+    async fn read_response(&self, response: Response) -> Result<HttpExchange, WireError> {
         let status = response.status().as_u16();
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         let session = response.headers().get("mcp-session-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let passing = Lost::Status { status, reason: String::new(), retry_after: None }.passes();
+        let passing = WireError::Status { status, reason: String::new(), retry_after: None }.is_transient();
         let max = self.options.limits.message_bytes;
-        let mut answer = Answer { status, session, last_event: None, retry: None, ready: VecDeque::new(), events: None };
+        let mut exchange =
+            HttpExchange { status, session, last_event_id: None, reconnect_delay: None, ready: VecDeque::new(), events: None };
         match kind.as_str() {
             EVENTS if response.status().is_success() => {
-                answer.events = Some(Events { bytes: response.bytes_stream().boxed(), reader: SseReader::new(max) });
+                exchange.events = Some(Events { bytes: response.bytes_stream().boxed(), reader: SseReader::new(max) });
             }
             JSON if !passing => {
                 let body = whole(response, max).await?;
                 match messages(&body) {
-                    Ok(messages) => answer.ready = messages,
+                    Ok(messages) => exchange.ready = messages,
                     Err(_) if status >= 400 => {
                         let reason = shortened(&String::from_utf8_lossy(&body));
-                        return Err(Lost::Status { status, reason, retry_after: None });
+                        return Err(WireError::Status { status, reason, retry_after: None });
                     }
-                    Err(reason) => return Err(Lost::Cut(reason)),
+                    Err(reason) => return Err(WireError::Interrupted(reason)),
                 }
             }
             _ if response.status().is_success() => {
                 // 202 and 204 have nothing to say; a page of HTML is not for us.
                 if !kind.is_empty() && status == 200 {
-                    return Err(Lost::Status { status, reason: format!("it answered with `{kind}`, which is no MCP"), retry_after: None });
+                    return Err(WireError::Status {
+                        status,
+                        reason: format!("it answered with `{kind}`, which is no MCP"),
+                        retry_after: None,
+                    });
                 }
             }
             _ => return Err(self.refused(response).await),
         }
-        Ok(answer)
+        Ok(exchange)
     }
 }
 
@@ -247,15 +253,15 @@ pub(crate) fn client() -> Result<reqwest::Client, Error> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().redirect(Policy::custom(redirect)).tcp_nodelay(true);
     let builder = builder.tcp_keepalive(Duration::from_secs(30)).connect_timeout(Duration::from_secs(10));
-    builder.build().map_err(|error| Error::Target(format!("HTTP cannot be used: {}", chain(&error))))
+    builder.build().map_err(|error| Error::Target(format!("HTTP cannot be used: {}", innermost_cause(&error))))
 }
 
-fn lost(error: reqwest::Error) -> Lost {
+fn send_error(error: reqwest::Error) -> WireError {
     if error.is_builder() {
-        return Lost::Impossible(Error::Target(chain(&error)));
+        return WireError::Unsendable(Error::Target(innermost_cause(&error)));
     }
-    let reason = if is_without_tls(&error) { NO_TLS.to_owned() } else { chain(&error) };
-    if error.is_connect() { Lost::Unsent(reason) } else { Lost::Cut(reason) }
+    let reason = if is_without_tls(&error) { NO_TLS.to_owned() } else { innermost_cause(&error) };
+    if error.is_connect() { WireError::Unsent(reason) } else { WireError::Interrupted(reason) }
 }
 
 /// Whether the other side answered with something that is no TLS.
@@ -269,7 +275,7 @@ fn is_without_tls(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// The innermost cause says most.
-fn chain(error: &reqwest::Error) -> String {
+fn innermost_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
@@ -277,13 +283,13 @@ fn chain(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-async fn whole(response: Response, max: usize) -> Result<Vec<u8>, Lost> {
+async fn whole(response: Response, max: usize) -> Result<Vec<u8>, WireError> {
     let mut bytes = response.bytes_stream();
     let mut body = Vec::new();
     while let Some(piece) = bytes.next().await {
-        let piece = piece.map_err(|error| Lost::Cut(chain(&error)))?;
+        let piece = piece.map_err(|error| WireError::Interrupted(innermost_cause(&error)))?;
         if body.len() + piece.len() > max {
-            return Err(Lost::TooLarge { max });
+            return Err(WireError::TooLarge { max });
         }
         body.extend_from_slice(&piece);
     }
@@ -296,33 +302,33 @@ struct Events {
 }
 
 /// What came back.
-pub(crate) struct Answer {
+pub(crate) struct HttpExchange {
     pub(super) status: u16,
     pub(super) session: Option<String>,
-    pub(super) last_event: Option<String>,
-    pub(super) retry: Option<Duration>,
+    pub(super) last_event_id: Option<String>,
+    pub(super) reconnect_delay: Option<Duration>,
     ready: VecDeque<Message>,
     events: Option<Events>,
 }
 
-impl Answer {
+impl HttpExchange {
     /// Whether it is there already, as an answer to this request.
     pub(super) fn answers(&self, id: i64) -> bool {
         matches!(self.ready.front(), Some(Message::Response { id: Some(RequestId::Number(number)), .. }) if *number == id)
     }
 
-    pub(super) async fn next(&mut self) -> Result<Option<Message>, Lost> {
+    pub(super) async fn next(&mut self) -> Result<Option<Message>, WireError> {
         if let Some(message) = self.ready.pop_front() {
             return Ok(Some(message));
         }
         let Some(events) = &mut self.events else { return Ok(None) };
         loop {
-            while let Some(event) = events.reader.next().map_err(|large| Lost::TooLarge { max: large.max })? {
+            while let Some(event) = events.reader.next().map_err(|large| WireError::TooLarge { max: large.max })? {
                 if let Some(id) = event.id {
-                    self.last_event = (!id.is_empty()).then(|| id.into());
+                    self.last_event_id = (!id.is_empty()).then(|| id.into());
                 }
                 if let Some(retry) = event.retry_ms {
-                    self.retry = Some(Duration::from_millis(retry));
+                    self.reconnect_delay = Some(Duration::from_millis(retry));
                 }
                 if event.data.is_empty() {
                     continue;
@@ -347,7 +353,7 @@ impl Answer {
                 Some(Ok(bytes)) => events.reader.feed(&bytes),
                 Some(Err(error)) => {
                     self.events = None;
-                    return Err(Lost::Cut(chain(&error)));
+                    return Err(WireError::Interrupted(innermost_cause(&error)));
                 }
             }
         }

@@ -17,8 +17,8 @@ use tokio::{
 };
 
 use super::{
-    Lost, Message, Outgoing,
-    child::{Child, Farewell},
+    Message, OutgoingRequest, WireError,
+    child::{Child, ExitReport},
 };
 use crate::client::{Connect, Error, Options};
 
@@ -39,16 +39,16 @@ pub(crate) struct Lines {
     pipe: tokio::sync::Mutex<Option<Arc<Pipe>>>,
     generation: AtomicU64,
     closed: AtomicBool,
-    standing: Standing,
+    unsolicited: UnsolicitedHandler,
 }
 
 /// Takes what belongs to no request; nothing, until somebody is there to take it.
 #[derive(Clone, Default)]
-struct Standing(Arc<OnceLock<Take>>);
+struct UnsolicitedHandler(Arc<OnceLock<Take>>);
 
 type Take = Box<dyn Fn(Message) + Send + Sync>;
 
-impl Standing {
+impl UnsolicitedHandler {
     fn take(&self, message: Message) {
         if let Some(take) = self.0.get() {
             take(message);
@@ -92,9 +92,9 @@ impl Routes {
     }
 
     /// What that means for who waits for an answer.
-    fn lost(&self) -> Lost {
+    fn lost(&self) -> WireError {
         let reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if self.is_program { Lost::Ended(reason) } else { Lost::Cut(reason) }
+        if self.is_program { WireError::ProgramEnded(reason) } else { WireError::Interrupted(reason) }
     }
 
     fn ended(&self) -> bool {
@@ -111,29 +111,29 @@ impl Lines {
             pipe: tokio::sync::Mutex::new(None),
             generation: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            standing: Standing::default(),
+            unsolicited: UnsolicitedHandler::default(),
         }
     }
 
     /// What belongs to no request goes there, before what comes behind it goes anywhere.
-    pub(crate) fn stand(&self, take: impl Fn(Message) + Send + Sync + 'static) {
-        let _ = self.standing.0.set(Box::new(take));
+    pub(crate) fn on_unsolicited(&self, handler: impl Fn(Message) + Send + Sync + 'static) {
+        let _ = self.unsolicited.0.set(Box::new(handler));
     }
 
-    pub(crate) async fn ready(&self) -> Result<u64, Lost> {
+    pub(crate) async fn ready(&self) -> Result<u64, WireError> {
         self.pipe().await?;
         Ok(self.generation.load(Ordering::Relaxed))
     }
 
-    async fn pipe(&self) -> Result<Arc<Pipe>, Lost> {
+    async fn pipe(&self) -> Result<Arc<Pipe>, WireError> {
         let mut current = self.pipe.lock().await;
         if let Some(pipe) = current.as_ref().filter(|pipe| !pipe.routes.ended()) {
             return Ok(pipe.clone());
         }
         if self.closed.load(Ordering::Acquire) {
-            return Err(Lost::Impossible(Error::Closed));
+            return Err(WireError::Unsendable(Error::Closed));
         }
-        let pipe = Arc::new(self.start().map_err(Lost::Unsent)?);
+        let pipe = Arc::new(self.start().map_err(WireError::Unsent)?);
         self.generation.fetch_add(1, Ordering::Relaxed);
         *current = Some(pipe.clone());
         Ok(pipe)
@@ -147,34 +147,34 @@ impl Lines {
         match &self.spawn {
             Spawn::Command(words) => {
                 let (child, input, output) = Child::start(words, self.options.clock.clone())?;
-                tokio::spawn(write(input, queue, routes.clone(), Some(child.farewell())));
-                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), Some(child.farewell())));
+                tokio::spawn(write(input, queue, routes.clone(), Some(child.exit_report())));
+                let reader = tokio::spawn(read(output, max, routes.clone(), self.unsolicited.clone(), Some(child.exit_report())));
                 Ok(Pipe { writer, routes, child: Some(child), reader })
             }
             Spawn::InProcess(server) => {
                 let (output, input) = tokio::io::split(server.connect());
                 tokio::spawn(write(input, queue, routes.clone(), None));
-                let reader = tokio::spawn(read(output, max, routes.clone(), self.standing.clone(), None));
+                let reader = tokio::spawn(read(output, max, routes.clone(), self.unsolicited.clone(), None));
                 Ok(Pipe { writer, routes, child: None, reader })
             }
         }
     }
 
-    pub(crate) async fn request(&self, outgoing: Outgoing) -> Result<Answer, Lost> {
+    pub(crate) async fn request(&self, outgoing: OutgoingRequest) -> Result<LinesExchange, WireError> {
         let pipe = self.pipe().await?;
         let (sender, messages) = mpsc::channel(QUEUE);
         match pipe.routes.open.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             Some(open) => drop(open.insert(outgoing.id, sender)),
             None => return Err(pipe.routes.lost()),
         }
-        let answer = Answer { id: outgoing.id, messages, cancel: outgoing.cancel, pipe };
+        let answer = LinesExchange { id: outgoing.id, messages, cancel: outgoing.cancel, pipe };
         if answer.pipe.writer.send(outgoing.body).await.is_err() {
             return Err(answer.pipe.routes.lost());
         }
         Ok(answer)
     }
 
-    pub(crate) async fn say(&self, body: String) -> Result<(), Lost> {
+    pub(crate) async fn send_one_way(&self, body: String) -> Result<(), WireError> {
         let pipe = self.pipe().await?;
         pipe.writer.send(body).await.map_err(|_| pipe.routes.lost())
     }
@@ -193,15 +193,15 @@ impl Lines {
 }
 
 /// What comes back for one request.
-pub(crate) struct Answer {
+pub(crate) struct LinesExchange {
     id: i64,
     messages: mpsc::Receiver<Message>,
     cancel: Option<String>,
     pipe: Arc<Pipe>,
 }
 
-impl Answer {
-    pub(super) async fn next(&mut self) -> Result<Option<Message>, Lost> {
+impl LinesExchange {
+    pub(super) async fn next(&mut self) -> Result<Option<Message>, WireError> {
         match self.messages.recv().await {
             Some(message) => {
                 if matches!(message, Message::Response { .. }) {
@@ -214,7 +214,7 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for LinesExchange {
     fn drop(&mut self) {
         if let Some(open) = self.pipe.routes.open.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             open.remove(&self.id);
@@ -226,7 +226,12 @@ impl Drop for Answer {
     }
 }
 
-async fn write(mut input: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<String>, routes: Arc<Routes>, farewell: Option<Farewell>) {
+async fn write(
+    mut input: impl AsyncWrite + Unpin,
+    mut queue: mpsc::Receiver<String>,
+    routes: Arc<Routes>,
+    exit_report: Option<ExitReport>,
+) {
     while let Some(mut line) = queue.recv().await {
         line.push('\n');
         let written = async {
@@ -235,8 +240,8 @@ async fn write(mut input: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Str
         };
         if let Err(error) = written.await {
             let reason = format!("the server cannot be written to: {error}");
-            routes.end(match farewell {
-                Some(farewell) => farewell.told(reason).await,
+            routes.end(match exit_report {
+                Some(exit_report) => exit_report.describe(reason).await,
                 None => reason,
             });
             break;
@@ -245,7 +250,13 @@ async fn write(mut input: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Str
     let _ = input.shutdown().await;
 }
 
-async fn read(output: impl AsyncRead + Unpin, max: usize, routes: Arc<Routes>, standing: Standing, farewell: Option<Farewell>) {
+async fn read(
+    output: impl AsyncRead + Unpin,
+    max: usize,
+    routes: Arc<Routes>,
+    unsolicited: UnsolicitedHandler,
+    exit_report: Option<ExitReport>,
+) {
     let mut output = BufReader::with_capacity(64 * 1024, output);
     let mut line = Vec::new();
     let reason = loop {
@@ -261,19 +272,19 @@ async fn read(output: impl AsyncRead + Unpin, max: usize, routes: Arc<Routes>, s
             continue;
         }
         match Message::parse(&line) {
-            Ok(message) => route(message, &routes, &standing).await,
+            Ok(message) => route(message, &routes, &unsolicited).await,
             Err(reason) => tracing::debug!(%reason, "a line of the server is passed over"),
         }
     };
-    routes.end(match (reason, farewell) {
+    routes.end(match (reason, exit_report) {
         (Some(reason), _) => reason,
-        (None, Some(farewell)) => farewell.told("the server closed its standard output".to_owned()).await,
+        (None, Some(exit_report)) => exit_report.describe("the server closed its standard output".to_owned()).await,
         (None, None) => "the server ended".to_owned(),
     });
 }
 
 #[derive(Deserialize)]
-struct Marks {
+struct RoutingParams {
     #[serde(default, rename = "progressToken")]
     token: Option<RequestId>,
     #[serde(default, rename = "_meta")]
@@ -286,7 +297,7 @@ struct Meta {
     subscription: Option<RequestId>,
 }
 
-async fn route(message: Message, routes: &Routes, standing: &Standing) {
+async fn route(message: Message, routes: &Routes, unsolicited: &UnsolicitedHandler) {
     let number = |id: &RequestId| match id {
         RequestId::Number(number) => Some(*number),
         RequestId::Text(_) => None,
@@ -299,18 +310,18 @@ async fn route(message: Message, routes: &Routes, standing: &Standing) {
         }
         Message::Response { id: None, .. } => tracing::debug!("an answer without a name is passed over"),
         Message::Notification { params, .. } => {
-            let marks = params.read::<Marks>().ok();
-            let subscription = marks.as_ref().and_then(|marks| marks.meta.as_ref()?.subscription.as_ref()).and_then(number);
-            let token = marks.as_ref().and_then(|marks| marks.token.as_ref()).and_then(number);
+            let routing = params.read::<RoutingParams>().ok();
+            let subscription = routing.as_ref().and_then(|marks| marks.meta.as_ref()?.subscription.as_ref()).and_then(number);
+            let token = routing.as_ref().and_then(|marks| marks.token.as_ref()).and_then(number);
             match (subscription.and_then(|id| routes.of(id)), token.and_then(|id| routes.of(id))) {
                 (Some(sender), _) => drop(sender.send(message).await),
                 // A call that nobody reads must not hold up all the others: of its progress only the first counts.
                 // One place is always left for its answer.
                 (None, Some(sender)) if sender.capacity() > 1 => drop(sender.try_send(message)),
                 (None, Some(_)) => {}
-                (None, None) => standing.take(message),
+                (None, None) => unsolicited.take(message),
             }
         }
-        Message::Request { .. } => standing.take(message),
+        Message::Request { .. } => unsolicited.take(message),
     }
 }

@@ -18,7 +18,7 @@ use super::{Error, error::shortened};
 
 /// A request on its way out.
 #[derive(Debug, Clone)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingRequest {
     /// Its name.
     pub(crate) id: i64,
     /// The whole message.
@@ -31,13 +31,13 @@ pub(crate) struct Outgoing {
 
 /// Why there is no answer.
 #[derive(Debug, Clone)]
-pub(crate) enum Lost {
+pub(crate) enum WireError {
     /// The request cannot have arrived.
     Unsent(String),
     /// It may have arrived.
-    Cut(String),
+    Interrupted(String),
     /// The same, and the program that it was for has ended.
-    Ended(String),
+    ProgramEnded(String),
     /// An HTTP status that says no more.
     Status { status: u16, reason: String, retry_after: Option<Duration> },
     /// 401 or 403.
@@ -45,21 +45,21 @@ pub(crate) enum Lost {
     /// The message is larger than is taken.
     TooLarge { max: usize },
     /// It cannot be sent at all.
-    Impossible(Error),
+    Unsendable(Error),
 }
 
-impl Lost {
+impl WireError {
     /// Whether the server may answer when it is asked again.
-    pub(crate) fn passes(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Unsent(_) | Self::Cut(_) | Self::Ended(_) => true,
+            Self::Unsent(_) | Self::Interrupted(_) | Self::ProgramEnded(_) => true,
             Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 502 | 503 | 504),
-            Self::Denied { .. } | Self::TooLarge { .. } | Self::Impossible(_) => false,
+            Self::Denied { .. } | Self::TooLarge { .. } | Self::Unsendable(_) => false,
         }
     }
 
     /// Whether the request cannot have been acted upon.
-    pub(crate) fn unheard(&self) -> bool {
+    pub(crate) fn is_unprocessed(&self) -> bool {
         match self {
             Self::Unsent(_) => true,
             Self::Status { status, retry_after, .. } => *status == 429 || (*status == 503 && retry_after.is_some()),
@@ -76,26 +76,26 @@ impl Lost {
 
     pub(crate) fn reason(&self) -> String {
         match self {
-            Self::Unsent(reason) | Self::Cut(reason) | Self::Ended(reason) => reason.clone(),
+            Self::Unsent(reason) | Self::Interrupted(reason) | Self::ProgramEnded(reason) => reason.clone(),
             Self::Status { status, reason, .. } | Self::Denied { status, reason } if reason.is_empty() => format!("HTTP status {status}"),
             Self::Status { status, reason, .. } | Self::Denied { status, reason } => format!("HTTP status {status}: {reason}"),
             Self::TooLarge { max } => format!("a message has more than {max} bytes"),
-            Self::Impossible(error) => error.to_string(),
+            Self::Unsendable(error) => error.to_string(),
         }
     }
 
     /// As an error of a request to `server`.
-    pub(crate) fn at(self, server: &str) -> Error {
-        let (server, passes) = (server.to_owned(), self.passes());
+    pub(crate) fn into_error(self, server: &str) -> Error {
+        let (server, passes) = (server.to_owned(), self.is_transient());
         match self {
-            Self::Unsent(reason) | Self::Cut(reason) | Self::Ended(reason) => Error::Unreachable { server, reason },
+            Self::Unsent(reason) | Self::Interrupted(reason) | Self::ProgramEnded(reason) => Error::Unreachable { server, reason },
             Self::Status { status, reason, .. } if passes => {
                 Error::Unreachable { server, reason: format!("HTTP status {status} {}", shortened(&reason)).trim().to_owned() }
             }
             Self::Status { status, reason, .. } => Error::Refused { server, status, reason: shortened(&reason) },
             Self::Denied { reason, .. } => Error::Unauthorized { server, reason: shortened(&reason) },
             Self::TooLarge { max } => Error::Limit { what: "bytes in one message", max, key: "limits.message_bytes" },
-            Self::Impossible(error) => error,
+            Self::Unsendable(error) => error,
         }
     }
 }
@@ -108,7 +108,7 @@ pub(crate) enum Wire {
 
 impl Wire {
     /// Sends a request. What comes back belongs to it.
-    pub(crate) async fn request(&self, outgoing: Outgoing) -> Result<Exchange, Lost> {
+    pub(crate) async fn request(&self, outgoing: OutgoingRequest) -> Result<Exchange, WireError> {
         match self {
             Self::Http(http) => http.post(outgoing).await.map(Exchange::Http),
             Self::Lines(lines) => lines.request(outgoing).await.map(Exchange::Lines),
@@ -116,10 +116,10 @@ impl Wire {
     }
 
     /// Sends what is not answered: a notification, or an answer.
-    pub(crate) async fn say(&self, body: String, headers: Vec<(String, String)>) -> Result<(), Lost> {
+    pub(crate) async fn send_one_way(&self, body: String, headers: Vec<(String, String)>) -> Result<(), WireError> {
         match self {
-            Self::Http(http) => http.say(body, headers).await,
-            Self::Lines(lines) => lines.say(body).await,
+            Self::Http(http) => http.send_one_way(body, headers).await,
+            Self::Lines(lines) => lines.send_one_way(body).await,
         }
     }
 
@@ -131,7 +131,7 @@ impl Wire {
     }
 
     /// Sees to it that there is another side. Counts how often it had to be started: nothing that it knew outlives that.
-    pub(crate) async fn ready(&self) -> Result<u64, Lost> {
+    pub(crate) async fn ready(&self) -> Result<u64, WireError> {
         match self {
             Self::Http(_) => Ok(0),
             Self::Lines(lines) => lines.ready().await,
@@ -147,20 +147,20 @@ impl Wire {
 
 /// What comes back for one request.
 pub(crate) enum Exchange {
-    Http(http::Answer),
-    Lines(lines::Answer),
+    Http(http::HttpExchange),
+    Lines(lines::LinesExchange),
 }
 
 impl Exchange {
     /// The next message, or nothing if there is none to come.
-    pub(crate) async fn next(&mut self) -> Result<Option<Message>, Lost> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Message>, WireError> {
         match self {
             Self::Http(answer) => answer.next().await,
             Self::Lines(answer) => answer.next().await,
         }
     }
 
-    fn http(&self) -> Option<&http::Answer> {
+    fn http(&self) -> Option<&http::HttpExchange> {
         match self {
             Self::Http(answer) => Some(answer),
             Self::Lines(_) => None,
@@ -183,12 +183,12 @@ impl Exchange {
     }
 
     /// The last event that had a name.
-    pub(crate) fn last_event(&self) -> Option<&str> {
-        self.http()?.last_event.as_deref()
+    pub(crate) fn last_event_id(&self) -> Option<&str> {
+        self.http()?.last_event_id.as_deref()
     }
 
     /// How long the server wants us to wait before coming back.
-    pub(crate) fn retry(&self) -> Option<Duration> {
-        self.http()?.retry
+    pub(crate) fn reconnect_delay(&self) -> Option<Duration> {
+        self.http()?.reconnect_delay
     }
 }

@@ -25,7 +25,7 @@ fn a_new_definition_has_the_documented_defaults_and_can_be_used() {
     assert_eq!(new.check(), Ok(()));
     assert_eq!(new.input_schema, json!({"type": "object", "properties": {}, "additionalProperties": false}));
     assert_eq!((new.ok_codes, new.concurrency, new.kill_after), (vec![0], 8, Duration::from_secs(5)));
-    assert_eq!((new.inline_bytes, new.spool_bytes), (32_768, 67_108_864));
+    assert_eq!((new.inline_bytes, new.journal_bytes), (32_768, 67_108_864));
     assert_eq!((new.output, new.stderr, new.leftovers), (Format::Text, Stderr::Together, Leftovers::Kill));
     assert_eq!((new.inherit_env, new.on_interrupt), (Inherit::All, OnInterrupt::Fail));
     assert_eq!((new.pty, new.policy.overflow), (false, Overflow::DropOldest));
@@ -87,8 +87,8 @@ fn each_thing_that_is_wrong_is_found_under_its_key() {
         ("concurrency", "1 or more", |it| it.concurrency = 0),
         ("kill_after", "10 minutes", |it| it.kill_after = Duration::from_millis(600_001)),
         ("inline_bytes", "256", |it| it.inline_bytes = 255),
-        ("spool_bytes", "65536", |it| it.spool_bytes = 0),
-        ("spool_bytes", "65536 or more", |it| it.spool_bytes = 65_535),
+        ("journal_bytes", "65536", |it| it.journal_bytes = 0),
+        ("journal_bytes", "65536 or more", |it| it.journal_bytes = 65_535),
         ("on_interrupt", "retry", |it| it.on_interrupt = OnInterrupt::Resume),
     ];
     for (key, words, change) in changes {
@@ -99,7 +99,7 @@ fn each_thing_that_is_wrong_is_found_under_its_key() {
 }
 
 #[test]
-fn what_is_wrong_with_a_schema_has_its_place() {
+fn what_is_wrong_with_a_schema_has_its_path() {
     let wrong = problem(|it| it.input_schema["properties"]["path"]["type"] = json!("strng"));
     assert_eq!(wrong.path, ["properties", "path", "type"]);
     assert!(
@@ -135,7 +135,7 @@ fn what_is_just_allowed_is_allowed() {
     it.name = "a".repeat(128);
     it.kill_after = Duration::from_secs(600);
     it.inline_bytes = 256;
-    it.spool_bytes = 65_536;
+    it.journal_bytes = 65_536;
     it.concurrency = 1;
     it.ok_codes = vec![255];
     it.output = Format::Jsonl;

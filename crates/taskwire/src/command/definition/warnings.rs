@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Map;
 
-use super::{Compiled, Definition, Inherit, Parameters, Text, USUAL_PATH};
+use super::{CompiledDefinition, Definition, Inherit, Parameters, TextTemplate, USUAL_PATH};
 use crate::tool::portability;
 
 /// How much of a script is looked at.
@@ -24,15 +24,17 @@ impl Definition {
     pub fn warnings(&self) -> Vec<String> {
         let Ok(compiled) = self.compile() else { return Vec::new() };
         let mut warnings = compiled.argv.warnings();
-        warnings.extend(self.run_by_scripts(&compiled));
-        if let (Some(value), Some(reader)) = (compiled.stdin.as_ref().and_then(Text::loose), compiled.argv.reader()) {
+        warnings.extend(self.script_warnings(&compiled));
+        if let (Some(value), Some(reader)) =
+            (compiled.stdin.as_ref().and_then(TextTemplate::free_text_parameter), compiled.argv.stdin_reader())
+        {
             let program = reader.program;
             warnings.push(format!(
                 "stdin: whoever calls writes in {{{value}}} what {program} runs, and that can be commands for a shell too (`\\!`, `.shell`)"
             ));
         }
         warnings.extend(self.unused(&compiled));
-        if let Some(path) = self.path(&compiled) {
+        if let Some(path) = self.search_path(&compiled) {
             warnings.extend(missing(compiled.argv.program(), &self.cwd, &path));
         }
         if says_nothing(&self.description, compiled.argv.program()) {
@@ -46,7 +48,7 @@ impl Definition {
     }
 
     /// Scripts in files, as far as they can be read: those that seem to run a value.
-    fn run_by_scripts(&self, compiled: &Compiled) -> Vec<String> {
+    fn script_warnings(&self, compiled: &CompiledDefinition) -> Vec<String> {
         let scripts = compiled.argv.scripts();
         let found = scripts.iter().flat_map(|script| {
             let is_program = script.file == compiled.argv.program();
@@ -57,7 +59,7 @@ impl Definition {
         found.collect()
     }
 
-    fn unused(&self, compiled: &Compiled) -> impl Iterator<Item = String> {
+    fn unused(&self, compiled: &CompiledDefinition) -> impl Iterator<Item = String> {
         let texts = compiled.env.iter().map(|(_, text)| text).chain(&compiled.stdin);
         let used: BTreeSet<&str> =
             compiled.argv.parameters().chain(compiled.argv.conditions()).chain(texts.flat_map(|text| text.parameters())).collect();
@@ -68,7 +70,7 @@ impl Definition {
     }
 
     /// Where the command's program is looked for; nothing if that depends on the call.
-    fn path(&self, compiled: &Compiled) -> Option<OsString> {
+    fn search_path(&self, compiled: &CompiledDefinition) -> Option<OsString> {
         let is_inherited = match &self.inherit_env {
             Inherit::All => true,
             Inherit::Only(names) => names.iter().any(|name| name == "PATH"),
@@ -118,14 +120,14 @@ fn says_nothing(description: &str, program: &str) -> bool {
 /// Why a program cannot be run, as far as can be seen.
 fn missing(program: &str, cwd: &Path, path: &OsStr) -> Option<String> {
     if !program.contains('/') {
-        let is_found = std::env::split_paths(path).any(|dir| flaw(&cwd.join(dir).join(program)).is_none());
+        let is_found = std::env::split_paths(path).any(|dir| program_problem(&cwd.join(dir).join(program)).is_none());
         return (!is_found).then(|| format!("the program `{program}` is not found in PATH: is it installed?"));
     }
     let file = cwd.join(program);
-    flaw(&file).map(|why| format!("the program {} {why}", file.display()))
+    program_problem(&file).map(|why| format!("the program {} {why}", file.display()))
 }
 
-fn flaw(file: &Path) -> Option<&'static str> {
+fn program_problem(file: &Path) -> Option<&'static str> {
     match fs::metadata(file) {
         Err(_) => Some("is not there"),
         Ok(it) if !it.is_file() => Some("is no file"),

@@ -19,18 +19,18 @@ const MEMBERS: &str = "cgroup.procs";
 pub(super) struct Cgroup {
     path: PathBuf,
     /// The group that we come from.
-    home: PathBuf,
+    parent: PathBuf,
 }
 
 impl Cgroup {
     /// Makes a group below our own, for the run in `dir`.
     pub(super) fn make(dir: &Path) -> Option<Self> {
         let name = format!("{}.{}", name(dir)?, std::process::id());
-        our_homes().into_iter().find_map(|home| {
+        own_groups().into_iter().find_map(|home| {
             let path = home.join(&name);
             fs::create_dir(&path).ok()?;
             if path.join(MEMBERS).exists() {
-                return Some(Self { path, home });
+                return Some(Self { path, parent: home });
             }
             let _ = fs::remove_dir(&path);
             None
@@ -48,20 +48,20 @@ impl Cgroup {
 
     /// Moves this process back.
     pub(super) fn leave(&self) -> io::Result<()> {
-        fs::write(self.home.join(MEMBERS), "0")
+        fs::write(self.parent.join(MEMBERS), "0")
     }
 }
 
 /// All groups that were made for the run in `dir`, as far as they are below our own.
-pub(super) fn all_of(dir: &Path) -> Vec<PathBuf> {
-    our_homes().iter().flat_map(|home| below(home)).filter(|path| is_of(path, dir)).collect()
+pub(super) fn all_for_job(dir: &Path) -> Vec<PathBuf> {
+    own_groups().iter().flat_map(|home| below(home)).filter(|path| is_for_job(path, dir)).collect()
 }
 
 /// Where our own group is.
-fn our_homes() -> Vec<PathBuf> {
+fn own_groups() -> Vec<PathBuf> {
     let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     match (read("/proc/self/mountinfo"), read("/proc/self/cgroup")) {
-        (Ok(mounts), Ok(own)) => homes(&mounts, &own),
+        (Ok(mounts), Ok(own)) => parse_own_groups(&mounts, &own),
         _ => Vec::new(),
     }
 }
@@ -74,7 +74,7 @@ fn name(dir: &Path) -> Option<String> {
 }
 
 /// Whether a group was made for the run in `dir`.
-pub(super) fn is_of(path: &Path, dir: &Path) -> bool {
+pub(super) fn is_for_job(path: &Path, dir: &Path) -> bool {
     let (Some(found), Some(name)) = (path.file_name().and_then(|name| name.to_str()), name(dir)) else { return false };
     let number = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix('.'));
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) && path.join(MEMBERS).exists()
@@ -130,7 +130,7 @@ fn below(path: &Path) -> Vec<PathBuf> {
 }
 
 /// Where our own group is, by the system's lists of mounts and of our groups: as many places as it is mounted at.
-fn homes(mounts: &str, own: &str) -> Vec<PathBuf> {
+fn parse_own_groups(mounts: &str, own: &str) -> Vec<PathBuf> {
     let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::")) else { return Vec::new() };
     let own = Path::new(own);
     // Outside of what we can see.
@@ -186,28 +186,28 @@ mod tests {
     #[test]
     fn the_own_group_is_found_where_it_is_mounted() {
         let own = "9:name=systemd:/x\n1:cpu:/y\n0::/user.slice/a b.scope\n";
-        assert_eq!(homes(HYBRID, own), [PathBuf::from("/sys/fs/cgroup/unified/user.slice/a b.scope")]);
+        assert_eq!(parse_own_groups(HYBRID, own), [PathBuf::from("/sys/fs/cgroup/unified/user.slice/a b.scope")]);
         let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
-        assert_eq!(homes(unified, "0::/\n"), [PathBuf::from("/sys/fs/cgroup")]);
+        assert_eq!(parse_own_groups(unified, "0::/\n"), [PathBuf::from("/sys/fs/cgroup")]);
     }
 
     #[test]
     fn a_part_of_the_tree_leads_only_to_what_is_in_it() {
         let part = r"30 23 0:26 /docker/abc /sys/fs/my\040cgroup rw - cgroup2 cgroup2 rw";
-        assert_eq!(homes(part, "0::/docker/abc/x"), [PathBuf::from("/sys/fs/my cgroup/x")]);
-        assert!(homes(part, "0::/docker/abcd").is_empty());
-        assert!(homes(part, "0::/").is_empty());
+        assert_eq!(parse_own_groups(part, "0::/docker/abc/x"), [PathBuf::from("/sys/fs/my cgroup/x")]);
+        assert!(parse_own_groups(part, "0::/docker/abcd").is_empty());
+        assert!(parse_own_groups(part, "0::/").is_empty());
     }
 
     #[test]
     fn where_there_is_no_group_none_is_found() {
-        assert!(homes(HYBRID, "1:cpu:/y\n").is_empty());
-        assert!(homes(HYBRID, "0::/../outside\n").is_empty());
-        assert!(homes(HYBRID, "0::\n").is_empty());
-        assert!(homes("", "0::/\n").is_empty());
-        assert!(homes("nonsense\n - cgroup2\n1 2 3 - cgroup2 x\n", "0::/\n").is_empty());
+        assert!(parse_own_groups(HYBRID, "1:cpu:/y\n").is_empty());
+        assert!(parse_own_groups(HYBRID, "0::/../outside\n").is_empty());
+        assert!(parse_own_groups(HYBRID, "0::\n").is_empty());
+        assert!(parse_own_groups("", "0::/\n").is_empty());
+        assert!(parse_own_groups("nonsense\n - cgroup2\n1 2 3 - cgroup2 x\n", "0::/\n").is_empty());
         // The name of a mount is no kind of a mount.
-        assert!(homes("1 2 0:1 / /cgroup2 rw - tmpfs cgroup2 rw\n", "0::/\n").is_empty());
+        assert!(parse_own_groups("1 2 0:1 / /cgroup2 rw - tmpfs cgroup2 rw\n", "0::/\n").is_empty());
     }
 
     #[test]
@@ -228,11 +228,11 @@ mod tests {
             fs::write(path.join(MEMBERS), "").expect("written");
             path
         };
-        assert!(is_of(&make("taskwire-01abc.1.77"), dir));
+        assert!(is_for_job(&make("taskwire-01abc.1.77"), dir));
         for other in ["taskwire-01abc.1", "taskwire-01abc.1.", "taskwire-01abc.1.7x", "taskwire-01abc.12.7", "system.slice", "taskwire-.7"]
         {
-            assert!(!is_of(&make(other), dir), "{other}");
+            assert!(!is_for_job(&make(other), dir), "{other}");
         }
-        assert!(!is_of(&base.path().join("taskwire-01abc.1.78"), dir));
+        assert!(!is_for_job(&base.path().join("taskwire-01abc.1.78"), dir));
     }
 }

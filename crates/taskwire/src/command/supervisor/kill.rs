@@ -17,7 +17,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 
-use super::{SETTLED, cgroup, is_alive, known_as};
+use super::{CLEAN_MARKER, canonical_dir, cgroup, is_alive};
 use crate::command::{definition::DIR_VARIABLE, journal};
 
 /// How often orphans are looked for at most, and how long in between.
@@ -28,18 +28,18 @@ const LOOKS_EMPTY: u32 = 2;
 
 /// What the system says of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stat {
+struct ProcessStat {
     pid: u32,
     parent: u32,
     group: u32,
     /// With its number, this is one process only.
     started: u64,
     /// It has ended, and waits for its parent to take note of that.
-    is_over: bool,
+    is_zombie: bool,
 }
 
 /// Reads `/proc/PID/stat`. The name in it is the process's own choice, with any brackets, blanks and line breaks.
-fn parse_stat(bytes: &[u8]) -> Option<Stat> {
+fn parse_stat(bytes: &[u8]) -> Option<ProcessStat> {
     let (open, close) = (memchr::memchr(b'(', bytes)?, memchr::memrchr(b')', bytes)?);
     let pid = std::str::from_utf8(&bytes[..open]).ok()?.trim().parse().ok()?;
     let fields: Vec<&str> = std::str::from_utf8(bytes.get(close + 1..)?).ok()?.split_ascii_whitespace().collect();
@@ -47,22 +47,22 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     let field = |n: usize| fields.get(n)?.parse::<u64>().ok();
     let small = |n: usize| u32::try_from(field(n)?).ok();
     let is_over = matches!(*fields.first()?, "Z" | "X");
-    Some(Stat { pid, parent: small(1)?, group: small(2)?, started: field(19)?, is_over })
+    Some(ProcessStat { pid, parent: small(1)?, group: small(2)?, started: field(19)?, is_zombie: is_over })
 }
 
-fn stat(pid: u32) -> Option<Stat> {
+fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// All processes. Nothing where the system has no such list.
-fn scan() -> Vec<Stat> {
+fn all_processes() -> Vec<ProcessStat> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|entry| stat(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
 /// Those that come from `root`, without itself.
-fn descendants(all: &[Stat], root: u32) -> Vec<Stat> {
-    let mut children: HashMap<u32, Vec<Stat>> = HashMap::new();
+fn descendants(all: &[ProcessStat], root: u32) -> Vec<ProcessStat> {
+    let mut children: HashMap<u32, Vec<ProcessStat>> = HashMap::new();
     for stat in all {
         children.entry(stat.parent).or_default().push(*stat);
     }
@@ -105,15 +105,15 @@ pub(super) struct Processes<'a> {
     /// The command's process group.
     pub(super) group: u32,
     /// Whether its own process has not been taken note of yet: then the number of its group is its own for sure.
-    pub(super) is_leader_there: bool,
+    pub(super) is_leader_unreaped: bool,
     pub(super) cgroup: Option<&'a Path>,
 }
 
 impl Processes<'_> {
     /// Asks all of them to end. Those that are halted are woken up for it.
     pub(super) fn terminate(&self) {
-        let family = descendants(&scan(), std::process::id());
-        let by_group = self.is_leader_there || family.is_empty();
+        let family = descendants(&all_processes(), std::process::id());
+        let by_group = self.is_leader_unreaped || family.is_empty();
         for signal in [Signal::TERM, Signal::CONT] {
             if by_group {
                 signal_group(self.group, signal);
@@ -132,8 +132,8 @@ impl Processes<'_> {
         if let Some(cgroup) = self.cgroup {
             cgroup::kill(cgroup);
         }
-        let family = descendants(&scan(), std::process::id());
-        if self.is_leader_there || family.is_empty() {
+        let family = descendants(&all_processes(), std::process::id());
+        if self.is_leader_unreaped || family.is_empty() {
             signal_group(self.group, Signal::KILL);
         }
         // By groups first: nothing gets out of a group that is killed by being born just then.
@@ -151,14 +151,14 @@ impl Processes<'_> {
     }
 
     /// Those that are there.
-    pub(super) fn left(&self) -> Vec<u32> {
-        let family = descendants(&scan(), std::process::id());
+    pub(super) fn remaining(&self) -> Vec<u32> {
+        let family = descendants(&all_processes(), std::process::id());
         let others = self.others(&family);
         family.into_iter().map(|one| one.pid).chain(others).collect()
     }
 
     /// Those in the control group that are not in the tree of processes: they went to another namespace.
-    fn others(&self, family: &[Stat]) -> Vec<u32> {
+    fn others(&self, family: &[ProcessStat]) -> Vec<u32> {
         let own = std::process::id();
         let members = self.cgroup.map(cgroup::members).unwrap_or_default();
         members.into_iter().filter(|pid| *pid != own && family.iter().all(|one| one.pid != *pid)).collect()
@@ -169,13 +169,13 @@ impl Processes<'_> {
     }
 }
 
-fn signal_one(one: &Stat, signal: Signal) {
+fn signal_one(one: &ProcessStat, signal: Signal) {
     signal_if(one.pid, signal, || stat(one.pid).is_some_and(|now| now.started == one.started));
 }
 
 /// What a process of the run in `dir` has in its environment.
 fn marker(dir: &Path) -> Vec<u8> {
-    [DIR_VARIABLE.as_bytes(), b"=", known_as(dir).as_os_str().as_bytes()].concat()
+    [DIR_VARIABLE.as_bytes(), b"=", canonical_dir(dir).as_os_str().as_bytes()].concat()
 }
 
 /// Whether an environment, as the system shows it, has exactly this entry.
@@ -195,28 +195,28 @@ struct Orphans {
     group: Option<u32>,
 }
 
-fn orphans(marked: &[Stat], began: Option<u32>, own: u32) -> Orphans {
-    let others: Vec<&Stat> = marked.iter().filter(|one| one.pid != own).collect();
+fn orphans(marked: &[ProcessStat], began: Option<u32>, own: u32) -> Orphans {
+    let others: Vec<&ProcessStat> = marked.iter().filter(|one| one.pid != own).collect();
     let group = began.filter(|group| others.iter().any(|one| one.group == *group));
     Orphans { pids: others.iter().map(|one| one.pid).collect(), group }
 }
 
 /// Ends what is left of a run whose supervisor is gone, and does nothing where that left nothing, or left it on purpose.
 /// It waits until all is gone: not for a thread that others wait for.
-pub(crate) fn reap_orphans(dir: &Path) {
-    if dir.join(SETTLED).exists() {
+pub(crate) fn kill_orphans(dir: &Path) {
+    if dir.join(CLEAN_MARKER).exists() {
         return;
     }
-    let began = journal::began(dir);
+    let began = journal::job_start(dir);
     let group = began.as_ref().map(|began| began.pid);
     // One that was killed as it began has not said where.
-    let mut cgroups = cgroup::all_of(dir);
-    cgroups.extend(began.and_then(|began| began.cgroup).filter(|path| cgroup::is_of(path, dir) && !cgroups.contains(path)));
+    let mut cgroups = cgroup::all_for_job(dir);
+    cgroups.extend(began.and_then(|began| began.cgroup).filter(|path| cgroup::is_for_job(path, dir) && !cgroups.contains(path)));
     let (marker, own) = (marker(dir), std::process::id());
     let mut empty = 0;
     for _ in 0..LOOKS_MAX {
         cgroups.iter().filter(|path| !cgroup::is_empty(path)).for_each(|path| cgroup::kill(path));
-        let marked: Vec<Stat> = scan().into_iter().filter(|one| is_marked(one.pid, &marker)).collect();
+        let marked: Vec<ProcessStat> = all_processes().into_iter().filter(|one| is_marked(one.pid, &marker)).collect();
         let orphans = orphans(&marked, group, own);
         if let Some(group) = orphans.group {
             signal_group(group, Signal::KILL);
@@ -238,7 +238,7 @@ fn is_supervisor(pid: u32, dir: &Path) -> bool {
     let is_meant = match fs::read(format!("/proc/{pid}/cmdline")) {
         Ok(words) => {
             let last = words.split(|byte| *byte == 0).rfind(|word| !word.is_empty());
-            last.is_some_and(|last| known_as(Path::new(OsStr::from_bytes(last))) == known_as(dir))
+            last.is_some_and(|last| canonical_dir(Path::new(OsStr::from_bytes(last))) == canonical_dir(dir))
         }
         // Where the system does not tell, that one lives must do.
         Err(_) => !Path::new("/proc/self").exists(),
@@ -247,21 +247,21 @@ fn is_supervisor(pid: u32, dir: &Path) -> bool {
 }
 
 /// Lets the supervisor of a run go on, if it was halted.
-pub(crate) fn wake(dir: &Path, supervisor: u32) {
+pub(crate) fn resume_supervisor(dir: &Path, supervisor: u32) {
     signal_if(supervisor, Signal::CONT, || is_supervisor(supervisor, dir));
 }
 
 /// Ends the supervisor of a run that does not do so itself, after all that is below it.
 /// It waits until they are gone: not for a thread that others wait for.
-pub(crate) fn put_down(dir: &Path, supervisor: u32) {
+pub(crate) fn kill_supervisor(dir: &Path, supervisor: u32) {
     let signal = |signal: Signal| signal_if(supervisor, signal, || is_supervisor(supervisor, dir));
     // As long as it is there, what detaches itself falls to it, and is found.
     if !signal(Signal::STOP) {
         return;
     }
     for _ in 0..LOOKS_MAX {
-        let family = descendants(&scan(), supervisor);
-        let left: Vec<&Stat> = family.iter().filter(|one| !one.is_over).collect();
+        let family = descendants(&all_processes(), supervisor);
+        let left: Vec<&ProcessStat> = family.iter().filter(|one| !one.is_zombie).collect();
         if left.is_empty() {
             break;
         }
@@ -287,8 +287,8 @@ mod tests {
     use super::*;
     use crate::testing::TempDir;
 
-    fn one(pid: u32, parent: u32, group: u32) -> Stat {
-        Stat { pid, parent, group, started: u64::from(pid), is_over: false }
+    fn one(pid: u32, parent: u32, group: u32) -> ProcessStat {
+        ProcessStat { pid, parent, group, started: u64::from(pid), is_zombie: false }
     }
 
     #[test]
@@ -297,9 +297,9 @@ mod tests {
         let names: [&[u8]; 7] = [b"sh", b"", b"a) R 1 1 1", b"((", b") S 1 2 (", b"x\ny) Z 0 0\n", b"\xff\xfe)"];
         for name in names {
             let text = [&b"42 ("[..], name, b") ", rest.as_bytes()].concat();
-            assert_eq!(parse_stat(&text), Some(Stat { pid: 42, parent: 7, group: 8, started: 12345, is_over: false }), "{name:?}");
+            assert_eq!(parse_stat(&text), Some(ProcessStat { pid: 42, parent: 7, group: 8, started: 12345, is_zombie: false }), "{name:?}");
         }
-        assert!(parse_stat(format!("42 (sh) Z{}", &rest[1..]).as_bytes()).is_some_and(|one| one.is_over));
+        assert!(parse_stat(format!("42 (sh) Z{}", &rest[1..]).as_bytes()).is_some_and(|one| one.is_zombie));
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn this_process_is_found() {
         let own = std::process::id();
-        assert!(scan().iter().any(|one| one.pid == own));
+        assert!(all_processes().iter().any(|one| one.pid == own));
         assert_eq!(stat(own).map(|one| one.pid), Some(own));
     }
 
@@ -374,7 +374,7 @@ mod tests {
         let lock = fs::File::open(dir.0.join("lock")).expect("there");
         lock.lock().expect("locked");
         assert!(!is_supervisor(other.id(), &dir.0));
-        put_down(&dir.0, other.id());
+        kill_supervisor(&dir.0, other.id());
         assert!(other.try_wait().expect("asked").is_none());
         other.kill().expect("killed");
         other.wait().expect("ended");
@@ -387,7 +387,7 @@ mod tests {
         let (dir, other) = (TempDir::new(), TempDir::new());
         let start = |dir: &Path| {
             let mut command = Command::new("sh");
-            command.args(["-c", "trap '' TERM; echo up; exec sleep 600"]).env(DIR_VARIABLE, known_as(dir)).stdout(Stdio::piped());
+            command.args(["-c", "trap '' TERM; echo up; exec sleep 600"]).env(DIR_VARIABLE, canonical_dir(dir)).stdout(Stdio::piped());
             let mut child = command.spawn().expect("started");
             let mut line = String::new();
             BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("read");
@@ -396,12 +396,12 @@ mod tests {
         let (mut ours, mut theirs) = (start(&dir.0), start(&other.0));
         // Takes note of its end, as the system does for orphans.
         let waits = thread::spawn(move || ours.wait().expect("ended"));
-        reap_orphans(&dir.0);
+        kill_orphans(&dir.0);
         assert_eq!(waits.join().expect("waited").signal(), Some(9));
         assert!(theirs.try_wait().expect("asked").is_none());
         // What is left on purpose stays.
-        fs::write(other.0.join(SETTLED), "").expect("written");
-        reap_orphans(&other.0);
+        fs::write(other.0.join(CLEAN_MARKER), "").expect("written");
+        kill_orphans(&other.0);
         assert!(theirs.try_wait().expect("asked").is_none());
         theirs.kill().expect("killed");
         theirs.wait().expect("ended");

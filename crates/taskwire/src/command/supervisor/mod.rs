@@ -8,10 +8,10 @@
 //! [`door`] who comes by the socket · [`questions`] what the command asks · [`kill`], [`cgroup`] how it ends for sure.
 
 mod cgroup;
-mod door;
+mod connections;
+mod job_loop;
 mod kill;
 mod questions;
-mod run;
 mod start;
 mod terminal;
 
@@ -32,14 +32,15 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-pub(crate) use self::kill::{put_down, reap_orphans, wake};
+pub(crate) use self::kill::{kill_orphans, kill_supervisor, resume_supervisor};
 use super::{
     definition::{Leftovers, Stderr},
-    journal::{self, Journal},
-    socket, talk,
-    view::Settings,
+    journal::{self, JournalWriter},
+    messages,
+    parser::OutputSettings,
+    socket,
 };
-use crate::ours::{self, Kind};
+use crate::owned_files::{self, FileKind};
 
 /// What a supervisor is to do; written by the server.
 pub(super) const JOB: &str = "job.json";
@@ -48,14 +49,14 @@ pub(super) const STDIN: &str = "stdin";
 /// Held by the supervisor as long as it lives.
 const LOCK: &str = "lock";
 /// Made by a supervisor that leaves nothing to be cleared up: everything is gone, or stays on purpose.
-const SETTLED: &str = "settled";
+const CLEAN_MARKER: &str = "settled";
 /// The version of [`Job`] that this program understands.
 const VERSION: u32 = 1;
 /// Somebody may look at the lock for a moment; then it is tried again, so often.
 const LOCK_TRIES: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// How long a supervisor that was told to stop may take beyond what its job says: killing for sure, and some more.
-pub(crate) const STOPPING_MAX: Duration = run::KILLING_MAX.saturating_add(Duration::from_secs(5));
+pub(crate) const STOP_TIMEOUT: Duration = job_loop::KILL_TIMEOUT.saturating_add(Duration::from_secs(5));
 
 /// One run of a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,7 +66,8 @@ pub(crate) struct Job {
     /// The task that it is run for.
     pub(crate) task: String,
     /// How often the command was started for this task, with this one.
-    pub(crate) run: u64,
+    #[serde(rename = "run")]
+    pub(crate) number: u64,
     /// The tool's name.
     pub(crate) tool: String,
     /// Program and arguments.
@@ -75,9 +77,11 @@ pub(crate) struct Job {
     /// Variables that it gets.
     pub(crate) env: BTreeMap<String, String>,
     /// Variables of ours that it gets too; all of them if this is nothing.
-    pub(crate) inherit: Option<Vec<String>>,
+    #[serde(rename = "inherit")]
+    pub(crate) inherit_env: Option<Vec<String>>,
     /// Variables of ours that it does not get in any case.
-    pub(crate) remove: Vec<String>,
+    #[serde(rename = "remove")]
+    pub(crate) remove_env: Vec<String>,
     /// Whether its standard input is the file `stdin` of the spool.
     pub(crate) stdin: bool,
     /// Where its standard error goes.
@@ -90,14 +94,14 @@ pub(crate) struct Job {
     /// Milliseconds between the gentle end and the other one.
     pub(crate) kill_after_ms: u64,
     /// Bytes that may wait in the journal.
-    pub(crate) spool_bytes: u64,
+    pub(crate) journal_bytes: u64,
     /// Bytes that are to stay free on the disk: with less, it has to wait; nothing if this does not matter.
     #[serde(default)]
     pub(crate) disk_reserve_bytes: u64,
     /// The largest block that it may emit.
     pub(crate) block_bytes: u64,
     /// What the server must know to understand the output.
-    pub(crate) settings: Settings,
+    pub(crate) settings: OutputSettings,
     /// Where `taskwire` is found, for the end of PATH.
     pub(crate) program_dir: Option<PathBuf>,
 }
@@ -112,9 +116,9 @@ impl Job {
         struct Version {
             version: u32,
         }
-        ours::check(dir, Kind::Directory)?;
+        owned_files::check(dir, FileKind::Directory)?;
         let mut bytes = Vec::new();
-        match ours::open(OpenOptions::new().read(true), &dir.join(JOB)) {
+        match owned_files::open(OpenOptions::new().read(true), &dir.join(JOB)) {
             Ok(mut file) => file.read_to_end(&mut bytes)?,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
@@ -151,15 +155,15 @@ pub(crate) fn is_alive(dir: &Path) -> bool {
 }
 
 /// The directory as its processes know it: the same for every server, whatever way it goes there.
-fn known_as(dir: &Path) -> PathBuf {
+fn canonical_dir(dir: &Path) -> PathBuf {
     dir.canonicalize().or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.to_owned())
 }
 
 /// What is ready to run.
-struct Ready {
+struct PreparedJob {
     dir: PathBuf,
     job: Job,
-    journal: Journal,
+    journal: JournalWriter,
     listener: UnixListener,
     signals: Signals,
     /// The user's own, for the command.
@@ -196,7 +200,7 @@ pub fn supervise(dir: &Path) -> ExitCode {
     let _ = rustix::stdio::dup2_stderr(&null);
     // Files of ours are for this user only.
     let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
-    let dir = known_as(dir);
+    let dir = canonical_dir(dir);
     // A directory that somebody wants to remove or unmount is not ours to hold.
     let _ = std::env::set_current_dir("/");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -208,7 +212,7 @@ pub fn supervise(dir: &Path) -> ExitCode {
             Ok(ready) => {
                 say(Some(&null), "started");
                 drop(null);
-                run::run(ready).await
+                job_loop::run_job(ready).await
             }
             Err(refusal) => refuse(Some(&null), &refusal),
         }
@@ -237,11 +241,11 @@ fn say(null: Option<&File>, word: &str) {
 
 /// Gets everything that must be there before the command runs. The order matters: without the lock nothing is looked at,
 /// and the journal is made last, because from then on nobody will run this command again.
-async fn prepare(dir: PathBuf, mask: Mode) -> Result<Ready, Refusal> {
+async fn prepare(dir: PathBuf, mask: Mode) -> Result<PreparedJob, Refusal> {
     let failed = |what: &str, error: &io::Error| Refusal::Failed(format!("{what} in {}: {error}", dir.display()));
     // With a handler of ours these do not end us, and the command starts with the usual ones.
     let signals = signals().map_err(|error| failed("cannot handle signals for the command", &error))?;
-    ours::check(&dir, Kind::Directory).map_err(|error| failed("nothing is run", &error))?;
+    owned_files::check(&dir, FileKind::Directory).map_err(|error| failed("nothing is run", &error))?;
     let lock = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK));
     let lock = lock.map_err(|error| failed("cannot open the lock", &error))?;
     let mut tries = 0;
@@ -265,13 +269,13 @@ async fn prepare(dir: PathBuf, mask: Mode) -> Result<Ready, Refusal> {
         Err(error) => return Err(failed("cannot read the job", &error)),
     };
     // The lock is ours, so a socket that is there is nobody's.
-    let listener = socket::listen(&dir, talk::SOCKET).await.map_err(|error| failed("cannot make the socket", &error))?;
-    let journal = match Journal::create(&dir) {
+    let listener = socket::listen(&dir, messages::SOCKET).await.map_err(|error| failed("cannot make the socket", &error))?;
+    let journal = match JournalWriter::create(&dir) {
         Ok(journal) => journal,
         Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(Refusal::Over),
         Err(error) => return Err(failed("cannot begin the journal", &error)),
     };
-    Ok(Ready { dir, job, journal, listener, signals, mask, _lock: lock })
+    Ok(PreparedJob { dir, job, journal, listener, signals, mask, _lock: lock })
 }
 
 fn signals() -> io::Result<Signals> {
@@ -292,7 +296,7 @@ mod tests {
     use crate::testing::TempDir;
 
     fn write_job(dir: &TempDir, text: &str) {
-        let file = ours::open(OpenOptions::new().write(true).create(true).truncate(true), &dir.0.join(JOB));
+        let file = owned_files::open(OpenOptions::new().write(true).create(true).truncate(true), &dir.0.join(JOB));
         file.and_then(|mut file| file.write_all(text.as_bytes())).expect("written");
     }
 
@@ -343,8 +347,8 @@ mod tests {
         let dir = TempDir::new();
         fs::create_dir(dir.0.join("a")).expect("made");
         std::os::unix::fs::symlink(dir.0.join("a"), dir.0.join("b")).expect("linked");
-        assert_eq!(known_as(&dir.0.join("b")), known_as(&dir.0.join("a")));
-        assert_eq!(known_as(&dir.0.join("b/../a")), known_as(&dir.0.join("a")));
-        assert!(known_as(Path::new("not/there")).is_absolute());
+        assert_eq!(canonical_dir(&dir.0.join("b")), canonical_dir(&dir.0.join("a")));
+        assert_eq!(canonical_dir(&dir.0.join("b/../a")), canonical_dir(&dir.0.join("a")));
+        assert!(canonical_dir(Path::new("not/there")).is_absolute());
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use taskwire_core::Payload;
 use tokio::sync::oneshot;
 
-use crate::command::talk::{Asked, Question, ToInside};
+use crate::command::messages::{OpenQuestion, Question, ToCommand};
 
 /// Questions that may be open at one time.
 const OPEN_MAX: usize = 64;
@@ -14,12 +14,12 @@ const ANSWERED_MAX: usize = 1024;
 /// Bytes of a name.
 const KEY_BYTES_MAX: usize = 128;
 
-struct Open {
-    asked: Arc<Asked>,
-    waiting: Vec<oneshot::Sender<ToInside>>,
+struct AwaitedQuestion {
+    question: Arc<OpenQuestion>,
+    waiters: Vec<oneshot::Sender<ToCommand>>,
 }
 
-struct Answered {
+struct AnsweredQuestion {
     key: String,
     question: Question,
     value: Payload,
@@ -27,32 +27,32 @@ struct Answered {
 
 /// All questions of one run.
 pub(super) struct Questions {
-    run: u64,
+    job_number: u64,
     count: u64,
     serial: u64,
-    open: Vec<Open>,
-    answered: VecDeque<Answered>,
+    open: Vec<AwaitedQuestion>,
+    answered: VecDeque<AnsweredQuestion>,
 }
 
 impl Questions {
     pub(super) fn new(run: u64) -> Self {
-        Self { run, count: 0, serial: 0, open: Vec::new(), answered: VecDeque::new() }
+        Self { job_number: run, count: 0, serial: 0, open: Vec::new(), answered: VecDeque::new() }
     }
 
     /// The open ones, oldest first.
-    pub(super) fn open(&self) -> Vec<Arc<Asked>> {
-        self.open.iter().map(|open| open.asked.clone()).collect()
+    pub(super) fn open(&self) -> Vec<Arc<OpenQuestion>> {
+        self.open.iter().map(|open| open.question.clone()).collect()
     }
 
     /// Takes a question. Its answer goes to `reply`, now or later. Says whether servers must be told.
-    pub(super) fn ask(&mut self, key: Option<String>, question: Question, at: u64, reply: oneshot::Sender<ToInside>) -> bool {
+    pub(super) fn ask(&mut self, key: Option<String>, question: Question, at: u64, reply: oneshot::Sender<ToCommand>) -> bool {
         // Who does not wait for an answer any more misses nothing.
-        match self.take(key, question, at) {
-            Taken::Answered(answer) => drop(reply.send(answer)),
-            Taken::Joined(n) => self.open[n].waiting.push(reply),
-            Taken::New => {
+        match self.add_or_join(key, question, at) {
+            AskResult::Answered(answer) => drop(reply.send(answer)),
+            AskResult::Joined(n) => self.open[n].waiters.push(reply),
+            AskResult::New => {
                 if let Some(open) = self.open.last_mut() {
-                    open.waiting.push(reply);
+                    open.waiters.push(reply);
                 }
                 return true;
             }
@@ -60,44 +60,45 @@ impl Questions {
         false
     }
 
-    fn take(&mut self, key: Option<String>, question: Question, at: u64) -> Taken {
-        let refuse = |why: String| Taken::Answered(ToInside::Error(why));
+    fn add_or_join(&mut self, key: Option<String>, question: Question, at: u64) -> AskResult {
+        let refuse = |why: String| AskResult::Answered(ToCommand::Error(why));
         let key = match key {
             Some(key) if key.is_empty() || key.len() > KEY_BYTES_MAX || key.chars().any(char::is_control) => {
                 return refuse(format!("the key of a question is a text of 1 to {KEY_BYTES_MAX} bytes without control characters"));
             }
             Some(key) => key,
-            None => self.number(),
+            None => self.unused_key(),
         };
         let another =
             |key: &str| refuse(format!("another question was asked with the key `{key}`: use a key of its own for each question"));
         if let Some(old) = self.answered.iter().find(|old| old.key == key) {
             return if old.question == question {
-                Taken::Answered(ToInside::Answer { key, value: old.value.clone() })
+                AskResult::Answered(ToCommand::Answer { key, value: old.value.clone() })
             } else {
                 another(&key)
             };
         }
-        if let Some(n) = self.open.iter().position(|open| open.asked.key == key) {
+        if let Some(n) = self.open.iter().position(|open| open.question.key == key) {
             let open = &mut self.open[n];
-            open.waiting.retain(|reply| !reply.is_closed());
-            return if open.asked.question == question { Taken::Joined(n) } else { another(&key) };
+            open.waiters.retain(|reply| !reply.is_closed());
+            return if open.question.question == question { AskResult::Joined(n) } else { another(&key) };
         }
         if self.open.len() >= OPEN_MAX {
             return refuse(format!("{OPEN_MAX} questions wait for an answer already"));
         }
         self.serial += 1;
-        let asked = Asked { key, question, at, serial: self.serial };
-        self.open.push(Open { asked: Arc::new(asked), waiting: Vec::new() });
-        Taken::New
+        let asked = OpenQuestion { key, question, journal_offset: at, serial: self.serial };
+        self.open.push(AwaitedQuestion { question: Arc::new(asked), waiters: Vec::new() });
+        AskResult::New
     }
 
     /// A name that nobody has used.
-    fn number(&mut self) -> String {
+    fn unused_key(&mut self) -> String {
         loop {
             self.count += 1;
-            let key = if self.run > 1 { format!("run{}-ask-{}", self.run, self.count) } else { format!("ask-{}", self.count) };
-            if self.open.iter().all(|open| open.asked.key != key) && self.answered.iter().all(|old| old.key != key) {
+            let key =
+                if self.job_number > 1 { format!("run{}-ask-{}", self.job_number, self.count) } else { format!("ask-{}", self.count) };
+            if self.open.iter().all(|open| open.question.key != key) && self.answered.iter().all(|old| old.key != key) {
                 return key;
             }
         }
@@ -105,45 +106,45 @@ impl Questions {
 
     /// Gives an answer to all who wait for it. Says whether a question is no longer open.
     pub(super) fn answer(&mut self, key: &str, value: &Payload) -> bool {
-        let Some(asked) = self.close(key, &ToInside::Answer { key: key.to_owned(), value: value.clone() }) else { return false };
+        let Some(asked) = self.close(key, &ToCommand::Answer { key: key.to_owned(), value: value.clone() }) else { return false };
         if self.answered.len() >= ANSWERED_MAX {
             self.answered.pop_front();
         }
-        let Asked { key, question, .. } = Asked::clone(&asked);
-        self.answered.push_back(Answered { key, question, value: value.clone() });
+        let OpenQuestion { key, question, .. } = OpenQuestion::clone(&asked);
+        self.answered.push_back(AnsweredQuestion { key, question, value: value.clone() });
         true
     }
 
     /// Says to all who wait that there will be no answer. It can be asked again. Says whether a question is no longer open.
     pub(super) fn refuse(&mut self, key: &str, why: &str) -> bool {
-        self.close(key, &ToInside::Error(why.to_owned())).is_some()
+        self.close(key, &ToCommand::Error(why.to_owned())).is_some()
     }
 
     /// Forgets questions whose answer nobody waits for any more. Says whether there was one.
-    pub(super) fn give_up(&mut self) -> bool {
+    pub(super) fn drop_unawaited(&mut self) -> bool {
         let before = self.open.len();
         self.open.retain_mut(|open| {
-            open.waiting.retain(|reply| !reply.is_closed());
-            !open.waiting.is_empty()
+            open.waiters.retain(|reply| !reply.is_closed());
+            !open.waiters.is_empty()
         });
         self.open.len() < before
     }
 
-    fn close(&mut self, key: &str, said: &ToInside) -> Option<Arc<Asked>> {
-        let n = self.open.iter().position(|open| open.asked.key == key)?;
+    fn close(&mut self, key: &str, said: &ToCommand) -> Option<Arc<OpenQuestion>> {
+        let n = self.open.iter().position(|open| open.question.key == key)?;
         let open = self.open.remove(n);
-        for reply in open.waiting {
+        for reply in open.waiters {
             // Who is gone is gone.
             let _ = reply.send(said.clone());
         }
-        Some(open.asked)
+        Some(open.question)
     }
 }
 
 /// What became of a question.
-enum Taken {
+enum AskResult {
     /// It has its answer.
-    Answered(ToInside),
+    Answered(ToCommand),
     /// It is the open one at this place.
     Joined(usize),
     /// It is the last of the open ones now.
@@ -154,7 +155,7 @@ enum Taken {
 mod tests {
     use super::*;
 
-    type Reply = oneshot::Receiver<ToInside>;
+    type Reply = oneshot::Receiver<ToCommand>;
 
     fn question(message: &str) -> Question {
         Question { message: message.to_owned(), schema: None, url: None }
@@ -174,12 +175,12 @@ mod tests {
         let mut questions = Questions::new(1);
         let ((_, first), (_, second), (_, same)) =
             (ask(&mut questions, Some("a"), "A?"), ask(&mut questions, Some("b"), "B?"), ask(&mut questions, Some("b"), "B?"));
-        assert!(!questions.give_up());
+        assert!(!questions.drop_unawaited());
         drop((first, second));
-        assert!(questions.give_up());
+        assert!(questions.drop_unawaited());
         assert_eq!(keys(&questions), ["b"], "somebody else still waits");
         drop(same);
-        assert!(questions.give_up() && questions.open().is_empty());
+        assert!(questions.drop_unawaited() && questions.open().is_empty());
         let (is_new, _reply) = ask(&mut questions, Some("a"), "A?");
         assert!(is_new, "it can be asked again");
     }
@@ -188,12 +189,12 @@ mod tests {
         questions.open().iter().map(|asked| asked.key.clone()).collect()
     }
 
-    fn said(reply: &mut Reply) -> Option<ToInside> {
+    fn said(reply: &mut Reply) -> Option<ToCommand> {
         reply.try_recv().ok()
     }
 
     fn is_error(reply: &mut Reply) -> bool {
-        matches!(said(reply), Some(ToInside::Error(_)))
+        matches!(said(reply), Some(ToCommand::Error(_)))
     }
 
     #[test]
@@ -216,7 +217,7 @@ mod tests {
         assert!(is_new && !is_new_again);
         assert!(said(&mut first).is_none());
         assert!(questions.answer("k", &value("yes")));
-        let expected = Some(ToInside::Answer { key: "k".to_owned(), value: value("yes") });
+        let expected = Some(ToCommand::Answer { key: "k".to_owned(), value: value("yes") });
         assert_eq!(said(&mut first), expected);
         assert_eq!(said(&mut second), expected);
         let (is_new, mut third) = ask(&mut questions, Some("k"), "q");
@@ -236,18 +237,18 @@ mod tests {
         let (_, mut other) = ask(&mut questions, Some("k"), "other");
         assert!(is_error(&mut other));
         questions.answer("k", &value("yes"));
-        assert!(matches!(said(&mut first), Some(ToInside::Answer { .. })));
+        assert!(matches!(said(&mut first), Some(ToCommand::Answer { .. })));
         let (_, mut other) = ask(&mut questions, Some("k"), "other");
         assert!(is_error(&mut other));
     }
 
     #[test]
-    fn what_was_refused_can_be_asked_again_and_is_told_anew() {
+    fn what_was_refused_can_be_asked_again_and_is_sent_anew() {
         let mut questions = Questions::new(1);
         let (_, mut first) = ask(&mut questions, Some("k"), "q");
         let serial = questions.open()[0].serial;
         assert!(questions.refuse("k", "nobody is there"));
-        assert_eq!(said(&mut first), Some(ToInside::Error("nobody is there".to_owned())));
+        assert_eq!(said(&mut first), Some(ToCommand::Error("nobody is there".to_owned())));
         assert!(!questions.refuse("k", "nobody is there"));
         let (is_new, _second) = ask(&mut questions, Some("k"), "q");
         assert!(is_new);
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(keys(&questions), ["k"]);
         let (_, mut second) = ask(&mut questions, Some("k"), "q");
         assert!(questions.answer("k", &value("yes")));
-        assert!(matches!(said(&mut second), Some(ToInside::Answer { .. })));
+        assert!(matches!(said(&mut second), Some(ToCommand::Answer { .. })));
     }
 
     #[test]

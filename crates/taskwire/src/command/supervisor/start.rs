@@ -18,7 +18,7 @@ use super::{Job, STDIN, cgroup::Cgroup, terminal};
 use crate::command::definition::{DIR_VARIABLE, Leftovers, Stderr, TASK_VARIABLE, USUAL_PATH};
 
 /// A command that runs.
-pub(super) struct Started {
+pub(super) struct StartedCommand {
     pub(super) pid: Pid,
     pub(super) out: Receiver,
     pub(super) err: Option<Receiver>,
@@ -29,7 +29,7 @@ pub(super) struct Started {
 ///
 /// # Errors
 /// Why not, for people.
-pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String> {
+pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<StartedCommand, String> {
     let Some((program, args)) = job.argv.split_first() else { return Err("the command is empty".to_owned()) };
     let name = name_of(program);
     // All that detach themselves from the command become our children, whatever they do.
@@ -63,8 +63,8 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<Started, String
     });
     match spawned {
         // Its end is waited for together with that of all others.
-        Ok(child) => Ok(Started { pid: Pid::from_child(&child), out, err, cgroup }),
-        Err(error) => Err(why(program, &job.cwd, &error)),
+        Ok(child) => Ok(StartedCommand { pid: Pid::from_child(&child), out, err, cgroup }),
+        Err(error) => Err(start_error(program, &job.cwd, &error)),
     }
 }
 
@@ -96,23 +96,24 @@ fn pipe() -> io::Result<(Receiver, OwnedFd)> {
 fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<OsString, OsString> {
     let is_named = |names: &[String], name: &OsString| names.iter().any(|one| name.as_os_str() == one.as_str());
     let mut all: BTreeMap<OsString, OsString> = ours
-        .filter(|(name, _)| job.inherit.as_deref().is_none_or(|names| is_named(names, name)))
-        .filter(|(name, _)| !is_named(&job.remove, name))
+        .filter(|(name, _)| job.inherit_env.as_deref().is_none_or(|names| is_named(names, name)))
+        .filter(|(name, _)| !is_named(&job.remove_env, name))
         .collect();
     all.extend(job.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))));
     if job.pty {
         // What the server was started on says nothing about this one.
-        let free = terminal::VARIABLES.iter().filter(|(name, _)| !job.env.contains_key(*name) && !job.remove.iter().any(|one| one == name));
+        let free =
+            terminal::VARIABLES.iter().filter(|(name, _)| !job.env.contains_key(*name) && !job.remove_env.iter().any(|one| one == name));
         all.extend(free.map(|(name, value)| (OsString::from(name), OsString::from(value))));
     }
     if let Some(last) = &job.program_dir {
         let path = all.get(&OsString::from("PATH")).cloned().unwrap_or_else(|| USUAL_PATH.into());
-        let mut places: Vec<_> = env::split_paths(&path).collect();
-        if !places.contains(last) {
-            places.push(last.clone());
+        let mut dirs: Vec<_> = env::split_paths(&path).collect();
+        if !dirs.contains(last) {
+            dirs.push(last.clone());
         }
         // A directory with a colon in its name cannot be in it.
-        if let Ok(path) = env::join_paths(places) {
+        if let Ok(path) = env::join_paths(dirs) {
             all.insert("PATH".into(), path);
         }
     }
@@ -127,7 +128,7 @@ fn name_of(program: &str) -> &str {
 }
 
 /// Why a program could not be started, and what to do about it; for callers, so without any path.
-fn why(program: &str, cwd: &Path, error: &io::Error) -> String {
+fn start_error(program: &str, cwd: &Path, error: &io::Error) -> String {
     let name = name_of(program);
     if !cwd.is_dir() {
         return format!("cannot run `{name}`: its working directory (`cwd`) is not there");
@@ -147,11 +148,11 @@ mod tests {
     use super::*;
     use crate::command::{
         definition::{Format, Leftovers},
-        view::Settings,
+        parser::OutputSettings,
     };
 
     fn job() -> Job {
-        let settings = Settings {
+        let settings = OutputSettings {
             format: Format::Text,
             stderr: Stderr::Together,
             progress: None,
@@ -165,19 +166,19 @@ mod tests {
         Job {
             version: 1,
             task: "01task".to_owned(),
-            run: 1,
+            number: 1,
             tool: "t".to_owned(),
             argv: vec!["true".to_owned()],
             cwd: "/".into(),
             env: BTreeMap::new(),
-            inherit: None,
-            remove: Vec::new(),
+            inherit_env: None,
+            remove_env: Vec::new(),
             stdin: false,
             stderr: Stderr::Together,
             pty: false,
             leftovers: Leftovers::Kill,
             kill_after_ms: 5000,
-            spool_bytes: 1 << 20,
+            journal_bytes: 1 << 20,
             disk_reserve_bytes: 0,
             block_bytes: 1 << 20,
             settings,
@@ -195,7 +196,7 @@ mod tests {
     fn a_command_knows_its_task_whatever_else_is_said() {
         let mut job = job();
         job.env.insert("TASKWIRE_TASK".to_owned(), "forged".to_owned());
-        job.inherit = Some(Vec::new());
+        job.inherit_env = Some(Vec::new());
         let ours = [("TASKWIRE_TASK_DIR", "/outer"), ("A", "1")];
         assert_eq!(made(&job, &ours), ["TASKWIRE_TASK=01task", "TASKWIRE_TASK_DIR=/spool/x"]);
     }
@@ -203,12 +204,12 @@ mod tests {
     #[test]
     fn what_is_removed_comes_back_only_by_name() {
         let mut job = job();
-        job.remove = vec!["TOKEN".to_owned(), "OTHER".to_owned()];
+        job.remove_env = vec!["TOKEN".to_owned(), "OTHER".to_owned()];
         job.env.insert("OTHER".to_owned(), "set".to_owned());
         let all = made(&job, &[("TOKEN", "secret"), ("OTHER", "secret"), ("KEPT", "1")]);
         assert!(!all.iter().any(|entry| entry.contains("secret")), "{all:?}");
         assert!(all.contains(&"KEPT=1".to_owned()) && all.contains(&"OTHER=set".to_owned()));
-        job.inherit = Some(vec!["TOKEN".to_owned(), "KEPT".to_owned()]);
+        job.inherit_env = Some(vec!["TOKEN".to_owned(), "KEPT".to_owned()]);
         let all = made(&job, &[("TOKEN", "secret"), ("KEPT", "1"), ("ELSE", "2")]);
         assert_eq!(all[..2], ["KEPT=1", "OTHER=set"]);
     }
@@ -245,11 +246,11 @@ mod tests {
     fn who_reads_why_knows_what_to_do() {
         let root = Path::new("/");
         let missing = io::Error::from(ErrorKind::NotFound);
-        assert!(why("nope", root, &missing).ends_with("is it installed and in PATH?"));
-        assert!(why("./nope", root, &missing).contains("first line"));
-        let gone = why("/opt/nope", Path::new("/not/there"), &missing);
+        assert!(start_error("nope", root, &missing).ends_with("is it installed and in PATH?"));
+        assert!(start_error("./nope", root, &missing).contains("first line"));
+        let gone = start_error("/opt/nope", Path::new("/not/there"), &missing);
         assert!(gone.contains("`nope`") && gone.contains("`cwd`") && !gone.contains("/not/there") && !gone.contains("/opt"), "{gone}");
-        assert!(!why("/opt/nope", root, &missing).contains("/opt"));
-        assert!(why("nope", root, &io::Error::from(ErrorKind::PermissionDenied)).contains("executable"));
+        assert!(!start_error("/opt/nope", root, &missing).contains("/opt"));
+        assert!(start_error("nope", root, &io::Error::from(ErrorKind::PermissionDenied)).contains("executable"));
     }
 }

@@ -6,20 +6,20 @@
 //!
 //! `table` the programs · `words` what their author is told · `script` what can be seen in a script of a shell.
 
+mod explanations;
 mod script;
 mod table;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::collections::BTreeSet;
 
 pub(in crate::command) use self::table::is_code_variable;
 use self::{
-    script::Values,
-    table::{PROGRAMS, Program, Rest, Takes, base_name},
+    script::ScriptArguments,
+    table::{OperandKind, OptionValue, PROGRAMS, Program, base_name},
 };
-use super::{Element, Step};
+use super::{CompiledPart, Element};
 
 /// More arguments than this are not counted.
 const OPERANDS_MAX: usize = 8;
@@ -55,15 +55,15 @@ enum Next {
 
 /// What is known of a program's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Given {
+enum CodeSource {
     /// It is still to come.
-    No,
+    NotYet,
     /// It comes next: there was a `-c`.
-    Announced,
+    ComesNext,
     /// It was there.
-    Yes,
+    AsArgument,
     /// It comes on standard input.
-    Input,
+    Stdin,
 }
 
 /// What an element is to the program that gets it.
@@ -94,32 +94,40 @@ struct Reading {
     /// Which of the table.
     program: usize,
     /// Where its name stands.
-    at: usize,
+    program_position: usize,
     next: Next,
-    given: Given,
+    code_source: CodeSource,
     /// What it has read that was neither an option nor the value of one.
     operands: usize,
     /// An option said that a command follows.
-    runs: bool,
+    expects_command: bool,
     /// Something that may be absent is thought to be.
-    lacks: bool,
+    assumes_absent: bool,
 }
 
 /// One element as one program reads it.
-struct Seen<'a> {
+struct ElementUse<'a> {
     reading: Reading,
     role: Role,
     element: &'a Element,
     /// Its number in the command.
-    here: usize,
+    position: usize,
 }
 
 impl Reading {
     fn start(program: usize, at: usize, lacks: bool) -> Self {
-        Self { program, at, next: Next::Any, given: Given::No, operands: 0, runs: false, lacks }
+        Self {
+            program,
+            program_position: at,
+            next: Next::Any,
+            code_source: CodeSource::NotYet,
+            operands: 0,
+            expects_command: false,
+            assumes_absent: lacks,
+        }
     }
 
-    fn of(self) -> &'static Program {
+    fn spec(self) -> &'static Program {
         &PROGRAMS[self.program]
     }
 
@@ -131,7 +139,7 @@ impl Reading {
                 Role::Plain
             }
             Next::Value(role) => {
-                let is_last = self.of().last && self.given == Given::Yes;
+                let is_last = self.spec().code_ends_options && self.code_source == CodeSource::AsArgument;
                 on.push(Self { next: if is_last { Next::Operands } else { Next::Any }, ..self });
                 role
             }
@@ -151,13 +159,13 @@ impl Reading {
     /// A program that this one may run is found wherever its name stands: nobody knows all options of all programs.
     fn inner(self, element: &Element, here: usize, on: &mut Vec<Self>) {
         let Some(inner) = element.literal().and_then(table::find) else { return };
-        let is_run = match self.of().rest {
-            Rest::Anywhere | Rest::Joined(_) => true,
+        let is_run = match self.spec().operand_kind {
+            OperandKind::Anywhere | OperandKind::Joined(_) => true,
             // One that is not meant here would seldom be followed by an option for code.
-            Rest::Command(_) => matches!(PROGRAMS[inner].rest, Rest::Shell | Rest::Script),
+            OperandKind::Command(_) => matches!(PROGRAMS[inner].operand_kind, OperandKind::Shell | OperandKind::Script),
             _ => false,
         };
-        let reading = Self::start(inner, here, self.lacks);
+        let reading = Self::start(inner, here, self.assumes_absent);
         if is_run && !on.contains(&reading) {
             on.push(reading);
         }
@@ -165,14 +173,14 @@ impl Reading {
 
     /// What an option is, and what follows it; nothing if this is none.
     fn option(self, element: &Element) -> Option<(Role, Self)> {
-        let (program, lead) = (self.of(), element.lead());
-        if program.rest == Rest::Shell {
+        let (program, lead) = (self.spec(), element.literal_prefix());
+        if program.operand_kind == OperandKind::Shell {
             return self.shell_option(element);
         }
         match element.literal() {
             Some("--") => Some((Role::Plain, Self { next: Next::Operands, ..self })),
             Some(text) => self.fixed_option(text).map(|then| (Role::Plain, then)),
-            None if lead.starts_with('+') && program.takes("+") == Some(Takes::Code) => Some((Role::Code, self)),
+            None if lead.starts_with('+') && program.option_value("+") == Some(OptionValue::Code) => Some((Role::Code, self)),
             None if lead.starts_with('-') => Some((self.open_option(lead), self)),
             None => None,
         }
@@ -180,25 +188,25 @@ impl Reading {
 
     /// An option that is the same in every call.
     fn fixed_option(self, text: &str) -> Option<Self> {
-        let program = self.of();
-        if let Some(takes) = program.takes(text) {
-            return Some(self.behind(takes));
+        let program = self.spec();
+        if let Some(takes) = program.option_value(text) {
+            return Some(self.after_option(takes));
         }
         if !text.starts_with('-') || text == "-" {
             return None;
         }
-        let gives = |takes: Option<Takes>| match takes {
-            Some(Takes::Code | Takes::File) => Self { given: Given::Yes, ..self },
+        let gives = |takes: Option<OptionValue>| match takes {
+            Some(OptionValue::Code | OptionValue::File) => Self { code_source: CodeSource::AsArgument, ..self },
             _ => self,
         };
-        if text.starts_with("--") || program.words {
-            return Some(gives(text.split_once('=').and_then(|(name, _)| program.takes(name))));
+        if text.starts_with("--") || program.options_are_words {
+            return Some(gives(text.split_once('=').and_then(|(name, _)| program.option_value(name))));
         }
         for (at, letter) in text.char_indices().skip(1) {
             let name = format!("-{letter}");
             let is_last = at + letter.len_utf8() == text.len();
-            match program.takes(&name) {
-                Some(takes) if is_last => return Some(self.behind(takes)),
+            match program.option_value(&name) {
+                Some(takes) if is_last => return Some(self.after_option(takes)),
                 takes @ Some(_) => return Some(gives(takes)),
                 None if program.is_glued(&name) => break,
                 None => {}
@@ -208,40 +216,40 @@ impl Reading {
     }
 
     /// What follows an option that takes this.
-    fn behind(self, takes: Takes) -> Self {
+    fn after_option(self, takes: OptionValue) -> Self {
         let value = |role| Self { next: Next::Value(role), ..self };
         match takes {
-            Takes::Code => Self { given: Given::Yes, ..value(Role::Code) },
-            Takes::File => Self { given: Given::Yes, ..value(Role::File) },
-            Takes::Load => value(Role::File),
-            Takes::Setting => value(Role::Setting(0)),
-            Takes::Statement => value(Role::Statement),
-            Takes::Command => Self { runs: true, ..self },
-            Takes::Value => Self { next: Next::Values(1), ..self },
+            OptionValue::Code => Self { code_source: CodeSource::AsArgument, ..value(Role::Code) },
+            OptionValue::File => Self { code_source: CodeSource::AsArgument, ..value(Role::File) },
+            OptionValue::Load => value(Role::File),
+            OptionValue::Setting => value(Role::Setting(0)),
+            OptionValue::Statement => value(Role::Statement),
+            OptionValue::Command => Self { expects_command: true, ..self },
+            OptionValue::Value => Self { next: Next::Values(1), ..self },
         }
     }
 
     /// What a value is that is put into an option that begins so.
     fn open_option(self, lead: &str) -> Role {
-        let program = self.of();
-        let role = |takes: Takes, from: usize| match takes {
-            Takes::Code => Role::Code,
-            Takes::File | Takes::Load => Role::File,
-            Takes::Setting => Role::Setting(from),
-            Takes::Statement => Role::Statement,
-            Takes::Command => Role::Program,
-            Takes::Value => Role::Plain,
+        let program = self.spec();
+        let role = |takes: OptionValue, from: usize| match takes {
+            OptionValue::Code => Role::Code,
+            OptionValue::File | OptionValue::Load => Role::File,
+            OptionValue::Setting => Role::Setting(from),
+            OptionValue::Statement => Role::Statement,
+            OptionValue::Command => Role::Program,
+            OptionValue::Value => Role::Plain,
         };
         let unless = |is_open: bool| if is_open { Role::Option } else { Role::Plain };
-        if lead.starts_with("--") || program.words {
+        if lead.starts_with("--") || program.options_are_words {
             return match lead.split_once('=') {
-                Some((name, _)) => program.takes(name).map_or(Role::Plain, |takes| role(takes, name.len() + 1)),
+                Some((name, _)) => program.option_value(name).map_or(Role::Plain, |takes| role(takes, name.len() + 1)),
                 None => unless(program.may_run(lead)),
             };
         }
         for (at, letter) in lead.char_indices().skip(1) {
             let name = format!("-{letter}");
-            match program.takes(&name) {
+            match program.option_value(&name) {
                 Some(takes) => return role(takes, at + letter.len_utf8()),
                 None if program.is_glued(&name) => return Role::Plain,
                 None => {}
@@ -253,24 +261,24 @@ impl Reading {
     /// Options of shells: the letter `c` announces code wherever it stands, and each `o` has a value behind them all.
     fn shell_option(self, element: &Element) -> Option<(Role, Self)> {
         let Some(text) = element.literal() else {
-            return element.lead().starts_with(['-', '+']).then_some((Role::Option, self));
+            return element.literal_prefix().starts_with(['-', '+']).then_some((Role::Option, self));
         };
         let then = match text {
             "--" | "-" => Self { next: Next::Operands, ..self },
             _ if text.starts_with("--") => {
-                let values = usize::from(self.of().takes(text) == Some(Takes::Value));
+                let values = usize::from(self.spec().option_value(text) == Some(OptionValue::Value));
                 Self { next: if values > 0 { Next::Values(values) } else { Next::Any }, ..self }
             }
             _ if text.len() > 1 && text.starts_with(['-', '+']) => {
                 let is_minus = text.starts_with('-');
-                let given = match self.given {
-                    Given::Announced => Given::Announced,
-                    _ if is_minus && text.contains('c') => Given::Announced,
-                    _ if is_minus && text.contains('s') => Given::Input,
+                let given = match self.code_source {
+                    CodeSource::ComesNext => CodeSource::ComesNext,
+                    _ if is_minus && text.contains('c') => CodeSource::ComesNext,
+                    _ if is_minus && text.contains('s') => CodeSource::Stdin,
                     given => given,
                 };
                 let values = text.chars().filter(|c| matches!(c, 'o' | 'O')).count();
-                Self { given, next: if values > 0 { Next::Values(values) } else { Next::Any }, ..self }
+                Self { code_source: given, next: if values > 0 { Next::Values(values) } else { Next::Any }, ..self }
             }
             _ => return None,
         };
@@ -281,61 +289,61 @@ impl Reading {
     fn operand(self, element: &Element, here: usize, on: &mut Vec<Self>) -> Role {
         let text = element.literal();
         let more = Self { operands: (self.operands + 1).min(OPERANDS_MAX), ..self };
-        let rest = if self.runs { Rest::Command(0) } else { self.of().rest };
-        match (rest, self.given) {
-            (Rest::Shell, Given::Announced) => Role::Code,
-            (Rest::Shell | Rest::Script, Given::Input) => {
+        let rest = if self.expects_command { OperandKind::Command(0) } else { self.spec().operand_kind };
+        match (rest, self.code_source) {
+            (OperandKind::Shell, CodeSource::ComesNext) => Role::Code,
+            (OperandKind::Shell | OperandKind::Script, CodeSource::Stdin) => {
                 on.push(self);
                 Role::Plain
             }
-            (Rest::Shell | Rest::Script, Given::No) if text.is_some_and(|text| STDIN.contains(&text)) => {
-                on.push(Self { given: Given::Input, next: Next::Operands, ..self });
+            (OperandKind::Shell | OperandKind::Script, CodeSource::NotYet) if text.is_some_and(|text| STDIN.contains(&text)) => {
+                on.push(Self { code_source: CodeSource::Stdin, next: Next::Operands, ..self });
                 Role::Plain
             }
-            (Rest::Shell | Rest::Script, Given::No) => Role::File,
+            (OperandKind::Shell | OperandKind::Script, CodeSource::NotYet) => Role::File,
             // Arguments of its code.
-            (Rest::Shell | Rest::Script, _) => Role::Plain,
-            (Rest::Code, Given::No) => {
-                on.push(Self { given: Given::Yes, ..self });
+            (OperandKind::Shell | OperandKind::Script, _) => Role::Plain,
+            (OperandKind::Code, CodeSource::NotYet) => {
+                on.push(Self { code_source: CodeSource::AsArgument, ..self });
                 Role::Code
             }
-            (Rest::Joined(_), _) if text.is_some_and(|text| PARALLEL_ARGUMENTS.contains(&text)) => Role::Plain,
-            (Rest::Joined(from), given) => {
+            (OperandKind::Joined(_), _) if text.is_some_and(|text| PARALLEL_ARGUMENTS.contains(&text)) => Role::Plain,
+            (OperandKind::Joined(from), given) => {
                 let begins = self.operands >= from;
                 // Options behind the first word of the command are the command's.
                 on.push(if begins { Self { next: Next::Operands, ..more } } else { more });
-                if begins && given == Given::No { Role::Code } else { Role::Plain }
+                if begins && given == CodeSource::NotYet { Role::Code } else { Role::Plain }
             }
-            (Rest::Statements(from), _) => {
+            (OperandKind::Statements(from), _) => {
                 on.push(more);
                 if self.operands >= from { Role::Statement } else { Role::Plain }
             }
-            (Rest::Targets, _) => {
+            (OperandKind::Targets, _) => {
                 on.push(self);
                 Role::Target
             }
-            (Rest::Sub(name), _) => {
+            (OperandKind::Sub(name), _) => {
                 let sub = PROGRAMS.iter().position(|program| program.names == name);
-                on.extend(sub.map(|sub| Self::start(sub, self.at, self.lacks)));
+                on.extend(sub.map(|sub| Self::start(sub, self.program_position, self.assumes_absent)));
                 Role::Plain
             }
-            (Rest::Command(behind), _) if self.operands < behind => {
+            (OperandKind::Command(behind), _) if self.operands < behind => {
                 on.push(more);
                 Role::Plain
             }
-            (Rest::Command(_), _) if !self.runs && assigned(element.lead()).is_some() => {
+            (OperandKind::Command(_), _) if !self.expects_command && assigned(element.literal_prefix()).is_some() => {
                 on.push(self);
                 Role::Variable
             }
-            (Rest::Command(_), _) => {
-                if self.of().rest == Rest::Plain {
+            (OperandKind::Command(_), _) => {
+                if self.spec().operand_kind == OperandKind::Plain {
                     // Where the command ends, this program goes on.
-                    on.push(Self { runs: false, ..self });
+                    on.push(Self { expects_command: false, ..self });
                 }
-                on.extend(text.and_then(table::find).map(|program| Self::start(program, here, self.lacks)));
+                on.extend(text.and_then(table::find).map(|program| Self::start(program, here, self.assumes_absent)));
                 if text.is_none() { Role::Program } else { Role::Plain }
             }
-            (Rest::Plain | Rest::Anywhere | Rest::Code, _) => {
+            (OperandKind::Plain | OperandKind::Anywhere | OperandKind::Code, _) => {
                 on.push(self);
                 Role::Plain
             }
@@ -343,14 +351,15 @@ impl Reading {
     }
 
     /// Whether standard input is code for it, or statements.
-    fn reads(self) -> bool {
-        let program = self.of();
-        let is_open = match program.rest {
+    fn reads_stdin(self) -> bool {
+        let program = self.spec();
+        let is_open = match program.operand_kind {
             // The first are no code.
-            Rest::Joined(from) => self.operands <= from,
+            OperandKind::Joined(from) => self.operands <= from,
             _ => true,
         };
-        (program.reads() && is_open && matches!(self.given, Given::No | Given::Input)) || program.takes_statements()
+        (program.takes_code_from_stdin() && is_open && matches!(self.code_source, CodeSource::NotYet | CodeSource::Stdin))
+            || program.takes_statements()
     }
 }
 
@@ -362,27 +371,27 @@ fn assigned(text: &str) -> Option<&str> {
     is_name.then_some(name)
 }
 
-fn groups(steps: &[Step]) -> Vec<Group<'_>> {
+fn groups(steps: &[CompiledPart]) -> Vec<Group<'_>> {
     steps.iter().map(|step| Group { elements: &step.elements, always: step.always, repeats: step.repeats }).collect()
 }
 
 /// Reads a command, whose first element is the program, and tells of each element what it is to whom. What is left are the programs that
 /// have not read to their end.
-fn walk<'a>(command: &[Group<'a>], mut see: impl FnMut(Seen<'a>)) -> Vec<Reading> {
+fn read_command<'a>(command: &[Group<'a>], mut see: impl FnMut(ElementUse<'a>)) -> Vec<Reading> {
     let Some((program, rest)) = command.split_first() else { return Vec::new() };
     let name = program.elements.first().and_then(Element::literal);
     let mut readings: Vec<Reading> = name.and_then(table::find).map(|program| Reading::start(program, 0, false)).into_iter().collect();
     let mut first = program.elements.len();
     for group in rest {
-        let mut on = pass(&readings, group, first, &mut see);
+        let mut on = read_group(&readings, group, first, &mut see);
         let mut known = 0;
         while group.repeats && on.len() > known {
             known = on.len();
-            let again = pass(&on, group, first, &mut see);
+            let again = read_group(&on, group, first, &mut see);
             join(&mut on, again);
         }
         if !group.always {
-            join(&mut on, readings.into_iter().map(|reading| Reading { lacks: true, ..reading }));
+            join(&mut on, readings.into_iter().map(|reading| Reading { assumes_absent: true, ..reading }));
         }
         readings = on;
         first += group.elements.len();
@@ -391,14 +400,14 @@ fn walk<'a>(command: &[Group<'a>], mut see: impl FnMut(Seen<'a>)) -> Vec<Reading
 }
 
 /// Reads the elements of a group once.
-fn pass<'a>(readings: &[Reading], group: &Group<'a>, first: usize, see: &mut impl FnMut(Seen<'a>)) -> Vec<Reading> {
+fn read_group<'a>(readings: &[Reading], group: &Group<'a>, first: usize, see: &mut impl FnMut(ElementUse<'a>)) -> Vec<Reading> {
     let mut readings = readings.to_vec();
     for (element, here) in group.elements.iter().zip(first..) {
         let mut on = Vec::new();
         for reading in readings {
             let mut then = Vec::new();
             let role = reading.read(element, here, &mut then);
-            see(Seen { reading, role, element, here });
+            see(ElementUse { reading, role, element, position: here });
             join(&mut on, then);
         }
         readings = on;
@@ -416,32 +425,32 @@ fn join(all: &mut Vec<Reading>, more: impl IntoIterator<Item = Reading>) {
 }
 
 /// The elements of a command, and whether each stands at the same place in every call.
-fn elements(steps: &[Step]) -> Vec<(&Element, bool)> {
+fn elements(steps: &[CompiledPart]) -> Vec<(&Element, bool)> {
     steps.iter().flat_map(|step| step.elements.iter().map(move |element| (element, step.always && !step.repeats))).collect()
 }
 
 /// Refuses commands where a value would become code.
-pub(super) fn check(steps: &[Step], allow_dash: &BTreeSet<String>) -> Result<(), String> {
+pub(super) fn check(steps: &[CompiledPart], allow_dash: &BTreeSet<String>) -> Result<(), String> {
     let all = elements(steps);
     let mut wrong = None;
-    walk(&groups(steps), |seen| {
+    read_command(&groups(steps), |seen| {
         if wrong.is_none() {
-            wrong = words::refusal(&seen, &all).or_else(|| words::dashed(&seen, &all, allow_dash));
+            wrong = explanations::refusal(&seen, &all).or_else(|| explanations::dashed(&seen, &all, allow_dash));
         }
     });
     wrong.map_or(Ok(()), Err)
 }
 
 /// What can be used, but may not do what was meant, or lets callers choose what is run.
-pub(super) fn warnings(steps: &[Step]) -> Vec<String> {
+pub(super) fn warnings(steps: &[CompiledPart]) -> Vec<String> {
     let all = elements(steps);
     let mut warnings: Vec<String> = Vec::new();
-    walk(&groups(steps), |seen| {
-        let mut new: Vec<String> = words::suspicion(&seen, &all).into_iter().collect();
-        if let (Role::Code, Rest::Shell, Some(text)) = (seen.role, seen.reading.of().rest, seen.element.literal()) {
-            new.extend(words::misplaced(&seen, &all));
-            new.extend(words::replaced(&seen, &all));
-            new.extend(Script { file: text, values: Values::of(&all[seen.here + 1..]) }.warnings(text));
+    read_command(&groups(steps), |seen| {
+        let mut new: Vec<String> = explanations::suspicion(&seen, &all).into_iter().collect();
+        if let (Role::Code, OperandKind::Shell, Some(text)) = (seen.role, seen.reading.spec().operand_kind, seen.element.literal()) {
+            new.extend(explanations::misplaced(&seen, &all));
+            new.extend(explanations::replaced(&seen, &all));
+            new.extend(Script { file: text, values: ScriptArguments::of(&all[seen.position + 1..]) }.warnings(text));
         }
         for warning in new {
             if !warnings.contains(&warning) {
@@ -454,19 +463,19 @@ pub(super) fn warnings(steps: &[Step]) -> Vec<String> {
 
 /// Who runs what comes on the standard input of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::command) struct Reader<'a> {
+pub(in crate::command) struct StdinReader<'a> {
     /// The program.
     pub(in crate::command) program: &'a str,
     /// Whether that is code; else statements that callers may be meant to write.
     pub(in crate::command) is_code: bool,
 }
 
-pub(super) fn reader(steps: &[Step]) -> Option<Reader<'_>> {
+pub(super) fn stdin_reader(steps: &[CompiledPart]) -> Option<StdinReader<'_>> {
     let all = elements(steps);
-    let left = walk(&groups(steps), |_| {});
-    let readers = left.into_iter().filter(|reading| reading.reads()).map(|reading| {
-        let program = all[reading.at].0.literal().map_or("", base_name);
-        Reader { program, is_code: !reading.of().takes_statements() }
+    let left = read_command(&groups(steps), |_| {});
+    let readers = left.into_iter().filter(|reading| reading.reads_stdin()).map(|reading| {
+        let program = all[reading.program_position].0.literal().map_or("", base_name);
+        StdinReader { program, is_code: !reading.spec().takes_statements() }
     });
     readers.max_by_key(|reader| reader.is_code)
 }
@@ -476,30 +485,30 @@ pub(super) fn reader(steps: &[Step]) -> Option<Reader<'_>> {
 pub(in crate::command) struct Script<'a> {
     /// Its name, as the command has it.
     pub(in crate::command) file: &'a str,
-    values: Values,
+    values: ScriptArguments,
 }
 
 impl Script<'_> {
     /// What can be seen in its text: that it runs what it is given.
     pub(in crate::command) fn warnings(&self, text: &str) -> Vec<String> {
-        script::suspects(text, &self.values).iter().map(|command| words::runs_values(command)).collect()
+        script::commands_that_run_values(text, &self.values).iter().map(|command| explanations::runs_values(command)).collect()
     }
 }
 
 /// Files that are scripts of a shell, as far as the command tells, and the program itself, which may be one; those that get values.
-pub(super) fn scripts(steps: &[Step]) -> Vec<Script<'_>> {
+pub(super) fn scripts(steps: &[CompiledPart]) -> Vec<Script<'_>> {
     let all = elements(steps);
     let mut files: Vec<(&str, usize)> = Vec::new();
-    walk(&groups(steps), |seen| {
-        if let (Role::File, Rest::Shell, Some(file)) = (seen.role, seen.reading.of().rest, seen.element.literal())
-            && !files.contains(&(file, seen.here))
+    read_command(&groups(steps), |seen| {
+        if let (Role::File, OperandKind::Shell, Some(file)) = (seen.role, seen.reading.spec().operand_kind, seen.element.literal())
+            && !files.contains(&(file, seen.position))
         {
-            files.push((file, seen.here));
+            files.push((file, seen.position));
         }
     });
     if let Some(program) = all.first().and_then(|(program, _)| program.literal()).filter(|program| table::find(program).is_none()) {
         files.push((program, 0));
     }
-    let scripts = files.into_iter().map(|(file, here)| Script { file, values: Values::of(&all[here..]) });
+    let scripts = files.into_iter().map(|(file, here)| Script { file, values: ScriptArguments::of(&all[here..]) });
     scripts.filter(|script| script.values.any()).collect()
 }

@@ -28,7 +28,7 @@ impl<'a> Parameters<'a> {
     }
 
     /// The parameter that a text like `{a b} and more` seems to begin with, but cannot: with such a name it is text.
-    pub(super) fn nameless(self, text: &str) -> Option<&'a str> {
+    pub(super) fn unnameable(self, text: &str) -> Option<&'a str> {
         let braced = |name: &str| text.strip_prefix('{').and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('}'));
         self.all().map(|(name, _)| name).find(|name| !name.trim().is_empty() && braced(name))
     }
@@ -36,7 +36,7 @@ impl<'a> Parameters<'a> {
     /// Whether a value of this parameter is surely of this type (or null).
     pub(super) fn is(self, name: &str, kind: &str) -> bool {
         let Some(schema) = self.get(name) else { return false };
-        match self.meant(schema).get("type") {
+        match self.resolve_ref(schema).get("type") {
             Some(Value::String(only)) => only == kind,
             Some(Value::Array(several)) => several.iter().any(|one| one == kind) && several.iter().all(|one| one == kind || one == "null"),
             _ => false,
@@ -44,23 +44,23 @@ impl<'a> Parameters<'a> {
     }
 
     /// The schema that this one refers to; itself if it does not.
-    pub(in crate::command) fn meant(self, schema: &'a Value) -> &'a Value {
+    pub(in crate::command) fn resolve_ref(self, schema: &'a Value) -> &'a Value {
         meant(self.schema, schema)
     }
 
     /// Whether no value of it can be anything but a number, true or false, or one of those that its author wrote down: so nothing that
     /// could be code.
-    pub(super) fn is_tame(self, name: &str) -> bool {
-        self.get(name).is_some_and(|schema| self.tame(schema, DEPTH_MAX))
+    pub(super) fn cannot_be_code(self, name: &str) -> bool {
+        self.get(name).is_some_and(|schema| self.schema_cannot_be_code(schema, DEPTH_MAX))
     }
 
-    fn tame(self, schema: &'a Value, depth: usize) -> bool {
-        let schema = self.meant(schema);
+    fn schema_cannot_be_code(self, schema: &'a Value, depth: usize) -> bool {
+        let schema = self.resolve_ref(schema);
         let is_tame = |kind: &Value| match kind.as_str() {
             Some("integer" | "number" | "boolean" | "null") => true,
             Some("array") => {
                 let items = schema.get("items").filter(|_| depth > 0 && schema.get("prefixItems").is_none());
-                items.is_some_and(|items| self.tame(items, depth - 1))
+                items.is_some_and(|items| self.schema_cannot_be_code(items, depth - 1))
             }
             _ => false,
         };
@@ -75,7 +75,7 @@ impl<'a> Parameters<'a> {
 
     /// Whether a value of it may be of this type.
     fn may_be(self, name: &str, kind: &str) -> bool {
-        let Some(schema) = self.get(name).map(|schema| self.meant(schema)) else { return true };
+        let Some(schema) = self.get(name).map(|schema| self.resolve_ref(schema)) else { return true };
         match (schema.get("type"), schema.get("enum")) {
             (Some(Value::String(only)), _) => only == kind,
             (Some(Value::Array(several)), _) => several.iter().any(|one| one == kind),
@@ -90,7 +90,7 @@ impl<'a> Parameters<'a> {
     }
 
     /// Whether every call has a value for it.
-    pub(super) fn is_sure(self, name: &str) -> bool {
+    pub(super) fn always_has_value(self, name: &str) -> bool {
         let is_required = self.schema.get("required").and_then(Value::as_array).is_some_and(|names| names.iter().any(|one| one == name));
         let has_default = self.get(name).and_then(|schema| schema.get("default")).is_some_and(|default| !default.is_null());
         (is_required || has_default) && !self.may_be(name, "null") && !self.may_be_list(name)
@@ -102,7 +102,7 @@ impl<'a> Parameters<'a> {
             return Ok(());
         }
         let known: Vec<&str> = self.all().map(|(name, _)| name).collect();
-        let near = known.iter().map(|other| (distance(name, other), *other)).min().filter(|(far, _)| *far <= 1 + name.len() / 4);
+        let near = known.iter().map(|other| (edit_distance(name, other), *other)).min().filter(|(far, _)| *far <= 1 + name.len() / 4);
         let which = match (near, known.is_empty()) {
             (Some((_, other)), _) => format!("did you mean `{other}`?"),
             (None, true) => "the tool has none.".to_owned(),
@@ -113,7 +113,7 @@ impl<'a> Parameters<'a> {
 }
 
 /// How many letters must be added, removed or replaced to make one name of the other.
-pub(super) fn distance(one: &str, other: &str) -> usize {
+pub(super) fn edit_distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (above, a) in one.chars().enumerate() {

@@ -18,13 +18,13 @@ fn schema() -> Value {
     })
 }
 
-pub(in crate::command) fn compile(command: &Value) -> Result<Template, String> {
+pub(in crate::command) fn compile(command: &Value) -> Result<CommandTemplate, String> {
     let command: Vec<Part> = serde_json::from_value(command.clone()).expect("parts");
-    Template::compile(&command, &schema(), &["dashed".to_owned()])
+    CommandTemplate::compile(&command, &schema(), &["dashed".to_owned()])
 }
 
-pub(in crate::command) fn filled(template: &Template, values: &Value) -> Result<Vec<String>, Vec<String>> {
-    let mut bill = Bill::default();
+pub(in crate::command) fn filled(template: &CommandTemplate, values: &Value) -> Result<Vec<String>, Vec<String>> {
+    let mut bill = ArgvBuilder::default();
     template.fill(values.as_object().expect("an object"), &mut bill);
     match bill.problems.is_empty() {
         true => Ok(bill.argv),
@@ -259,7 +259,7 @@ fn a_nul_is_refused_wherever_it_is() {
         }
         let problems = fill(&json!(["p", "{list}"]), &json!({"list": ["a", value]})).expect_err("NUL");
         assert!(problems[0].starts_with("`list/1`: "), "{problems:?}");
-        let text = Text::compile("{x}", &schema()).expect("a text");
+        let text = TextTemplate::compile("{x}", &schema()).expect("a text");
         assert!(text.fill(json!({"x": value}).as_object().expect("an object")).is_err_and(|why| why.starts_with("`x`: ")));
         assert!(refused(&json!(["p", value])).contains("NUL"));
     }
@@ -297,7 +297,7 @@ fn an_argument_may_be_as_long_as_the_system_allows_and_no_longer() {
 #[test]
 fn a_list_that_would_make_the_command_too_large_is_cut_off_early() {
     let template = compile(&json!(["p", ["x".repeat(100_000), "{list}"]])).expect("a command");
-    let mut bill = Bill::default();
+    let mut bill = ArgvBuilder::default();
     template.fill(json!({"list": vec!["a"; 100_000]}).as_object().expect("an object"), &mut bill);
     assert!(bill.is_too_large());
     assert!(bill.argv.len() < 30, "{} arguments were made", bill.argv.len());
@@ -417,7 +417,7 @@ fn braces_are_text_unless_a_name_is_in_them() {
     ] {
         let values = json!({"x": "V", "with-dash_1": "D"});
         assert_eq!(fill(&json!(["p", source]), &values).expect("filled"), ["p", text], "{source}");
-        let text_of = Text::compile(source, &schema()).expect("a text").fill(values.as_object().expect("an object"));
+        let text_of = TextTemplate::compile(source, &schema()).expect("a text").fill(values.as_object().expect("an object"));
         assert_eq!(text_of, Ok(Some(text.to_owned())), "{source}");
     }
 }
@@ -434,7 +434,7 @@ fn unknown_parameters_are_errors_with_help() {
     assert!(refused(&json!(["p", {"when": "any", "args": ["a"]}])).contains("\"boolean\""));
     assert!(refused(&json!(["p", {"when": "v", "args": []}])).contains("empty"));
     assert!(refused(&json!(["p", []])).contains("empty"));
-    assert!(Text::compile("{x}", &json!({"type": "object"})).is_err_and(|why| why.contains("the tool has none")));
+    assert!(TextTemplate::compile("{x}", &json!({"type": "object"})).is_err_and(|why| why.contains("the tool has none")));
 }
 
 #[test]
@@ -469,7 +469,7 @@ fn parts_are_read_in_three_shapes_and_no_other() {
 
 #[test]
 fn a_text_without_its_parameters_is_absent() {
-    let text = Text::compile("{x}/{y}", &schema()).expect("a text");
+    let text = TextTemplate::compile("{x}/{y}", &schema()).expect("a text");
     let fill = |values: Value| text.fill(values.as_object().expect("an object")).expect("no problem");
     assert_eq!(fill(json!({"x": "a"})), None);
     assert_eq!(fill(json!({"x": "a", "y": null})), None);
@@ -482,7 +482,7 @@ fn the_distance_of_names_counts_letters() {
     for (one, other, far) in
         [("", "", 0), ("a", "", 1), ("", "ab", 2), ("path", "path", 0), ("pth", "path", 1), ("paht", "path", 2), ("é", "e", 1)]
     {
-        assert_eq!((parameters::distance(one, other), parameters::distance(other, one)), (far, far), "{one} {other}");
+        assert_eq!((parameters::edit_distance(one, other), parameters::edit_distance(other, one)), (far, far), "{one} {other}");
     }
 }
 
@@ -545,7 +545,7 @@ proptest! {
 #[test]
 fn a_parameter_whose_name_cannot_stand_in_braces_is_no_text_either() {
     let schema = json!({"type": "object", "properties": {"p q": {}, "a.b": {}, "1st": {}, "ü": {}, "": {}, " ": {}, "ok": {}}});
-    let compile = |text: &str| Text::compile(text, &schema).map(|text| text.fill(&Map::new()));
+    let compile = |text: &str| TextTemplate::compile(text, &schema).map(|text| text.fill(&Map::new()));
     for (text, name, instead) in
         [("{p q}", "\"p q\"", "`p_q`"), ("--x={a.b}", "\"a.b\"", "`a_b`"), ("{1st}", "\"1st\"", "`_1st`"), ("a {ok} {ü} b", "\"ü\"", "`_`")]
     {
@@ -556,5 +556,5 @@ fn a_parameter_whose_name_cannot_stand_in_braces_is_no_text_either() {
         assert_eq!(compile(text), Ok(Ok(Some(text.to_owned()))), "other braces are text");
     }
     let command = [Part::from("ls"), Part::from("{p q}")];
-    assert!(Template::compile(&command, &schema, &[]).is_err());
+    assert!(CommandTemplate::compile(&command, &schema, &[]).is_err());
 }

@@ -18,11 +18,11 @@ use super::Run;
 use crate::{
     engine::{
         Error,
-        call::Phase,
-        emit::{Piece, Pushed, Taken, chunks_of},
-        large,
+        exchange::Phase,
+        large_block,
+        output_buffer::{OutputBatch, Piece, PushResult, chunks_of},
     },
-    store::{Cursor, Entry},
+    store::{Cursor, LogItem},
 };
 
 /// Bytes of output that are read back at one time.
@@ -30,20 +30,20 @@ const READ_BACK_BYTES: usize = 1024 * 1024;
 
 /// What content says, however it is divided into blocks: how many bytes, and their hash.
 #[derive(Debug, Clone, Default)]
-struct Said {
+struct ContentDigest {
     bytes: u64,
     hash: DefaultHasher,
 }
 
-impl Said {
+impl ContentDigest {
     /// A list of blocks.
-    fn blocks(&mut self, json: &str) {
+    fn add_blocks(&mut self, json: &str) {
         for block in serde_json::from_str::<Vec<&RawValue>>(json).unwrap_or_default() {
-            self.block(block.get());
+            self.add_block(block.get());
         }
     }
 
-    fn block(&mut self, json: &str) {
+    fn add_block(&mut self, json: &str) {
         #[derive(Deserialize)]
         struct Text<'a> {
             #[serde(borrow)]
@@ -52,18 +52,18 @@ impl Said {
             text: Cow<'a, str>,
         }
         match serde_json::from_str::<Text<'_>>(json) {
-            Ok(Text { r#type, text }) if r#type == "text" => self.take(text.as_bytes()),
-            _ => self.take(json.as_bytes()),
+            Ok(Text { r#type, text }) if r#type == "text" => self.add_bytes(text.as_bytes()),
+            _ => self.add_bytes(json.as_bytes()),
         }
     }
 
-    fn take(&mut self, bytes: &[u8]) {
+    fn add_bytes(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         self.hash.write(bytes);
     }
 }
 
-impl PartialEq for Said {
+impl PartialEq for ContentDigest {
     fn eq(&self, other: &Self) -> bool {
         self.bytes == other.bytes && self.hash.finish() == other.hash.finish()
     }
@@ -80,13 +80,13 @@ impl Run {
     /// When a limit is reached, the work must stop, or nothing can be stored.
     pub async fn write(self: &Arc<Self>, piece: Piece<'_>) -> Result<(), Error> {
         let mut text = match piece {
-            Piece::Text("") => return self.go_on(),
+            Piece::Text("") => return self.check_not_stopped(),
             Piece::Text(text) => text,
             Piece::Block(block) => {
                 let limits = self.engine.limits();
-                let Err(too_large) = Blocks::check(block, limits) else { return self.push(&[piece], None).await };
+                let Err(too_large) = Blocks::check_block_size(block, limits) else { return self.push(&[piece], None).await };
                 let block: Value = block.read().map_err(|_| too_large)?;
-                let parts: Vec<Payload> = large::cut(self.id, &block, limits)?.into_iter().map(Payload::from).collect();
+                let parts: Vec<Payload> = large_block::split(self.id, &block, limits)?.into_iter().map(Payload::from).collect();
                 let pieces: Vec<Piece<'_>> = parts.iter().map(Piece::Block).collect();
                 return self.push(&pieces, None).await;
             }
@@ -108,59 +108,60 @@ impl Run {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub(crate) async fn put(self: &Arc<Self>, pieces: &[Piece<'_>], mark: &Payload) -> Result<(), Error> {
+    pub(crate) async fn write_with_checkpoint(self: &Arc<Self>, pieces: &[Piece<'_>], checkpoint: &Payload) -> Result<(), Error> {
         for piece in pieces {
             if let Piece::Block(block) = piece {
-                Blocks::check(block, self.engine.limits())?;
+                Blocks::check_block_size(block, self.engine.limits())?;
             }
         }
-        self.push(pieces, Some(mark)).await
+        self.push(pieces, Some(checkpoint)).await
     }
 
-    async fn push(self: &Arc<Self>, pieces: &[Piece<'_>], mark: Option<&Payload>) -> Result<(), Error> {
+    async fn push(self: &Arc<Self>, pieces: &[Piece<'_>], checkpoint: Option<&Payload>) -> Result<(), Error> {
         loop {
-            self.go_on()?;
-            let room = self.emit.room.notified();
+            self.check_not_stopped()?;
+            let room = self.output_buffer.has_room.notified();
             let pushed = {
-                let mut pending = self.emit.lock();
-                let pushed = pending.push(pieces, mark, self.engine.0.clock.now(), self.engine.0.config.coalesce, self.engine.limits())?;
+                let mut pending = self.output_buffer.lock();
+                let pushed =
+                    pending.push(pieces, checkpoint, self.engine.0.clock.now(), self.engine.0.config.coalesce, self.engine.limits())?;
                 if pending.has_enough() {
-                    self.emit.enough.notify_one();
+                    self.output_buffer.ready_to_send.notify_one();
                 }
                 pushed
             };
             match pushed {
-                Pushed::Taken { send } => {
+                PushResult::Accepted { must_send: send } => {
                     if send {
                         self.engine.0.runtime.spawn(self.clone().send_output());
                     }
                     if pieces.is_empty() {
                         return Ok(());
                     }
-                    if !self.wrote.is_on() {
-                        self.wrote.turn_on();
+                    if !self.has_output.is_on() {
+                        self.has_output.turn_on();
                     }
-                    return self.show_at_once().await;
+                    return self.promote_now().await;
                 }
-                Pushed::Full if matches!(self.promote().await?, Phase::Task(_)) => tokio::select! {
+                PushResult::Full if matches!(self.promote().await?, Phase::Task(_)) => tokio::select! {
                     () = room => {}
                     () = self.stopped() => {}
                 },
-                Pushed::Full => return Err(Reject::Ended.into()),
-                Pushed::TooFast(wait) => self.pause(wait).await,
+                PushResult::Full => return Err(Reject::Ended.into()),
+                PushResult::TooFast(wait) => self.sleep_unless_stopped(wait).await,
             }
         }
     }
 
     /// Makes work whose caller wants to see its output a task, now that there is some.
-    async fn show_at_once(self: &Arc<Self>) -> Result<(), Error> {
-        if !self.eager.load(Ordering::Relaxed) || !matches!(self.phase(), Phase::Loose) {
+    async fn promote_now(self: &Arc<Self>) -> Result<(), Error> {
+        if !self.promote_on_output.load(Ordering::Relaxed) || !matches!(self.phase(), Phase::Loose) {
             return Ok(());
         }
         match self.promote().await {
             // Where there is no room for another task, its caller waits on for the result.
             Err(Error::Rejected(Reject::Limit { .. })) => {
-                self.eager.store(false, Ordering::Relaxed);
+                self.promote_on_output.store(false, Ordering::Relaxed);
                 Ok(())
             }
             promoted => promoted.map(drop),
@@ -168,7 +169,7 @@ impl Run {
     }
 
     /// Waits for `span`, or until the work must stop.
-    async fn pause(&self, span: Duration) {
+    async fn sleep_unless_stopped(&self, span: Duration) {
         tokio::select! {
             () = self.engine.0.clock.sleep(span) => {}
             () = self.stopped() => {}
@@ -176,18 +177,18 @@ impl Run {
     }
 
     /// Makes the work a task as soon as it has written something: its caller wants to see it.
-    pub fn stream_at_once(&self) {
-        self.eager.store(true, Ordering::Relaxed);
+    pub fn promote_on_output(&self) {
+        self.promote_on_output.store(true, Ordering::Relaxed);
     }
 
     /// Waits until there is output.
-    pub(crate) async fn wrote(&self) {
-        self.wrote.wait().await;
+    pub(crate) async fn wait_for_output(&self) {
+        self.has_output.wait().await;
     }
 
     /// Sees to it that what waits is sent.
-    pub(super) fn send_soon(self: &Arc<Self>) {
-        if self.emit.lock().begin_sending() {
+    pub(super) fn ensure_sending(self: &Arc<Self>) {
+        if self.output_buffer.lock().begin_sending() {
             self.engine.0.runtime.spawn(self.clone().send_output());
         }
     }
@@ -196,16 +197,16 @@ impl Run {
     async fn send_output(self: Arc<Self>) {
         loop {
             loop {
-                let patience = self.emit.lock().patience(self.engine.0.clock.now(), self.engine.0.config.coalesce.window);
-                let Some(patience) = patience else { break };
+                let wait = self.output_buffer.lock().wait_for_more(self.engine.0.clock.now(), self.engine.0.config.coalesce.window);
+                let Some(patience) = wait else { break };
                 tokio::select! {
                     () = self.engine.0.clock.sleep(patience) => {}
-                    () = self.emit.enough.notified() => {}
+                    () = self.output_buffer.ready_to_send.notified() => {}
                 }
             }
             // A refusal is told to whoever writes next.
             let _ = self.flush_now().await;
-            let mut pending = self.emit.lock();
+            let mut pending = self.output_buffer.lock();
             if pending.is_empty() {
                 pending.sending = false;
                 return;
@@ -221,7 +222,7 @@ impl Run {
         // On its own, so that nothing is lost when the wait is given up.
         let run = self.clone();
         let flushed = self.engine.0.runtime.spawn(async move { run.flush_now().await });
-        flushed.await.map_err(|_| self.engine.gone())?.inspect_err(|_| self.emit.lock().tell())
+        flushed.await.map_err(|_| self.engine.unavailable())?.inspect_err(|_| self.output_buffer.lock().mark_error_reported())
     }
 
     async fn flush_now(&self) -> Result<(), Error> {
@@ -236,23 +237,23 @@ impl Run {
     }
 
     /// Writes what was taken. Where it is refused, nothing more is taken.
-    async fn append(&self, id: TaskId, taken: Taken) -> Result<(), Error> {
+    async fn append(&self, id: TaskId, taken: OutputBatch) -> Result<(), Error> {
         let command = match taken {
-            Taken { chunks, mark: None } if chunks.is_empty() => return Ok(()),
-            Taken { chunks, mark: None } => Command::Append { chunks },
-            Taken { chunks, mark: Some(checkpoint) } => Command::Save { chunks, checkpoint },
+            OutputBatch { chunks, checkpoint: None } if chunks.is_empty() => return Ok(()),
+            OutputBatch { chunks, checkpoint: None } => Command::Append { chunks },
+            OutputBatch { chunks, checkpoint: Some(checkpoint) } => Command::Save { chunks, checkpoint },
         };
         let appended = self.engine.submit(id, Authority::Attempt(self.attempt), command).await;
         appended.map(drop).inspect_err(|error| {
-            self.emit.lock().refuse(error.clone());
-            self.emit.room.notify_waiters();
+            self.output_buffer.lock().fail(error.clone());
+            self.output_buffer.has_room.notify_waiters();
         })
     }
 
     /// What is written and not in the log. Only who holds `send_lock` may take it, so that it stays in order.
-    pub(super) fn take_output(&self) -> Result<Taken, Error> {
-        let taken = self.emit.lock().take(self.engine.0.clock.now());
-        self.emit.room.notify_waiters();
+    pub(super) fn take_output(&self) -> Result<OutputBatch, Error> {
+        let taken = self.output_buffer.lock().take(self.engine.0.clock.now());
+        self.output_buffer.has_room.notify_waiters();
         taken
     }
 
@@ -264,17 +265,17 @@ impl Run {
     pub async fn save(self: &Arc<Self>, blocks: &[Payload], checkpoint: Payload) -> Result<(), Error> {
         let own = chunks_of(blocks, self.engine.0.config.coalesce, self.engine.limits())?;
         loop {
-            self.go_on()?;
-            let wait = self.emit.lock().pace(&own, self.engine.0.clock.now(), self.engine.limits());
+            self.check_not_stopped()?;
+            let wait = self.output_buffer.lock().charge(&own, self.engine.0.clock.now(), self.engine.limits());
             match wait {
-                Some(wait) => self.pause(wait).await,
+                Some(wait) => self.sleep_unless_stopped(wait).await,
                 None => break,
             }
         }
         let Phase::Task(id) = self.promote().await? else { return Err(Reject::Ended.into()) };
         let run = self.clone();
         let saved = self.engine.0.runtime.spawn(async move { run.save_now(id, own, checkpoint).await });
-        saved.await.map_err(|_| self.engine.gone())?.inspect_err(|_| self.emit.lock().tell())
+        saved.await.map_err(|_| self.engine.unavailable())?.inspect_err(|_| self.output_buffer.lock().mark_error_reported())
     }
 
     async fn save_now(self: &Arc<Self>, id: TaskId, own: Vec<Blocks>, checkpoint: Payload) -> Result<(), Error> {
@@ -295,26 +296,26 @@ impl Run {
 
     /// The part of its result that work whose output is its result has not written: all of it, or nothing if it wrote the
     /// same. An error is not written where nothing else is. `pending` is written and not in the log yet.
-    pub(super) fn unwritten(&self, id: TaskId, pending: &[Blocks], outcome: &Outcome) -> Vec<Blocks> {
+    pub(super) fn unwritten_result(&self, id: TaskId, pending: &[Blocks], outcome: &Outcome) -> Vec<Blocks> {
         #[derive(Deserialize)]
         struct Content {
             content: Vec<Payload>,
         }
         let Outcome::Completed { result, is_error } = outcome else { return Vec::new() };
         let Ok(Content { mut content }) = result.read() else { return Vec::new() };
-        let repeats = self.repeats.load(Ordering::Relaxed).min(content.len());
+        let repeats = self.repeated_blocks.load(Ordering::Relaxed).min(content.len());
         if repeats > 0 {
             content.drain(..repeats);
             return self.chunks_of_result(&content);
         }
-        let mut written = Said::default();
-        if self.read_back(id, &mut written).is_err() {
+        let mut written = ContentDigest::default();
+        if self.digest_log(id, &mut written).is_err() {
             return Vec::new();
         }
-        pending.iter().for_each(|blocks| written.blocks(blocks.as_str()));
-        let mut said = Said::default();
-        content.iter().for_each(|block| said.block(block.as_str()));
-        if said == written || (*is_error && written == Said::default()) {
+        pending.iter().for_each(|blocks| written.add_blocks(blocks.as_str()));
+        let mut said = ContentDigest::default();
+        content.iter().for_each(|block| said.add_block(block.as_str()));
+        if said == written || (*is_error && written == ContentDigest::default()) {
             return Vec::new();
         }
         self.chunks_of_result(&content)
@@ -322,13 +323,13 @@ impl Run {
 
     /// How work ended that never was a task, where its output is its result: with all that it wrote, and what it returned besides. A
     /// result that repeats the output has that already.
-    pub(super) fn with_written(&self, outcome: Outcome) -> Outcome {
+    pub(super) fn result_with_output(&self, outcome: Outcome) -> Outcome {
         let Outcome::Completed { result, is_error } = &outcome else { return outcome };
         let mut chunks = self.take_output().unwrap_or_default().chunks;
-        if chunks.is_empty() || self.repeats.load(Ordering::Relaxed) > 0 {
+        if chunks.is_empty() || self.repeated_blocks.load(Ordering::Relaxed) > 0 {
             return outcome;
         }
-        chunks.extend(self.unwritten(self.id, &chunks, &outcome));
+        chunks.extend(self.unwritten_result(self.id, &chunks, &outcome));
         let Ok(mut members) = result.read::<Map<String, Value>>() else { return outcome };
         let blocks = chunks.iter().flat_map(|blocks| serde_json::from_str::<Vec<Value>>(blocks.as_str()).unwrap_or_default());
         members.insert("content".to_owned(), blocks.collect());
@@ -343,14 +344,14 @@ impl Run {
     }
 
     /// What is in the log.
-    fn read_back(&self, id: TaskId, written: &mut Said) -> Result<(), Error> {
+    fn digest_log(&self, id: TaskId, written: &mut ContentDigest) -> Result<(), Error> {
         let mut from = Seq(0);
         loop {
-            let cursor = Cursor { after: Version(u64::MAX), from: Some(from), bytes: READ_BACK_BYTES, chunks: usize::MAX };
+            let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: READ_BACK_BYTES, max_chunks: usize::MAX };
             let Some(page) = self.engine.page(id, cursor)? else { return Ok(()) };
             let more = page.more;
-            for chunk in page.entries.into_iter().filter_map(Entry::into_chunk) {
-                written.blocks(chunk.blocks.as_str());
+            for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
+                written.add_blocks(chunk.blocks.as_str());
                 from = chunk.seq.next();
             }
             if !more {
@@ -360,8 +361,8 @@ impl Run {
     }
 
     /// Output that was taken and not written waits again.
-    pub(super) fn give_back(self: &Arc<Self>, taken: Taken) {
-        self.emit.lock().give_back(taken);
-        self.send_soon();
+    pub(super) fn give_back(self: &Arc<Self>, taken: OutputBatch) {
+        self.output_buffer.lock().give_back(taken);
+        self.ensure_sending();
     }
 }

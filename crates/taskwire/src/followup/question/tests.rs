@@ -16,18 +16,18 @@ fn one(property: Value) -> Question {
 }
 
 fn fits(question: &Question, value: Value) -> Value {
-    question.fit(Some(value.clone())).unwrap_or_else(|problems| panic!("{value}: {problems:?}"))
+    question.fill_in(Some(value.clone())).unwrap_or_else(|problems| panic!("{value}: {problems:?}"))
 }
 
 fn misfits(question: &Question, value: Value) -> String {
-    match question.fit(Some(value.clone())) {
+    match question.fill_in(Some(value.clone())) {
         Ok(content) => panic!("{value} was taken for {content}"),
         Err(problems) => problems.join("\n"),
     }
 }
 
 fn ask(question: &Question) -> String {
-    question.ask(TaskId::new(Timestamp::from_millis(1), [1; ID_RANDOM_BYTES]), "k")
+    question.to_text(TaskId::new(Timestamp::from_millis(1), [1; ID_RANDOM_BYTES]), "k")
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn what_is_left_out_has_its_default_and_what_does_not_belong_is_named() {
     assert_eq!(misfits(&question, json!({"nmae": "x"})), "`nmae`: the form has no such field");
     assert_eq!(misfits(&question, json!({})), "`name`: this must be filled in");
     assert!(misfits(&question, json!({"name": null})).starts_with("`name`:"));
-    assert!(question.fit(None).expect_err("nothing").join("").contains("`value` is missing"));
+    assert!(question.fill_in(None).expect_err("nothing").join("").contains("`value` is missing"));
 }
 
 #[test]
@@ -120,17 +120,17 @@ fn who_can_agree_with_the_defaults_is_told_how() {
     let fields = || json!({"note": text, "n": number});
     for required in [json!([]), json!(["n"])] {
         let question = form(fields(), required);
-        assert!(question.needs_nothing() && told(&question), "{}", ask(&question));
+        assert!(question.can_accept_defaults() && told(&question), "{}", ask(&question));
         assert!(ask(&question).ends_with("}\"}. To agree with the defaults, say \"action\":\"accept\" in place of \"value\"."));
         assert_eq!(fits(&question, json!({})), json!({"n": 5}));
-        assert!(question.fit(None).is_err(), "silence is no yes");
+        assert!(question.fill_in(None).is_err(), "silence is no yes");
     }
     let needed = form(fields(), json!(["note", "n"]));
-    assert!(!needed.needs_nothing() && !told(&needed));
+    assert!(!needed.can_accept_defaults() && !told(&needed));
     let optional = form(json!({"note": text}), json!([]));
-    assert!(optional.needs_nothing() && !told(&optional), "there are no defaults to agree with");
+    assert!(optional.can_accept_defaults() && !told(&optional), "there are no defaults to agree with");
     let broken = form(json!({"n": {"type": "integer", "maximum": 3, "default": 5}}), json!(["n"]));
-    assert!(!broken.needs_nothing() && !told(&broken), "a default that does not fit is none");
+    assert!(!broken.can_accept_defaults() && !told(&broken), "a default that does not fit is none");
 }
 
 #[test]
@@ -162,10 +162,10 @@ fn what_only_stands_for_an_answer_is_none() {
 #[test]
 fn a_form_without_fields_is_a_yes_or_a_no() {
     let question = form(json!({}), json!([]));
-    assert_eq!(question.fit(None), Ok(json!({})));
+    assert_eq!(question.fill_in(None), Ok(json!({})));
     assert!(misfits(&question, json!(true)).contains("leave `value` out"));
     assert!(ask(&question).contains("\"action\":\"accept\"") && !ask(&question).contains("Fields"));
-    assert!(question.is_plain() && !one(json!({"type": "string"})).is_plain());
+    assert!(question.has_no_fields() && !one(json!({"type": "string"})).has_no_fields());
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn pages_and_programs_have_nothing_to_fill_in() {
     assert!(page.is_for_users() && ask(&page).contains("https://x.test/1") && ask(&page).contains("\"action\":\"accept\""));
     let roots = Question::read(&json!({"method": "roots/list", "params": {}}).into());
     assert!(!roots.is_for_users() && ask(&roots).contains("`roots/list`"));
-    assert!(page.is_plain() && roots.is_plain());
-    assert!(page.fit(Some(json!("x"))).is_err() && roots.fit(Some(json!([]))).is_err());
+    assert!(page.has_no_fields() && roots.has_no_fields());
+    assert!(page.fill_in(Some(json!("x"))).is_err() && roots.fill_in(Some(json!([]))).is_err());
 }
 
 #[test]

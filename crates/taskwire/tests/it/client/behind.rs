@@ -12,7 +12,7 @@ use taskwire::{
 use super::{
     legacy::{self, begun, ended, joined, partials, progress, related, scripted},
     runs::flooded,
-    script::{LISTEN, MS, READ, SECOND, Script, completed, page, rest, text, told, wanting},
+    script::{LISTEN, MS, READ, SECOND, ScriptedServer, completed, next_briefs, page, rest, text, while_waiting},
 };
 use crate::kit::PARTIALS;
 
@@ -20,7 +20,7 @@ use crate::kit::PARTIALS;
 const FAR: u64 = 1 << 60;
 
 /// Answers reads of a task's output with one chunk each, for as long as there are any.
-async fn reads_by_one(script: &Script, id: &str, texts: &[String]) -> Infallible {
+async fn reads_by_one(script: &ScriptedServer, id: &str, texts: &[String]) -> Infallible {
     loop {
         let asked = script.expect_of(READ, id).await;
         let from = asked.params()["fromSeq"].as_u64().expect("a number");
@@ -44,14 +44,14 @@ fn apart<F: Future<Output = ()>>(play: impl FnOnce() -> F + Send + 'static) {
 
 #[tokio::test]
 async fn output_that_was_left_out_is_fetched_to_its_end_though_the_task_goes_quiet() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let (_client, [mut one, mut two], mut listen, texts) = flooded(&script).await;
     // All of it has come when this has.
     listen.partial("t2", 0, "free").await;
-    assert_eq!(told(&mut two, 1).await, ["0 free"]);
+    assert_eq!(next_briefs(&mut two, 1).await, ["0 free"]);
     let reading = async {
         // Nothing more is pushed while it is read: nothing shows that there is more, but what was left out.
-        let output = told(&mut one, texts.len()).await;
+        let output = next_briefs(&mut one, texts.len()).await;
         listen.task(completed("t1", "end")).await;
         (output, rest(&mut one).await)
     };
@@ -66,13 +66,13 @@ async fn output_that_was_left_out_is_fetched_to_its_end_though_the_task_goes_qui
 
 #[tokio::test]
 async fn output_that_was_left_out_is_fetched_before_the_end_is_told() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let (_client, [mut one, mut two], mut listen, texts) = flooded(&script).await;
     listen.partial("t2", 0, "free").await;
-    assert_eq!(told(&mut two, 1).await, ["0 free"]);
+    assert_eq!(next_briefs(&mut two, 1).await, ["0 free"]);
     let reading = async {
         // Half of it is read when the end comes.
-        let mut output = told(&mut one, 120).await;
+        let mut output = next_briefs(&mut one, 120).await;
         listen.task(completed("t1", "end")).await;
         output.extend(rest(&mut one).await);
         output
@@ -102,7 +102,7 @@ async fn output_that_had_no_room_and_cannot_be_asked_for_is_told_as_a_gap() {
     // In one piece, so that all are there at once.
     let all: String = (0..10).map(|seq| event(seq, "x")).collect();
     wait.raw(all.as_bytes()).await;
-    assert_eq!(told(&mut run, 1).await, ["0 x"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 x"]);
     wait.result(ended("t1", "done")).await;
     let told = script.as_time_passes("the end", 100 * MS, rest(&mut run)).await;
     assert_eq!(told, ["gap 1..10", "done: done"]);
@@ -114,13 +114,13 @@ async fn word_of_progress_does_not_hide_that_output_is_missing() {
     let client = joined(&script, legacy::options(&script), partials()).await;
     let (mut run, mut wait) = begun(&script, &client, "t1").await;
     wait.raw(format!("{}{}", event(0, "a"), event(2, "c")).as_bytes()).await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
     // More often than output that came too early waits for what belongs before it.
     let mut heard = Vec::new();
     for n in 1..=6 {
         wait.event(progress(&json!("t"), json!({"progress": n, "_meta": related("t1")}))).await;
         while heard.last() != Some(&format!("progress {n}")) {
-            heard.extend(told(&mut run, 1).await);
+            heard.extend(next_briefs(&mut run, 1).await);
         }
         script.clock.advance(400 * MS);
     }
@@ -135,12 +135,12 @@ async fn word_of_progress_does_not_hide_that_output_is_missing() {
 #[test]
 fn an_acknowledgement_from_far_beyond_all_output_ends_well() {
     apart(|| async {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let mut run = script.run(&client, "t1").await;
-        assert_eq!(told(&mut run, 1).await, ["task t1"]);
+        assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
         let honoured = json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": FAR, "nextSeq": FAR}]});
-        let mut listen = wanting(&mut run, script.listen_as(|_| honoured)).await;
+        let mut listen = while_waiting(&mut run, script.listen_as(|_| honoured)).await;
         listen.task(completed("t1", "end")).await;
         let told = rest(&mut run).await;
         assert!(told[0].starts_with("gap 0.."), "{told:?}");
@@ -151,14 +151,14 @@ fn an_acknowledgement_from_far_beyond_all_output_ends_well() {
 #[test]
 fn a_page_from_far_beyond_all_output_ends_well() {
     apart(|| async {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let (mut run, mut listen) = script.watched(&client, "t1").await;
         listen.partial("t1", 0, "a").await;
         listen.partial("t1", 2, "c").await;
-        assert_eq!(told(&mut run, 1).await, ["0 a"]);
+        assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
         let far = json!({"resultType": "complete", "chunks": [], "fromSeq": FAR, "nextSeq": FAR, "done": false});
-        wanting(&mut run, script.expect_of(READ, "t1")).await.result(far).await;
+        while_waiting(&mut run, script.expect_of(READ, "t1")).await.result(far).await;
         listen.task(completed("t1", "end")).await;
         let told = rest(&mut run).await;
         // What has come is not lost.
@@ -170,25 +170,25 @@ fn a_page_from_far_beyond_all_output_ends_well() {
 
 #[tokio::test]
 async fn a_server_that_does_not_hold_a_read_is_not_asked_as_fast_as_it_answers() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     for kind in ["tasks/get", READ] {
         script.may_remain(kind);
     }
     let client = script.client().await;
     let mut run = script.run(&client, "t1").await;
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
-    wanting(&mut run, script.expect(LISTEN)).await.error(404, -32601, "no such method", Value::Null).await;
-    let mut read = wanting(&mut run, script.expect_of(READ, "t1")).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    while_waiting(&mut run, script.expect(LISTEN)).await.error(404, -32601, "no such method", Value::Null).await;
+    let mut read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
     for n in 0..4 {
         assert_eq!(read.params()["waitMs"], 20_000);
         let before = script.clock.now();
         read.result(page(0, &[], false)).await;
-        read = script.as_time_passes("another read", 50 * MS, wanting(&mut run, script.expect_of(READ, "t1"))).await;
+        read = script.as_time_passes("another read", 50 * MS, while_waiting(&mut run, script.expect_of(READ, "t1"))).await;
         let passed = read.at.since(before);
         assert!(passed >= SECOND, "read {n} after {passed:?}");
     }
     // What is there is told at once, and more of it asked for.
     read.result(page(0, &["a"], false)).await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
-    assert_eq!(wanting(&mut run, script.expect_of(READ, "t1")).await.params()["fromSeq"], 1);
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    assert_eq!(while_waiting(&mut run, script.expect_of(READ, "t1")).await.params()["fromSeq"], 1);
 }

@@ -13,8 +13,8 @@ use taskwire::{
     clock::{Clock, ManualClock},
 };
 
-use super::script::{MS, SECOND, Script, as_time_passes, complete, completed, discovered, everything, task};
-use crate::kit::{TempDir, manual_clock, soon};
+use super::script::{MS, SECOND, ScriptedServer, as_time_passes, complete, completed, discover_result, everything, task};
+use crate::kit::{TempDir, manual_clock, with_timeout};
 
 /// What a server says to the first request.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ enum Says {
     Empty(u16),
 }
 
-async fn says(script: &Script, says: Says) {
+async fn says(script: &ScriptedServer, says: Says) {
     let asked = script.expect("server/discover").await;
     match says {
         Says::Result(result) => asked.result(result).await,
@@ -47,7 +47,7 @@ fn initialized() -> Value {
 }
 
 /// Plays a server of 2025-11-25 that has neither sessions nor streams, from the first message of the session on.
-async fn legacy(script: &Script) {
+async fn legacy(script: &ScriptedServer) {
     script.always_empty("GET", 405);
     let asked = script.expect("initialize").await;
     assert_eq!(asked.params()["protocolVersion"], "2025-11-25");
@@ -56,13 +56,13 @@ async fn legacy(script: &Script) {
     script.expect("notifications/initialized").await.empty(202).await;
 }
 
-async fn connects(script: &Script) -> Result<Client, Error> {
+async fn connects(script: &ScriptedServer) -> Result<Client, Error> {
     script.connects(script.options()).await
 }
 
 /// Connects to a server that says this first, and is not to be asked for a session.
 async fn fails(first: Says) -> Error {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let (client, ()) = tokio::join!(connects(&script), says(&script, first.clone()));
     assert_eq!(script.seen(), ["server/discover"], "{first:?}");
     client.map(drop).expect_err("an error")
@@ -74,18 +74,18 @@ fn other_version() -> Value {
 
 #[tokio::test]
 async fn a_discovery_makes_a_server_modern() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
-    assert_eq!(client.peer().era, Era::Modern);
+    assert_eq!(client.server_info().era, Era::Modern);
     assert_eq!(script.seen(), ["server/discover"]);
 }
 
 #[tokio::test]
 async fn a_discovery_may_come_as_events() {
-    let script = Script::start().await;
-    let answering = async { script.expect("server/discover").await.sse().await.result(discovered(everything())).await };
+    let script = ScriptedServer::start().await;
+    let answering = async { script.expect("server/discover").await.sse().await.result(discover_result(everything())).await };
     let (client, ()) = tokio::join!(connects(&script), answering);
-    assert_eq!(client.expect("a connection").peer().era, Era::Modern);
+    assert_eq!(client.expect("a connection").server_info().era, Era::Modern);
 }
 
 #[tokio::test]
@@ -110,13 +110,13 @@ async fn whatever_is_no_modern_answer_makes_a_server_legacy() {
         Says::Empty(405),
     ];
     for answer in answers {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let playing = async {
             says(&script, answer.clone()).await;
             legacy(&script).await;
         };
         let (client, ()) = tokio::join!(connects(&script), playing);
-        let peer = client.unwrap_or_else(|error| panic!("{answer:?}: {error}")).peer();
+        let peer = client.unwrap_or_else(|error| panic!("{answer:?}: {error}")).server_info();
         assert_eq!((peer.era, peer.protocol.as_str(), peer.name.as_str()), (Era::Legacy, "2025-11-25", "old"), "{answer:?}");
         assert_eq!(script.seen()[..2], ["server/discover", "initialize"], "{answer:?}");
     }
@@ -124,7 +124,7 @@ async fn whatever_is_no_modern_answer_makes_a_server_legacy() {
 
 #[tokio::test]
 async fn a_session_that_the_first_answer_names_is_none() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let playing = async {
         script.expect("server/discover").await.with("Mcp-Session-Id", "of-the-probe").result(json!({})).await;
         let asked = script.expect("initialize").await;
@@ -136,7 +136,7 @@ async fn a_session_that_the_first_answer_names_is_none() {
     };
     script.always_empty("GET", 405);
     let (client, ()) = tokio::join!(connects(&script), playing);
-    assert_eq!(client.expect("a connection").peer().era, Era::Legacy);
+    assert_eq!(client.expect("a connection").server_info().era, Era::Legacy);
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn who_is_not_let_in_learns_nothing_about_the_era() {
 
 #[tokio::test]
 async fn a_server_that_is_not_ready_is_asked_again() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let playing = async {
         script.expect("server/discover").await.empty(503).await;
         script.expect("server/discover").await.cut();
@@ -190,31 +190,31 @@ async fn a_server_that_is_not_ready_is_asked_again() {
     };
     let both = async { tokio::join!(connects(&script), playing) };
     let (client, ()) = script.as_time_passes("the connection", 50 * MS, both).await;
-    assert_eq!(client.expect("a connection").peer().era, Era::Modern);
+    assert_eq!(client.expect("a connection").server_info().era, Era::Modern);
     assert_eq!(script.count("initialize"), 0);
 }
 
 #[tokio::test]
 async fn a_server_that_refuses_the_version_it_speaks_is_asked_once_more() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let data = json!({"supported": ["2026-07-28"], "requested": "2026-07-28"});
     let playing = async {
         says(&script, Says::Error(400, -32022, data.clone())).await;
         script.discover(everything()).await;
     };
     let (client, ()) = tokio::join!(connects(&script), playing);
-    assert_eq!(client.expect("a connection").peer().era, Era::Modern);
+    assert_eq!(client.expect("a connection").server_info().era, Era::Modern);
 }
 
 #[tokio::test]
 async fn a_server_that_always_refuses_the_version_it_speaks_is_given_up() {
-    async fn refuses(script: &Script) -> Infallible {
+    async fn refuses(script: &ScriptedServer) -> Infallible {
         let data = json!({"supported": ["2026-07-28"], "requested": "2026-07-28"});
         loop {
             says(script, Says::Error(400, -32022, data.clone())).await;
         }
     }
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let error = tokio::select! {
         client = connects(&script) => client.map(drop).expect_err("an error"),
         never = refuses(&script) => match never {},
@@ -225,16 +225,16 @@ async fn a_server_that_always_refuses_the_version_it_speaks_is_given_up() {
 
 #[tokio::test]
 async fn who_knows_the_era_does_not_ask() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let options = Options { era: Some(Era::Legacy), ..script.options() };
     let (client, ()) = tokio::join!(script.connects(options), legacy(&script));
-    assert_eq!(client.expect("a connection").peer().era, Era::Legacy);
+    assert_eq!(client.expect("a connection").server_info().era, Era::Legacy);
     assert_eq!(script.count("server/discover"), 0);
 }
 
 #[tokio::test]
 async fn who_wants_the_modern_era_gets_no_other() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let options = Options { era: Some(Era::Modern), ..script.options() };
     let (client, ()) = tokio::join!(script.connects(options), says(&script, Says::Error(404, -32601, Value::Null)));
     let error = client.map(drop).expect_err("an error");
@@ -244,7 +244,7 @@ async fn who_wants_the_modern_era_gets_no_other() {
 
 #[tokio::test]
 async fn the_era_of_an_origin_is_remembered() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let playing = async {
         says(&script, Says::Empty(404)).await;
         legacy(&script).await;
@@ -252,13 +252,13 @@ async fn the_era_of_an_origin_is_remembered() {
     let (first, ()) = tokio::join!(connects(&script), playing);
     first.expect("a connection");
     let (second, ()) = tokio::join!(connects(&script), legacy(&script));
-    assert_eq!(second.expect("a connection").peer().era, Era::Legacy);
+    assert_eq!(second.expect("a connection").server_info().era, Era::Legacy);
     assert_eq!(script.count("server/discover"), 1, "{:?}", script.seen());
 }
 
 #[tokio::test]
 async fn an_era_that_proves_wrong_is_found_out_anew() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let playing = async {
         says(&script, Says::Empty(404)).await;
         legacy(&script).await;
@@ -271,7 +271,7 @@ async fn an_era_that_proves_wrong_is_found_out_anew() {
         script.discover(everything()).await;
     };
     let (client, ()) = tokio::join!(connects(&script), playing);
-    assert_eq!(client.expect("a connection").peer().era, Era::Modern);
+    assert_eq!(client.expect("a connection").server_info().era, Era::Modern);
 }
 
 // On standard input and output.
@@ -300,7 +300,7 @@ impl Program {
 
     /// Connects, while time stands still: a program may take a while to begin.
     async fn connects(&self) -> Result<Client, Error> {
-        soon("the connection", Client::connect(self.target(), self.options())).await
+        with_timeout("the connection", Client::connect(self.target(), self.options())).await
     }
 
     async fn as_time_passes<T>(&self, what: &str, step: Duration, future: impl Future<Output = T>) -> T {
@@ -339,18 +339,18 @@ fn error(code: i64, data: Value) -> Value {
 
 #[tokio::test]
 async fn a_program_that_tells_what_it_is_is_modern() {
-    let program = Program::new(json!([discover(json!({"result": discovered(everything())}))]));
+    let program = Program::new(json!([discover(json!({"result": discover_result(everything())}))]));
     let client = program.connects().await.expect("a connection");
-    assert_eq!((client.peer().era, client.peer().name.as_str()), (Era::Modern, "scripted"));
+    assert_eq!((client.server_info().era, client.server_info().name.as_str()), (Era::Modern, "scripted"));
     assert_eq!(program.heard(), ["server/discover"]);
-    soon("the end of the program", client.close()).await;
+    with_timeout("the end of the program", client.close()).await;
 }
 
 #[tokio::test]
 async fn what_a_program_prints_besides_messages_is_passed_over() {
-    let step = discover(json!({"line": "Listening on standard input", "result": discovered(everything())}));
+    let step = discover(json!({"line": "Listening on standard input", "result": discover_result(everything())}));
     let client = Program::new(json!([step])).connects().await.expect("a connection");
-    assert_eq!(client.peer().era, Era::Modern);
+    assert_eq!(client.server_info().era, Era::Modern);
 }
 
 #[tokio::test]
@@ -366,7 +366,7 @@ async fn any_other_error_makes_a_program_legacy() {
     for answer in answers {
         let program = Program::new(json!([discover(answer.clone()), {"on": "initialize", "result": initialized()}]));
         let client = program.connects().await.unwrap_or_else(|error| panic!("{answer}: {error}"));
-        assert_eq!((client.peer().era, client.peer().name.as_str()), (Era::Legacy, "old"), "{answer}");
+        assert_eq!((client.server_info().era, client.server_info().name.as_str()), (Era::Legacy, "old"), "{answer}");
         assert_eq!(program.heard()[..2], ["server/discover", "initialize"], "{answer}");
     }
 }
@@ -379,7 +379,7 @@ async fn silence_makes_a_program_legacy_after_the_time_of_a_probe() {
     let client = program.as_time_passes("the connection", 20 * MS, connecting).await.expect("a connection");
     let passed = program.clock.now().since(begun);
     assert!(passed >= 5 * SECOND, "{passed:?}");
-    assert_eq!(client.peer().era, Era::Legacy);
+    assert_eq!(client.server_info().era, Era::Legacy);
     assert_eq!(program.heard()[..2], ["server/discover", "initialize"]);
 }
 
@@ -408,7 +408,7 @@ async fn a_program_that_needs_more_of_its_client_is_not_asked_for_a_session() {
 async fn told_of(words: &[&str], era: Option<Era>) -> String {
     let options = Options { clock: Arc::new(manual_clock()), era, ..Options::default() };
     let target = Target::Command(words.iter().map(|word| (*word).to_owned()).collect());
-    let error = soon("the error", Client::connect(target, options)).await.map(drop).expect_err("an error");
+    let error = with_timeout("the error", Client::connect(target, options)).await.map(drop).expect_err("an error");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     error.to_string()
 }
@@ -437,7 +437,7 @@ async fn a_program_that_ends_is_told_at_once_with_how_and_with_its_last_lines() 
 
 #[tokio::test]
 async fn a_program_that_ends_whenever_it_is_asked_is_given_up() {
-    let modern = discover(json!({"result": discovered(everything())}));
+    let modern = discover(json!({"result": discover_result(everything())}));
     let ends = json!({"on": "tasks/get", "exit": true});
     let program = Program::new(json!([modern, modern, modern, modern, ends, ends, ends]));
     let client = program.connects().await.expect("a connection");
@@ -449,8 +449,8 @@ async fn a_program_that_ends_whenever_it_is_asked_is_given_up() {
 #[tokio::test]
 async fn a_program_that_has_ended_is_started_again_and_asked_again() {
     let program = Program::new(json!([
-        discover(json!({"result": discovered(everything())})),
-        discover(json!({"result": discovered(everything())})),
+        discover(json!({"result": discover_result(everything())})),
+        discover(json!({"result": discover_result(everything())})),
         {"on": "tasks/get", "exit": true},
         {"on": "tasks/get", "result": complete(task("t1", "working"))},
         {"on": "tasks/get", "result": complete(completed("t1", "done"))},

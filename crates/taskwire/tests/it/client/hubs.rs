@@ -2,17 +2,18 @@
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Answer, Client, Reference, Run},
+    client::{Answer, Call, Client, Reference},
     clock::Clock,
 };
 
 use super::script::{
-    Asked, LISTEN, Listen, MS, READ, Script, all, asking, brief, but, complete, completed, form, next, page, rest, task, told, wanting,
+    LISTEN, Listen, MS, READ, ScriptedRequest, ScriptedServer, all, asking, brief, complete, completed, form, next, next_briefs, page,
+    rest, task, while_waiting, with_members,
 };
-use crate::kit::soon;
+use crate::kit::with_timeout;
 
 /// Promises all that a listen asks for.
-async fn acknowledged(asked: Asked) -> Listen {
+async fn acknowledged(asked: ScriptedRequest) -> Listen {
     let (id, wanted) = (asked.id().clone(), asked.params()["notifications"].clone());
     let mut listen = Listen { sse: asked.sse().await, id, wanted: wanted.clone() };
     listen.notify("notifications/subscriptions/acknowledged", json!({"notifications": wanted})).await;
@@ -20,7 +21,7 @@ async fn acknowledged(asked: Asked) -> Listen {
 }
 
 /// What follows in this run, in short and whatever it is.
-async fn exactly(run: &mut Run) -> Option<String> {
+async fn exactly(run: &mut Call) -> Option<String> {
     next(run).await.as_ref().map(brief)
 }
 
@@ -29,30 +30,30 @@ async fn exactly(run: &mut Run) -> Option<String> {
 /// A run that was told three chunks of `t1`, another one that needs another stream, and a third one that begins `t1` anew before
 /// that stream is there.
 struct Late {
-    one: Run,
-    two: Run,
-    other: Run,
+    one: Call,
+    two: Call,
+    other: Call,
     /// The stream that is there.
     first: Listen,
     /// The stream that is asked for.
-    asked: Asked,
+    asked: ScriptedRequest,
 }
 
 impl Late {
-    async fn new(script: &Script, client: &Client) -> Self {
+    async fn new(script: &ScriptedServer, client: &Client) -> Self {
         let (mut one, mut first) = script.watched(client, "t1").await;
         for (seq, said) in [(0, "a"), (1, "b"), (2, "c")] {
             first.partial("t1", seq, said).await;
         }
-        assert_eq!(told(&mut one, 3).await, ["0 a", "1 b", "2 c"]);
+        assert_eq!(next_briefs(&mut one, 3).await, ["0 a", "1 b", "2 c"]);
         let mut other = script.run(client, "t2").await;
-        assert_eq!(told(&mut other, 1).await, ["task t2"]);
-        let asked = wanting(&mut other, script.expect(LISTEN)).await;
+        assert_eq!(next_briefs(&mut other, 1).await, ["task t2"]);
+        let asked = while_waiting(&mut other, script.expect(LISTEN)).await;
         let anew = Reference { next: 0, ..one.reference().expect("a task") };
-        let mut two = soon("the task", client.attach(&anew)).await.expect("a run");
-        assert_eq!(told(&mut two, 1).await, ["task t1"]);
+        let mut two = with_timeout("the task", client.attach(&anew)).await.expect("a run");
+        assert_eq!(next_briefs(&mut two, 1).await, ["task t1"]);
         // Who looks has taken its seat.
-        let look = wanting(&mut two, script.expect_of("tasks/get", "t1")).await;
+        let look = while_waiting(&mut two, script.expect_of("tasks/get", "t1")).await;
         look.result(complete(task("t1", "working"))).await;
         Self { one, two, other, first, asked }
     }
@@ -60,12 +61,12 @@ impl Late {
 
 #[tokio::test]
 async fn who_joins_while_a_stream_is_opened_for_others_loses_nothing_of_what_lies_before_it() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let Late { mut one, mut two, other: _other, first: _first, asked } = Late::new(&script, &client).await;
     let _second = acknowledged(asked).await;
     // It was not opened for the late one.
-    let mut third = wanting(&mut two, script.listen()).await;
+    let mut third = while_waiting(&mut two, script.listen()).await;
     assert_eq!((third.task_ids(), third.asked_from("t1")), (vec!["t1".to_owned(), "t2".to_owned()], Some(0)));
     for (seq, said) in [(0, "a"), (1, "b"), (2, "c"), (3, "d")] {
         third.partial("t1", seq, said).await;
@@ -78,16 +79,16 @@ async fn who_joins_while_a_stream_is_opened_for_others_loses_nothing_of_what_lie
 
 #[tokio::test]
 async fn what_is_pushed_to_who_is_ahead_is_no_loss_for_who_is_behind() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let Late { mut one, mut two, other: _other, mut first, asked } = Late::new(&script, &client).await;
     first.partial("t1", 3, "d").await;
-    assert_eq!(told(&mut one, 1).await, ["3 d"]);
+    assert_eq!(next_briefs(&mut one, 1).await, ["3 d"]);
     // It came to both, so one of them knows that it lacks something.
-    let read = wanting(&mut two, script.expect_of(READ, "t1")).await;
+    let read = while_waiting(&mut two, script.expect_of(READ, "t1")).await;
     assert_eq!(read.params()["fromSeq"], 0);
     let _second = acknowledged(asked).await;
-    let mut third = wanting(&mut two, script.listen()).await;
+    let mut third = while_waiting(&mut two, script.listen()).await;
     assert_eq!(third.asked_from("t1"), Some(0), "what one of them has not is asked for");
     read.result(page(0, &["a", "b", "c"], false)).await;
     for (seq, said) in [(0, "a"), (1, "b"), (2, "c"), (3, "d"), (4, "e")] {
@@ -103,18 +104,18 @@ async fn what_is_pushed_to_who_is_ahead_is_no_loss_for_who_is_behind() {
 #[tokio::test]
 async fn a_further_stream_that_is_refused_takes_nothing_from_who_has_one() {
     for status in [200, 429] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         // Who has none looks for itself.
         for kind in ["tasks/get", READ] {
             script.may_remain(kind);
         }
         let client = script.client().await;
         let (mut one, mut listen) = script.watched(&client, "t1").await;
-        listen.task(but(task("t1", "working"), json!({"statusMessage": "begun"}))).await;
+        listen.task(with_members(task("t1", "working"), json!({"statusMessage": "begun"}))).await;
         assert_eq!(exactly(&mut one).await.as_deref(), Some("working: begun"));
         let mut two = script.run(&client, "t2").await;
-        assert_eq!(told(&mut two, 1).await, ["task t2"]);
-        let refused = wanting(&mut two, script.expect(LISTEN)).await;
+        assert_eq!(next_briefs(&mut two, 1).await, ["task t2"]);
+        let refused = while_waiting(&mut two, script.expect(LISTEN)).await;
         refused.error(status, -31001, "too many tasks on one stream", Value::Null).await;
         assert_eq!(exactly(&mut two).await.as_deref(), Some("lost"), "{status}");
         listen.partial("t1", 0, "a").await;
@@ -132,7 +133,7 @@ async fn a_further_stream_that_is_refused_takes_nothing_from_who_has_one() {
 
 #[tokio::test]
 async fn a_stream_that_ends_as_soon_as_it_is_there_is_opened_less_and_less_often() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     for kind in ["tasks/get", READ] {
         script.may_remain(kind);
     }
@@ -142,7 +143,7 @@ async fn a_stream_that_ends_as_soon_as_it_is_there_is_opened_less_and_less_often
     for _ in 0..5 {
         let before = script.clock.now();
         listen.cut();
-        let asked = script.as_time_passes("another stream", 20 * MS, wanting(&mut run, script.expect(LISTEN))).await;
+        let asked = script.as_time_passes("another stream", 20 * MS, while_waiting(&mut run, script.expect(LISTEN))).await;
         waits.push(asked.at.since(before));
         listen = acknowledged(asked).await;
     }
@@ -152,10 +153,10 @@ async fn a_stream_that_ends_as_soon_as_it_is_there_is_opened_less_and_less_often
     }
     // What says something is worth coming back to.
     listen.partial("t1", 0, "a").await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
     let before = script.clock.now();
     listen.cut();
-    let asked = script.as_time_passes("another stream", 20 * MS, wanting(&mut run, script.expect(LISTEN))).await;
+    let asked = script.as_time_passes("another stream", 20 * MS, while_waiting(&mut run, script.expect(LISTEN))).await;
     let wait = asked.at.since(before);
     assert!(wait < 4_000 * MS, "{wait:?}");
 }
@@ -164,28 +165,28 @@ async fn a_stream_that_ends_as_soon_as_it_is_there_is_opened_less_and_less_often
 
 #[tokio::test]
 async fn a_state_that_was_overtaken_does_not_settle_a_question() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
-    let at = |state: Value, seconds: u32| but(state, json!({"lastUpdatedAt": format!("2026-07-28T00:00:{seconds:02}.000Z")}));
+    let at = |state: Value, seconds: u32| with_members(state, json!({"lastUpdatedAt": format!("2026-07-28T00:00:{seconds:02}.000Z")}));
     let asks = || at(asking("t1", json!({"k": form("Name?")})), 5);
     // A look finds the question before the stream has come so far.
-    let look = script.as_time_passes("a look", 20 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+    let look = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
     look.result(complete(asks())).await;
-    assert_eq!(told(&mut run, 1).await, ["asks k: Name?"]);
-    listen.task(at(but(task("t1", "working"), json!({"statusMessage": "step 2"})), 3)).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    listen.task(at(with_members(task("t1", "working"), json!({"statusMessage": "step 2"})), 3)).await;
     listen.partial("t1", 0, "a").await;
     assert_eq!(exactly(&mut run).await.as_deref(), Some("0 a"), "that state is over");
     listen.task(asks()).await;
     listen.partial("t1", 1, "b").await;
-    assert_eq!(told(&mut run, 1).await, ["1 b"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["1 b"]);
     let update = async {
         let asked = script.expect("tasks/update").await;
         assert_eq!(asked.params()["inputResponses"], json!({"k": {"action": "accept", "content": {"name": "Ada"}}}));
         asked.result(json!({"resultType": "complete"})).await;
     };
     let answering = async { tokio::join!(run.answer("k", Answer::accept(json!({"name": "Ada"}))), update) };
-    soon("the answer", answering).await.0.expect("it is open");
+    with_timeout("the answer", answering).await.0.expect("it is open");
     listen.task(at(task("t1", "working"), 6)).await;
     listen.task(at(completed("t1", "end"), 7)).await;
     assert_eq!(rest(&mut run).await, ["settled k", "done: end"]);

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Answer, Asks, Client, Era, Error, Event, Input, Options, Outcome, Run, Status, Target},
+    client::{Answer, Call, Client, ClientCapabilities, Era, Error, Event, Options, Outcome, Question, Status, Target},
     clock::Clock,
     core::task::RpcError,
 };
 
 use super::script::{
-    Asked, IDEMPOTENCY, KEY, MS, SECOND, Script, Sse, ada, brief, but, called, end, form, last, next, next_told, response, rest, started,
-    text, told,
+    IDEMPOTENCY, KEY, MS, SECOND, ScriptedRequest, ScriptedServer, Sse, ada, brief, call_job, end, form, last, next, next_briefs,
+    next_notable, response, rest, start_job, text, with_members,
 };
-use crate::kit::{TestServer, soon};
+use crate::kit::{TestServer, with_timeout};
 
 mod ours;
 mod questions;
@@ -27,8 +27,8 @@ const SESSION: &str = "session-1";
 // What a server of this era says.
 
 /// A script of this era: there is one tool, `job`, whose calls may be tasks, and `t1` is at work.
-pub(crate) async fn scripted() -> Script {
-    let script = Script::start().await;
+pub(crate) async fn scripted() -> ScriptedServer {
+    let script = ScriptedServer::start().await;
     // A standing stream may be wanted again at any time, and the end of a test is none of its business.
     for kind in ["GET", "DELETE", "notifications/cancelled"] {
         script.may_remain(kind);
@@ -39,7 +39,7 @@ pub(crate) async fn scripted() -> Script {
 }
 
 /// Defaults for this era.
-pub(crate) fn options(script: &Script) -> Options {
+pub(crate) fn options(script: &ScriptedServer) -> Options {
     Options { era: Some(Era::Legacy), ..script.options() }
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn tools_of(support: &str) -> Value {
 
 /// What a server can do that has tasks, and this besides.
 pub(crate) fn having(more: Value) -> Value {
-    json!({"tools": {}, "tasks": but(json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}), more)})
+    json!({"tools": {}, "tasks": with_members(json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}), more)})
 }
 
 /// What a server can do that tells output.
@@ -87,7 +87,7 @@ pub(crate) fn answer(said: &str) -> Value {
 
 /// The result of a task.
 pub(crate) fn ended(id: &str, said: &str) -> Value {
-    but(answer(said), json!({"_meta": related(id)}))
+    with_members(answer(said), json!({"_meta": related(id)}))
 }
 
 /// The state of a task, told.
@@ -97,12 +97,12 @@ pub(crate) fn status(task: Value) -> Value {
 
 /// How far a call is, told under this token.
 pub(crate) fn progress(token: &Value, far: Value) -> Value {
-    json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": but(far, json!({"progressToken": token}))})
+    json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": with_members(far, json!({"progressToken": token}))})
 }
 
 /// A question as a request of the server.
 fn question(id: &Value, question: Value, task: Option<&str>) -> Value {
-    let mut request = but(question, json!({"jsonrpc": "2.0", "id": id}));
+    let mut request = with_members(question, json!({"jsonrpc": "2.0", "id": id}));
     if let Some(task) = task {
         request["params"]["_meta"] = related(task);
     }
@@ -113,7 +113,7 @@ fn question(id: &Value, question: Value, task: Option<&str>) -> Value {
 
 /// That a request belongs to this session.
 #[track_caller]
-fn is_of(asked: &Asked, session: Option<&str>, version: &str) {
+fn is_of(asked: &ScriptedRequest, session: Option<&str>, version: &str) {
     assert_eq!((asked.header("mcp-session-id"), asked.header("mcp-protocol-version")), (session, Some(version)), "{asked:?}");
     let accepts = asked.header("accept").unwrap_or_default();
     match asked.http_method.as_str() {
@@ -124,12 +124,12 @@ fn is_of(asked: &Asked, session: Option<&str>, version: &str) {
 }
 
 #[track_caller]
-fn is_ours(asked: &Asked) {
+fn is_ours(asked: &ScriptedRequest) {
     is_of(asked, Some(SESSION), LATEST);
 }
 
 /// Plays the handshake of a session with this name; gives what the client declares.
-async fn greets(script: &Script, session: &str, capabilities: Value) -> Value {
+async fn greets(script: &ScriptedServer, session: &str, capabilities: Value) -> Value {
     let first = script.expect("initialize").await;
     assert_eq!(first.header("mcp-session-id"), None, "a new session has no name yet: {first:?}");
     let declared = first.params()["capabilities"].clone();
@@ -141,7 +141,7 @@ async fn greets(script: &Script, session: &str, capabilities: Value) -> Value {
 }
 
 /// What a client with these options declares.
-pub(crate) async fn declared(script: &Script, options: Options) -> Value {
+pub(crate) async fn declared(script: &ScriptedServer, options: Options) -> Value {
     let mut declared = Value::Null;
     let greeting = async {
         declared = greets(script, SESSION, having(json!({}))).await;
@@ -156,14 +156,14 @@ pub(crate) async fn declared(script: &Script, options: Options) -> Value {
 }
 
 /// Has no standing stream.
-async fn never_stands<T>(script: &Script) -> T {
+async fn never_stands<T>(script: &ScriptedServer) -> T {
     loop {
         script.expect_http("GET").await.empty(405).await;
     }
 }
 
 /// A client of a server that has these capabilities and no standing stream.
-pub(crate) async fn joined(script: &Script, options: Options, capabilities: Value) -> Client {
+pub(crate) async fn joined(script: &ScriptedServer, options: Options, capabilities: Value) -> Client {
     let greeting = async {
         greets(script, SESSION, capabilities).await;
         never_stands(script).await
@@ -176,7 +176,7 @@ pub(crate) async fn joined(script: &Script, options: Options, capabilities: Valu
 }
 
 /// A client of a server that has these capabilities, and its standing stream.
-pub(crate) async fn stood(script: &Script, options: Options, capabilities: Value) -> (Client, Sse) {
+pub(crate) async fn stood(script: &ScriptedServer, options: Options, capabilities: Value) -> (Client, Sse) {
     let greeting = async {
         greets(script, SESSION, capabilities).await;
         let stand = script.expect_http("GET").await;
@@ -188,9 +188,10 @@ pub(crate) async fn stood(script: &Script, options: Options, capabilities: Value
 }
 
 /// The next request of this method. Who asks for a standing stream before it gets none.
-pub(crate) async fn awaited(script: &Script, method: &str) -> Asked {
+pub(crate) async fn awaited(script: &ScriptedServer, method: &str) -> ScriptedRequest {
     loop {
-        let fits = |asked: &Asked| asked.message["method"] == method || (asked.http_method == "GET" && asked.last_event_id().is_none());
+        let fits =
+            |asked: &ScriptedRequest| asked.message["method"] == method || (asked.http_method == "GET" && asked.last_event_id().is_none());
         let asked = script.expect_where(method, fits).await;
         if asked.http_method != "GET" {
             return asked;
@@ -200,21 +201,21 @@ pub(crate) async fn awaited(script: &Script, method: &str) -> Asked {
 }
 
 /// The next stream that is to go on behind an event.
-pub(crate) async fn comes_back(script: &Script) -> Asked {
+pub(crate) async fn comes_back(script: &ScriptedServer) -> ScriptedRequest {
     let again = script.expect_where("a stream that goes on", |asked| asked.last_event_id().is_some()).await;
     assert_eq!(again.http_method, "GET", "{again:?}");
     again
 }
 
 /// The next request for the result of a task, which comes when its run is read. What is told on the way is that it is a task.
-pub(crate) async fn waited(script: &Script, run: &mut Run, task: &str) -> Asked {
+pub(crate) async fn waited(script: &ScriptedServer, run: &mut Call, task: &str) -> ScriptedRequest {
     let waiting = script.expect_of("tasks/result", task);
     tokio::pin!(waiting);
     loop {
         tokio::select! {
             asked = &mut waiting => return asked,
             event = run.next() => match event {
-                Some(Ok(Event::Task(_) | Event::Status(_) | Event::Link(_))) => {}
+                Some(Ok(Event::Task(_) | Event::Status(_) | Event::Connection(_))) => {}
                 other => panic!("{other:?} came before the result was waited for"),
             },
         }
@@ -222,19 +223,19 @@ pub(crate) async fn waited(script: &Script, run: &mut Run, task: &str) -> Asked 
 }
 
 /// A call that has become this task.
-pub(crate) async fn made_by(script: &Script, client: &Client, task: &str) -> Run {
-    started(client, async { awaited(script, "tools/call").await.result(made(task)).await }).await.0
+pub(crate) async fn made_by(script: &ScriptedServer, client: &Client, task: &str) -> Call {
+    start_job(client, async { awaited(script, "tools/call").await.result(made(task)).await }).await.0
 }
 
 /// A call that has become this task, as was told, and the stream on which its result is waited for.
-pub(crate) async fn begun(script: &Script, client: &Client, task: &str) -> (Run, Sse) {
+pub(crate) async fn begun(script: &ScriptedServer, client: &Client, task: &str) -> (Call, Sse) {
     let mut run = made_by(script, client, task).await;
     let wait = waited(script, &mut run, task).await.sse().await;
     (run, wait)
 }
 
 /// A call whose answer is an event stream that begins with this message.
-pub(crate) async fn held(script: &Script, client: &Client, first: impl FnOnce(&Asked) -> Value) -> (Run, Sse) {
+pub(crate) async fn held(script: &ScriptedServer, client: &Client, first: impl FnOnce(&ScriptedRequest) -> Value) -> (Call, Sse) {
     let answering = async {
         let call = awaited(script, "tools/call").await;
         let first = first(&call);
@@ -242,11 +243,11 @@ pub(crate) async fn held(script: &Script, client: &Client, first: impl FnOnce(&A
         events.event(first).await;
         events
     };
-    started(client, answering).await
+    start_job(client, answering).await
 }
 
 /// Answers every request of this method with this result.
-async fn answering<T>(script: &Script, method: &str, result: Value) -> T {
+async fn answering<T>(script: &ScriptedServer, method: &str, result: Value) -> T {
     loop {
         let asked = script.expect(method).await;
         is_ours(&asked);
@@ -261,10 +262,10 @@ pub(crate) fn unsettled(mut told: Vec<String>) -> Vec<String> {
 }
 
 /// The next question of a run.
-async fn asked(run: &mut Run) -> Input {
+async fn asked(run: &mut Call) -> Question {
     loop {
-        match next_told(run).await {
-            Some(Event::Input(input)) => return input,
+        match next_notable(run).await {
+            Some(Event::Question(input)) => return input,
             Some(Event::Done(outcome)) => panic!("it ended without a question: {}", end(&outcome)),
             Some(_) => {}
             None => panic!("it ended without a question"),
@@ -273,7 +274,7 @@ async fn asked(run: &mut Run) -> Input {
 }
 
 /// Reads events up to one that fits.
-async fn until(run: &mut Run, what: &str, fits: impl Fn(&Event) -> bool) -> Event {
+async fn until(run: &mut Call, what: &str, fits: impl Fn(&Event) -> bool) -> Event {
     loop {
         let event = next(run).await.unwrap_or_else(|| panic!("the run ended before {what}"));
         if fits(&event) {
@@ -283,7 +284,7 @@ async fn until(run: &mut Run, what: &str, fits: impl Fn(&Event) -> bool) -> Even
 }
 
 /// Answers a question, and gives the message that the server got.
-async fn answers(script: &Script, run: &Run, key: &str, answer: Answer) -> Value {
+async fn answers(script: &ScriptedServer, run: &Call, key: &str, answer: Answer) -> Value {
     let taking = async {
         let reply = script.expect_reply().await;
         is_ours(&reply);
@@ -291,7 +292,7 @@ async fn answers(script: &Script, run: &Run, key: &str, answer: Answer) -> Value
         reply.empty(202).await;
         message
     };
-    let (answered, message) = soon("the answer", async { tokio::join!(run.answer(key, answer), taking) }).await;
+    let (answered, message) = with_timeout("the answer", async { tokio::join!(run.answer(key, answer), taking) }).await;
     answered.expect("taken");
     message
 }
@@ -315,7 +316,7 @@ pub(crate) fn ways(server: &TestServer) -> [Target; 2] {
 /// A client of this era.
 pub(crate) async fn client_of(target: Target, options: Options) -> Client {
     let options = Options { era: Some(Era::Legacy), ..options };
-    soon("the connection", Client::connect(target, options)).await.expect("a connection")
+    with_timeout("the connection", Client::connect(target, options)).await.expect("a connection")
 }
 
 /// Comes back at once.
@@ -353,28 +354,28 @@ async fn the_handshake_comes_first_and_in_order() {
         stand.sse().await
     };
     let (client, _stand) = tokio::join!(script.connects(options(&script)), playing);
-    let peer = client.expect("a connection").peer();
+    let peer = client.expect("a connection").server_info();
     assert_eq!(script.seen()[..2], ["initialize", "notifications/initialized"]);
     assert_eq!((peer.era, peer.protocol.as_str()), (Era::Legacy, LATEST));
     assert_eq!((peer.name.as_str(), peer.version.as_str(), peer.instructions.as_deref()), ("scripted", "1.2.3", Some("Be kind.")));
-    assert_eq!((peer.tasks, peer.partials, peer.idempotency), (true, false, false));
-    assert!(peer.modes.is_empty(), "{:?}", peer.modes);
+    assert_eq!((peer.tasks, peer.pushes_output, peer.idempotency), (true, false, false));
+    assert!(peer.response_modes.is_empty(), "{:?}", peer.response_modes);
 }
 
 #[tokio::test]
 async fn a_client_declares_what_it_can_be_asked_and_nothing_else() {
     let root = json!({"uri": "file:///a", "name": "a"});
-    let nothing = Asks { form: false, url: false, sampling: false, roots: None };
+    let nothing = ClientCapabilities { form: false, url: false, sampling: false, roots: None };
     let cases = [
         (nothing.clone(), json!([null, null, null])),
-        (Asks { form: true, ..nothing.clone() }, json!([{"form": {}}, null, null])),
-        (Asks { url: true, ..nothing.clone() }, json!([{"url": {}}, null, null])),
-        (Asks { sampling: true, ..nothing.clone() }, json!([null, {}, null])),
-        (Asks { roots: Some(vec![root]), ..nothing }, json!([null, null, {}])),
+        (ClientCapabilities { form: true, ..nothing.clone() }, json!([{"form": {}}, null, null])),
+        (ClientCapabilities { url: true, ..nothing.clone() }, json!([{"url": {}}, null, null])),
+        (ClientCapabilities { sampling: true, ..nothing.clone() }, json!([null, {}, null])),
+        (ClientCapabilities { roots: Some(vec![root]), ..nothing }, json!([null, null, {}])),
     ];
     for (asks, expected) in cases {
         let script = scripted().await;
-        let declared = declared(&script, Options { asks: asks.clone(), ..options(&script) }).await;
+        let declared = declared(&script, Options { capabilities: asks.clone(), ..options(&script) }).await;
         let mut roots = declared["roots"].clone();
         if let Some(roots) = roots.as_object_mut() {
             roots.remove("listChanged");
@@ -386,8 +387,8 @@ async fn a_client_declares_what_it_can_be_asked_and_nothing_else() {
 #[tokio::test]
 async fn every_request_names_the_session_and_the_version() {
     let script = scripted().await;
-    script.no_longer("tools/list");
-    script.no_longer("tasks/get");
+    script.stop_answering("tools/list");
+    script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
     // The handshake and the standing stream are looked at as they come.
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
@@ -399,7 +400,7 @@ async fn every_request_names_the_session_and_the_version() {
         is_ours(&call);
         call.result(made("t1")).await;
     };
-    let (mut run, ()) = started(&client, playing).await;
+    let (mut run, ()) = start_job(&client, playing).await;
     let wait = waited(&script, &mut run, "t1").await;
     is_ours(&wait);
     let mut wait = wait.sse().await;
@@ -409,7 +410,7 @@ async fn every_request_names_the_session_and_the_version() {
             never = answering(&script, "tasks/get", shown("t1", "working")) => never,
         }
     };
-    assert_eq!(soon("a look", looking).await.expect("a task").status, Status::Working);
+    assert_eq!(with_timeout("a look", looking).await.expect("a task").status, Status::Working);
     wait.event(question(&json!(1), form("Name?"), Some("t1"))).await;
     let key = asked(&mut run).await.key;
     answers(&script, &run, &key, ada()).await;
@@ -429,7 +430,7 @@ async fn every_request_names_the_session_and_the_version() {
         delete.empty(200).await;
         stand.closed().await;
     };
-    soon("the end", async { tokio::join!(client.close(), ending) }).await;
+    with_timeout("the end", async { tokio::join!(client.close(), ending) }).await;
 }
 
 #[tokio::test]
@@ -448,14 +449,14 @@ async fn a_server_without_sessions_is_not_told_of_any() {
         never = playing => never,
     };
     let client = client.expect("a connection");
-    let (outcome, ()) = called(&client, json!({}), async {
+    let (outcome, ()) = call_job(&client, json!({}), async {
         let call = awaited(&script, "tools/call").await;
         is_of(&call, None, LATEST);
         call.result(answer("done")).await;
     })
     .await;
     assert_eq!(end(&outcome.expect("a result")), "done: done");
-    soon("the end", client.close()).await;
+    with_timeout("the end", client.close()).await;
     assert_eq!(script.count("DELETE"), 0, "there is nothing to end");
 }
 
@@ -478,8 +479,8 @@ async fn a_version_that_the_server_offers_instead_is_spoken_from_there_on() {
             never = playing => never,
         };
         let client = client.expect("a connection");
-        assert_eq!((client.peer().protocol.as_str(), client.peer().tasks), (version, false));
-        let (outcome, ()) = called(&client, json!({}), async {
+        assert_eq!((client.server_info().protocol.as_str(), client.server_info().tasks), (version, false));
+        let (outcome, ()) = call_job(&client, json!({}), async {
             let call = awaited(&script, "tools/call").await;
             is_of(&call, Some(SESSION), version);
             assert_eq!(call.params().get("task"), None, "{version}: {call:?}");
@@ -530,7 +531,7 @@ async fn an_answer_to_the_handshake_may_be_an_event_stream() {
         client = script.connects(options(&script)) => client,
         never = playing => never,
     };
-    assert_eq!(client.expect("a connection").peer().name, "scripted");
+    assert_eq!(client.expect("a connection").server_info().name, "scripted");
 }
 
 // A3: sessions and streams.
@@ -551,7 +552,7 @@ async fn a_session_that_the_server_forgot_is_opened_again_and_the_call_goes_on()
         assert_eq!(again.meta()[KEY], key, "it is the same call");
         again.result(answer("done")).await;
     };
-    let (outcome, ()) = script.as_time_passes("the call", 10 * MS, called(&client, json!({}), playing)).await;
+    let (outcome, ()) = script.as_time_passes("the call", 10 * MS, call_job(&client, json!({}), playing)).await;
     assert_eq!(end(&outcome.expect("a result")), "done: done");
     assert_eq!((script.count("initialize"), script.count("tools/call")), (2, 2));
 }
@@ -584,7 +585,7 @@ async fn a_server_that_forgets_every_session_at_once_is_an_error_and_no_endless_
         greets(&script, "session-2", having(json!({}))).await;
         awaited(&script, "tools/call").await.empty(404).await;
     };
-    let (outcome, ()) = script.as_time_passes("the call", 10 * MS, called(&client, json!({}), playing)).await;
+    let (outcome, ()) = script.as_time_passes("the call", 10 * MS, call_job(&client, json!({}), playing)).await;
     let error = outcome.expect_err("there is no session to be had");
     assert!(!matches!(error, Error::LostCall { .. }), "it surely has not run: {error}");
     assert_eq!((script.count("initialize"), script.count("tools/call")), (2, 2));
@@ -602,7 +603,8 @@ async fn a_server_without_a_standing_stream_is_no_worse() {
         let (client, ()) = tokio::join!(script.connects(options(&script)), playing);
         let client = client.expect("a connection");
         for _ in 0..2 {
-            let (outcome, ()) = called(&client, json!({}), async { script.expect("tools/call").await.result(answer("done")).await }).await;
+            let (outcome, ()) =
+                call_job(&client, json!({}), async { script.expect("tools/call").await.result(answer("done")).await }).await;
             assert_eq!(end(&outcome.expect("a result")), "done: done");
             script.clock.advance(60 * SECOND);
         }
@@ -669,7 +671,7 @@ async fn a_call_that_breaks_off_goes_on_by_its_last_event_and_is_not_sent_again(
             // The server leaves it open: the response is the end.
             events
         };
-        let (outcome, _events) = script.as_time_passes("the call", 10 * MS, called(&client, json!({}), playing)).await;
+        let (outcome, _events) = script.as_time_passes("the call", 10 * MS, call_job(&client, json!({}), playing)).await;
         assert_eq!(end(&outcome.expect("a result")), "done: done");
         assert_eq!(script.count("tools/call"), 1);
     }
@@ -680,7 +682,7 @@ async fn a_response_counts_on_whatever_stream_it_comes() {
     let script = scripted().await;
     script.always("tools/list", tools_of("forbidden"));
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
-    let (outcome, _call) = called(&client, json!({}), async {
+    let (outcome, _call) = call_job(&client, json!({}), async {
         let call = script.expect("tools/call").await;
         let id = call.id().clone();
         let mut events = call.sse().await;
@@ -695,7 +697,7 @@ async fn a_response_counts_on_whatever_stream_it_comes() {
 #[tokio::test]
 async fn a_call_whose_answer_is_lost_is_sent_again_only_where_that_does_no_harm() {
     let forgetful = || having(json!({}));
-    let keeping = but(having(json!({})), json!({"experimental": {IDEMPOTENCY: {}}}));
+    let keeping = with_members(having(json!({})), json!({"experimental": {IDEMPOTENCY: {}}}));
     let cases = [
         (forgetful(), json!({}), false),
         (forgetful(), json!({"destructiveHint": false}), false),
@@ -723,7 +725,7 @@ async fn a_call_whose_answer_is_lost_is_sent_again_only_where_that_does_no_harm(
                 again.result(answer("done")).await;
             }
         };
-        let (outcome, ()) = script.as_time_passes("the call", 10 * MS, called(&client, json!({}), playing)).await;
+        let (outcome, ()) = script.as_time_passes("the call", 10 * MS, call_job(&client, json!({}), playing)).await;
         match outcome {
             Ok(outcome) => assert_eq!((is_again, end(&outcome)), (true, "done: done".to_owned()), "{annotations}"),
             Err(Error::LostCall { tool, .. }) => assert_eq!((is_again, tool.as_str()), (false, "job"), "{annotations}"),
@@ -824,7 +826,7 @@ async fn closing_ends_the_session_whatever_the_server_says_to_that() {
             delete.empty(status).await;
             stand.closed().await;
         };
-        soon("the end", async { tokio::join!(client.close(), playing) }).await;
+        with_timeout("the end", async { tokio::join!(client.close(), playing) }).await;
         assert_eq!(script.count("DELETE"), 1, "{status}");
     }
 }
@@ -847,7 +849,7 @@ async fn a_held_call_tells_how_far_it_is_and_then_its_result() {
     events.event(progress(&json!("another"), json!({"progress": 9}))).await;
     events.event(progress(&token, json!({"progress": 2.5}))).await;
     events.event(json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "half"}})).await;
-    assert_eq!(told(&mut run, 3).await, ["progress 1 of 3: one", "progress 2.5", r#"log "half""#]);
+    assert_eq!(next_briefs(&mut run, 3).await, ["progress 1 of 3: one", "progress 2.5", r#"log "half""#]);
     assert!(run.reference().is_none(), "it is no task");
     events.result(answer("done")).await;
     assert_eq!(rest(&mut run).await, ["done: done"]);
@@ -882,7 +884,7 @@ async fn a_task_that_nobody_watches_any_more_goes_on() {
     let reference = run.detach().expect("a way back");
     assert_eq!((reference.task.as_deref(), reference.era, reference.tool.as_str()), (Some("t1"), Era::Legacy, "job"));
     wait.closed().await;
-    soon("a look", client.task("t1")).await.expect("it is there");
+    with_timeout("a look", client.task("t1")).await.expect("it is there");
     assert_eq!(script.count("tasks/cancel"), 0);
     // The call itself has been answered: only the wait for its result may be called off.
     let offs = script.count("notifications/cancelled");
@@ -899,7 +901,7 @@ async fn an_error_that_wants_a_page_to_be_visited_first_says_which() {
     script.always("tools/list", tools_of("forbidden"));
     let client = joined(&script, options(&script), having(json!({}))).await;
     let page = json!({"mode": "url", "elicitationId": "e1", "url": "https://example.com/sign-in", "message": "Sign in"});
-    let (outcome, ()) = called(&client, json!({}), async {
+    let (outcome, ()) = call_job(&client, json!({}), async {
         let call = awaited(&script, "tools/call").await;
         call.error(200, -32042, "Sign in at example.com first", json!({"elicitations": [page]})).await;
     })
@@ -916,7 +918,7 @@ async fn an_error_is_read_at_any_status_of_http() {
         let script = scripted().await;
         script.always("tools/list", tools_of("forbidden"));
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let (outcome, ()) = called(&client, json!({}), async {
+        let (outcome, ()) = call_job(&client, json!({}), async {
             awaited(&script, "tools/call").await.error(status, -32602, "Unknown tool", json!({"name": "job"})).await;
         })
         .await;

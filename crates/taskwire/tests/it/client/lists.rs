@@ -5,24 +5,24 @@ use taskwire::client::{Client, Error, Status, TaskPage};
 
 use super::{
     legacy::{awaited, having, joined, options, scripted, shown},
-    script::{Asked, CAPABILITIES, LIST, Script, but, everything, task},
+    script::{CAPABILITIES, LIST, ScriptedRequest, ScriptedServer, everything, task, with_members},
 };
-use crate::kit::{TASKS, soon};
+use crate::kit::{TASKS, with_timeout};
 
 const METHOD: &str = "dev.taskwire/tasks/list";
 
 /// A page of a list.
 fn page(tasks: Value, next: Option<&str>) -> Value {
-    but(json!({"resultType": "complete", "tasks": tasks}), json!({"nextCursor": next}))
+    with_members(json!({"resultType": "complete", "tasks": tasks}), json!({"nextCursor": next}))
 }
 
 /// Lists tasks while `server` plays.
 async fn listed<T>(client: &Client, cursor: Option<&str>, server: impl Future<Output = T>) -> (Result<TaskPage, Error>, T) {
-    soon("the list", async { tokio::join!(client.list_tasks(cursor), server) }).await
+    with_timeout("the list", async { tokio::join!(client.list_tasks(cursor), server) }).await
 }
 
 /// What the client says of itself, and where it wants the list to begin.
-fn wanted(asked: &Asked) -> (Value, Value) {
+fn wanted(asked: &ScriptedRequest) -> (Value, Value) {
     let mut params = asked.params().clone();
     let declared = params["_meta"][CAPABILITIES]["extensions"].clone();
     params.as_object_mut().expect("an object").remove("_meta");
@@ -31,21 +31,22 @@ fn wanted(asked: &Asked) -> (Value, Value) {
 
 #[tokio::test]
 async fn tasks_are_listed_page_by_page_with_their_tools() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}, LIST: {}})).await;
-    assert!(client.peer().lists);
+    assert!(client.server_info().lists_tasks);
     let first = async {
         let asked = script.expect(METHOD).await;
         let (declared, params) = wanted(&asked);
         assert_eq!((&declared[LIST], params), (&json!({}), json!({})), "{asked:?}");
-        let newest = but(task("t2", "input_required"), json!({"tool": "ask", "statusMessage": "waiting"}));
-        asked.result(page(json!([newest, but(task("t1", "working"), json!({"tool": "job"}))]), Some("c2"))).await;
+        let newest = with_members(task("t2", "input_required"), json!({"tool": "ask", "statusMessage": "waiting"}));
+        asked.result(page(json!([newest, with_members(task("t1", "working"), json!({"tool": "job"}))]), Some("c2"))).await;
     };
     let (page_one, ()) = listed(&client, None, first).await;
     let page_one = page_one.expect("a page");
-    let told: Vec<_> = page_one.tasks.iter().map(|listed| (listed.view.id.as_str(), listed.view.status, listed.tool.as_deref())).collect();
+    let told: Vec<_> =
+        page_one.tasks.iter().map(|listed| (listed.snapshot.id.as_str(), listed.snapshot.status, listed.tool.as_deref())).collect();
     assert_eq!(told, [("t2", Status::InputRequired, Some("ask")), ("t1", Status::Working, Some("job"))]);
-    let view = &page_one.tasks[0].view;
+    let view = &page_one.tasks[0].snapshot;
     assert_eq!((view.message.as_deref(), view.ttl_ms, view.poll_ms), (Some("waiting"), Some(3_600_000), Some(1_000)));
     assert_eq!(view.created_at, "2026-07-28T00:00:00.000Z");
     let second = async {
@@ -60,17 +61,17 @@ async fn tasks_are_listed_page_by_page_with_their_tools() {
 
 #[tokio::test]
 async fn a_server_that_lists_no_tasks_is_not_asked_to() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), everything()).await;
     let error = client.list_tasks(None).await.map(drop).expect_err("an error");
-    assert!(matches!(&error, Error::NoList { server } if *server == script.url()), "{error:?}");
+    assert!(matches!(&error, Error::ListUnsupported { server } if *server == script.url()), "{error:?}");
     assert!(error.to_string().contains("does not list tasks"), "{error}");
     assert_eq!(script.count(METHOD), 0);
 
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({"list": null}))).await;
     let error = client.list_tasks(None).await.map(drop).expect_err("an error");
-    assert!(matches!(&error, Error::NoList { .. }), "{error:?}");
+    assert!(matches!(&error, Error::ListUnsupported { .. }), "{error:?}");
     assert_eq!(script.count("tasks/list"), 0);
 }
 
@@ -78,7 +79,7 @@ async fn a_server_that_lists_no_tasks_is_not_asked_to() {
 async fn in_a_session_tasks_are_listed_as_that_era_does() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    assert!(client.peer().lists);
+    assert!(client.server_info().lists_tasks);
     for (cursor, params) in [(None, json!({})), (Some("c2"), json!({"cursor": "c2"}))] {
         let playing = async {
             let asked = awaited(&script, "tasks/list").await;
@@ -89,14 +90,14 @@ async fn in_a_session_tasks_are_listed_as_that_era_does() {
         let listed = listed.expect("a page");
         assert_eq!((listed.tasks.len(), listed.next_cursor.as_deref()), (1, Some("more")));
         let one = &listed.tasks[0];
-        assert_eq!((one.view.id.as_str(), one.view.status, one.tool.as_deref()), ("t1", Status::Completed, None));
-        assert_eq!((one.view.ttl_ms, one.view.poll_ms), (Some(3_600_000), Some(1_000)));
+        assert_eq!((one.snapshot.id.as_str(), one.snapshot.status, one.tool.as_deref()), ("t1", Status::Completed, None));
+        assert_eq!((one.snapshot.ttl_ms, one.snapshot.poll_ms), (Some(3_600_000), Some(1_000)));
     }
 }
 
 #[tokio::test]
 async fn what_is_no_list_is_an_error_and_so_is_what_the_server_refuses() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}, LIST: {}})).await;
     for broken in [json!({"resultType": "complete"}), page(json!([{"taskId": "t1"}]), None), page(json!([task("t1", "dreaming")]), None)] {
         let (listed, ()) = listed(&client, None, script.answers(METHOD, broken.clone())).await;

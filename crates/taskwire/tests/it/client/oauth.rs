@@ -27,7 +27,7 @@ use tokio::{
 };
 
 use super::script::Request;
-use crate::kit::{Client, HOUR, TempDir, manual_clock, soon, value_of};
+use crate::kit::{Client, HOUR, TempDir, manual_clock, value_of, with_timeout};
 
 type Form = BTreeMap<String, String>;
 
@@ -243,7 +243,7 @@ impl Stage {
     }
 
     fn settings(&self) -> OAuthSettings {
-        OAuthSettings { clock: Arc::new(self.clock.clone()), ..OAuthSettings::asking(Asks(self.person.clone())) }
+        OAuthSettings { clock: Arc::new(self.clock.clone()), ..OAuthSettings::with_consent(Asks(self.person.clone())) }
     }
 
     fn oauth(&self) -> OAuth {
@@ -256,15 +256,15 @@ impl Stage {
 }
 
 async fn bearer(oauth: &OAuth) -> Option<String> {
-    soon("a token", oauth.bearer()).await.expect("no error")
+    with_timeout("a token", oauth.bearer()).await.expect("no error")
 }
 
 async fn better(oauth: &OAuth, challenge: &Challenge) -> bool {
-    soon("an end of the flow", oauth.challenged(challenge)).await.expect("no error")
+    with_timeout("an end of the flow", oauth.challenged(challenge)).await.expect("no error")
 }
 
 async fn refused(oauth: &OAuth, challenge: &Challenge) -> Error {
-    soon("an end of the flow", oauth.challenged(challenge)).await.expect_err("an error")
+    with_timeout("an end of the flow", oauth.challenged(challenge)).await.expect_err("an error")
 }
 
 fn words(text: &str) -> Vec<&str> {
@@ -374,7 +374,7 @@ async fn requests_that_are_refused_together_ask_a_person_once() {
     let stage = Stage::new().await;
     let oauth = stage.oauth();
     let challenge = stage.fake.refuses(None);
-    let all = soon("all flows", async { tokio::join!(oauth.challenged(&challenge), oauth.challenged(&challenge)) }).await;
+    let all = with_timeout("all flows", async { tokio::join!(oauth.challenged(&challenge), oauth.challenged(&challenge)) }).await;
     assert!(matches!(all, (Ok(true), Ok(true))), "{all:?}");
     assert_eq!(stage.person.asked(), 1);
 }
@@ -386,7 +386,7 @@ async fn who_says_no_is_not_asked_again_for_what_is_under_way() {
     stage.fake.inside().redirect = no.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let oauth = stage.oauth();
     let challenge = stage.fake.refuses(None);
-    let (one, two) = soon("all flows", async { tokio::join!(oauth.challenged(&challenge), oauth.challenged(&challenge)) }).await;
+    let (one, two) = with_timeout("all flows", async { tokio::join!(oauth.challenged(&challenge), oauth.challenged(&challenge)) }).await;
     for error in [one.expect_err("a refusal"), two.expect_err("a refusal")] {
         assert!(error.to_string().contains("access_denied: not today"), "{error}");
     }
@@ -409,7 +409,7 @@ async fn who_does_not_come_back_is_waited_for_five_minutes() {
         stage.person.reached.notified().await;
         stage.clock.advance(Duration::from_secs(300));
     };
-    let (waited, ()) = soon("an end", async { tokio::join!(oauth.challenged(&challenge), patience) }).await;
+    let (waited, ()) = with_timeout("an end", async { tokio::join!(oauth.challenged(&challenge), patience) }).await;
     let error = waited.expect_err("an end").to_string();
     assert!(error.contains("300 seconds"), "{error}");
 }

@@ -11,10 +11,11 @@ use taskwire::{
 };
 
 use super::script::{
-    Asked, KEY, LISTEN, MS, READ, SECOND, Script, all, as_time_passes, brief, but, called, complete, completed, created, discovered, end,
-    everything, fails, job, next, rest, said, started, task, told, tool_list, wanting,
+    KEY, LISTEN, MS, READ, SECOND, ScriptedRequest, ScriptedServer, all, as_time_passes, brief, call_job, complete, completed, created,
+    discover_result, end, everything, fails, job, next, next_briefs, rest, start_job, task, text_result, tool_list, while_waiting,
+    with_members,
 };
-use crate::kit::{TASKS, TempDir, soon};
+use crate::kit::{TASKS, TempDir, with_timeout};
 
 /// A server that does not promise to know a call again.
 fn forgetful() -> Value {
@@ -25,10 +26,10 @@ fn forgetful() -> Value {
 const LOST: [&str; 8] = ["cut", "half", "cut in the stream", "the stream ends", "408", "502", "503", "504"];
 
 /// Does not answer, in this way.
-async fn lose(asked: Asked, how: &str) {
+async fn lose(asked: ScriptedRequest, how: &str) {
     match how {
         "cut" => asked.cut(),
-        "half" => asked.half(said("never seen")).await,
+        "half" => asked.cut_halfway(text_result("never seen")).await,
         "cut in the stream" => {
             let mut sse = asked.sse().await;
             sse.comment().await;
@@ -40,7 +41,7 @@ async fn lose(asked: Asked, how: &str) {
 }
 
 /// Calls while time passes.
-async fn calls(script: &Script, client: &Client, server: impl Future<Output = ()>) -> Result<Outcome, Error> {
+async fn calls(script: &ScriptedServer, client: &Client, server: impl Future<Output = ()>) -> Result<Outcome, Error> {
     let both = async { tokio::join!(client.call("job", json!({"a": 1})), server) };
     script.as_time_passes("the end of the call", 20 * MS, both).await.0
 }
@@ -50,7 +51,7 @@ async fn calls(script: &Script, client: &Client, server: impl Future<Output = ()
 #[tokio::test]
 async fn a_call_whose_answer_is_lost_is_made_again_under_its_key() {
     for how in LOST.iter().chain(&["425", "429"]) {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let playing = async {
             let first = script.expect("tools/call").await;
@@ -60,7 +61,7 @@ async fn a_call_whose_answer_is_lost_is_made_again_under_its_key() {
             assert_eq!(second.meta()[KEY], message["params"]["_meta"][KEY], "{how}");
             assert_eq!(second.params()["arguments"], json!({"a": 1}), "{how}");
             assert_ne!(second.id(), &message["id"], "{how}");
-            second.result(said("done")).await;
+            second.result(text_result("done")).await;
         };
         let outcome = calls(&script, &client, playing).await.unwrap_or_else(|error| panic!("{how}: {error}"));
         assert_eq!(end(&outcome), "done: done", "{how}");
@@ -70,17 +71,17 @@ async fn a_call_whose_answer_is_lost_is_made_again_under_its_key() {
 
 #[tokio::test]
 async fn each_call_has_a_key_of_its_own() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let mut keys = Vec::new();
     for _ in 0..3 {
         let call = async {
             let asked = script.expect("tools/call").await;
             let key = asked.meta()[KEY].as_str().expect("a key").to_owned();
-            asked.result(said("done")).await;
+            asked.result(text_result("done")).await;
             key
         };
-        keys.push(called(&client, json!({}), call).await.1);
+        keys.push(call_job(&client, json!({}), call).await.1);
     }
     keys.sort();
     keys.dedup();
@@ -90,7 +91,7 @@ async fn each_call_has_a_key_of_its_own() {
 #[tokio::test]
 async fn a_call_that_may_have_run_is_not_made_again_where_that_would_run_it_twice() {
     for how in LOST {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client_with(script.options(), forgetful()).await;
         let playing = async { lose(script.expect("tools/call").await, how).await };
         let error = calls(&script, &client, playing).await.expect_err("an error");
@@ -102,18 +103,18 @@ async fn a_call_that_may_have_run_is_not_made_again_where_that_would_run_it_twic
 #[tokio::test]
 async fn a_call_of_a_tool_that_may_be_called_twice_is_made_again() {
     for hint in ["readOnlyHint", "idempotentHint"] {
-        let script = Script::start().await;
-        script.tools(json!([but(job(), json!({"annotations": {hint: true}}))]));
+        let script = ScriptedServer::start().await;
+        script.tools(json!([with_members(job(), json!({"annotations": {hint: true}}))]));
         let client = script.client_with(script.options(), forgetful()).await;
         let playing = async {
             script.expect("tools/call").await.cut();
-            script.answers("tools/call", said("done")).await;
+            script.answers("tools/call", text_result("done")).await;
         };
         let outcome = calls(&script, &client, playing).await.unwrap_or_else(|error| panic!("{hint}: {error}"));
         assert_eq!(end(&outcome), "done: done", "{hint}");
     }
-    let script = Script::start().await;
-    script.tools(json!([but(job(), json!({"annotations": {"readOnlyHint": false, "idempotentHint": false}}))]));
+    let script = ScriptedServer::start().await;
+    script.tools(json!([with_members(job(), json!({"annotations": {"readOnlyHint": false, "idempotentHint": false}}))]));
     let client = script.client_with(script.options(), forgetful()).await;
     let playing = async { script.expect("tools/call").await.cut() };
     let error = calls(&script, &client, playing).await.expect_err("an error");
@@ -122,52 +123,52 @@ async fn a_call_of_a_tool_that_may_be_called_twice_is_made_again() {
 
 #[tokio::test]
 async fn a_call_that_cannot_have_run_is_made_again_in_any_case() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), forgetful()).await;
     let playing = async {
         script.expect("tools/call").await.with("Retry-After", "1").empty(503).await;
         script.expect("tools/call").await.with("Retry-After", "1").empty(429).await;
-        script.answers("tools/call", said("done")).await;
+        script.answers("tools/call", text_result("done")).await;
     };
     assert_eq!(end(&calls(&script, &client, playing).await.expect("a result")), "done: done");
 }
 
 #[tokio::test]
 async fn a_server_that_cannot_be_reached_is_called_until_it_can_be() {
-    let mut script = Script::start().await;
-    script.no_longer("tools/list");
+    let mut script = ScriptedServer::start().await;
+    script.stop_answering("tools/list");
     let client = script.client_with(script.options(), forgetful()).await;
     // No connection stays open: one that breaks as it is used could have carried the call.
     let listing = async { script.expect("tools/list").await.with("Connection", "close").result(tool_list(json!([job()]))).await };
     tokio::join!(client.tools(), listing).0.expect("tools");
     script.down().await;
     // That it cannot be reached is the first thing there is to say.
-    let mut run = soon("the start", client.start("job", json!({}))).await.expect("a run");
+    let mut run = with_timeout("the start", client.start("job", json!({}))).await.expect("a run");
     assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("lost"));
     script.up().await;
     let asked = script.as_time_passes("the call", 20 * MS, script.expect("tools/call")).await;
-    asked.result(said("done")).await;
+    asked.result(text_result("done")).await;
     assert_eq!(all(&mut run).await, ["back", "done: done"]);
 }
 
 #[tokio::test]
 async fn a_task_whose_first_answer_was_lost_is_followed_like_any_other() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let playing = async {
         script.expect("tools/call").await.cut();
         script.answers("tools/call", created("t1")).await;
     };
-    let (mut run, ()) = script.as_time_passes("the start", 20 * MS, started(&client, playing)).await;
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
-    let mut listen = wanting(&mut run, script.listen()).await;
+    let (mut run, ()) = script.as_time_passes("the start", 20 * MS, start_job(&client, playing)).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut run, script.listen()).await;
     listen.task(completed("t1", "end")).await;
     assert_eq!(rest(&mut run).await, ["done: end"]);
 }
 
 #[tokio::test]
 async fn an_error_that_is_an_answer_is_not_asked_for_again() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     for (status, code) in [(200, -32603), (500, -32603), (400, -32602)] {
         let playing = async { script.expect("tools/call").await.error(status, code, "no", Value::Null).await };
@@ -179,13 +180,13 @@ async fn an_error_that_is_an_answer_is_not_asked_for_again() {
 
 #[tokio::test]
 async fn a_server_that_is_shutting_down_is_called_again() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let playing = async {
         // What our own server says then, with and without a status that says so, too.
         script.expect("tools/call").await.error(503, -31002, "it is shutting down", Value::Null).await;
         script.expect("tools/call").await.error(200, -31002, "it is shutting down", Value::Null).await;
-        script.answers("tools/call", said("done")).await;
+        script.answers("tools/call", text_result("done")).await;
     };
     assert_eq!(end(&calls(&script, &client, playing).await.expect("a result")), "done: done");
 }
@@ -196,7 +197,7 @@ async fn a_server_that_is_shutting_down_is_called_again() {
 async fn a_server_that_says_when_to_come_back_is_given_that_time() {
     // The script's clock stands at midnight when it begins.
     for (says, at_least) in [("7", 7), ("Tue, 28 Jul 2026 00:00:20 GMT", 20)] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let begun = script.clock.now();
         let playing = async {
@@ -204,7 +205,7 @@ async fn a_server_that_says_when_to_come_back_is_given_that_time() {
             let second = script.expect("tools/call").await;
             let passed = second.at.since(begun);
             assert!(passed >= at_least * SECOND && passed < 10 * at_least * SECOND, "{says}: {passed:?}");
-            second.result(said("done")).await;
+            second.result(text_result("done")).await;
         };
         calls(&script, &client, playing).await.expect("a result");
     }
@@ -212,7 +213,7 @@ async fn a_server_that_says_when_to_come_back_is_given_that_time() {
 
 #[tokio::test]
 async fn each_try_waits_longer_than_the_one_before_up_to_the_longest() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let mut tries = Vec::new();
     let playing = async {
@@ -235,7 +236,7 @@ async fn each_try_waits_longer_than_the_one_before_up_to_the_longest() {
 
 #[tokio::test]
 async fn a_request_that_is_not_answered_is_given_up_and_sent_again() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let playing = async {
         let first = script.expect("tasks/get").await;
@@ -243,7 +244,7 @@ async fn a_request_that_is_not_answered_is_given_up_and_sent_again() {
         let passed = second.at.since(first.at);
         assert!(passed >= 60 * SECOND, "{passed:?}");
         second.result(complete(task("t1", "working"))).await;
-        first.given_up().await;
+        first.closed_by_client().await;
     };
     let both = async { tokio::join!(client.task("t1"), playing) };
     script.as_time_passes("the answer", 100 * MS, both).await.0.expect("a view");
@@ -251,9 +252,9 @@ async fn a_request_that_is_not_answered_is_given_up_and_sent_again() {
 
 #[tokio::test]
 async fn patience_ends() {
-    let mut script = Script::start().await;
+    let mut script = ScriptedServer::start().await;
     let client = script.client().await;
-    soon("the list", client.tools()).await.expect("tools");
+    with_timeout("the list", client.tools()).await.expect("tools");
     script.down().await;
     let begun = script.clock.now();
     let error = script.as_time_passes("the end", SECOND, client.task("t1")).await.expect_err("an error");
@@ -269,7 +270,7 @@ async fn patience_ends() {
 
 #[tokio::test]
 async fn a_run_whose_server_does_not_come_back_ends_with_that() {
-    let mut script = Script::start().await;
+    let mut script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, listen) = script.watched(&client, "t1").await;
     script.down().await;
@@ -282,7 +283,7 @@ async fn a_run_whose_server_does_not_come_back_ends_with_that() {
     script.may_remain(LISTEN);
     script.always("tasks/get", complete(completed("t1", "end")));
     script.always(READ, super::script::page(0, &[], true));
-    let mut run = soon("the task", client.attach(&reference)).await.expect("a run");
+    let mut run = with_timeout("the task", client.attach(&reference)).await.expect("a run");
     let clock = script.clock.clone();
     let told = as_time_passes(&clock, "the end", 50 * MS, rest(&mut run)).await;
     assert_eq!(told, ["task t1", "done: end"]);
@@ -292,13 +293,13 @@ async fn a_run_whose_server_does_not_come_back_ends_with_that() {
 
 #[tokio::test]
 async fn a_token_is_sent_with_each_request() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let credentials = std::sync::Arc::new(Bearer("s3cret".to_owned()));
     let options = Options { credentials: Some(credentials), ..script.options() };
     let connecting = async {
         let asked = script.expect("server/discover").await;
         assert_eq!(asked.header("authorization"), Some("Bearer s3cret"));
-        asked.result(discovered(everything())).await;
+        asked.result(discover_result(everything())).await;
     };
     let client = tokio::join!(script.connects(options), connecting).0.expect("a connection");
     let call = async {
@@ -306,7 +307,7 @@ async fn a_token_is_sent_with_each_request() {
         assert_eq!(asked.header("authorization"), Some("Bearer s3cret"));
         asked.empty(401).await;
     };
-    let error = called(&client, json!({}), call).await.0.expect_err("an error");
+    let error = call_job(&client, json!({}), call).await.0.expect_err("an error");
     assert!(matches!(&error, Error::Unauthorized { server, .. } if *server == script.url()), "{error:?}");
     assert!(!format!("{error} {error:?}").contains("s3cret"));
     assert_eq!(script.count("tools/call"), 1, "the same token is not tried again");
@@ -314,11 +315,11 @@ async fn a_token_is_sent_with_each_request() {
 
 #[tokio::test]
 async fn who_has_no_token_is_told_so() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     for status in [401, 403] {
         let call = async { script.expect("tools/call").await.with("WWW-Authenticate", "Bearer").empty(status).await };
-        let error = called(&client, json!({}), call).await.0.expect_err("an error");
+        let error = call_job(&client, json!({}), call).await.0.expect_err("an error");
         assert!(matches!(error, Error::Unauthorized { .. }), "{status}: {error:?}");
     }
 }
@@ -341,7 +342,7 @@ impl Credentials for Tokens {
 
 #[tokio::test]
 async fn a_better_token_is_fetched_when_the_server_asks_for_one() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let tokens = std::sync::Arc::new(Tokens::default());
     let client = script.client_with(Options { credentials: Some(tokens.clone()), ..script.options() }, everything()).await;
     let scope = "Bearer error=\"insufficient_scope\", scope=\"call\"";
@@ -354,9 +355,9 @@ async fn a_better_token_is_fetched_when_the_server_asks_for_one() {
         asked.with("WWW-Authenticate", scope).empty(403).await;
         let asked = script.expect("tools/call").await;
         assert_eq!(asked.header("authorization"), Some("Bearer token-2"));
-        asked.result(said("done")).await;
+        asked.result(text_result("done")).await;
     };
-    let (outcome, ()) = called(&client, json!({}), playing).await;
+    let (outcome, ()) = call_job(&client, json!({}), playing).await;
     assert_eq!(end(&outcome.expect("a result")), "done: done");
     let challenges = tokens.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let seen: Vec<(u16, Option<&str>)> = challenges.iter().map(|one| (one.status, one.www_authenticate.as_deref())).collect();
@@ -366,12 +367,12 @@ async fn a_better_token_is_fetched_when_the_server_asks_for_one() {
 
 #[tokio::test]
 async fn a_server_that_accepts_no_token_is_given_up() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let tokens = std::sync::Arc::new(Tokens::default());
     let client = script.client_with(Options { credentials: Some(tokens), ..script.options() }, everything()).await;
-    soon("the list", client.tools()).await.expect("tools");
+    with_timeout("the list", client.tools()).await.expect("tools");
     script.always_empty("tools/call", 401);
-    let error = soon("the end", client.call("job", json!({}))).await.expect_err("an error");
+    let error = with_timeout("the end", client.call("job", json!({}))).await.expect_err("an error");
     assert!(matches!(error, Error::Unauthorized { .. }), "{error:?}");
     assert!(script.count("tools/call") <= 5, "{}", script.count("tools/call"));
 }
@@ -380,7 +381,7 @@ async fn a_server_that_accepts_no_token_is_given_up() {
 
 #[tokio::test]
 async fn a_call_is_written_down_before_it_is_sent() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let dir = TempDir::new();
     let ledger = Ledger::open(dir.path()).expect("a ledger");
     let client = script.client_with(Options { ledger: Some(Arc::new(ledger.clone())), ..script.options() }, everything()).await;
@@ -395,15 +396,15 @@ async fn a_call_is_written_down_before_it_is_sent() {
         assert_eq!(args.read::<Value>().expect("JSON"), json!({"b": 1, "a": "é"}));
         asked.result(created("t1")).await;
     };
-    let (run, ()) = soon("the start", async { tokio::join!(client.start("job", json!({"b": 1, "a": "é"})), call) }).await;
+    let (run, ()) = with_timeout("the start", async { tokio::join!(client.start("job", json!({"b": 1, "a": "é"})), call) }).await;
     let mut run = run.expect("a run");
     // Before anybody learns of the task, its name is written down.
     let entry = ledger.entry(&script.url(), "t1").expect("readable").expect("an entry");
     assert_eq!((entry.reference.task.as_deref(), entry.ended), (Some("t1"), false));
     assert_eq!(ledger.entries().expect("readable").len(), 1);
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
-    let mut listen = wanting(&mut run, script.listen()).await;
-    listen.task(but(task("t1", "working"), json!({"statusMessage": "half way"}))).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut run, script.listen()).await;
+    listen.task(with_members(task("t1", "working"), json!({"statusMessage": "half way"}))).await;
     assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("working: half way"));
     let entry = ledger.entry(&script.url(), "t1").expect("readable").expect("an entry");
     assert_eq!((entry.status, entry.message.as_deref()), (Some(Status::Working), Some("half way")));
@@ -415,17 +416,17 @@ async fn a_call_is_written_down_before_it_is_sent() {
 
 #[tokio::test]
 async fn a_call_that_was_no_task_is_struck_out_when_it_ends() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let dir = TempDir::new();
     let ledger = Ledger::open(dir.path()).expect("a ledger");
     let client = script.client_with(Options { ledger: Some(Arc::new(ledger.clone())), ..script.options() }, everything()).await;
-    called(&client, json!({}), script.answers("tools/call", said("done"))).await.0.expect("a result");
+    call_job(&client, json!({}), script.answers("tools/call", text_result("done"))).await.0.expect("a result");
     assert!(ledger.entries().expect("readable").is_empty());
 }
 
 #[tokio::test]
 async fn a_call_whose_answer_never_came_is_taken_up_from_the_ledger() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let dir = TempDir::new();
     let options = || Options { ledger: Some(Arc::new(Ledger::open(dir.path()).expect("a ledger"))), ..script.options() };
     // The first life ends before its call is answered, without a word.
@@ -440,7 +441,7 @@ async fn a_call_whose_answer_never_came_is_taken_up_from_the_ledger() {
     let asked = script.expect("tools/call").await;
     let key = asked.meta()[KEY].as_str().expect("a key").to_owned();
     life.shutdown_background();
-    asked.given_up().await;
+    asked.closed_by_client().await;
     // The second one finds what it needs in the ledger.
     let client = script.client_with(options(), everything()).await;
     let entry = Ledger::open(dir.path()).and_then(|ledger| ledger.find(&key)).expect("an entry");
@@ -449,9 +450,9 @@ async fn a_call_whose_answer_never_came_is_taken_up_from_the_ledger() {
         assert_eq!((asked.meta()[KEY].as_str(), &asked.params()["arguments"]), (Some(key.as_str()), &json!({"a": 1})));
         asked.result(created("t1")).await;
     };
-    let (run, ()) = soon("the start", async { tokio::join!(client.attach(&entry.reference), call) }).await;
+    let (run, ()) = with_timeout("the start", async { tokio::join!(client.attach(&entry.reference), call) }).await;
     let mut run = run.expect("a run");
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
     let ledger = Ledger::open(dir.path()).expect("a ledger");
     let entries = ledger.entries().expect("readable");
     let tasks: Vec<Option<&str>> = entries.iter().map(|entry| entry.reference.task.as_deref()).collect();

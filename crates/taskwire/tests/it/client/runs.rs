@@ -6,7 +6,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Client, Error, Event, Limits, Link, Options, Reference, Run, Status, Target, Timing},
+    client::{Call, Client, ConnectionState, Error, Event, Limits, Options, Reference, Status, Target, Timing},
     clock::{Clock, SystemClock},
     tool::{TaskMode, ToolError},
 };
@@ -14,29 +14,29 @@ use taskwire::{
 use super::{
     between::Between,
     script::{
-        Asked, KEY, LISTEN, Listen, MS, READ, SECOND, SUBSCRIPTION, Script, Sse, all, brief, but, complete, completed, created, end,
-        everything, fails, next, page, rest, said, started, task, told, wanting,
+        KEY, LISTEN, Listen, MS, READ, SECOND, SUBSCRIPTION, ScriptedRequest, ScriptedServer, Sse, all, brief, complete, completed,
+        created, end, everything, fails, next, next_briefs, page, rest, start_job, task, text_result, while_waiting, with_members,
     },
 };
 use crate::{
-    kit::{PARTIALS, TASKS, TestServer, soon},
-    stage::{Stage, uncoalesced},
+    kit::{PARTIALS, TASKS, TestServer, with_timeout},
     tasks::{registry, tool},
+    tool_harness::{ToolHarness, uncoalesced},
 };
 
 const WAIT_MS: &str = "dev.taskwire/waitMs";
 const TASK_VERSION: &str = "dev.taskwire/version";
 
 /// A run of task `t1` whose listen has come and waits for its answer.
-async fn asked_to_push(script: &Script, client: &Client) -> (Run, Asked) {
+async fn asked_to_push(script: &ScriptedServer, client: &Client) -> (Call, ScriptedRequest) {
     let mut run = script.run(client, "t1").await;
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
-    let asked = wanting(&mut run, script.expect(LISTEN)).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let asked = while_waiting(&mut run, script.expect(LISTEN)).await;
     (run, asked)
 }
 
 /// A run of task `t1` of a server that pushes nothing.
-async fn polled(script: &Script, client: &Client) -> Run {
+async fn polled(script: &ScriptedServer, client: &Client) -> Call {
     let (run, asked) = asked_to_push(script, client).await;
     asked.error(404, -32601, "no such method", Value::Null).await;
     run
@@ -49,7 +49,7 @@ fn event(listen: &Listen, method: &str, mut params: Value) -> String {
 }
 
 /// A call that is no task, has told how far it is, and whose stream goes on.
-async fn held(script: &Script, client: &Client) -> (Run, Sse) {
+async fn held(script: &ScriptedServer, client: &Client) -> (Call, Sse) {
     let call = async {
         let asked = script.expect("tools/call").await;
         let token = asked.meta()["progressToken"].clone();
@@ -57,11 +57,11 @@ async fn held(script: &Script, client: &Client) -> (Run, Sse) {
         sse.notify("notifications/progress", json!({"progressToken": token, "progress": 1})).await;
         sse
     };
-    started(client, call).await
+    start_job(client, call).await
 }
 
 /// Runs of `t1` and `t2` that are watched on one stream, on which more output of `t1` has come than a client has room for.
-pub(super) async fn flooded(script: &Script) -> (Client, [Run; 2], Listen, Vec<String>) {
+pub(super) async fn flooded(script: &ScriptedServer) -> (Client, [Call; 2], Listen, Vec<String>) {
     let limits = Limits { buffer_bytes: 2_000, ..Limits::default() };
     let client = script.client_with(Options { limits, ..script.options() }, everything()).await;
     let (one, mut first) = script.watched(&client, "t1").await;
@@ -82,11 +82,11 @@ fn reference(value: Value) -> Reference {
 
 #[tokio::test]
 async fn states_and_output_are_pushed_on_one_stream() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     assert_eq!(listen.wanted, json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": 0}]}));
-    let begun = but(task("t1", "working"), json!({"statusMessage": "begun"}));
+    let begun = with_members(task("t1", "working"), json!({"statusMessage": "begun"}));
     listen.task(begun.clone()).await;
     listen.partial("t1", 0, "a").await;
     listen.sse.comment().await;
@@ -101,11 +101,12 @@ async fn states_and_output_are_pushed_on_one_stream() {
 
 #[tokio::test]
 async fn a_task_ends_with_its_error_or_cancelled_as_its_server_says() {
-    let failed = but(task("t1", "failed"), json!({"error": {"code": -32603, "message": "broken", "data": [1]}, "statusMessage": "broke"}));
-    let tool_failed = but(task("t1", "completed"), json!({"result": {"content": [super::script::text("no")], "isError": true}}));
+    let failed =
+        with_members(task("t1", "failed"), json!({"error": {"code": -32603, "message": "broken", "data": [1]}, "statusMessage": "broke"}));
+    let tool_failed = with_members(task("t1", "completed"), json!({"result": {"content": [super::script::text("no")], "isError": true}}));
     let cancelled = task("t1", "cancelled");
     for (state, expected) in [(failed, "failed: -32603 broken"), (tool_failed, "tool failed: no"), (cancelled, "cancelled")] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let (mut run, mut listen) = script.watched(&client, "t1").await;
         listen.task(state).await;
@@ -115,18 +116,18 @@ async fn a_task_ends_with_its_error_or_cancelled_as_its_server_says() {
 
 #[tokio::test]
 async fn a_run_is_a_stream() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (run, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
     listen.task(completed("t1", "end")).await;
-    let events = soon("the end", run.map(|event| brief(&event.expect("no error"))).collect::<Vec<_>>()).await;
+    let events = with_timeout("the end", run.map(|event| brief(&event.expect("no error"))).collect::<Vec<_>>()).await;
     assert_eq!(events, ["0 a", "done: end"]);
 }
 
 #[tokio::test]
 async fn nothing_is_watched_that_nobody_wants_to_see() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let run = script.run(&client, "t1").await;
     assert_eq!(run.reference().and_then(|reference| reference.task).as_deref(), Some("t1"));
@@ -137,7 +138,7 @@ async fn nothing_is_watched_that_nobody_wants_to_see() {
 
 #[tokio::test]
 async fn what_is_pushed_of_other_tasks_is_passed_over() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t2", 0, "not ours").await;
@@ -152,11 +153,11 @@ async fn what_is_pushed_of_other_tasks_is_passed_over() {
 
 #[tokio::test]
 async fn a_task_that_is_over_when_it_is_named_is_looked_at() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let over = but(created("t1"), json!({"status": "completed"}));
-    let (mut run, ()) = started(&client, script.answers("tools/call", over)).await;
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
+    let over = with_members(created("t1"), json!({"status": "completed"}));
+    let (mut run, ()) = start_job(&client, script.answers("tools/call", over)).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
     script.always("tasks/get", complete(completed("t1", "end")));
     script.always(READ, page(0, &["a"], true));
     script.may_remain(LISTEN);
@@ -167,7 +168,7 @@ async fn a_task_that_is_over_when_it_is_named_is_looked_at() {
 
 #[tokio::test]
 async fn output_that_comes_again_is_told_once() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     for (seq, said) in [(0, "a"), (0, "a"), (1, "b"), (0, "a"), (1, "b"), (2, "c"), (2, "c")] {
@@ -180,13 +181,13 @@ async fn output_that_comes_again_is_told_once() {
 
 #[tokio::test]
 async fn output_that_is_missing_is_fetched_and_told_in_order() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
     listen.partial("t1", 2, "c").await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
-    let read = wanting(&mut run, script.expect_of(READ, "t1")).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    let read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
     assert_eq!(read.params()["fromSeq"], 1);
     assert!(read.params().get("waitMs").is_none(), "it is there to be read: {read:?}");
     // What was only late comes after all, and so does what was fetched.
@@ -206,13 +207,13 @@ async fn output_that_cannot_be_had_is_told_as_a_gap() {
         (None, vec!["gap 1..4", "4 e", "done: end"]),
     ];
     for (answer, expected) in cases {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let (mut run, mut listen) = script.watched(&client, "t1").await;
         listen.partial("t1", 0, "a").await;
         listen.partial("t1", 4, "e").await;
-        assert_eq!(told(&mut run, 1).await, ["0 a"]);
-        let read = wanting(&mut run, script.expect_of(READ, "t1")).await;
+        assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+        let read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
         match answer {
             Some(answer) => read.result(answer).await,
             None => read.error(200, -32603, "the log is damaged", Value::Null).await,
@@ -224,26 +225,26 @@ async fn output_that_cannot_be_had_is_told_as_a_gap() {
 
 #[tokio::test]
 async fn a_gap_does_not_swallow_what_has_come() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
     listen.partial("t1", 2, "c").await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
     // The server has nothing before 3 any more, but what it pushed is here.
-    wanting(&mut run, script.expect_of(READ, "t1")).await.result(page(3, &["d"], false)).await;
+    while_waiting(&mut run, script.expect_of(READ, "t1")).await.result(page(3, &["d"], false)).await;
     listen.task(completed("t1", "end")).await;
     assert_eq!(rest(&mut run).await, ["gap 1..2", "2 c", "3 d", "done: end"]);
 }
 
 #[tokio::test]
 async fn a_stream_that_begins_later_than_asked_tells_what_is_lost() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let mut run = script.run(&client, "t1").await;
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
     let honoured = json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": 5, "nextSeq": 6}]});
-    let mut listen = wanting(&mut run, script.listen_as(|_| honoured)).await;
+    let mut listen = while_waiting(&mut run, script.listen_as(|_| honoured)).await;
     listen.partial("t1", 5, "f").await;
     listen.task(completed("t1", "end")).await;
     assert_eq!(rest(&mut run).await, ["gap 0..5", "5 f", "done: end"]);
@@ -252,7 +253,7 @@ async fn a_stream_that_begins_later_than_asked_tells_what_is_lost() {
 
 #[tokio::test]
 async fn output_that_comes_after_the_end_is_dropped() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
@@ -266,12 +267,12 @@ async fn output_that_comes_after_the_end_is_dropped() {
 
 #[tokio::test]
 async fn a_partial_keeps_its_blocks() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     let blocks = json!([{"type": "text", "text": "a", "annotations": {"audience": ["user"]}}, {"type": "image", "data": "eA==", "mimeType": "image/png"}]);
     listen.notify("notifications/tasks/partial", json!({"taskId": "t1", "seq": 0, "content": blocks})).await;
-    let Some(Event::Partial(partial)) = next(&mut run).await else { panic!("a partial") };
+    let Some(Event::Chunk(partial)) = next(&mut run).await else { panic!("a partial") };
     assert_eq!((partial.seq, Value::Array(partial.blocks()), partial.text().as_str()), (0, blocks, "a"));
     assert_eq!(run.reference().map(|reference| reference.next), Some(1));
 }
@@ -281,12 +282,12 @@ async fn a_partial_keeps_its_blocks() {
 #[tokio::test]
 async fn however_a_stream_ends_it_is_opened_again_from_the_next_chunk() {
     for how in ["cut", "reset", "ended", "cancelled"] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let (mut run, mut listen) = script.watched(&client, "t1").await;
         listen.partial("t1", 0, "a").await;
         listen.partial("t1", 1, "b").await;
-        assert_eq!(told(&mut run, 2).await, ["0 a", "1 b"]);
+        assert_eq!(next_briefs(&mut run, 2).await, ["0 a", "1 b"]);
         // Until the next stream is there, the task is asked for.
         script.may_remain("tasks/get");
         script.may_remain(READ);
@@ -300,7 +301,7 @@ async fn however_a_stream_ends_it_is_opened_again_from_the_next_chunk() {
                 listen.closed().await;
             }
         }
-        let again = wanting(&mut run, script.listen());
+        let again = while_waiting(&mut run, script.listen());
         let mut listen = script.as_time_passes("another stream", 20 * MS, again).await;
         assert_eq!((listen.task_ids(), listen.asked_from("t1")), (vec!["t1".to_owned()], Some(2)), "{how}");
         // What was told already may be replayed.
@@ -313,13 +314,13 @@ async fn however_a_stream_ends_it_is_opened_again_from_the_next_chunk() {
 
 #[tokio::test]
 async fn a_lost_stream_and_its_return_are_told() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, listen) = script.watched(&client, "t1").await;
     script.may_remain("tasks/get");
     script.may_remain(READ);
     listen.cut();
-    let Some(Event::Link(Link::Lost { reason, again_in })) = next(&mut run).await else { panic!("the loss") };
+    let Some(Event::Connection(ConnectionState::Lost { reason, retry_in: again_in })) = next(&mut run).await else { panic!("the loss") };
     assert!(!reason.is_empty() && again_in >= 125 * MS && again_in <= 250 * MS, "{reason}, again in {again_in:?}");
     let mut listen = script.as_time_passes("another stream", 20 * MS, script.listen()).await;
     assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("back"));
@@ -329,16 +330,16 @@ async fn a_lost_stream_and_its_return_are_told() {
 
 #[tokio::test]
 async fn what_happened_while_there_was_no_stream_is_asked_for() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
     script.may_remain(LISTEN);
     script.may_remain(READ);
     listen.cut();
     // Without waiting for another stream.
-    wanting(&mut run, script.expect("tasks/get")).await.result(complete(completed("t1", "end"))).await;
+    while_waiting(&mut run, script.expect("tasks/get")).await.result(complete(completed("t1", "end"))).await;
     let reads = async {
         let asked =
             script.expect_where("a read that is answered at once", |asked| asked.kind() == READ && asked.params().get("waitMs").is_none());
@@ -354,15 +355,15 @@ async fn what_happened_while_there_was_no_stream_is_asked_for() {
 
 #[tokio::test]
 async fn a_task_that_is_pushed_is_looked_at_now_and_then() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
-    let state = but(task("t1", "working"), json!({"statusMessage": "begun"}));
+    let state = with_members(task("t1", "working"), json!({"statusMessage": "begun"}));
     listen.task(state.clone()).await;
     assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("working: begun"));
     for n in 0..2 {
         let before = script.clock.now();
-        let get = script.as_time_passes("a look", 100 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+        let get = script.as_time_passes("a look", 100 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
         let passed = get.at.since(before);
         assert!(passed >= 30 * SECOND, "look {n} after {passed:?}");
         assert!(get.meta().get(WAIT_MS).is_none(), "{get:?}");
@@ -379,12 +380,12 @@ async fn a_task_that_is_pushed_is_looked_at_now_and_then() {
 
 #[tokio::test]
 async fn a_stream_that_has_said_nothing_yet_is_not_relied_on() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, _listen) = script.watched(&client, "t1").await;
     // It ended before the stream began, and the server does not say so by itself.
     let before = script.clock.now();
-    let get = script.as_time_passes("a look", 20 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+    let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
     assert!(get.at.since(before) < 20 * SECOND, "{:?}", get.at.since(before));
     get.result(complete(completed("t1", "end"))).await;
     // Nobody knows by the look alone whether there is more output.
@@ -399,12 +400,12 @@ async fn a_stream_that_has_said_nothing_yet_is_not_relied_on() {
 
 #[tokio::test]
 async fn a_task_that_is_not_acknowledged_is_polled_as_often_as_its_server_wants() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
     let mut run = script.run(&client, "t1").await;
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
     let mut before = script.clock.now();
-    let _listen = wanting(&mut run, script.listen_as(|_| json!({"taskIds": ["t9"]}))).await;
+    let _listen = while_waiting(&mut run, script.listen_as(|_| json!({"taskIds": ["t9"]}))).await;
     // What the server says, what is waited at least, and what is waited at most: no server can have all or nothing.
     let paces = [(5_000, 5_000, 60_000), (1, 100, 60_000), (10_000_000, 60_000, 1_000_000), (1_000, 0, 0)];
     let mut at_least = 1_000;
@@ -414,11 +415,11 @@ async fn a_task_that_is_not_acknowledged_is_polled_as_often_as_its_server_wants(
     let mut one_more = true;
     for (says, next_least, next_most) in paces {
         let look = || script.expect("tasks/get");
-        let mut get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, look())).await;
+        let mut get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, look())).await;
         if get.at.since(before) < Duration::from_millis(at_least) && std::mem::take(&mut one_more) {
             before = script.clock.now();
-            get.result(complete(but(task("t1", "working"), json!({"pollIntervalMs": said})))).await;
-            get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, look())).await;
+            get.result(complete(with_members(task("t1", "working"), json!({"pollIntervalMs": said})))).await;
+            get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, look())).await;
         }
         said = says;
         let passed = get.at.since(before);
@@ -428,10 +429,10 @@ async fn a_task_that_is_not_acknowledged_is_polled_as_often_as_its_server_wants(
         );
         assert!(get.meta().get(WAIT_MS).is_none(), "nobody offered to wait: {get:?}");
         before = script.clock.now();
-        get.result(complete(but(task("t1", "working"), json!({"pollIntervalMs": says})))).await;
+        get.result(complete(with_members(task("t1", "working"), json!({"pollIntervalMs": says})))).await;
         (at_least, at_most) = (next_least, next_most);
     }
-    let get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
     get.result(complete(completed("t1", "end"))).await;
     assert_eq!(rest(&mut run).await, ["done: end"]);
 }
@@ -439,7 +440,7 @@ async fn a_task_that_is_not_acknowledged_is_polled_as_often_as_its_server_wants(
 #[tokio::test]
 async fn a_server_that_does_not_push_is_polled() {
     for how in ["no method", "no stream", "an error", "a page"] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client_with(script.options(), json!({TASKS: {}})).await;
         let (mut run, asked) = asked_to_push(&script, &client).await;
         match how {
@@ -448,7 +449,7 @@ async fn a_server_that_does_not_push_is_polled() {
             "an error" => asked.error(200, -32603, "not today", Value::Null).await,
             _ => asked.text(404, "text/html", "<html></html>").await,
         }
-        let get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+        let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
         get.result(complete(completed("t1", "end"))).await;
         assert_eq!(rest(&mut run).await, ["done: end"], "{how}");
         // Only a fault may pass.
@@ -459,15 +460,15 @@ async fn a_server_that_does_not_push_is_polled() {
 
 #[tokio::test]
 async fn a_second_run_of_a_server_that_does_not_push_is_polled_too() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
     let mut first = polled(&script, &client).await;
-    let get = script.as_time_passes("a look", 50 * MS, wanting(&mut first, script.expect_of("tasks/get", "t1"))).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut first, script.expect_of("tasks/get", "t1"))).await;
     let mut second = script.run(&client, "t2").await;
-    assert_eq!(told(&mut second, 1).await, ["task t2"]);
+    assert_eq!(next_briefs(&mut second, 1).await, ["task t2"]);
     // It may try once more to listen.
     script.always("subscriptions/listen", json!({"resultType": "complete"}));
-    let other = script.as_time_passes("another look", 50 * MS, wanting(&mut second, script.expect_of("tasks/get", "t2"))).await;
+    let other = script.as_time_passes("another look", 50 * MS, while_waiting(&mut second, script.expect_of("tasks/get", "t2"))).await;
     other.result(complete(completed("t2", "second"))).await;
     assert_eq!(rest(&mut second).await, ["done: second"]);
     get.result(complete(completed("t1", "first"))).await;
@@ -476,21 +477,21 @@ async fn a_second_run_of_a_server_that_does_not_push_is_polled_too() {
 
 #[tokio::test]
 async fn where_nothing_is_pushed_states_and_output_are_waited_for_at_the_server() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let mut run = polled(&script, &client).await;
-    let read = wanting(&mut run, script.expect_of(READ, "t1")).await;
+    let read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
     assert_eq!((&read.params()["fromSeq"], &read.params()["waitMs"]), (&json!(0), &json!(20_000)));
     read.result(page(0, &["a"], false)).await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
-    let held = wanting(&mut run, script.expect_of(READ, "t1")).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    let held = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
     assert_eq!((&held.params()["fromSeq"], &held.params()["waitMs"]), (&json!(1), &json!(20_000)));
     for (known, tells) in [(Value::Null, 7), (json!(7), 8)] {
-        let get = script.as_time_passes("a look", 20 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+        let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
         assert_eq!((&get.meta()[WAIT_MS], &get.meta()[TASK_VERSION]), (&json!(20_000), &known));
         let meta = json!({"_meta": {TASK_VERSION: tells}});
         let state = if tells == 7 { task("t1", "working") } else { completed("t1", "end") };
-        get.result(complete(but(state, meta))).await;
+        get.result(complete(with_members(state, meta))).await;
     }
     // What is left of the output is read before the end is told.
     let reads = async {
@@ -500,17 +501,17 @@ async fn where_nothing_is_pushed_states_and_output_are_waited_for_at_the_server(
     };
     let (told, ()) = tokio::join!(rest(&mut run), reads);
     assert_eq!(told, ["1 b", "done: end"]);
-    held.given_up().await;
+    held.closed_by_client().await;
 }
 
 #[tokio::test]
 async fn output_that_was_read_to_its_end_is_not_read_again() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let mut run = polled(&script, &client).await;
-    wanting(&mut run, script.expect_of(READ, "t1")).await.result(page(0, &["a"], true)).await;
-    assert_eq!(told(&mut run, 1).await, ["0 a"]);
-    let get = script.as_time_passes("a look", 20 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+    while_waiting(&mut run, script.expect_of(READ, "t1")).await.result(page(0, &["a"], true)).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
     get.result(complete(completed("t1", "end"))).await;
     assert_eq!(rest(&mut run).await, ["done: end"]);
     assert_eq!(script.count(READ), 1);
@@ -518,21 +519,21 @@ async fn output_that_was_read_to_its_end_is_not_read_again() {
 
 #[tokio::test]
 async fn a_task_that_its_server_has_forgotten_ends_the_run() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
     let mut run = polled(&script, &client).await;
-    let get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
     get.error(200, -32602, "Task not found", Value::Null).await;
     let error = fails(&mut run).await;
-    assert!(matches!(&error, Error::NotFound { task } if task == "t1"), "{error:?}");
+    assert!(matches!(&error, Error::TaskNotFound { task } if task == "t1"), "{error:?}");
 }
 
 #[tokio::test]
 async fn an_answer_about_another_task_is_no_answer() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
     let mut run = polled(&script, &client).await;
-    let get = script.as_time_passes("a look", 50 * MS, wanting(&mut run, script.expect("tasks/get"))).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
     get.result(complete(completed("t2", "not ours"))).await;
     let error = fails(&mut run).await;
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
@@ -542,7 +543,7 @@ async fn an_answer_about_another_task_is_no_answer() {
 
 #[tokio::test]
 async fn ten_runs_share_one_stream() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let ids: Vec<String> = (0..10).map(|n| format!("t{n}")).collect();
     let mut runs = Vec::new();
@@ -561,7 +562,7 @@ async fn ten_runs_share_one_stream() {
         runs.push(run);
         // That it has come is seen by who waits for it.
         let last = runs.last_mut().expect("a run");
-        assert_eq!(told(last, 1).await, [format!("0 {id} begins")]);
+        assert_eq!(next_briefs(last, 1).await, [format!("0 {id} begins")]);
         current = Some(listen);
     }
     let mut listen = current.expect("a stream");
@@ -583,7 +584,7 @@ async fn ten_runs_share_one_stream() {
 
 #[tokio::test]
 async fn the_stream_of_others_stays_when_one_run_ends() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut one, mut first) = script.watched(&client, "t1").await;
     let (mut two, mut listen) = script.watched(&client, "t2").await;
@@ -600,7 +601,7 @@ async fn the_stream_of_others_stays_when_one_run_ends() {
 // More than is read.
 
 /// Answers reads of a task's output, for as long as there are any.
-async fn reads(script: &Script, id: &str, texts: &[String]) -> Infallible {
+async fn reads(script: &ScriptedServer, id: &str, texts: &[String]) -> Infallible {
     loop {
         let asked = script.expect_of(READ, id).await;
         let from = asked.params()["fromSeq"].as_u64().expect("a number");
@@ -611,12 +612,12 @@ async fn reads(script: &Script, id: &str, texts: &[String]) -> Infallible {
 
 #[tokio::test]
 async fn output_that_nobody_reads_is_left_at_the_server_and_fetched_when_it_is_wanted() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let (_client, [mut one, mut two], mut listen, texts) = flooded(&script).await;
     listen.task(completed("t1", "end")).await;
     // The others are not held up by it.
     listen.partial("t2", 0, "free").await;
-    assert_eq!(told(&mut two, 1).await, ["0 free"]);
+    assert_eq!(next_briefs(&mut two, 1).await, ["0 free"]);
     let told = tokio::select! {
         told = rest(&mut one) => told,
         never = reads(&script, "t1", &texts) => match never {},
@@ -633,14 +634,14 @@ async fn output_that_nobody_reads_is_left_at_the_server_and_fetched_when_it_is_w
 
 #[tokio::test]
 async fn a_run_that_was_left_is_taken_up_from_its_reference_by_another_client() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     for (seq, said) in [(0, "a"), (1, "b"), (2, "c")] {
         listen.partial("t1", seq, said).await;
     }
     // What came and was not handed out is not counted.
-    assert_eq!(told(&mut run, 2).await, ["0 a", "1 b"]);
+    assert_eq!(next_briefs(&mut run, 2).await, ["0 a", "1 b"]);
     let left = run.detach().expect("a task");
     assert_eq!((left.server.as_str(), left.task.as_deref(), left.tool.as_str(), left.next), (script.url().as_str(), Some("t1"), "job", 2));
     assert_eq!(left.to_string(), format!("{}#t1", script.url()));
@@ -651,9 +652,9 @@ async fn a_run_that_was_left_is_taken_up_from_its_reference_by_another_client() 
     assert_eq!(again, left);
     script.always("tasks/get", complete(task("t1", "working")));
     let other = script.client().await;
-    let mut run = soon("the task", other.attach(&again)).await.expect("a run");
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
-    let mut listen = wanting(&mut run, script.listen()).await;
+    let mut run = with_timeout("the task", other.attach(&again)).await.expect("a run");
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut run, script.listen()).await;
     assert_eq!(listen.wanted, json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": 2}]}));
     listen.partial("t1", 2, "c").await;
     listen.task(completed("t1", "end")).await;
@@ -662,20 +663,20 @@ async fn a_run_that_was_left_is_taken_up_from_its_reference_by_another_client() 
 
 #[tokio::test]
 async fn a_task_that_ended_meanwhile_is_told_to_its_end() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     script.always("tasks/get", complete(completed("t1", "end")));
     script.always(READ, page(2, &["c", "d"], true));
     script.may_remain(LISTEN);
     let left = reference(json!({"server": script.url(), "era": "modern", "task": "t1", "tool": "job", "next": 2}));
-    let mut run = soon("the task", client.attach(&left)).await.expect("a run");
+    let mut run = with_timeout("the task", client.attach(&left)).await.expect("a run");
     assert_eq!(rest(&mut run).await, ["task t1", "2 c", "3 d", "done: end"]);
 }
 
 #[tokio::test]
 async fn a_call_whose_answer_was_never_seen_is_made_again_under_its_key() {
-    for becomes in [created("t1"), said("end")] {
-        let script = Script::start().await;
+    for becomes in [created("t1"), text_result("end")] {
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let left = json!({"server": script.url(), "era": "modern", "tool": "job", "key": "key-of-before", "args": {"b": [1, 2], "a": "é"}});
         let call = async {
@@ -688,8 +689,8 @@ async fn a_call_whose_answer_was_never_seen_is_made_again_under_its_key() {
         let (run, ()) = tokio::join!(client.attach(&left), call);
         let mut run = run.expect("a run");
         if becomes["resultType"] == "task" {
-            assert_eq!(told(&mut run, 1).await, ["task t1"]);
-            let mut listen = wanting(&mut run, script.listen()).await;
+            assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+            let mut listen = while_waiting(&mut run, script.listen()).await;
             listen.task(completed("t1", "end")).await;
         }
         assert_eq!(rest(&mut run).await, ["done: end"]);
@@ -698,17 +699,17 @@ async fn a_call_whose_answer_was_never_seen_is_made_again_under_its_key() {
 
 #[tokio::test]
 async fn a_call_whose_answer_was_never_seen_is_not_made_again_where_that_would_run_it_twice() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
     let left = json!({"server": script.url(), "era": "modern", "tool": "job", "key": "key-of-before", "args": {}});
-    let error = soon("the refusal", client.attach(&reference(left))).await.expect_err("an error");
+    let error = with_timeout("the refusal", client.attach(&reference(left))).await.expect_err("an error");
     assert!(matches!(&error, Error::LostCall { tool, .. } if tool == "job"), "{error:?}");
     assert_eq!(script.count("tools/call"), 0);
 }
 
 #[tokio::test]
 async fn who_leaves_a_call_that_is_no_task_gives_it_up() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
     let (run, mut sse) = held(&script, &client).await;
@@ -718,14 +719,14 @@ async fn who_leaves_a_call_that_is_no_task_gives_it_up() {
 
 #[tokio::test]
 async fn who_does_not_wait_for_the_start_gives_the_call_up() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
     let asked = tokio::select! {
         run = client.start("job", json!({})) => panic!("too early: {run:?}"),
         asked = script.expect("tools/call") => asked,
     };
-    asked.given_up().await;
+    asked.closed_by_client().await;
 }
 
 // Calling off.
@@ -733,10 +734,10 @@ async fn who_does_not_wait_for_the_start_gives_the_call_up() {
 #[tokio::test]
 async fn a_task_is_cancelled_by_asking_and_ends_when_its_server_says_so() {
     for (state, expected) in [
-        (but(task("t1", "cancelled"), json!({"statusMessage": "enough"})), "cancelled: enough"),
+        (with_members(task("t1", "cancelled"), json!({"statusMessage": "enough"})), "cancelled: enough"),
         (completed("t1", "too late"), "done: too late"),
     ] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client().await;
         let (mut run, mut listen) = script.watched(&client, "t1").await;
         let cancel = async {
@@ -744,8 +745,8 @@ async fn a_task_is_cancelled_by_asking_and_ends_when_its_server_says_so() {
             assert_eq!(asked.params()["taskId"], "t1");
             asked.result(json!({"resultType": "complete"})).await;
         };
-        soon("the acknowledgement", async { tokio::join!(run.cancel(), cancel) }).await.0.expect("taken");
-        listen.task(but(task("t1", "working"), json!({"statusMessage": "stopping"}))).await;
+        with_timeout("the acknowledgement", async { tokio::join!(run.cancel(), cancel) }).await.0.expect("taken");
+        listen.task(with_members(task("t1", "working"), json!({"statusMessage": "stopping"}))).await;
         assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("working: stopping"));
         listen.task(state).await;
         assert_eq!(all(&mut run).await, [expected]);
@@ -754,11 +755,11 @@ async fn a_task_is_cancelled_by_asking_and_ends_when_its_server_says_so() {
 
 #[tokio::test]
 async fn a_held_call_is_cancelled_by_closing_it() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
     let (mut run, mut sse) = held(&script, &client).await;
-    soon("the word", run.cancel()).await.expect("taken");
+    with_timeout("the word", run.cancel()).await.expect("taken");
     sse.closed().await;
     assert_eq!(rest(&mut run).await, ["progress 1", "cancelled"]);
 }
@@ -774,15 +775,15 @@ async fn connect(port: u16) -> Client {
 }
 
 async fn connect_with(target: Target, options: Options) -> Client {
-    soon("the connection", Client::connect(target, options)).await.expect("a connection")
+    with_timeout("the connection", Client::connect(target, options)).await.expect("a connection")
 }
 
 /// All that is told of a run: its texts together, which must come in order, and its end.
-async fn whole(run: &mut Run) -> (String, String) {
+async fn whole(run: &mut Call) -> (String, String) {
     let (mut text, mut seq, mut ends) = (String::new(), None, String::new());
     while let Some(event) = next(run).await {
         match event {
-            Event::Partial(partial) => {
+            Event::Chunk(partial) => {
                 let expected = seq.map_or(partial.seq, |seq| seq + 1);
                 assert_eq!(partial.seq, expected, "after {text}");
                 seq = Some(partial.seq);
@@ -811,58 +812,58 @@ async fn ten_runs_of_our_server_are_told_exactly_over_one_stream() {
     let client = connect(server.port).await;
     let mut runs = Vec::new();
     for name in 0..10 {
-        let started = soon("the start", client.start("counts", json!({"name": name}))).await;
+        let started = with_timeout("the start", client.start("counts", json!({"name": name}))).await;
         runs.push((name, started.expect("a run")));
     }
     let reading = runs.iter_mut().map(|(name, run)| async move { (*name, whole(run).await) });
-    for (name, (text, ends)) in soon("all ends", futures_util::future::join_all(reading)).await {
+    for (name, (text, ends)) in with_timeout("all ends", futures_util::future::join_all(reading)).await {
         let expected: String = (0..100).map(|n| format!("{name}.{n};")).collect();
         assert_eq!((text, ends), (expected, format!("done: {name} is done")));
     }
     drop(runs);
-    soon("the end", client.close()).await;
+    with_timeout("the end", client.close()).await;
     server.stopped().await;
 }
 
 #[tokio::test]
 async fn in_one_process_a_run_is_told_the_same_as_over_http() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let over_http = connect(stage.server.port).await;
     let in_process = Client::connect(stage.server.server.clone(), Options::default()).await.expect("a connection");
     for client in [over_http, in_process] {
-        let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
+        let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
         let mut act = stage.run().await;
         let Some(Event::Task(reference)) = next(&mut run).await else { panic!("a task") };
         act.writes("one").await;
         act.ctx.status("half way").await.expect("taken");
-        assert_eq!(told(&mut run, 1).await, ["0 one"]);
+        assert_eq!(next_briefs(&mut run, 1).await, ["0 one"]);
         act.writes("two").await;
         act.ends("done");
         assert_eq!(rest(&mut run).await, ["1 two", "done: done"]);
-        let view = soon("a look", client.task(reference.task.as_deref().expect("an id"))).await.expect("a view");
+        let view = with_timeout("a look", client.task(reference.task.as_deref().expect("an id"))).await.expect("a view");
         assert_eq!((view.status, view.outcome.as_ref().map(end).as_deref()), (Status::Completed, Some("done: done")));
-        soon("the end", client.close()).await;
+        with_timeout("the end", client.close()).await;
     }
 }
 
 #[tokio::test]
 async fn a_run_of_our_server_goes_on_from_its_reference_with_nothing_twice_or_missing() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let client = connect(stage.server.port).await;
-    let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
+    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
     let mut act = stage.run().await;
     for text in ["a", "b", "c"] {
         act.writes(text).await;
     }
-    assert_eq!(told(&mut run, 3).await[1..], ["0 a", "1 b"]);
+    assert_eq!(next_briefs(&mut run, 3).await[1..], ["0 a", "1 b"]);
     let left = run.detach().expect("a task");
     act.writes("d").await;
     let other = connect(stage.server.port).await;
-    let mut run = soon("the task", other.attach(&left)).await.expect("a run");
-    assert_eq!(told(&mut run, 3).await[1..], ["2 c", "3 d"]);
+    let mut run = with_timeout("the task", other.attach(&left)).await.expect("a run");
+    assert_eq!(next_briefs(&mut run, 3).await[1..], ["2 c", "3 d"]);
     // The same task once more, from its beginning.
-    let mut twice = soon("the task", other.attach(&Reference { next: 0, ..left.clone() })).await.expect("a run");
-    assert_eq!(told(&mut twice, 5).await[1..], ["0 a", "1 b", "2 c", "3 d"]);
+    let mut twice = with_timeout("the task", other.attach(&Reference { next: 0, ..left.clone() })).await.expect("a run");
+    assert_eq!(next_briefs(&mut twice, 5).await[1..], ["0 a", "1 b", "2 c", "3 d"]);
     act.writes("e").await;
     act.ends("done");
     assert_eq!(rest(&mut run).await, ["4 e", "done: done"]);
@@ -871,17 +872,17 @@ async fn a_run_of_our_server_goes_on_from_its_reference_with_nothing_twice_or_mi
 
 #[tokio::test]
 async fn a_run_of_our_server_without_streams_is_told_the_same() {
-    let config = taskwire::server::Config { listens_per_caller: 0, ..uncoalesced() };
-    let mut stage = Stage::with(config).await;
+    let config = taskwire::server::Config { streams_per_caller: 0, ..uncoalesced() };
+    let mut stage = ToolHarness::with(config).await;
     // Refused streams are asked for again: not so often that nothing else is done.
     let timing = Timing { backoff: 50 * MS, ..Timing::default() };
     let client = connect_with(at(stage.server.port), Options { timing, ..Options::default() }).await;
-    let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
+    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
     let mut act = stage.run().await;
     for text in ["a", "b", "c"] {
         act.writes(text).await;
     }
-    assert_eq!(told(&mut run, 4).await[1..], ["0 a", "1 b", "2 c"]);
+    assert_eq!(next_briefs(&mut run, 4).await[1..], ["0 a", "1 b", "2 c"]);
     act.writes("d").await;
     act.ends("done");
     assert_eq!(rest(&mut run).await, ["3 d", "done: done"]);
@@ -889,11 +890,11 @@ async fn a_run_of_our_server_without_streams_is_told_the_same() {
 
 #[tokio::test]
 async fn a_run_of_our_server_that_is_cut_again_and_again_is_told_exactly() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let between = Between::new(stage.server.port, b"").await;
     let timing = Timing { backoff: MS, backoff_max: 5 * MS, ..Timing::default() };
     let client = connect_with(between.target(), Options { timing, ..Options::default() }).await;
-    let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
+    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
     let mut act = stage.run().await;
     let reading = tokio::spawn(async move { whole(&mut run).await });
     for n in 0..200 {
@@ -903,19 +904,19 @@ async fn a_run_of_our_server_that_is_cut_again_and_again_is_told_exactly() {
         }
     }
     act.ends("done");
-    let (text, ends) = soon("the end", reading).await.expect("no panic");
+    let (text, ends) = with_timeout("the end", reading).await.expect("no panic");
     let expected: String = (0..200).map(|n| format!("{n};")).collect();
     assert_eq!((text, ends.as_str()), (expected, "done: done"));
 }
 
 #[tokio::test]
 async fn a_call_of_our_server_is_called_off() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let client = connect(stage.server.port).await;
-    let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
+    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
     let act = stage.run().await;
-    soon("the word", run.cancel()).await.expect("taken");
-    soon("the word to stop", act.ctx.cancelled()).await;
+    with_timeout("the word", run.cancel()).await.expect("taken");
+    with_timeout("the word to stop", act.ctx.cancelled()).await;
     let told = rest(&mut run).await;
     assert!(told.last().is_some_and(|last| last.starts_with("cancelled")), "{told:?}");
 }
@@ -925,10 +926,10 @@ async fn a_plain_call_of_our_server_is_its_result() {
     let quick = crate::tasks::quick("quick");
     let server = TestServer::start(registry([quick])).await;
     let client = connect(server.port).await;
-    let tools = soon("the list", client.tools()).await.expect("tools");
+    let tools = with_timeout("the list", client.tools()).await.expect("tools");
     assert_eq!(tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["quick"]);
-    let outcome = soon("the result", client.call("quick", json!({}))).await.expect("a result");
+    let outcome = with_timeout("the result", client.call("quick", json!({}))).await.expect("a result");
     assert_eq!(end(&outcome), "done: done");
-    let error = soon("the refusal", client.call("slow", json!({}))).await.expect_err("an error");
+    let error = with_timeout("the refusal", client.call("slow", json!({}))).await.expect_err("an error");
     assert!(matches!(&error, Error::Rpc(error) if error.code == -32602), "{error:?}");
 }

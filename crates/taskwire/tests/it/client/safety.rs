@@ -13,18 +13,18 @@ use taskwire::{
 use super::{
     legacy::{self, awaited, begun, client_of, ended, having, held, joined, made, progress, scripted, shown, tools_of},
     script::{
-        KEY, MS, SECOND, Script, asking, called, completed, end, everything, fails, form, last, response, rest, said, started, task, told,
-        wanting,
+        KEY, MS, SECOND, ScriptedServer, asking, call_job, completed, end, everything, fails, form, last, next_briefs, response, rest,
+        start_job, task, text_result, while_waiting,
     },
 };
 use crate::{
-    kit::{TempDir, TestServer, soon},
-    stage::{Stage, uncoalesced},
+    kit::{TempDir, TestServer, with_timeout},
     tasks::{Signal, quick, registry, tool},
+    tool_harness::{ToolHarness, uncoalesced},
 };
 
 /// Lets so much time pass, a second at a time.
-async fn passes(script: &Script, span: Duration) {
+async fn passes(script: &ScriptedServer, span: Duration) {
     let until = script.clock.now().after(span);
     script.as_time_passes("time", SECOND, script.clock.sleep_until(until)).await;
 }
@@ -43,7 +43,7 @@ async fn a_wait_that_is_cut_again_and_again_is_not_given_up_while_the_server_is_
         wait.cut();
         wait = script.as_time_passes("another wait", 10 * MS, awaited(&script, "tasks/result")).await.sse().await;
     }
-    assert!(script.clock.now().since(begun) > Timing::default().patience + 61 * SECOND, "that is long enough");
+    assert!(script.clock.now().since(begun) > Timing::default().give_up_after + 61 * SECOND, "that is long enough");
     wait.result(ended("t1", "done")).await;
     assert_eq!(rest(&mut run).await, ["done: done"]);
     assert_eq!(script.count("tools/call"), 1);
@@ -51,7 +51,7 @@ async fn a_wait_that_is_cut_again_and_again_is_not_given_up_while_the_server_is_
 
 #[tokio::test]
 async fn a_held_call_that_is_cut_again_and_again_is_not_given_up_while_the_server_is_there() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let playing = async {
         let begun = script.clock.now();
@@ -64,18 +64,18 @@ async fn a_held_call_that_is_cut_again_and_again_is_not_given_up_while_the_serve
             passes(&script, 61 * SECOND).await;
             sse.cut();
         }
-        assert!(script.clock.now().since(begun) > Timing::default().patience + 61 * SECOND, "that is long enough");
+        assert!(script.clock.now().since(begun) > Timing::default().give_up_after + 61 * SECOND, "that is long enough");
         keys.dedup();
         assert_eq!(keys.len(), 1, "it is one call: {keys:?}");
-        script.as_time_passes("the call", 10 * MS, script.expect("tools/call")).await.result(said("done")).await;
+        script.as_time_passes("the call", 10 * MS, script.expect("tools/call")).await.result(text_result("done")).await;
     };
-    let (outcome, ()) = called(&client, json!({}), playing).await;
+    let (outcome, ()) = call_job(&client, json!({}), playing).await;
     assert_eq!(end(&outcome.expect("a result")), "done: done");
 }
 
 #[tokio::test]
 async fn a_server_that_wants_to_be_left_alone_for_ever_is_given_up() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let playing = async {
         script.expect("tasks/get").await.empty(503).await;
@@ -92,7 +92,7 @@ async fn a_server_that_wants_to_be_left_alone_for_ever_is_given_up() {
 #[tokio::test]
 async fn the_longest_time_between_two_looks_may_be_shorter_than_the_shortest() {
     let timing = Timing { poll_min: 100 * MS, poll_max: 50 * MS, ..Timing::default() };
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client_with(Options { timing, ..script.options() }, everything()).await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.task(completed("t1", "end")).await;
@@ -108,7 +108,7 @@ async fn the_longest_time_between_two_looks_may_be_shorter_than_the_shortest() {
 // Servers that send us elsewhere.
 
 /// Options with what must not get into other hands.
-fn with_secrets(script: &Script) -> Options {
+fn with_secrets(script: &ScriptedServer) -> Options {
     let headers = vec![("X-Api-Key".to_owned(), "s3cret".to_owned())];
     Options { headers, credentials: Some(Arc::new(Bearer("t0ken".to_owned()))), ..script.options() }
 }
@@ -116,7 +116,7 @@ fn with_secrets(script: &Script) -> Options {
 #[tokio::test]
 async fn a_server_is_followed_within_itself_with_the_same_request() {
     for status in [307, 308] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client_with(with_secrets(&script), everything()).await;
         let playing = async {
             let first = script.expect("tools/call").await;
@@ -128,9 +128,9 @@ async fn a_server_is_followed_within_itself_with_the_same_request() {
             for header in &headers {
                 assert!(second.headers.contains(header), "{status}: {header:?} is not in {:?}", second.headers);
             }
-            second.result(said("done")).await;
+            second.result(text_result("done")).await;
         };
-        let (outcome, ()) = called(&client, json!({"a": 1}), playing).await;
+        let (outcome, ()) = call_job(&client, json!({"a": 1}), playing).await;
         assert_eq!(end(&outcome.expect("a result")), "done: done", "{status}");
     }
 }
@@ -138,10 +138,10 @@ async fn a_server_is_followed_within_itself_with_the_same_request() {
 #[tokio::test]
 async fn nothing_goes_elsewhere_that_was_meant_for_the_server() {
     for status in [301, 302, 303, 307, 308] {
-        let (script, elsewhere) = (Script::start().await, Script::start().await);
+        let (script, elsewhere) = (ScriptedServer::start().await, ScriptedServer::start().await);
         let client = script.client_with(with_secrets(&script), everything()).await;
         let playing = async { script.expect("tools/call").await.with("Location", &elsewhere.url()).empty(status).await };
-        let error = called(&client, json!({}), playing).await.0.expect_err("it is not there");
+        let error = call_job(&client, json!({}), playing).await.0.expect_err("it is not there");
         assert!(matches!(&error, Error::Refused { status: of, .. } if *of == status), "{status}: {error:?}");
         assert!(error.to_string().contains(&elsewhere.url()), "{status}: who reads it knows where to: {error}");
         assert_eq!(elsewhere.seen(), [""; 0], "{status}");
@@ -152,17 +152,17 @@ async fn nothing_goes_elsewhere_that_was_meant_for_the_server() {
 #[tokio::test]
 async fn a_call_is_not_made_something_else_by_a_redirection() {
     for status in [301, 302, 303] {
-        let script = Script::start().await;
+        let script = ScriptedServer::start().await;
         let client = script.client_with(with_secrets(&script), everything()).await;
         let playing = async { script.expect("tools/call").await.with("Location", "/mcp").empty(status).await };
-        let error = called(&client, json!({}), playing).await.0.expect_err("it cannot be followed");
+        let error = call_job(&client, json!({}), playing).await.0.expect_err("it cannot be followed");
         assert!(matches!(&error, Error::Refused { status: of, .. } if *of == status), "{status}: {error:?}");
         assert_eq!((script.count("tools/call"), script.count("GET")), (1, 0), "{status}");
     }
 }
 
 /// Sends every call on to where it is.
-async fn circles(script: &Script) -> Infallible {
+async fn circles(script: &ScriptedServer) -> Infallible {
     loop {
         script.expect("tools/call").await.with("Location", "/mcp").empty(307).await;
     }
@@ -170,10 +170,10 @@ async fn circles(script: &Script) -> Infallible {
 
 #[tokio::test]
 async fn a_server_that_sends_us_in_circles_is_not_followed_for_ever() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let error = tokio::select! {
-        outcome = soon("the error", client.call("job", json!({}))) => outcome.expect_err("it goes nowhere"),
+        outcome = with_timeout("the error", client.call("job", json!({}))) => outcome.expect_err("it goes nowhere"),
         never = circles(&script) => match never {},
     };
     assert!(matches!(error, Error::Refused { status: 307, .. }), "{error:?}");
@@ -194,17 +194,17 @@ async fn a_run_that_nobody_reads_does_not_hold_up_other_calls() {
         Ok::<_, ToolError>("done")
     });
     let server = TestServer::start(registry([chatty.task(TaskMode::Never), quick("quick").task(TaskMode::Never)])).await;
-    let modern = soon("the connection", Client::connect(&server.server, Options::default())).await.expect("a connection");
+    let modern = with_timeout("the connection", Client::connect(&server.server, Options::default())).await.expect("a connection");
     let older = client_of(Target::from(&server.server), Options::default()).await;
     for client in [modern, older] {
-        let mut run = soon("the start", client.start("chatty", json!({}))).await.expect("a run");
-        soon("the end of the tool", told_all.wait()).await;
+        let mut run = with_timeout("the start", client.start("chatty", json!({}))).await.expect("a run");
+        with_timeout("the end of the tool", told_all.wait()).await;
         for _ in 0..3 {
-            let outcome = soon("the other call", client.call("quick", json!({}))).await.expect("a result");
+            let outcome = with_timeout("the other call", client.call("quick", json!({}))).await.expect("a result");
             assert_eq!(end(&outcome), "done: done");
         }
         assert_eq!(last(&mut run).await, "done: done");
-        soon("the end", client.close()).await;
+        with_timeout("the end", client.close()).await;
     }
 }
 
@@ -220,14 +220,14 @@ fn asks() -> Value {
 }
 
 /// Takes an answer with this name, and acknowledges it.
-async fn takes(script: &Script, name: &str) {
+async fn takes(script: &ScriptedServer, name: &str) {
     let asked = script.expect("tasks/update").await;
     assert_eq!(asked.params()["inputResponses"], json!({"k": {"action": "accept", "content": {"name": name}}}));
     asked.result(json!({"resultType": "complete"})).await;
 }
 
 /// Refuses an answer with this name.
-async fn refuses(script: &Script, name: &str, code: i64) {
+async fn refuses(script: &ScriptedServer, name: &str, code: i64) {
     let asked = script.expect("tasks/update").await;
     assert_eq!(asked.params()["inputResponses"], json!({"k": {"action": "accept", "content": {"name": name}}}));
     asked.error(200, code, "no such name", Value::Null).await;
@@ -235,7 +235,7 @@ async fn refuses(script: &Script, name: &str, code: i64) {
 
 /// A server refuses an answer with this code: another one can be given, now and after a restart.
 async fn another_answer_after(code: i64) {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     // What is asked is pushed; looks may wait.
     script.may_remain("tasks/get");
     let dir = TempDir::new();
@@ -250,8 +250,8 @@ async fn another_answer_after(code: i64) {
     let client = script.client_with(options(), everything()).await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(told(&mut run, 1).await, ["asks k: Name?"]);
-    let refused = soon("the refusal", async { tokio::join!(run.answer("k", name("Ada")), refuses(&script, "Ada", code)) }).await.0;
+    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    let refused = with_timeout("the refusal", async { tokio::join!(run.answer("k", name("Ada")), refuses(&script, "Ada", code)) }).await.0;
     refused.expect_err("it was refused");
     assert!(recorded().is_empty(), "{code}: {:?}", recorded());
     // The next one is lost on its way, and its client with it.
@@ -267,19 +267,19 @@ async fn another_answer_after(code: i64) {
 
     // After a restart it is given again, and is no better.
     let client = script.client_with(options(), everything()).await;
-    let mut run = soon("the task", client.attach(&reference)).await.expect("a run");
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
-    let mut listen = wanting(&mut run, script.listen()).await;
+    let mut run = with_timeout("the task", client.attach(&reference)).await.expect("a run");
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut run, script.listen()).await;
     listen.task(asks()).await;
-    wanting(&mut run, refuses(&script, "Bob", code)).await;
-    assert_eq!(told(&mut run, 1).await, ["asks k: Name?"], "{code}: then somebody has to be asked");
+    while_waiting(&mut run, refuses(&script, "Bob", code)).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"], "{code}: then somebody has to be asked");
     assert!(recorded().is_empty(), "{code}: {:?}", recorded());
-    let taken = soon("the answer", async { tokio::join!(run.answer("k", name("Cleo")), takes(&script, "Cleo")) }).await.0;
+    let taken = with_timeout("the answer", async { tokio::join!(run.answer("k", name("Cleo")), takes(&script, "Cleo")) }).await.0;
     taken.unwrap_or_else(|error| panic!("{code}: {error}"));
     let answer = name("Cleo").value().clone();
     assert_eq!(recorded(), [("k".to_owned(), answer, true)], "{code}");
     listen.task(task("t1", "working")).await;
-    assert_eq!(told(&mut run, 1).await, ["settled k"], "{code}");
+    assert_eq!(next_briefs(&mut run, 1).await, ["settled k"], "{code}");
     listen.task(completed("t1", "end")).await;
     assert_eq!(rest(&mut run).await, ["done: end"], "{code}");
 }
@@ -299,20 +299,20 @@ async fn an_answer_that_the_server_calls_invalid_can_be_replaced_also_after_a_re
 
 #[tokio::test]
 async fn an_answer_that_was_given_up_half_way_leaves_the_question_open() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let (mut run, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(told(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
     let asked = tokio::select! {
         answered = run.answer("k", name("Ada")) => panic!("too early: {answered:?}"),
         asked = script.expect("tasks/update") => asked,
     };
-    asked.given_up().await;
-    let taken = soon("the answer", async { tokio::join!(run.answer("k", name("Bob")), takes(&script, "Bob")) }).await.0;
+    asked.closed_by_client().await;
+    let taken = with_timeout("the answer", async { tokio::join!(run.answer("k", name("Bob")), takes(&script, "Bob")) }).await.0;
     taken.expect("it is open");
     listen.task(task("t1", "working")).await;
-    assert_eq!(told(&mut run, 1).await, ["settled k"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["settled k"]);
     listen.task(completed("t1", "end")).await;
     assert_eq!(rest(&mut run).await, ["done: end"]);
 }
@@ -321,7 +321,7 @@ async fn an_answer_that_was_given_up_half_way_leaves_the_question_open() {
 
 #[tokio::test]
 async fn who_closes_waits_until_a_call_was_called_off() {
-    let script = Script::start().await;
+    let script = ScriptedServer::start().await;
     let client = script.client().await;
     let call = async {
         let asked = script.expect("tools/call").await;
@@ -330,8 +330,8 @@ async fn who_closes_waits_until_a_call_was_called_off() {
         sse.notify("notifications/progress", json!({"progressToken": token, "progress": 1})).await;
         (key, sse)
     };
-    let (mut run, (key, mut sse)) = started(&client, call).await;
-    soon("the word", run.cancel()).await.expect("taken");
+    let (mut run, (key, mut sse)) = start_job(&client, call).await;
+    with_timeout("the word", run.cancel()).await.expect("taken");
     assert_eq!(rest(&mut run).await, ["progress 1", "cancelled"]);
     sse.closed().await;
     let closing = client.close();
@@ -344,7 +344,7 @@ async fn who_closes_waits_until_a_call_was_called_off() {
     assert_eq!(off.params(), &json!({"requestId": sse.id, "_meta": {KEY: key}}));
     assert_eq!((off.header("mcp-method"), off.message.get("id")), (Some("notifications/cancelled"), None));
     off.empty(202).await;
-    soon("the end", closing).await;
+    with_timeout("the end", closing).await;
 }
 
 #[tokio::test]
@@ -358,7 +358,7 @@ async fn who_closes_a_session_waits_until_a_call_was_called_off() {
         progress(&call.meta()["progressToken"], json!({"progress": 1}))
     })
     .await;
-    soon("the word", run.cancel()).await.expect("taken");
+    with_timeout("the word", run.cancel()).await.expect("taken");
     assert_eq!(rest(&mut run).await, ["progress 1", "cancelled"]);
     events.closed().await;
     let closing = client.close();
@@ -372,7 +372,7 @@ async fn who_closes_a_session_waits_until_a_call_was_called_off() {
     assert_eq!(script.count("DELETE"), 0, "its session is still there");
     off.empty(202).await;
     let ending = async { script.expect_http("DELETE").await.empty(200).await };
-    soon("the end", async { tokio::join!(closing, ending) }).await;
+    with_timeout("the end", async { tokio::join!(closing, ending) }).await;
 }
 
 #[tokio::test]
@@ -385,11 +385,11 @@ async fn a_call_that_becomes_a_task_just_when_it_is_called_off_is_called_off() {
     let mut all: String = lines.collect();
     all.push_str(&format!("data: {}\n\n", response(&events.id, made("t1"))));
     events.raw(all.as_bytes()).await;
-    assert_eq!(told(&mut run, 2).await, ["progress 1", "log 1"]);
+    assert_eq!(next_briefs(&mut run, 2).await, ["progress 1", "log 1"]);
     assert!(run.reference().is_none(), "it is no task yet");
-    soon("the word", run.cancel()).await.expect("taken");
+    with_timeout("the word", run.cancel()).await.expect("taken");
     let playing = async { script.expect_of("tasks/cancel", "t1").await.result(shown("t1", "cancelled")).await };
-    let (heard, ()) = soon("the end of the task", async { tokio::join!(told(&mut run, 67), playing) }).await;
+    let (heard, ()) = with_timeout("the end of the task", async { tokio::join!(next_briefs(&mut run, 67), playing) }).await;
     assert_eq!((heard[0].as_str(), heard[65].as_str(), heard[66].as_str()), ("log 2", "log 67", "task t1"));
 }
 
@@ -398,25 +398,25 @@ async fn a_call_that_becomes_a_task_just_when_it_is_called_off_is_called_off() {
 #[tokio::test]
 async fn nothing_is_started_again_that_was_closed() {
     for is_legacy in [false, true] {
-        let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+        let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
         let target = Target::from(&stage.server.server);
         let client = if is_legacy {
             client_of(target, Options::default()).await
         } else {
-            soon("the connection", Client::connect(target, Options::default())).await.expect("a connection")
+            with_timeout("the connection", Client::connect(target, Options::default())).await.expect("a connection")
         };
         let (run, act) = tokio::join!(client.start("writes", json!({})), stage.run());
         let mut run = run.expect("a run");
         act.writes("one").await;
-        let watched = told(&mut run, 2).await;
+        let watched = next_briefs(&mut run, 2).await;
         assert_eq!(watched[1], "0 one", "it is watched: {watched:?}");
         let task = run.reference().and_then(|reference| reference.task).expect("a task");
         let other = client.clone();
-        soon("the end", client.close()).await;
+        with_timeout("the end", client.close()).await;
         let errors = [
-            soon("the refusal", other.task(&task)).await.map(drop),
-            soon("the refusal", other.call("writes", json!({}))).await.map(drop),
-            soon("the refusal", other.cancel(&task)).await,
+            with_timeout("the refusal", other.task(&task)).await.map(drop),
+            with_timeout("the refusal", other.call("writes", json!({}))).await.map(drop),
+            with_timeout("the refusal", other.cancel(&task)).await,
         ];
         for error in errors {
             assert!(matches!(error, Err(Error::Closed)), "legacy: {is_legacy}: {error:?}");

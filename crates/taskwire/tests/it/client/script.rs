@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Answer, Client, Error, Event, Link, Options, Outcome, Run, Target},
+    client::{Answer, Call, Client, ConnectionState, Error, Event, Options, Outcome, Target},
     clock::{Clock, ManualClock},
     core::Timestamp,
 };
@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use self::faults::faults_of;
-use crate::kit::{PARTIALS, TASKS, manual_clock, soon, value_of};
+use crate::kit::{PARTIALS, TASKS, manual_clock, value_of, with_timeout};
 
 mod faults;
 
@@ -41,19 +41,19 @@ pub(crate) const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
 pub(crate) const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 
 /// A server in the hands of its test.
-pub(crate) struct Script {
+pub(crate) struct ScriptedServer {
     pub(crate) clock: ManualClock,
     pub(crate) port: u16,
     inbox: Arc<Inbox>,
     accepting: Option<JoinHandle<()>>,
 }
 
-impl Script {
+impl ScriptedServer {
     /// On a port of its own. `tools/list` is answered by itself, with one tool `job` that says nothing about itself.
     pub(crate) async fn start() -> Self {
         let listener = listener().await;
         let port = listener.local_addr().expect("an address").port();
-        let inbox = Inbox { inside: Mutex::default(), news: Notify::new(), clock: manual_clock(), life: watch::Sender::new(0) };
+        let inbox = Inbox { state: Mutex::default(), news: Notify::new(), clock: manual_clock(), life: watch::Sender::new(0) };
         let mut script = Self { clock: inbox.clock.clone(), port, inbox: Arc::new(inbox), accepting: None };
         script.accept(listener);
         script.tools(json!([job()]));
@@ -88,40 +88,40 @@ impl Script {
 
     /// Connects; somebody else must answer.
     pub(crate) async fn connects(&self, options: Options) -> Result<Client, Error> {
-        soon("the connection", Client::connect(self.target(), options)).await
+        with_timeout("the connection", Client::connect(self.target(), options)).await
     }
 
     /// Answers the next `server/discover`.
     pub(crate) async fn discover(&self, extensions: Value) {
-        self.expect("server/discover").await.result(discovered(extensions)).await;
+        self.expect("server/discover").await.result(discover_result(extensions)).await;
     }
 
     // What comes.
 
     /// The next request (or notification) with this method, in whatever order they came.
-    pub(crate) async fn expect(&self, method: &str) -> Asked {
+    pub(crate) async fn expect(&self, method: &str) -> ScriptedRequest {
         self.expect_where(method, |asked| asked.message["method"] == method).await
     }
 
     /// The next request of this method for this task.
-    pub(crate) async fn expect_of(&self, method: &str, task: &str) -> Asked {
+    pub(crate) async fn expect_of(&self, method: &str, task: &str) -> ScriptedRequest {
         let what = format!("{method} of {task}");
         self.expect_where(&what, |asked| asked.message["method"] == method && asked.params()["taskId"] == task).await
     }
 
     /// The next `GET` (or `DELETE`).
-    pub(crate) async fn expect_http(&self, http_method: &str) -> Asked {
+    pub(crate) async fn expect_http(&self, http_method: &str) -> ScriptedRequest {
         self.expect_where(http_method, |asked| asked.http_method == http_method).await
     }
 
     /// The next JSON-RPC response that the client sends: an answer to what it was asked.
-    pub(crate) async fn expect_reply(&self) -> Asked {
-        let is_reply = |asked: &Asked| asked.message.get("result").is_some() || asked.message.get("error").is_some();
+    pub(crate) async fn expect_reply(&self) -> ScriptedRequest {
+        let is_reply = |asked: &ScriptedRequest| asked.message.get("result").is_some() || asked.message.get("error").is_some();
         self.expect_where("a response of the client", is_reply).await
     }
 
     /// The next request that fits.
-    pub(crate) async fn expect_where(&self, what: &str, fits: impl Fn(&Asked) -> bool) -> Asked {
+    pub(crate) async fn expect_where(&self, what: &str, fits: impl Fn(&ScriptedRequest) -> bool) -> ScriptedRequest {
         let found = async {
             loop {
                 let news = self.inbox.news.notified();
@@ -138,7 +138,7 @@ impl Script {
         asked.unwrap_or_else(|_| panic!("{what} did not come within ten seconds; there are {:?}", self.inbox.lock().asked))
     }
 
-    fn take(&self, fits: &impl Fn(&Asked) -> bool) -> Option<Asked> {
+    fn take(&self, fits: &impl Fn(&ScriptedRequest) -> bool) -> Option<ScriptedRequest> {
         let mut inside = self.inbox.lock();
         assert!(inside.faults.is_empty(), "the client is wrong: {:#?}", std::mem::take(&mut inside.faults));
         let at = inside.asked.iter().position(fits)?;
@@ -151,31 +151,31 @@ impl Script {
     }
 
     /// Starts `job`, which becomes this task.
-    pub(crate) async fn run(&self, client: &Client, task: &str) -> Run {
-        started(client, self.answers("tools/call", created(task))).await.0
+    pub(crate) async fn run(&self, client: &Client, task: &str) -> Call {
+        start_job(client, self.answers("tools/call", created(task))).await.0
     }
 
     /// A run of this task that is being watched: that it is a task has been read, and more is wanted.
-    pub(crate) async fn watched(&self, client: &Client, task: &str) -> (Run, Listen) {
+    pub(crate) async fn watched(&self, client: &Client, task: &str) -> (Call, Listen) {
         let mut run = self.run(client, task).await;
-        assert_eq!(told(&mut run, 1).await, [format!("task {task}")]);
-        let listen = wanting(&mut run, self.listen()).await;
+        assert_eq!(next_briefs(&mut run, 1).await, [format!("task {task}")]);
+        let listen = while_waiting(&mut run, self.listen()).await;
         (run, listen)
     }
 
     /// Answers every request of this method with this result from now on, besides those that wait already.
     pub(crate) fn always(&self, method: &str, result: Value) {
-        self.inbox.lock().standing.insert(method.to_owned(), Standing::Result(result));
+        self.inbox.lock().fixed_replies.insert(method.to_owned(), FixedReply::Result(result));
     }
 
     /// Answers every request of this kind (a method, or `GET`, `DELETE`) with this status and no body from now on.
     pub(crate) fn always_empty(&self, kind: &str, status: u16) {
-        self.inbox.lock().standing.insert(kind.to_owned(), Standing::Empty(status));
+        self.inbox.lock().fixed_replies.insert(kind.to_owned(), FixedReply::Empty(status));
     }
 
     /// Leaves requests of this method to the test again.
-    pub(crate) fn no_longer(&self, method: &str) {
-        self.inbox.lock().standing.remove(method);
+    pub(crate) fn stop_answering(&self, method: &str) {
+        self.inbox.lock().fixed_replies.remove(method);
     }
 
     /// Answers every `tools/list` with these tools from now on.
@@ -220,7 +220,7 @@ impl Script {
         }
         self.inbox.life.send_modify(|life| *life += 1);
         // Each idle connection has a reader that holds a receiver.
-        soon("the end of idle connections", self.inbox.life.closed()).await;
+        with_timeout("the end of idle connections", self.inbox.life.closed()).await;
     }
 
     /// Is there again, on the same port.
@@ -265,7 +265,7 @@ impl Script {
 }
 
 /// A request that nobody took is one that should not have been sent.
-impl Drop for Script {
+impl Drop for ScriptedServer {
     fn drop(&mut self) {
         if let Some(accepting) = self.accepting.take() {
             accepting.abort();
@@ -275,7 +275,7 @@ impl Drop for Script {
         }
         let inside = self.inbox.lock();
         assert!(inside.faults.is_empty(), "the client is wrong: {:#?}", inside.faults);
-        let left: Vec<&Asked> = inside.asked.iter().filter(|asked| !inside.may_remain.contains(asked.kind())).collect();
+        let left: Vec<&ScriptedRequest> = inside.asked.iter().filter(|asked| !inside.may_remain.contains(asked.kind())).collect();
         assert!(left.is_empty(), "nobody took {left:?}");
     }
 }
@@ -304,12 +304,12 @@ pub(crate) async fn as_time_passes<T>(clock: &ManualClock, what: &str, step: Dur
             clock.advance(step);
         }
     };
-    soon(what, passing).await
+    with_timeout(what, passing).await
 }
 
 /// What came and was not taken.
 struct Inbox {
-    inside: Mutex<Inside>,
+    state: Mutex<InboxState>,
     news: Notify,
     clock: ManualClock,
     /// Grows when idle connections are to be closed.
@@ -317,10 +317,10 @@ struct Inbox {
 }
 
 #[derive(Default)]
-struct Inside {
-    asked: Vec<Asked>,
+struct InboxState {
+    asked: Vec<ScriptedRequest>,
     seen: Vec<String>,
-    standing: BTreeMap<String, Standing>,
+    fixed_replies: BTreeMap<String, FixedReply>,
     may_remain: BTreeSet<String>,
     faults: Vec<String>,
     /// The client has opened a session: what comes without a version is of the legacy era.
@@ -329,24 +329,24 @@ struct Inside {
 
 /// What a request always gets.
 #[derive(Debug, Clone)]
-enum Standing {
+enum FixedReply {
     Result(Value),
     Empty(u16),
 }
 
 impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, InboxState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a request for the test, or gives it back with the answer that it always gets.
-    fn put(&self, asked: Asked) -> Option<(Asked, Standing)> {
+    fn put(&self, asked: ScriptedRequest) -> Option<(ScriptedRequest, FixedReply)> {
         let mut inside = self.lock();
         inside.seen.push(asked.kind().to_owned());
         inside.is_legacy |= asked.message["method"] == "initialize";
         let faults = faults_of(&asked, inside.is_legacy);
         inside.faults.extend(faults);
-        if let Some(standing) = inside.standing.get(asked.kind()).cloned() {
+        if let Some(standing) = inside.fixed_replies.get(asked.kind()).cloned() {
             return Some((asked, standing));
         }
         inside.asked.push(asked);
@@ -369,8 +369,8 @@ fn receive(stream: TcpStream, inbox: Arc<Inbox>) {
             && let Some((asked, standing)) = inbox.put(asked)
         {
             match standing {
-                Standing::Result(result) => asked.result(result).await,
-                Standing::Empty(status) => asked.empty(status).await,
+                FixedReply::Result(result) => asked.result(result).await,
+                FixedReply::Empty(status) => asked.empty(status).await,
             }
         }
     });
@@ -414,7 +414,7 @@ impl Request {
 }
 
 /// The next request of a connection; none when that has ended.
-async fn read_request(mut stream: TcpStream, inbox: Arc<Inbox>) -> Option<Asked> {
+async fn read_request(mut stream: TcpStream, inbox: Arc<Inbox>) -> Option<ScriptedRequest> {
     let Request { http_method, path, headers, body } = Request::read(&mut stream).await?;
     let message = if body.is_empty() {
         Value::Null
@@ -422,11 +422,11 @@ async fn read_request(mut stream: TcpStream, inbox: Arc<Inbox>) -> Option<Asked>
         serde_json::from_slice(&body).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&body).into_owned()))
     };
     let at = inbox.clock.now();
-    Some(Asked { http_method, path, headers, message, at, more: Vec::new(), stream, inbox })
+    Some(ScriptedRequest { http_method, path, headers, message, at, more: Vec::new(), stream, inbox })
 }
 
 /// A request that waits for its answer.
-pub(crate) struct Asked {
+pub(crate) struct ScriptedRequest {
     pub(crate) http_method: String,
     pub(crate) path: String,
     pub(crate) headers: Vec<(String, String)>,
@@ -440,13 +440,13 @@ pub(crate) struct Asked {
     inbox: Arc<Inbox>,
 }
 
-impl fmt::Debug for Asked {
+impl fmt::Debug for ScriptedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.http_method, self.path, self.message)
     }
 }
 
-impl Asked {
+impl ScriptedRequest {
     /// Its method; `GET` and the like without a body, `response` for a response.
     pub(crate) fn kind(&self) -> &str {
         match self.message["method"].as_str() {
@@ -524,7 +524,7 @@ impl Asked {
     }
 
     /// Begins an answer with a result and cuts the connection in the middle of it.
-    pub(crate) async fn half(mut self, result: Value) {
+    pub(crate) async fn cut_halfway(mut self, result: Value) {
         let body = response(self.id(), result).to_string();
         let mut head = head(200, &self.more);
         head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len()));
@@ -547,8 +547,8 @@ impl Asked {
     }
 
     /// Waits until the client has closed the connection: it does not want the answer any more.
-    pub(crate) async fn given_up(mut self) {
-        soon("the end of the request", closed(&mut self.stream)).await;
+    pub(crate) async fn closed_by_client(mut self) {
+        with_timeout("the end of the request", closed(&mut self.stream)).await;
     }
 }
 
@@ -653,7 +653,7 @@ impl Sse {
 
     /// Waits until the client has closed the stream.
     pub(crate) async fn closed(&mut self) {
-        soon("the end of the stream", closed(&mut self.stream)).await;
+        with_timeout("the end of the stream", closed(&mut self.stream)).await;
     }
 }
 
@@ -721,7 +721,7 @@ pub(crate) fn everything() -> Value {
 }
 
 /// The result of `server/discover`.
-pub(crate) fn discovered(extensions: Value) -> Value {
+pub(crate) fn discover_result(extensions: Value) -> Value {
     json!({"resultType": "complete", "supportedVersions": ["2026-07-28"],
         "capabilities": {"tools": {"listChanged": true}, "extensions": extensions},
         "instructions": "Be kind.", "ttlMs": 3_600_000, "cacheScope": "public",
@@ -743,7 +743,7 @@ pub(crate) fn text(said: &str) -> Value {
 }
 
 /// The result of a tool.
-pub(crate) fn said(said: &str) -> Value {
+pub(crate) fn text_result(said: &str) -> Value {
     json!({"resultType": "complete", "content": [text(said)], "isError": false})
 }
 
@@ -754,7 +754,7 @@ pub(crate) fn task(id: &str, status: &str) -> Value {
 }
 
 /// `value` with the members of `more` laid over it; a null removes one.
-pub(crate) fn but(mut value: Value, more: Value) -> Value {
+pub(crate) fn with_members(mut value: Value, more: Value) -> Value {
     let members = value.as_object_mut().expect("an object");
     for (name, member) in more.as_object().expect("members") {
         if member.is_null() {
@@ -768,17 +768,17 @@ pub(crate) fn but(mut value: Value, more: Value) -> Value {
 
 /// The answer to a call that has become a task.
 pub(crate) fn created(id: &str) -> Value {
-    but(task(id, "working"), json!({"resultType": "task"}))
+    with_members(task(id, "working"), json!({"resultType": "task"}))
 }
 
 /// A task that has ended with this text.
 pub(crate) fn completed(id: &str, with: &str) -> Value {
-    but(task(id, "completed"), json!({"result": said(with)}))
+    with_members(task(id, "completed"), json!({"result": text_result(with)}))
 }
 
 /// A task that asks these questions.
 pub(crate) fn asking(id: &str, questions: Value) -> Value {
-    but(task(id, "input_required"), json!({"inputRequests": questions}))
+    with_members(task(id, "input_required"), json!({"inputRequests": questions}))
 }
 
 /// A question for a name.
@@ -789,7 +789,7 @@ pub(crate) fn form(message: &str) -> Value {
 
 /// `value` as the complete result of a request.
 pub(crate) fn complete(value: Value) -> Value {
-    but(value, json!({"resultType": "complete"}))
+    with_members(value, json!({"resultType": "complete"}))
 }
 
 /// A page of partials: texts from `from` on.
@@ -802,7 +802,7 @@ pub(crate) fn page(from: u64, texts: &[&str], done: bool) -> Value {
 /// A call that is to be made again, with answers to these questions (if not null) and with this state.
 pub(crate) fn round(questions: Value, state: Option<&str>) -> Value {
     let state = state.map_or(Value::Null, Value::from);
-    but(json!({"resultType": "input_required"}), json!({"inputRequests": questions, "requestState": state}))
+    with_members(json!({"resultType": "input_required"}), json!({"inputRequests": questions, "requestState": state}))
 }
 
 // What a client does with it.
@@ -813,26 +813,26 @@ pub(crate) fn ada() -> Answer {
 }
 
 /// Calls `job`, while `server` plays.
-pub(crate) async fn called<T>(client: &Client, args: Value, server: impl Future<Output = T>) -> (Result<Outcome, Error>, T) {
-    soon("the end of the call", async { tokio::join!(client.call("job", args), server) }).await
+pub(crate) async fn call_job<T>(client: &Client, args: Value, server: impl Future<Output = T>) -> (Result<Outcome, Error>, T) {
+    with_timeout("the end of the call", async { tokio::join!(client.call("job", args), server) }).await
 }
 
 /// Starts `job`, while `server` plays.
-pub(crate) async fn started<T>(client: &Client, server: impl Future<Output = T>) -> (Run, T) {
-    let (run, played) = soon("the start", async { tokio::join!(client.start("job", json!({})), server) }).await;
+pub(crate) async fn start_job<T>(client: &Client, server: impl Future<Output = T>) -> (Call, T) {
+    let (run, played) = with_timeout("the start", async { tokio::join!(client.start("job", json!({})), server) }).await;
     (run.expect("a run"), played)
 }
 
 /// Wants the next event of `run` while `server` plays: nothing is watched that nobody wants. States and what concerns the
 /// connection are passed over; no other event may come.
-pub(crate) async fn wanting<T>(run: &mut Run, server: impl Future<Output = T>) -> T {
+pub(crate) async fn while_waiting<T>(run: &mut Call, server: impl Future<Output = T>) -> T {
     tokio::pin!(server);
     loop {
         tokio::select! {
             biased;
             played = &mut server => return played,
             event = run.next() => match event {
-                Some(Ok(Event::Status(_) | Event::Link(_))) => {}
+                Some(Ok(Event::Status(_) | Event::Connection(_))) => {}
                 event => panic!("too early: {event:?}"),
             },
         }
@@ -840,42 +840,42 @@ pub(crate) async fn wanting<T>(run: &mut Run, server: impl Future<Output = T>) -
 }
 
 /// The next event, whatever it is; none after the end.
-pub(crate) async fn next(run: &mut Run) -> Option<Event> {
-    let event = soon("the next event", run.next()).await?;
+pub(crate) async fn next(run: &mut Call) -> Option<Event> {
+    let event = with_timeout("the next event", run.next()).await?;
     Some(event.unwrap_or_else(|error| panic!("the run failed: {error}")))
 }
 
 /// The next event that is neither a state nor about the connection; none after the end.
-pub(crate) async fn next_told(run: &mut Run) -> Option<Event> {
+pub(crate) async fn next_notable(run: &mut Call) -> Option<Event> {
     loop {
         match next(run).await? {
-            Event::Status(_) | Event::Link(_) => {}
+            Event::Status(_) | Event::Connection(_) => {}
             event => return Some(event),
         }
     }
 }
 
 /// The next such events, in short.
-pub(crate) async fn told(run: &mut Run, count: usize) -> Vec<String> {
+pub(crate) async fn next_briefs(run: &mut Call, count: usize) -> Vec<String> {
     let mut told = Vec::new();
     while told.len() < count {
-        let event = next_told(run).await.unwrap_or_else(|| panic!("the run ended after {told:?}"));
+        let event = next_notable(run).await.unwrap_or_else(|| panic!("the run ended after {told:?}"));
         told.push(brief(&event));
     }
     told
 }
 
 /// All such events up to the end, in short.
-pub(crate) async fn rest(run: &mut Run) -> Vec<String> {
+pub(crate) async fn rest(run: &mut Call) -> Vec<String> {
     let mut told = Vec::new();
-    while let Some(event) = next_told(run).await {
+    while let Some(event) = next_notable(run).await {
         told.push(brief(&event));
     }
     told
 }
 
 /// All events up to the end, in short.
-pub(crate) async fn all(run: &mut Run) -> Vec<String> {
+pub(crate) async fn all(run: &mut Call) -> Vec<String> {
     let mut told = Vec::new();
     while let Some(event) = next(run).await {
         told.push(brief(&event));
@@ -884,20 +884,20 @@ pub(crate) async fn all(run: &mut Run) -> Vec<String> {
 }
 
 /// The last event, in short.
-pub(crate) async fn last(run: &mut Run) -> String {
+pub(crate) async fn last(run: &mut Call) -> String {
     all(run).await.pop().unwrap_or_default()
 }
 
 /// The error that a run ends with.
-pub(crate) async fn fails(run: &mut Run) -> Error {
+pub(crate) async fn fails(run: &mut Call) -> Error {
     let error = loop {
-        match soon("the error", run.next()).await.expect("the run ends with an error") {
+        match with_timeout("the error", run.next()).await.expect("the run ends with an error") {
             Ok(Event::Done(outcome)) => panic!("it ended well: {}", end(&outcome)),
             Ok(_) => {}
             Err(error) => break error,
         }
     };
-    assert!(soon("the end", run.next()).await.is_none(), "nothing comes after {error}");
+    assert!(with_timeout("the end", run.next()).await.is_none(), "nothing comes after {error}");
     error
 }
 
@@ -905,7 +905,7 @@ pub(crate) async fn fails(run: &mut Run) -> Error {
 pub(crate) fn brief(event: &Event) -> String {
     match event {
         Event::Task(reference) => format!("task {}", reference.task.as_deref().unwrap_or("without a name")),
-        Event::Partial(partial) => format!("{} {}", partial.seq, partial.text()),
+        Event::Chunk(partial) => format!("{} {}", partial.seq, partial.text()),
         Event::Gap { from, until } => format!("gap {from}..{until}"),
         Event::Status(view) => {
             let status = view.status.to_string();
@@ -916,10 +916,10 @@ pub(crate) fn brief(event: &Event) -> String {
             let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
             format!("progress {progress}{total}{message}")
         }
-        Event::Input(input) => format!("asks {}: {}", input.key, input.message),
-        Event::Settled { key } => format!("settled {key}"),
-        Event::Link(Link::Lost { .. }) => "lost".to_owned(),
-        Event::Link(Link::Back) => "back".to_owned(),
+        Event::Question(input) => format!("asks {}: {}", input.key, input.message),
+        Event::QuestionSettled { key } => format!("settled {key}"),
+        Event::Connection(ConnectionState::Lost { .. }) => "lost".to_owned(),
+        Event::Connection(ConnectionState::Restored) => "back".to_owned(),
         Event::Log(params) => format!("log {}", params.read::<Value>().expect("JSON")["data"]),
         Event::Done(outcome) => end(outcome),
         other => format!("{other:?}"),

@@ -8,8 +8,8 @@ use std::{
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Client, Error, Event, Options, Outcome, Run, Status},
-    server::{Config, Initial, LegacyConfig},
+    client::{Call, Client, Error, Event, Options, Outcome, Status},
+    server::{Config, FirstAnswer, LegacyConfig},
     tool::{CallResult, Content, Tool, ToolError},
 };
 
@@ -19,12 +19,15 @@ use super::{
         answer, awaited, begun, client_of, declared, ended, having, held, impatient, joined, made, options, progress, related, scripted,
         shown, status, stood, waited,
     },
-    script::{Asked, MS, Script, Sse, brief, but, end, last, next, next_told, response, rest, started, text, told},
+    script::{
+        MS, ScriptedRequest, ScriptedServer, Sse, brief, end, last, next, next_briefs, next_notable, response, rest, start_job, text,
+        with_members,
+    },
 };
 use crate::{
-    kit::{TestServer, soon},
-    stage::{Act, Stage},
+    kit::{TestServer, with_timeout},
     tasks::{quick, registry},
+    tool_harness::{ToolHarness, ToolRun},
 };
 
 const ALL: [&str; 3] = ["task", "immediate", "streaming"];
@@ -36,13 +39,13 @@ fn modes() -> Value {
 }
 
 /// A client of such a server.
-async fn client(script: &Script) -> Client {
+async fn client(script: &ScriptedServer) -> Client {
     joined(script, options(script), modes()).await
 }
 
 /// A segment.
 fn segment(seq_nr: u64, said: &str) -> Value {
-    but(text(said), json!({"seqNr": seq_nr}))
+    with_members(text(said), json!({"seqNr": seq_nr}))
 }
 
 /// A streaming result of `t1`: these segments.
@@ -62,7 +65,7 @@ fn whole(texts: &[&str]) -> Value {
 }
 
 /// A call that is answered with a stream, which begins with this result.
-async fn begins(script: &Script, client: &Client, first: Value) -> (Run, Sse) {
+async fn begins(script: &ScriptedServer, client: &Client, first: Value) -> (Call, Sse) {
     held(script, client, |call| response(call.id(), first)).await
 }
 
@@ -98,7 +101,7 @@ impl Log {
     }
 
     /// Answers as the proposal says. The number before the first segment is none.
-    async fn answers(&self, asked: Asked) {
+    async fn answers(&self, asked: ScriptedRequest) {
         let last = asked.params().get("lastSeqNr").map(|last| {
             let number = last.as_u64().filter(|number| *number > 0);
             number.unwrap_or_else(|| panic!("a `lastSeqNr` that is none: {asked:?}"))
@@ -111,9 +114,9 @@ impl Log {
                 let some = &behind[..behind.len().min(self.most.get())];
                 let is_last = self.is_complete && some.len() == behind.len();
                 let part = part(last + 1, some, is_last);
-                asked.result(if is_last { but(part, error) } else { part }).await;
+                asked.result(if is_last { with_members(part, error) } else { part }).await;
             }
-            None if self.is_complete => asked.result(but(whole(&self.texts), error)).await,
+            None if self.is_complete => asked.result(with_members(whole(&self.texts), error)).await,
             None => {
                 let wait = asked.sse().await;
                 self.waits.borrow_mut().push(wait);
@@ -122,7 +125,7 @@ impl Log {
     }
 
     /// Answers everybody.
-    async fn serves<T>(&self, script: &Script) -> T {
+    async fn serves<T>(&self, script: &ScriptedServer) -> T {
         loop {
             let asked = script.expect_of("tasks/result", "t1").await;
             self.answers(asked).await;
@@ -130,7 +133,7 @@ impl Log {
     }
 
     /// All that a run tells up to its end, while time passes and who asks is answered.
-    async fn to_the_end(&self, script: &Script, run: &mut Run) -> Vec<String> {
+    async fn to_the_end(&self, script: &ScriptedServer, run: &mut Call) -> Vec<String> {
         let telling = async {
             tokio::select! {
                 told = rest(run) => told,
@@ -141,10 +144,10 @@ impl Log {
     }
 
     /// The next events of a run, likewise.
-    async fn told(&self, script: &Script, run: &mut Run, count: usize) -> Vec<String> {
+    async fn told(&self, script: &ScriptedServer, run: &mut Call, count: usize) -> Vec<String> {
         let telling = async {
             tokio::select! {
-                told = told(run, count) => told,
+                told = next_briefs(run, count) => told,
                 never = self.serves(script) => never,
             }
         };
@@ -174,8 +177,8 @@ fn all_from(from: usize, texts: &[&str]) -> Vec<String> {
 }
 
 /// The next request for what follows an event or a segment.
-async fn resumes(script: &Script) -> Asked {
-    let fits = |asked: &Asked| asked.last_event_id().is_some() || asked.params().get("lastSeqNr").is_some();
+async fn resumes(script: &ScriptedServer) -> ScriptedRequest {
+    let fits = |asked: &ScriptedRequest| asked.last_event_id().is_some() || asked.params().get("lastSeqNr").is_some();
     script.expect_where("a request for the rest", fits).await
 }
 
@@ -190,8 +193,8 @@ async fn row_01_capability_negotiation() {
     assert_eq!(shown, BTreeSet::from(ALL));
     // And what the server says of itself is kept.
     let script = scripted().await;
-    let peer = client(&script).await.peer();
-    assert_eq!(peer.modes.iter().map(String::as_str).collect::<BTreeSet<_>>(), BTreeSet::from(ALL));
+    let peer = client(&script).await.server_info();
+    assert_eq!(peer.response_modes.iter().map(String::as_str).collect::<BTreeSet<_>>(), BTreeSet::from(ALL));
 }
 
 #[tokio::test]
@@ -207,8 +210,8 @@ async fn row_02_mode_specification() {
     ];
     for (capabilities, stream, expected) in cases {
         let script = scripted().await;
-        let client = joined(&script, Options { stream, ..options(&script) }, capabilities.clone()).await;
-        let (mut run, asked) = started(&client, async {
+        let client = joined(&script, Options { stream_output: stream, ..options(&script) }, capabilities.clone()).await;
+        let (mut run, asked) = start_job(&client, async {
             let call = awaited(&script, "tools/call").await;
             let asked = call.params()["task"].clone();
             call.result(answer("done")).await;
@@ -229,7 +232,7 @@ async fn row_03_immediate_mode() {
         let script = scripted().await;
         let client = client(&script).await;
         let result = if has_task { ended("t1", "done") } else { answer("done") };
-        let (mut run, ()) = started(&client, async { awaited(&script, "tools/call").await.result(result).await }).await;
+        let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(result).await }).await;
         assert_eq!(last(&mut run).await, "done: done", "has a task: {has_task}");
         assert!(has_task || run.reference().is_none(), "there is no task to name");
         assert_eq!(script.count("tasks/result"), 0, "all is there already");
@@ -239,11 +242,11 @@ async fn row_03_immediate_mode() {
 #[tokio::test]
 async fn row_04_task_mode() {
     let script = scripted().await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     let client = client(&script).await;
     let (mut run, wait) = begun(&script, &client, "t1").await;
     let look = script.as_time_passes("a look", 100 * MS, script.expect_of("tasks/get", "t1")).await;
-    look.result(but(shown("t1", "working"), json!({"statusMessage": "half way"}))).await;
+    look.result(with_members(shown("t1", "working"), json!({"statusMessage": "half way"}))).await;
     while brief(&next(&mut run).await.expect("the run goes on")) != "working: half way" {}
     script.always("tasks/get", shown("t1", "completed"));
     wait.result(ended("t1", "done")).await;
@@ -255,10 +258,10 @@ async fn row_05_streaming_mode() {
     let script = scripted().await;
     let client = client(&script).await;
     let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
-    assert_eq!(told(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
     assert_eq!(run.reference().map(|reference| (reference.task, reference.next)), Some((Some("t1".to_owned()), 2)));
     sends(&mut events, part(3, &FIVE[2..4], false)).await;
-    assert_eq!(told(&mut run, 2).await, ["2 three", "3 four"], "as it comes");
+    assert_eq!(next_briefs(&mut run, 2).await, ["2 three", "3 four"], "as it comes");
     sends(&mut events, part(5, &FIVE[4..], true)).await;
     events.end().await;
     assert_eq!(Log::new(&FIVE, true).to_the_end(&script, &mut run).await, all_from(4, &FIVE));
@@ -302,23 +305,23 @@ async fn row_07_sse_handling() {
         response(call.id(), part(1, &FIVE[..1], false))
     })
     .await;
-    assert_eq!(told(&mut run, 2).await, ["task t1", "0 one"]);
+    assert_eq!(next_briefs(&mut run, 2).await, ["task t1", "0 one"]);
     // Named events with ids, other ends of lines, comments, data on several lines, and bytes in any pieces.
     let message = response(&events.id, part(2, &["zwei ü 😀"], false)).to_string();
     let bytes = format!(": hello\r\nevent: message\r\nid: e-1\r\ndata: {message}\r\n\r\n").into_bytes();
     for piece in bytes.chunks(7) {
         events.raw(piece).await;
     }
-    assert_eq!(told(&mut run, 1).await, ["1 zwei ü 😀"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["1 zwei ü 😀"]);
     let message = serde_json::to_string_pretty(&response(&events.id, part(3, &FIVE[2..3], false))).expect("JSON");
     let lines: String = message.lines().map(|line| format!("data: {line}\n")).collect();
     events.raw(format!("id:e-2\n{lines}\n").as_bytes()).await;
-    assert_eq!(told(&mut run, 1).await, ["2 three"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["2 three"]);
     // Notifications are another matter, here and elsewhere.
-    events.event(status(but(shown("t1", "working"), json!({"statusMessage": "here"})))).await;
+    events.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "here"})))).await;
     events.event(progress(&token, json!({"progress": 3}))).await;
-    assert_eq!(told(&mut run, 1).await, ["progress 3"]);
-    stand.event(status(but(shown("t1", "working"), json!({"statusMessage": "there"})))).await;
+    assert_eq!(next_briefs(&mut run, 1).await, ["progress 3"]);
+    stand.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "there"})))).await;
     while brief(&next(&mut run).await.expect("the run goes on")) != "working: there" {}
     // A notification has no result, whatever it looks like.
     events.event(json!({"jsonrpc": "2.0", "method": "notifications/unknown", "params": part(4, &["not this"], false)})).await;
@@ -390,7 +393,7 @@ async fn row_10_segment_merging() {
     let link = json!({"type": "resource_link", "uri": "test://b", "name": "b", "_meta": {"k": "v"}});
     let other = json!({"type": "video", "url": "https://example.com/v.mp4", "text": "seqNr"});
     let blocks = [text("one"), image, link, other];
-    let numbered: Vec<Value> = (1..).zip(&blocks).map(|(n, block)| but(block.clone(), json!({"seqNr": n}))).collect();
+    let numbered: Vec<Value> = (1..).zip(&blocks).map(|(n, block)| with_members(block.clone(), json!({"seqNr": n}))).collect();
     let (mut run, mut events) = begins(&script, &client, part_of(vec![numbered[2].clone(), numbered[0].clone()], false)).await;
     let mut end = part_of(vec![numbered[3].clone(), numbered[1].clone()], true);
     end["structuredContent"] = json!({"count": 4});
@@ -398,8 +401,8 @@ async fn row_10_segment_merging() {
     let mut told = Vec::new();
     let telling = async {
         loop {
-            match next_told(&mut run).await.expect("an end") {
-                Event::Partial(partial) => told.push((partial.seq, partial.blocks())),
+            match next_notable(&mut run).await.expect("an end") {
+                Event::Chunk(partial) => told.push((partial.seq, partial.blocks())),
                 Event::Done(Outcome::Result(finished)) => return finished,
                 Event::Done(outcome) => panic!("{outcome:?}"),
                 _ => {}
@@ -411,7 +414,7 @@ async fn row_10_segment_merging() {
             let asked = script.expect_of("tasks/result", "t1").await;
             let is_whole = asked.params().get("lastSeqNr").is_none();
             let whole = json!({"content": blocks, "structuredContent": {"count": 4}, "isError": false, "_meta": related("t1")});
-            let rest = but(part_of(numbered[1..].to_vec(), true), json!({"structuredContent": {"count": 4}}));
+            let rest = with_members(part_of(numbered[1..].to_vec(), true), json!({"structuredContent": {"count": 4}}));
             asked.result(if is_whole { whole } else { rest }).await;
         }
     };
@@ -434,7 +437,7 @@ async fn row_11_completion_detection() {
         let script = scripted().await;
         let client = client(&script).await;
         let (mut run, events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
-        assert_eq!(told(&mut run, 2).await, ["task t1", "0 one"]);
+        assert_eq!(next_briefs(&mut run, 2).await, ["task t1", "0 one"]);
         if is_cut {
             events.cut();
         } else {
@@ -478,11 +481,11 @@ async fn row_12_error_handling_a_task_that_fails() {
     // After some output.
     let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
     script.always("tasks/get", shown("t1", "failed"));
-    sends(&mut events, but(part(2, &["bad"], true), json!({"isError": true}))).await;
+    sends(&mut events, with_members(part(2, &["bad"], true), json!({"isError": true}))).await;
     let log = Log { is_error: true, ..Log::new(&["one", "bad"], true) };
     assert_eq!(log.to_the_end(&script, &mut run).await, ["task t1", "0 one", "1 bad", "tool failed: onebad"]);
     // Without any.
-    let message = but(whole(&["bad"]), json!({"isError": true, "isComplete": true}));
+    let message = with_members(whole(&["bad"]), json!({"isError": true, "isComplete": true}));
     let (mut run, events) = begins(&script, &client, message).await;
     events.end().await;
     let log = Log { is_error: true, ..Log::new(&["bad"], true) };
@@ -495,17 +498,17 @@ async fn row_12_error_handling_a_task_that_is_cancelled() {
         let script = scripted().await;
         let client = client(&script).await;
         let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
-        assert_eq!(told(&mut run, 2).await, ["task t1", "0 one"]);
-        let off = but(shown("t1", "cancelled"), json!({"statusMessage": "as you wish"}));
+        assert_eq!(next_briefs(&mut run, 2).await, ["task t1", "0 one"]);
+        let off = with_members(shown("t1", "cancelled"), json!({"statusMessage": "as you wish"}));
         let playing = async {
             script.always("tasks/get", off.clone());
             script.expect_of("tasks/cancel", "t1").await.result(off.clone()).await;
         };
-        let (cancelled, ()) = soon("the answer", async { tokio::join!(run.cancel(), playing) }).await;
+        let (cancelled, ()) = with_timeout("the answer", async { tokio::join!(run.cancel(), playing) }).await;
         cancelled.expect("asked for");
         if has_last {
             let task = if names_task { off } else { Value::Null };
-            sends(&mut events, but(part(2, &[], true), json!({"isError": true, "task": task}))).await;
+            sends(&mut events, with_members(part(2, &[], true), json!({"isError": true, "task": task}))).await;
         }
         events.end().await;
         let log = Log { is_error: true, ..Log::new(&FIVE[..1], true) };
@@ -519,9 +522,9 @@ async fn row_12_error_handling_a_task_whose_time_is_over() {
     let script = scripted().await;
     let client = client(&script).await;
     let (mut run, events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
-    assert_eq!(told(&mut run, 3).await, ["task t1", "0 one", "1 two"], "what came is there");
+    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"], "what came is there");
     events.cut();
     let gone = async {
         loop {
@@ -536,18 +539,18 @@ async fn row_12_error_handling_a_task_whose_time_is_over() {
         }
     };
     match script.as_time_passes("the end", 100 * MS, ending).await {
-        Err(Error::NotFound { task }) => assert_eq!(task, "t1"),
+        Err(Error::TaskNotFound { task }) => assert_eq!(task, "t1"),
         Ok(Outcome::Failed(error)) => assert_eq!(error.code, -32602),
         other => panic!("it is known not to be all: {other:?}"),
     }
 }
 
 /// How a run ended.
-async fn ended_with(run: &mut Run) -> Result<Outcome, Error> {
+async fn ended_with(run: &mut Call) -> Result<Outcome, Error> {
     loop {
         match run.next().await.expect("a last word") {
             Ok(Event::Done(outcome)) => return Ok(outcome),
-            Ok(Event::Partial(partial)) => panic!("nobody sent {partial:?}"),
+            Ok(Event::Chunk(partial)) => panic!("nobody sent {partial:?}"),
             Ok(_) => {}
             Err(error) => return Err(error),
         }
@@ -560,7 +563,7 @@ async fn row_13_resume_support() {
     let client = client(&script).await;
     let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
     sends(&mut events, part(3, &FIVE[2..3], false)).await;
-    assert_eq!(told(&mut run, 4).await, ["task t1", "0 one", "1 two", "2 three"]);
+    assert_eq!(next_briefs(&mut run, 4).await, ["task t1", "0 one", "1 two", "2 three"]);
     // Its events had no names, so there is one way to go on.
     events.cut();
     let log = Log::new(&FIVE, true);
@@ -577,7 +580,7 @@ async fn row_13_a_stream_whose_events_have_names_may_go_on_in_either_way() {
     let id = events.id.clone();
     let two = response(&id, part(2, &FIVE[1..2], false));
     events.event_with_id("s:2", two).await;
-    assert_eq!(told(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
     events.cut();
     let log = Log::new(&FIVE, true);
     let playing = async {
@@ -610,11 +613,11 @@ async fn row_13_a_task_is_picked_up_behind_what_was_read() {
     let script = scripted().await;
     let client = client(&script).await;
     let (mut run, events) = begins(&script, &client, part(1, &FIVE[..3], false)).await;
-    assert_eq!(told(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
     let reference = run.detach().expect("it is a task");
     assert_eq!(reference.next, 2, "the third was not handed out");
     drop(events);
-    let mut run = soon("the run", client.attach(&reference)).await.expect("a run");
+    let mut run = with_timeout("the run", client.attach(&reference)).await.expect("a run");
     let told = Log::new(&FIVE, true).to_the_end(&script, &mut run).await;
     assert_eq!(told.first().map(String::as_str), Some("task t1"));
     assert_eq!(told.last().map(String::as_str), Some("done: onetwothreefourfive"));
@@ -627,7 +630,7 @@ async fn row_13_a_task_is_picked_up_behind_what_was_read() {
 
 /// The three forms of the first response.
 fn initial_forms() -> [(&'static str, Value, usize); 3] {
-    let both = but(part(1, &FIVE[..1], false), json!({"task": shown("t1", "working"), "_meta": null}));
+    let both = with_members(part(1, &FIVE[..1], false), json!({"task": shown("t1", "working"), "_meta": null}));
     [("a", both, 1), ("b", made("t1"), 0), ("c", part(1, &FIVE[..1], false), 1)]
 }
 
@@ -654,7 +657,7 @@ async fn initial_forms_a_b_and_c_may_be_all_that_comes_by_itself() {
     for (form, first, _) in initial_forms() {
         let script = scripted().await;
         let client = client(&script).await;
-        let (mut run, ()) = started(&client, async { awaited(&script, "tools/call").await.result(first).await }).await;
+        let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(first).await }).await;
         // The rest has to be asked for, and comes in pieces.
         let log = Log::new(&FIVE, true);
         log.most.set(2);
@@ -676,7 +679,7 @@ async fn initial_response_that_is_complete_is_the_result() {
         let client = client(&script).await;
         let first = part(1, &FIVE[..2], true);
         let (mut run, events) = if as_json {
-            (started(&client, async { awaited(&script, "tools/call").await.result(first).await }).await.0, None)
+            (start_job(&client, async { awaited(&script, "tools/call").await.result(first).await }).await.0, None)
         } else {
             let (run, events) = begins(&script, &client, first).await;
             (run, Some(events))
@@ -691,8 +694,8 @@ async fn initial_response_that_is_complete_is_the_result() {
 async fn a_fallback_to_a_task_is_followed_like_any_other_task() {
     let script = scripted().await;
     let client = client(&script).await;
-    let created = but(made("t1"), json!({"_meta": {"io.modelcontextprotocol/fallback-mode": "task"}}));
-    let (mut run, ()) = started(&client, async { awaited(&script, "tools/call").await.result(created).await }).await;
+    let created = with_members(made("t1"), json!({"_meta": {"io.modelcontextprotocol/fallback-mode": "task"}}));
+    let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(created).await }).await;
     let wait = waited(&script, &mut run, "t1").await;
     assert_eq!(wait.params().get("lastSeqNr"), None);
     wait.result(ended("t1", "done")).await;
@@ -715,7 +718,7 @@ async fn a_server_that_cannot_resume_is_asked_for_the_whole() {
     let script = scripted().await;
     let client = client(&script).await;
     let (mut run, events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
-    assert_eq!(told(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
     events.cut();
     script.always("tasks/get", shown("t1", "completed"));
     let log = Log::new(&FIVE, true);
@@ -778,7 +781,7 @@ async fn a_result_in_standard_form_at_the_end_of_a_stream_is_the_whole() {
     let script = scripted().await;
     let client = client(&script).await;
     let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
-    assert_eq!(told(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
     sends(&mut events, whole(&FIVE[..2])).await;
     events.end().await;
     let told = Log::new(&FIVE[..2], true).to_the_end(&script, &mut run).await;
@@ -790,10 +793,10 @@ async fn segments_that_make_no_sense_do_not_become_output() {
     let bad = [
         part_of(vec![segment(0, "zero")], false),
         part_of(vec![json!({"type": "text", "text": "no number"})], false),
-        part_of(vec![but(text("text"), json!({"seqNr": "2"}))], false),
-        part_of(vec![but(text("half"), json!({"seqNr": 2.5}))], false),
+        part_of(vec![with_members(text("text"), json!({"seqNr": "2"}))], false),
+        part_of(vec![with_members(text("half"), json!({"seqNr": 2.5}))], false),
         part_of(vec![json!("no block")], false),
-        but(part(2, &["of another task"], false), json!({"_meta": related("t2")})),
+        with_members(part(2, &["of another task"], false), json!({"_meta": related("t2")})),
         json!({"partial-content": "none", "isComplete": false, "_meta": related("t1")}),
     ];
     for result in bad {
@@ -834,36 +837,36 @@ async fn segments_that_make_no_sense_do_not_become_output() {
 const UNHEARD: &[u8] = b"\"streaming\":{";
 
 /// A call of `writes` on a stage, which has written `one`.
-async fn writing(stage: &mut Stage, client: &Client) -> (Run, Act) {
+async fn writing(stage: &mut ToolHarness, client: &Client) -> (Call, ToolRun) {
     let playing = async {
         let act = stage.run().await;
         act.writes("one").await;
         act
     };
-    let (run, act) = soon("the start", async { tokio::join!(client.start("writes", json!({})), playing) }).await;
+    let (run, act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), playing) }).await;
     (run.expect("a run"), act)
 }
 
 #[tokio::test]
 async fn ours_streams_its_result_however_it_begins() {
-    for initial in [Initial::Both, Initial::Task, Initial::Partial] {
+    for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
         let config = Config { legacy: LegacyConfig { initial, ..LegacyConfig::default() }, ..Config::default() };
-        let mut stage = Stage::of(config, Tool::streams).await;
+        let mut stage = ToolHarness::of(config, Tool::streams).await;
         let between = Between::new(stage.server.port, UNHEARD).await;
         let client = client_of(between.target(), Options::default()).await;
-        let peer = client.peer();
-        assert!(!peer.partials && peer.modes.iter().any(|mode| mode == "streaming"), "{:?}", peer.modes);
+        let peer = client.server_info();
+        assert!(!peer.pushes_output && peer.response_modes.iter().any(|mode| mode == "streaming"), "{:?}", peer.response_modes);
         let (mut run, mut act) = writing(&mut stage, &client).await;
-        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))), "{initial:?}");
-        assert_eq!(told(&mut run, 1).await, ["0 one"], "{initial:?}");
+        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))), "{initial:?}");
+        assert_eq!(next_briefs(&mut run, 1).await, ["0 one"], "{initial:?}");
         act.writes("two").await;
-        assert_eq!(told(&mut run, 1).await, ["1 two"], "{initial:?}");
+        assert_eq!(next_briefs(&mut run, 1).await, ["1 two"], "{initial:?}");
         act.ctx.block(Content::link("test://three", "three")).await.expect("taken");
         act.ends(CallResult::of([Content::text("four")]));
-        let Some(Event::Partial(three)) = next_told(&mut run).await else { panic!("the third") };
+        let Some(Event::Chunk(three)) = next_notable(&mut run).await else { panic!("the third") };
         assert_eq!((three.seq, &three.blocks()[0]["type"]), (2, &json!("resource_link")));
-        assert_eq!(told(&mut run, 1).await, ["3 four"], "{initial:?}");
-        let Some(Event::Done(Outcome::Result(finished))) = next_told(&mut run).await else { panic!("the end") };
+        assert_eq!(next_briefs(&mut run, 1).await, ["3 four"], "{initial:?}");
+        let Some(Event::Done(Outcome::Result(finished))) = next_notable(&mut run).await else { panic!("the end") };
         let kinds: Vec<&str> = finished.content.iter().filter_map(|block| block["type"].as_str()).collect();
         assert_eq!((finished.text().as_str(), kinds), ("onetwofour", vec!["text", "text", "resource_link", "text"]));
         assert!(finished.content.iter().all(|block| block.get("seqNr").is_none()));
@@ -872,12 +875,12 @@ async fn ours_streams_its_result_however_it_begins() {
 
 #[tokio::test]
 async fn ours_streams_on_when_it_was_cut_off() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     let between = Between::new(stage.server.port, UNHEARD).await;
     let client = client_of(between.target(), impatient()).await;
     let (mut run, mut act) = writing(&mut stage, &client).await;
-    assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
-    assert_eq!(told(&mut run, 1).await, ["0 one"]);
+    assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
+    assert_eq!(next_briefs(&mut run, 1).await, ["0 one"]);
     for (n, said) in FIVE.iter().enumerate().skip(1) {
         // Before it is written, or before it is read.
         if n % 2 == 0 {
@@ -887,7 +890,7 @@ async fn ours_streams_on_when_it_was_cut_off() {
         if n % 2 == 1 {
             between.cut();
         }
-        assert_eq!(told(&mut run, 1).await, [format!("{n} {said}")]);
+        assert_eq!(next_briefs(&mut run, 1).await, [format!("{n} {said}")]);
     }
     between.cut();
     act.ends(());
@@ -900,17 +903,17 @@ async fn ours_streams_to_an_end_that_is_not_good() {
         // What an error of the protocol leaves behind is output, and a word about its end.
         [("says", &["tool failed: onebad"]), ("fails", &["failed: -31999 broken", "tool failed: onebroken"]), ("stops", &["cancelled"])];
     for (how, expected) in cases {
-        let mut stage = Stage::of(Config::default(), Tool::streams).await;
+        let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
         let between = Between::new(stage.server.port, UNHEARD).await;
         let client = client_of(between.target(), Options::default()).await;
         let (mut run, mut act) = writing(&mut stage, &client).await;
         match how {
             "says" => act.ends_with(Err(ToolError::new("bad"))),
             "fails" => act.ends_with(Err(ToolError::protocol(-31999, "broken"))),
-            _ => soon("the answer", run.cancel()).await.expect("asked for"),
+            _ => with_timeout("the answer", run.cancel()).await.expect("asked for"),
         }
         let mut outcome = None;
-        while let Some(event) = next_told(&mut run).await {
+        while let Some(event) = next_notable(&mut run).await {
             if let Event::Done(ended) = event {
                 outcome = Some(ended);
             }
@@ -918,7 +921,7 @@ async fn ours_streams_to_an_end_that_is_not_good() {
         let outcome = outcome.expect("an end");
         assert!(expected.iter().any(|expected| end(&outcome).starts_with(expected)), "{how}: {}", end(&outcome));
         let task = run.reference().and_then(|reference| reference.task).expect("it is a task");
-        let view = soon("a look", client.task(&task)).await.expect("it is there");
+        let view = with_timeout("a look", client.task(&task)).await.expect("it is there");
         assert_eq!(view.status, if how == "stops" { Status::Cancelled } else { Status::Failed }, "{how}");
     }
 }
@@ -928,6 +931,6 @@ async fn ours_answers_a_tool_that_does_not_stream_with_a_task() {
     let server = TestServer::start(registry([quick("quick")])).await;
     let between = Between::new(server.port, UNHEARD).await;
     let client = client_of(between.target(), Options::default()).await;
-    let outcome = soon("the result", client.call("quick", json!({}))).await.expect("a result");
+    let outcome = with_timeout("the result", client.call("quick", json!({}))).await.expect("a result");
     assert_eq!(end(&outcome), "done: done");
 }

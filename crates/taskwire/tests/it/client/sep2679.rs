@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Client, Event, Options, Outcome, Run},
+    client::{Call, Client, Event, Options, Outcome},
     clock::SystemClock,
     server::Config,
     tool::{TaskMode, Tool},
@@ -15,12 +15,12 @@ use super::{
         awaited, begun, client_of, comes_back, declared, ended, having, impatient, joined, made, made_by, options, partials, progress,
         related, scripted, shown, status, stood, waited, ways,
     },
-    script::{MS, Script, Sse, brief, but, last, next, next_told, response, rest, started, text, told},
+    script::{MS, ScriptedServer, Sse, brief, last, next, next_briefs, next_notable, response, rest, start_job, text, with_members},
 };
 use crate::{
-    kit::{TestServer, soon},
-    stage::{Stage, uncoalesced},
+    kit::{TestServer, with_timeout},
     tasks::{registry, tool},
+    tool_harness::{ToolHarness, uncoalesced},
 };
 
 /// The parameters of a partial of `t1`.
@@ -46,9 +46,9 @@ const PLACES: [Place; 2] = [Place::Wait, Place::Stand];
 
 /// The task `t1`, and the streams of its session.
 struct Scene {
-    script: Script,
+    script: ScriptedServer,
     client: Client,
-    run: Run,
+    run: Call,
     /// Under which its progress is told.
     token: Value,
     wait: Sse,
@@ -67,7 +67,7 @@ impl Scene {
                 (client, Some(stand))
             }
         };
-        let (mut run, token) = started(&client, async {
+        let (mut run, token) = start_job(&client, async {
             let call = awaited(&script, "tools/call").await;
             let token = call.meta()["progressToken"].clone();
             call.result(made("t1")).await;
@@ -98,7 +98,7 @@ impl Scene {
 
     /// The next events, while time passes.
     async fn told(&mut self, count: usize) -> Vec<String> {
-        self.script.as_time_passes("the next events", 10 * MS, told(&mut self.run, count)).await
+        self.script.as_time_passes("the next events", 10 * MS, next_briefs(&mut self.run, count)).await
     }
 
     /// The task has this result; gives all that is still told.
@@ -115,7 +115,7 @@ impl Scene {
 async fn rule_capability_is_declared_by_who_wants_output() {
     for stream in [true, false] {
         let script = scripted().await;
-        let declared = declared(&script, Options { stream, ..options(&script) }).await;
+        let declared = declared(&script, Options { stream_output: stream, ..options(&script) }).await;
         let partial = declared.pointer("/tasks/streaming/partial").cloned();
         assert_eq!(partial, stream.then(|| json!({})), "{declared}");
     }
@@ -126,7 +126,7 @@ async fn rule_capability_of_the_server_is_known() {
     for (capabilities, has) in [(partials(), true), (having(json!({})), false), (having(json!({"streaming": {}})), false)] {
         let script = scripted().await;
         let client = joined(&script, options(&script), capabilities.clone()).await;
-        assert_eq!(client.peer().partials, has, "{capabilities}");
+        assert_eq!(client.server_info().pushes_output, has, "{capabilities}");
     }
 }
 
@@ -150,7 +150,7 @@ async fn rule_hint_of_a_tool_is_no_promise() {
         // Who says so may be silent, and who does not may speak.
         if !hint {
             tells(&mut wait, partial(0, "one")).await;
-            assert_eq!(told(&mut run, 1).await, ["0 one"]);
+            assert_eq!(next_briefs(&mut run, 1).await, ["0 one"]);
         }
         wait.result(ended("t1", "done")).await;
         assert_eq!(rest(&mut run).await, ["done: done"], "{hint}");
@@ -269,7 +269,7 @@ async fn rule_04_one_that_is_only_late_is_no_gap() {
             scene.partial(seq, said).await;
         }
         // Time stands still.
-        assert_eq!(told(&mut scene.run, 4).await, ["0 one", "1 two", "2 three", "3 four"], "{place:?}");
+        assert_eq!(next_briefs(&mut scene.run, 4).await, ["0 one", "1 two", "2 three", "3 four"], "{place:?}");
         assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
     }
 }
@@ -362,7 +362,7 @@ async fn rule_06_the_result_is_what_the_server_says_and_not_what_came_before_it(
     assert_eq!(scene.told(1).await, ["0 one"]);
     let Scene { script: _script, client: _client, mut run, wait, .. } = scene;
     wait.result(json!({"content": [], "structuredContent": {"n": 1}, "_meta": related("t1")})).await;
-    let Some(Event::Done(outcome)) = next_told(&mut run).await else { panic!("an end") };
+    let Some(Event::Done(outcome)) = next_notable(&mut run).await else { panic!("an end") };
     let Outcome::Result(finished) = outcome else { panic!("{outcome:?}") };
     assert_eq!((finished.content, finished.structured, finished.is_error), (Vec::new(), Some(json!({"n": 1})), false));
 }
@@ -372,7 +372,7 @@ async fn rule_06_the_end_of_the_output_is_not_the_end() {
     for place in PLACES {
         let mut scene = Scene::at(place).await;
         scene.partial(0, "the whole result").await;
-        scene.events().event(status(but(shown("t1", "working"), json!({"statusMessage": "tidying up"})))).await;
+        scene.events().event(status(with_members(shown("t1", "working"), json!({"statusMessage": "tidying up"})))).await;
         assert_eq!(scene.told(1).await, ["0 the whole result"]);
         while brief(&next(&mut scene.run).await.expect("the run goes on")) != "working: tidying up" {}
         assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
@@ -389,7 +389,7 @@ async fn rule_07_each_adds_to_those_before_it() {
         }
         let mut all = String::new();
         for _ in words {
-            assert!(matches!(take(&mut scene.run, &mut all).await, Event::Partial(_)));
+            assert!(matches!(take(&mut scene.run, &mut all).await, Event::Chunk(_)));
         }
         assert_eq!(all, words.concat(), "{place:?}");
         assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
@@ -397,9 +397,9 @@ async fn rule_07_each_adds_to_those_before_it() {
 }
 
 /// The next event, whose text is added if it is a partial.
-async fn take(run: &mut Run, all: &mut String) -> Event {
-    let event = next_told(run).await.expect("the run goes on");
-    if let Event::Partial(partial) = &event {
+async fn take(run: &mut Call, all: &mut String) -> Event {
+    let event = next_notable(run).await.expect("the run goes on");
+    if let Event::Chunk(partial) = &event {
         all.push_str(&partial.text());
     }
     event
@@ -428,7 +428,7 @@ async fn rule_09_blocks_of_every_kind_come_as_they_are() {
         let mut scene = Scene::at(place).await;
         for (seq, block) in (0_u64..).zip(&blocks) {
             scene.sends(json!({"taskId": "t1", "seq": seq, "content": [block], "_meta": related("t1")})).await;
-            let Some(Event::Partial(partial)) = next_told(&mut scene.run).await else { panic!("a partial") };
+            let Some(Event::Chunk(partial)) = next_notable(&mut scene.run).await else { panic!("a partial") };
             assert_eq!((partial.seq, partial.blocks(), partial.text()), (seq, vec![block.clone()], String::new()), "{place:?}");
         }
         assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
@@ -458,7 +458,7 @@ async fn rule_11_blocks_of_one_partial_stay_together_and_in_order() {
         let blocks = vec![text("a"), link, text("b"), text("c")];
         scene.sends(json!({"taskId": "t1", "seq": 0, "content": blocks})).await;
         scene.partial(1, "d").await;
-        let Some(Event::Partial(partial)) = next_told(&mut scene.run).await else { panic!("a partial") };
+        let Some(Event::Chunk(partial)) = next_notable(&mut scene.run).await else { panic!("a partial") };
         assert_eq!((partial.seq, partial.blocks(), partial.text().as_str()), (0, blocks, "abc"), "{place:?}");
         assert_eq!(scene.told(1).await, ["1 d"], "{place:?}");
         assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
@@ -471,9 +471,9 @@ async fn rule_11_blocks_of_one_partial_stay_together_and_in_order() {
 async fn rule_unknown_tasks_are_nobodys() {
     for place in PLACES {
         let mut scene = Scene::at(place).await;
-        scene.sends(but(partial(0, "of somebody else"), json!({"taskId": "unknown"}))).await;
+        scene.sends(with_members(partial(0, "of somebody else"), json!({"taskId": "unknown"}))).await;
         scene.partial(0, "one").await;
-        scene.sends(but(partial(1, "of somebody else"), json!({"taskId": "T1"}))).await;
+        scene.sends(with_members(partial(1, "of somebody else"), json!({"taskId": "T1"}))).await;
         scene.partial(1, "two").await;
         assert_eq!(scene.told(2).await, ["0 one", "1 two"], "{place:?}");
         assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
@@ -487,7 +487,7 @@ async fn rule_a_partial_that_comes_before_its_task_is_known_does_no_harm() {
     tells(&mut stand, partial(0, "one")).await;
     let (mut run, wait) = begun(&script, &client, "t1").await;
     tells(&mut stand, partial(1, "two")).await;
-    let mut told = script.as_time_passes("output", 10 * MS, told(&mut run, 2)).await;
+    let mut told = script.as_time_passes("output", 10 * MS, next_briefs(&mut run, 2)).await;
     wait.result(ended("t1", "done")).await;
     told.extend(script.as_time_passes("the end", 10 * MS, rest(&mut run)).await);
     // It may be kept, or be lost and told to be.
@@ -497,12 +497,12 @@ async fn rule_a_partial_that_comes_before_its_task_is_known_does_no_harm() {
 #[tokio::test]
 async fn rule_each_task_has_numbers_of_its_own() {
     let script = scripted().await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
     let (client, mut stand) = stood(&script, options(&script), partials()).await;
     let (mut one, one_wait) = begun(&script, &client, "t1").await;
     let (mut two, mut two_wait) = begun(&script, &client, "t2").await;
-    let of_two = |seq: u64, said: &str| but(partial(seq, said), json!({"taskId": "t2"}));
+    let of_two = |seq: u64, said: &str| with_members(partial(seq, said), json!({"taskId": "t2"}));
     tells(&mut stand, partial(0, "a")).await;
     tells(&mut stand, of_two(0, "x")).await;
     tells(&mut stand, of_two(1, "y")).await;
@@ -510,8 +510,8 @@ async fn rule_each_task_has_numbers_of_its_own() {
     // Also where the other one is waited for.
     tells(&mut two_wait, of_two(2, "z")).await;
     tells(&mut two_wait, partial(2, "c")).await;
-    assert_eq!(told(&mut one, 3).await, ["0 a", "1 b", "2 c"]);
-    assert_eq!(told(&mut two, 3).await, ["0 x", "1 y", "2 z"]);
+    assert_eq!(next_briefs(&mut one, 3).await, ["0 a", "1 b", "2 c"]);
+    assert_eq!(next_briefs(&mut two, 3).await, ["0 x", "1 y", "2 z"]);
     one_wait.result(ended("t1", "one")).await;
     two_wait.result(ended("t2", "two")).await;
     let ends = script.as_time_passes("the ends", 10 * MS, async { (rest(&mut one).await, rest(&mut two).await) }).await;
@@ -531,9 +531,9 @@ async fn rule_what_comes_on_both_streams_counts_once_and_in_order() {
     for (seq, said) in [(0, "one"), (2, "three")] {
         scene.partial(seq, said).await;
     }
-    assert_eq!(told(&mut scene.run, 4).await, ["0 one", "1 two", "2 three", "3 four"]);
+    assert_eq!(next_briefs(&mut scene.run, 4).await, ["0 one", "1 two", "2 three", "3 four"]);
     scene.partial(4, "five").await;
-    assert_eq!(told(&mut scene.run, 1).await, ["4 five"]);
+    assert_eq!(next_briefs(&mut scene.run, 1).await, ["4 five"]);
     assert_eq!(scene.ends("done").await, ["done: done"]);
 }
 
@@ -581,7 +581,7 @@ async fn rule_the_first_one_that_is_wanted_is_where_a_reader_begins() {
     let mut reference = run.detach().expect("it is a task");
     for (next, first, expected) in [(2, 0, vec!["2 <2>", "3 <3>"]), (2, 2, vec!["2 <2>", "3 <3>"]), (2, 3, vec!["gap 2..3", "3 <3>"])] {
         reference.next = next;
-        let mut run = soon("the run", client.attach(&reference)).await.expect("a run");
+        let mut run = with_timeout("the run", client.attach(&reference)).await.expect("a run");
         let mut wait = waited(&script, &mut run, "t1").await.sse().await;
         for seq in first..4 {
             tells(&mut wait, partial(seq, &format!("<{seq}>"))).await;
@@ -604,7 +604,7 @@ async fn rule_after_it_was_called_off_nothing_more_is_handed_out() {
             scene.script.always("tasks/get", off.clone());
             scene.script.expect_of("tasks/cancel", "t1").await.result(off.clone()).await;
         };
-        let (cancelled, ()) = soon("the answer", async { tokio::join!(scene.run.cancel(), playing) }).await;
+        let (cancelled, ()) = with_timeout("the answer", async { tokio::join!(scene.run.cancel(), playing) }).await;
         cancelled.expect("asked for");
         scene.events().event(status(shown("t1", "cancelled"))).await;
         scene.partial(1, "late").await;
@@ -635,12 +635,12 @@ async fn ours_every_chunk_comes_once_and_in_order() {
     let server = TestServer::start_with(registry([writes(CHUNKS)]), uncoalesced(), std::sync::Arc::new(SystemClock)).await;
     for target in ways(&server) {
         let client = client_of(target.clone(), Options::default()).await;
-        assert!(client.peer().partials);
-        let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
+        assert!(client.server_info().pushes_output);
+        let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
         let (mut all, mut next) = (String::new(), 0);
         loop {
             match take(&mut run, &mut all).await {
-                Event::Partial(partial) => {
+                Event::Chunk(partial) => {
                     assert_eq!(partial.seq, next, "{target}");
                     next += 1;
                 }
@@ -656,12 +656,12 @@ async fn ours_every_chunk_comes_once_and_in_order() {
 
 #[tokio::test]
 async fn ours_a_reader_that_is_cut_off_ten_times_has_every_chunk_once() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     let between = Between::new(stage.server.port, b"").await;
     let client = client_of(between.target(), impatient()).await;
-    let (run, mut act) = soon("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
+    let (run, mut act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
     let mut run = run.expect("a run");
-    assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
+    assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
     let mut seen = 0;
     for cut in 0..10 {
         for n in 0..3 {
@@ -670,7 +670,7 @@ async fn ours_a_reader_that_is_cut_off_ten_times_has_every_chunk_once() {
         // Now and then nothing of it has been read.
         let until = if cut % 4 == 3 { seen } else { cut * 3 + cut % 3 };
         while seen < until {
-            assert_eq!(told(&mut run, 1).await, [format!("{seen} <{seen}>")]);
+            assert_eq!(next_briefs(&mut run, 1).await, [format!("{seen} <{seen}>")]);
             seen += 1;
         }
         between.cut();
@@ -684,24 +684,24 @@ async fn ours_a_reader_that_is_cut_off_ten_times_has_every_chunk_once() {
 #[tokio::test]
 async fn ours_output_of_a_task_that_ended_unseen_is_read_all_the_same() {
     for way in 0..2 {
-        let mut stage = Stage::of(Config::default(), Tool::streams).await;
+        let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
         let client = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
-        let (run, mut act) = soon("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
+        let (run, mut act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
         let mut run = run.expect("a run");
-        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
+        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
         act.writes("<0>").await;
-        assert_eq!(told(&mut run, 1).await, ["0 <0>"]);
+        assert_eq!(next_briefs(&mut run, 1).await, ["0 <0>"]);
         let left = run.detach().expect("a task");
         for n in 1..4 {
             act.writes(&format!("<{n}>")).await;
         }
         act.ends("done");
         let task = left.task.clone().expect("a name");
-        while soon("a look", client.task(&task)).await.expect("it is there").outcome.is_none() {}
+        while with_timeout("a look", client.task(&task)).await.expect("it is there").outcome.is_none() {}
         // In another session, in which nothing was ever pushed of it.
         let other = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
-        let mut run = soon("the task", other.attach(&left)).await.expect("a run");
-        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
+        let mut run = with_timeout("the task", other.attach(&left)).await.expect("a run");
+        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
         assert_eq!(rest(&mut run).await, ["1 <1>", "2 <2>", "3 <3>", "done: done"]);
     }
 }
@@ -710,39 +710,39 @@ async fn ours_output_of_a_task_that_ended_unseen_is_read_all_the_same() {
 async fn ours_tells_nothing_to_who_does_not_want_it() {
     let server = TestServer::start(registry([writes(10)])).await;
     for target in ways(&server) {
-        let client = client_of(target, Options { stream: false, ..Options::default() }).await;
-        assert!(!client.peer().partials);
-        let mut run = soon("the start", client.start("writes", json!({}))).await.expect("a run");
-        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
+        let client = client_of(target, Options { stream_output: false, ..Options::default() }).await;
+        assert!(!client.server_info().pushes_output);
+        let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
         assert_eq!(rest(&mut run).await, ["done: done"]);
     }
 }
 
 #[tokio::test]
 async fn ours_is_picked_up_by_another_client_behind_what_was_read() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     for way in 0..2 {
         let target = ways(&stage.server)[way].clone();
         let client = client_of(target.clone(), Options::default()).await;
-        let (run, mut act) = soon("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
+        let (run, mut act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
         let mut run = run.expect("a run");
-        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
+        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
         for n in 0..4 {
             act.writes(&format!("<{n}>")).await;
         }
-        assert_eq!(told(&mut run, 2).await, ["0 <0>", "1 <1>"]);
+        assert_eq!(next_briefs(&mut run, 2).await, ["0 <0>", "1 <1>"]);
         let reference = run.detach().expect("it is a task");
         assert_eq!(reference.next, 2);
         // Another process would have a session of its own.
         let other = client_of(target, Options::default()).await;
-        let mut run = soon("the run", other.attach(&reference)).await.expect("a run");
-        assert!(matches!(next_told(&mut run).await, Some(Event::Task(_))));
-        assert_eq!(told(&mut run, 2).await, ["2 <2>", "3 <3>"]);
+        let mut run = with_timeout("the run", other.attach(&reference)).await.expect("a run");
+        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
+        assert_eq!(next_briefs(&mut run, 2).await, ["2 <2>", "3 <3>"]);
         act.writes("<4>").await;
         act.ends("done");
         assert_eq!(rest(&mut run).await, ["4 <4>", "done: done"]);
         // And whoever comes after the end has the end.
-        let mut run = soon("the run", other.attach(&reference)).await.expect("a run");
+        let mut run = with_timeout("the run", other.attach(&reference)).await.expect("a run");
         assert_eq!(last(&mut run).await, "done: done");
     }
 }

@@ -2,13 +2,13 @@
 //! is begun that nobody ends.
 
 use serde_json::{Value, json};
-use taskwire::client::{Client, Error, Event, Options, Reference, Run};
+use taskwire::client::{Call, Client, Error, Event, Options, Reference};
 
 use super::{
     legacy::{LATEST, agreed, awaited, begun, ended, having, joined, made_by, options, related, scripted, shown, stood, unsettled, waited},
-    script::{Asked, MS, Script, ada, but, fails, form, next_told, rest},
+    script::{MS, ScriptedRequest, ScriptedServer, ada, fails, form, next_notable, rest, with_members},
 };
-use crate::kit::soon;
+use crate::kit::with_timeout;
 
 /// The session that [`joined`] begins.
 const FIRST: &str = "session-1";
@@ -17,19 +17,19 @@ const OWN: &str = "session-2";
 
 /// A question about `t1` as a request of the server, under an id that each of its sessions begins with.
 fn question(message: &str) -> Value {
-    let mut request = but(form(message), json!({"jsonrpc": "2.0", "id": 0}));
+    let mut request = with_members(form(message), json!({"jsonrpc": "2.0", "id": 0}));
     request["params"]["_meta"] = related("t1");
     request
 }
 
 /// That a request names this session.
 #[track_caller]
-fn is_of(asked: &Asked, session: &str) {
+fn is_of(asked: &ScriptedRequest, session: &str) {
     assert_eq!((asked.header("mcp-session-id"), asked.header("mcp-protocol-version")), (Some(session), Some(LATEST)), "{asked:?}");
 }
 
 /// Begins a session of this name.
-async fn begins(script: &Script, session: &str) {
+async fn begins(script: &ScriptedServer, session: &str) {
     let first = script.expect("initialize").await;
     assert_eq!(first.header("mcp-session-id"), None, "a new session has no name yet: {first:?}");
     first.with("Mcp-Session-Id", session).result(agreed(LATEST, having(json!({})))).await;
@@ -39,7 +39,7 @@ async fn begins(script: &Script, session: &str) {
 }
 
 /// The next wait for the result of `t1`, in a session of this name that is begun before it.
-async fn waits_anew(script: &Script, session: &str) -> Asked {
+async fn waits_anew(script: &ScriptedServer, session: &str) -> ScriptedRequest {
     let playing = async {
         begins(script, session).await;
         awaited(script, "tasks/result").await
@@ -50,7 +50,7 @@ async fn waits_anew(script: &Script, session: &str) -> Asked {
 }
 
 /// A client that knows of this session, and has one of its own.
-async fn knows(script: &Script, session: &str) -> Client {
+async fn knows(script: &ScriptedServer, session: &str) -> Client {
     let options = Options { session: Some(session.to_owned()), ..options(script) };
     let playing = async {
         begins(script, OWN).await;
@@ -60,7 +60,7 @@ async fn knows(script: &Script, session: &str) -> Client {
 }
 
 /// Plays a server that shows `t1` to the session `session` alone: the client looks in its own first, then there.
-async fn finds(script: &Script, session: &str, then: &str) {
+async fn finds(script: &ScriptedServer, session: &str, then: &str) {
     let look = script.expect_of("tasks/get", "t1").await;
     is_of(&look, OWN);
     look.error(200, -32602, "no such task", Value::Null).await;
@@ -80,11 +80,11 @@ async fn finds(script: &Script, session: &str, then: &str) {
 }
 
 /// The next question of a run.
-async fn asked(run: &mut Run) -> (String, String) {
+async fn asked(run: &mut Call) -> (String, String) {
     loop {
-        match next_told(run).await {
-            Some(Event::Input(input)) => return (input.key, input.message),
-            Some(Event::Settled { .. }) => {}
+        match next_notable(run).await {
+            Some(Event::Question(input)) => return (input.key, input.message),
+            Some(Event::QuestionSettled { .. }) => {}
             other => panic!("{other:?} is no question"),
         }
     }
@@ -110,7 +110,7 @@ async fn a_question_of_the_next_session_is_not_taken_for_one_of_the_last() {
     assert_eq!(message, "New?");
     assert_ne!(new, old);
     // An answer to what nobody asks any more would be one to what is asked now.
-    let error = soon("the refusal", run.answer(&old, ada())).await.expect_err("nobody asks that");
+    let error = with_timeout("the refusal", run.answer(&old, ada())).await.expect_err("nobody asks that");
     assert!(matches!(error, Error::NoQuestion { .. }), "{error:?}");
     assert_eq!(script.count("response"), 0);
     let taking = async {
@@ -120,7 +120,7 @@ async fn a_question_of_the_next_session_is_not_taken_for_one_of_the_last() {
         assert_eq!(reply.message["result"], json!({"action": "accept", "content": {"name": "Ada"}}));
         reply.empty(202).await;
     };
-    soon("the answer", async { tokio::join!(run.answer(&new, ada()), taking) }).await.0.expect("taken");
+    with_timeout("the answer", async { tokio::join!(run.answer(&new, ada()), taking) }).await.0.expect("taken");
     wait.result(ended("t1", "done")).await;
     assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
     assert_eq!(script.count("response"), 1);
@@ -144,12 +144,12 @@ async fn a_session_that_cannot_be_begun_just_now_is_begun_later() {
 // A session of another process.
 
 /// A task that goes on in the first session, whose client is gone.
-async fn left(script: &Script) -> Reference {
+async fn left(script: &ScriptedServer) -> Reference {
     let client = joined(script, options(script), having(json!({}))).await;
     let run = made_by(script, &client, "t1").await;
     let reference = run.detach().expect("a task");
     assert_eq!(reference.session.as_deref(), Some(FIRST));
-    soon("the end", client.close()).await;
+    with_timeout("the end", client.close()).await;
     reference
 }
 
@@ -164,7 +164,7 @@ async fn a_session_in_which_a_task_goes_on_is_left_as_it_is() {
     wait.result(ended("t2", "done")).await;
     assert_eq!(rest(&mut run).await, ["done: done"]);
     let ending = async { script.expect_http("DELETE").await.empty(200).await };
-    soon("the end", async { tokio::join!(client.close(), ending) }).await;
+    with_timeout("the end", async { tokio::join!(client.close(), ending) }).await;
     assert_eq!(script.count("DELETE"), 1);
 }
 
@@ -172,9 +172,9 @@ async fn a_session_in_which_a_task_goes_on_is_left_as_it_is() {
 async fn a_task_that_only_its_session_knows_is_found_there_and_that_is_not_ended() {
     let script = scripted().await;
     let reference = left(&script).await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     let client = knows(&script, FIRST).await;
-    let (run, ()) = soon("the task", async { tokio::join!(client.attach(&reference), finds(&script, FIRST, "there")) }).await;
+    let (run, ()) = with_timeout("the task", async { tokio::join!(client.attach(&reference), finds(&script, FIRST, "there")) }).await;
     let mut run = run.expect("a run");
     script.may_remain("tasks/get");
     // Each of its requests is of that session.
@@ -189,10 +189,10 @@ async fn a_task_that_only_its_session_knows_is_found_there_and_that_is_not_ended
         is_of(&reply, FIRST);
         reply.empty(202).await;
     };
-    soon("the answer", async { tokio::join!(run.answer(&key, ada()), taking) }).await.0.expect("taken");
+    with_timeout("the answer", async { tokio::join!(run.answer(&key, ada()), taking) }).await.0.expect("taken");
     wait.result(ended("t1", "done")).await;
     assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
-    soon("the end", client.close()).await;
+    with_timeout("the end", client.close()).await;
     assert_eq!((script.count("initialize"), script.count("DELETE")), (2, 1));
 }
 
@@ -200,7 +200,7 @@ async fn a_task_that_only_its_session_knows_is_found_there_and_that_is_not_ended
 async fn a_task_whose_session_is_forgotten_is_not_found() {
     let script = scripted().await;
     let reference = Reference { session: Some("forgotten".to_owned()), ..left(&script).await };
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     let client = knows(&script, "forgotten").await;
     let playing = async {
         finds(&script, "forgotten", "gone").await;
@@ -210,9 +210,9 @@ async fn a_task_whose_session_is_forgotten_is_not_found() {
         is_of(&look, "session-3");
         look.error(200, -32602, "no such task", Value::Null).await;
     };
-    let (run, ()) = soon("the task", async { tokio::join!(client.attach(&reference), playing) }).await;
+    let (run, ()) = with_timeout("the task", async { tokio::join!(client.attach(&reference), playing) }).await;
     let error = run.expect_err("nobody knows it");
-    assert!(matches!(&error, Error::NotFound { task } if task == "t1"), "{error:?}");
+    assert!(matches!(&error, Error::TaskNotFound { task } if task == "t1"), "{error:?}");
 }
 
 // Sessions that nobody would end.
@@ -224,9 +224,9 @@ async fn no_session_is_begun_for_who_has_closed() {
     let (mut run, wait) = begun(&script, &client, "t1").await;
     let other = client.clone();
     // A task goes on, so nothing is said of the session.
-    soon("the end", client.close()).await;
+    with_timeout("the end", client.close()).await;
     stand.closed().await;
-    let error = soon("the refusal", other.task("t1")).await.expect_err("it is closed");
+    let error = with_timeout("the refusal", other.task("t1")).await.expect_err("it is closed");
     assert!(matches!(error, Error::Closed), "{error:?}");
     wait.cut();
     let error = script.as_time_passes("the end of the run", 100 * MS, fails(&mut run)).await;

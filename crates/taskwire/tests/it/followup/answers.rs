@@ -5,14 +5,14 @@ use taskwire::tool::Question;
 
 use super::{answer, asked, asks, has, of, order_form, refuses, says};
 use crate::{
-    kit::{TASKS, soon},
-    stage::Stage,
+    kit::{TASKS, with_timeout},
     tasks::name_form,
+    tool_harness::ToolHarness,
 };
 
 #[tokio::test]
 async fn an_answer_may_have_any_shape_that_has_one_meaning() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     for (value, content) in [
         (json!({"name": "Ada"}), json!({"name": "Ada"})),
@@ -41,7 +41,7 @@ async fn an_answer_may_have_any_shape_that_has_one_meaning() {
 
 #[tokio::test]
 async fn an_answer_that_does_not_fit_is_refused_with_what_is_wrong_and_can_be_given_again() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, _act, asking) = asked(&mut stage, order_form()).await;
     for (value, wrong) in [
@@ -77,7 +77,7 @@ async fn an_answer_that_does_not_fit_is_refused_with_what_is_wrong_and_can_be_gi
 
 #[tokio::test]
 async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, mut act, first) = asked(&mut stage, name_form("First name?")).await;
     let second = asks(&act, "last", name_form("Last name?"));
@@ -101,7 +101,7 @@ async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
     has(&says(&client, "task_answer", json!({"task_id": id, "key": "k", "value": "Ada"})).await, &["The task goes on"]);
     assert_eq!((answer(first).await.1, answer(second).await.1), (json!({"name": "Ada"}), json!({"name": "Lovelace"})));
     act.ends("done");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     has(
         &refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await,
         &["has ended (completed)", "`task_wait`", "gives its result"],
@@ -110,14 +110,14 @@ async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
 
 #[tokio::test]
 async fn an_answer_that_comes_twice_is_given_once_and_never_to_the_next_question() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, act, first) = asked(&mut stage, name_form("Delete 3 files?")).await;
     let unnamed = json!({"task_id": id, "value": "yes"});
     says(&client, "task_answer", unnamed.clone()).await;
     assert_eq!(answer(first).await.1, json!({"name": "yes"}));
     let second = asks(&act, "next", name_form("Overwrite production?"));
-    soon("the question", stage.client.until(&id, "input_required")).await;
+    with_timeout("the question", stage.client.until(&id, "input_required")).await;
     has(&refuses(&client, "task_answer", unnamed).await, &["Nothing was answered", "which one you mean", "Overwrite production?"]);
     for again in [json!({"value": "yes"}), json!({"value": "no"}), json!({"action": "decline"})] {
         let mut arguments = json!({"task_id": id, "key": "k"});
@@ -134,7 +134,7 @@ async fn an_answer_that_comes_twice_is_given_once_and_never_to_the_next_question
 
 #[tokio::test]
 async fn a_task_that_was_cancelled_is_said_to_have_no_result() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let (id, _act, _asking) = asked(&mut stage, name_form("Name?")).await;
     stage.client.cancel(&id).await;
@@ -145,12 +145,12 @@ async fn a_task_that_was_cancelled_is_said_to_have_no_result() {
 
 #[tokio::test]
 async fn a_page_is_to_be_opened_by_the_user_and_then_accepted() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let client = stage.server.plain_client();
     let able = stage.server.client().declaring(json!({"elicitation": {"url": {}}, "extensions": {TASKS: {}}}));
     let (id, act) = stage.task_of(&able).await;
     let asking = asks(&act, "sign", Question::url("Please sign.", "https://sign.example/1"));
-    soon("the question", able.until(&id, "input_required")).await;
+    with_timeout("the question", able.until(&id, "input_required")).await;
     has(&says(&client, "task_wait", of(&id)).await, &["Please sign.", "https://sign.example/1", "\"key\":\"sign\",\"action\":\"accept\""]);
     // Neither an answer to something else nor silence is a yes.
     for more in [json!({"value": "{\"width\": 5}"}), json!({"value": {}, "action": "accept"}), json!({"value": "no", "action": "decline"})]

@@ -5,14 +5,14 @@ use taskwire::tool::Content;
 
 use super::{has, of, says};
 use crate::{
-    kit::{Client, soon},
-    legacy::kit::Legacy,
-    stage::{Stage, large, shortened, uncoalesced},
+    kit::{Client, with_timeout},
+    legacy::kit::LegacySession,
+    tool_harness::{ToolHarness, large, shortened, uncoalesced},
 };
 
 /// The contents of a resource that must be there.
 async fn read(client: &Client, uri: &str) -> Value {
-    let result = soon("the resource", client.ok("resources/read", json!({"uri": uri}))).await;
+    let result = with_timeout("the resource", client.ok("resources/read", json!({"uri": uri}))).await;
     assert_eq!(result["contents"].as_array().map(Vec::len), Some(1), "{result}");
     result["contents"][0].clone()
 }
@@ -26,7 +26,7 @@ async fn range(client: &Client, uri: &str) -> (String, Value) {
 
 #[tokio::test]
 async fn output_is_a_resource_that_is_read_by_ranges() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let client = stage.server.plain_client();
     let (id, mut act) = stage.task().await;
     let uri = format!("taskwire://task/{id}/output");
@@ -39,7 +39,7 @@ async fn output_is_a_resource_that_is_read_by_ranges() {
     assert_eq!(range(&client, &uri).await, ("0123éñ89".to_owned(), json!({"from": 0, "bytes": 10, "total": 10, "ended": false})));
     assert_eq!(read(&client, &uri).await["uri"], uri, "all of it has the name by which it was asked for");
     act.ends("the result");
-    soon("the end", stage.client.until(&id, "completed")).await;
+    with_timeout("the end", stage.client.until(&id, "completed")).await;
     for (query, text, from) in [
         ("from=2", "23éñ89", 2),
         ("from=-3", "ñ89", 6),
@@ -67,7 +67,7 @@ async fn output_is_a_resource_that_is_read_by_ranges() {
 
 #[tokio::test]
 async fn a_large_output_is_read_whole_by_following_its_links() {
-    let mut stage = Stage::with(uncoalesced()).await;
+    let mut stage = ToolHarness::with(uncoalesced()).await;
     let (id, act) = stage.task().await;
     let mut all = String::new();
     for n in 0..60 {
@@ -95,10 +95,10 @@ async fn a_large_output_is_read_whole_by_following_its_links() {
 
 #[tokio::test]
 async fn sessions_read_the_output_too_and_lists_do_not_name_it_where_no_tool_writes_so_much() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let (id, act) = stage.task().await;
     act.writes("hello\n").await;
-    let legacy = Legacy::declaring(&stage.server, json!({})).await;
+    let legacy = LegacySession::declaring(&stage.server, json!({})).await;
     let read = legacy.ok("resources/read", json!({"uri": format!("taskwire://task/{id}/output?from=-3")})).await;
     assert_eq!(read["contents"][0]["text"], "lo\n");
     for templates in [

@@ -20,12 +20,12 @@ async fn calls_that_are_the_same_share_a_task() {
         let one = json!({"a": 1, "b": {"x": [1, 2], "y": null}});
         let other: Value = serde_json::from_str(r#"{"b":{"y":null,"x":[1,2]},"a":1}"#).expect("JSON");
         let (mut first, mut second) = (caller.call("slow", one.clone()).await, caller.call("slow", other).await);
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         for _ in 0..10 {
             settle().await;
         }
         let mut different = caller.call("slow", json!({"a": 2})).await;
-        soon("another run", gate.started.wait()).await;
+        with_timeout("another run", gate.started.wait()).await;
         assert_eq!(house.open().len(), 2, "{way:?}");
         for _ in 0..2 {
             gate.go.send();
@@ -38,7 +38,7 @@ async fn calls_that_are_the_same_share_a_task() {
         house.until_open(0).await;
         settle().await;
         let mut anew = caller.call("slow", one).await;
-        soon("a run of its own", gate.started.wait()).await;
+        with_timeout("a run of its own", gate.started.wait()).await;
         gate.go.send();
         assert_eq!(text(&anew.result().await), "done", "{way:?}");
         assert_eq!(gate.runs(), 3, "{way:?}");
@@ -78,9 +78,9 @@ async fn nobody_joins_a_call_of_another_caller() {
         let ann = Caller::declaring(way, &house, json!({}), Some("ann-token")).await;
         let bob = Caller::declaring(way, &house, json!({}), Some("bob-token")).await;
         let mut first = ann.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         let mut second = bob.call("slow", json!({})).await;
-        soon("another run", gate.started.wait()).await;
+        with_timeout("another run", gate.started.wait()).await;
         assert_eq!(house.open().len(), 2, "{way:?}");
         house.pass(HOLD).await;
         let (its, other) = (followed(&first.result().await), followed(&second.result().await));
@@ -99,7 +99,7 @@ async fn who_was_cut_off_and_calls_again_gets_what_is_running() {
         let house = House::new([gate.tool("slow").dedupe()]).await;
         let caller = Caller::new(way, &house).await;
         let mut lost = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         lost.lose();
         drop(lost);
         // On a byte stream the call is let go of after the time of a shutdown.
@@ -122,7 +122,7 @@ async fn an_end_that_nobody_heard_of_is_told_to_who_calls_again_for_a_while() {
             let house = House::new([gate.tool("slow").dedupe()]).await;
             let caller = Caller::new(way, &house).await;
             let mut lost = caller.call("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             lost.lose();
             drop(lost);
             house.pass(DRAIN).await;
@@ -132,7 +132,7 @@ async fn an_end_that_nobody_heard_of_is_told_to_who_calls_again_for_a_while() {
             house.pass(if late { HOLD + MS } else { HOLD }).await;
             let mut again = caller.call("slow", json!({})).await;
             if late {
-                soon("a run of its own", gate.started.wait()).await;
+                with_timeout("a run of its own", gate.started.wait()).await;
                 gate.go.send();
             }
             assert_eq!(text(&again.result().await), "done", "{way:?}");
@@ -140,7 +140,7 @@ async fn an_end_that_nobody_heard_of_is_told_to_who_calls_again_for_a_while() {
             settle().await;
             // Heard once, it is over.
             let mut anew = caller.call("slow", json!({})).await;
-            soon("a run of its own", gate.started.wait()).await;
+            with_timeout("a run of its own", gate.started.wait()).await;
             gate.go.send();
             anew.result().await;
         }
@@ -154,7 +154,7 @@ async fn an_error_that_was_told_is_not_told_again() {
         Err::<String, _>(ToolError::protocol(-32602, format!("no {}", runs.fetch_add(1, Ordering::Relaxed))))
     });
     let house = House::new([refuses.dedupe()]).await;
-    let legacy = Legacy::of(house.server.port, None, LATEST, json!({})).await;
+    let legacy = LegacySession::of(house.server.port, None, LATEST, json!({})).await;
     let mut calls = 0;
     for accept in ["application/json", "application/json, text/event-stream"] {
         let caller = legacy.accepting(accept);
@@ -173,7 +173,7 @@ async fn an_end_that_was_heard_by_a_follow_up_tool_is_not_told_again() {
         let house = House::new([gate.tool("slow").dedupe()]).await;
         let caller = Caller::new(way, &house).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD).await;
         let id = followed(&talk.result().await);
         gate.go.send();
@@ -182,7 +182,7 @@ async fn an_end_that_was_heard_by_a_follow_up_tool_is_not_told_again() {
         assert_eq!(text(&caller.result("task_wait", json!({"task_id": wrapped})).await), "done", "{way:?}");
         settle().await;
         let mut anew = caller.call("slow", json!({})).await;
-        soon("a run of its own", gate.started.wait()).await;
+        with_timeout("a run of its own", gate.started.wait()).await;
         gate.go.send();
         assert_eq!(text(&anew.result().await), "done", "{way:?}");
     }
@@ -196,7 +196,7 @@ async fn a_shared_call_is_stopped_by_a_change_of_mind_and_not_by_a_loss_of_patie
         let house = House::new([gate.tool("slow").dedupe()]).await;
         let caller = Caller::new(way, &house).await;
         let mut first = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         let id = house.until_open(1).await[0];
         for _ in 0..10 {
             settle().await;
@@ -212,12 +212,12 @@ async fn a_shared_call_is_stopped_by_a_change_of_mind_and_not_by_a_loss_of_patie
             settle().await;
         }
         caller.cancel(&mut second, "not needed any more").await;
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
         house.until(id, Status::Cancelled).await;
         assert_eq!(gate.runs(), 1, "{way:?}");
         // What was called off is not what the next one wants.
         let mut anew = caller.call("slow", json!({})).await;
-        soon("a run of its own", gate.started.wait()).await;
+        with_timeout("a run of its own", gate.started.wait()).await;
         gate.go.send();
         assert_eq!(text(&anew.result().await), "done", "{way:?}");
     }
@@ -231,14 +231,14 @@ async fn who_calls_again_after_a_change_of_mind_gets_a_run_of_its_own() {
             let house = House::new([gate.tool("slow").dedupe()]).await;
             let caller = Caller::new(way, &house).await;
             let mut talk = caller.call("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             for _ in 0..10 {
                 settle().await;
             }
             caller.cancel(&mut talk, "not needed any more").await;
             caller.call_after(&mut talk, "slow", json!({})).await;
-            soon("a run of its own", gate.started.wait()).await;
-            soon("the word to stop", gate.stopped.wait()).await;
+            with_timeout("a run of its own", gate.started.wait()).await;
+            with_timeout("the word to stop", gate.stopped.wait()).await;
             gate.go.send();
             assert_eq!(text(&talk.result().await), "done", "{way:?}");
             assert_eq!(gate.runs(), 2, "{way:?}");
@@ -268,7 +268,7 @@ async fn a_shared_call_goes_on_for_as_long_as_somebody_has_not_changed_its_mind(
             assert!(!act.ctx.is_cancelled(), "{way:?}");
             if both {
                 caller.cancel(&mut second, "not needed any more").await;
-                soon("the word to stop", act.ctx.cancelled()).await;
+                with_timeout("the word to stop", act.ctx.cancelled()).await;
                 continue;
             }
             act.ends("done");
@@ -305,7 +305,7 @@ async fn who_came_back_to_a_shared_task_waits_for_it_like_any_other() {
         assert!(!act.ctx.is_cancelled());
         if both {
             bob.cancel(&mut back, "not needed any more").await;
-            soon("the word to stop", act.ctx.cancelled()).await;
+            with_timeout("the word to stop", act.ctx.cancelled()).await;
             continue;
         }
         act.ends("done");
@@ -323,13 +323,13 @@ async fn a_call_that_found_no_room_to_share_a_task_shares_none_later() {
         let house = House::with(tools, config).await;
         house.tasker().start("other", json!({})).await;
         let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         other.go.send();
         house.until_open(0).await;
         house.pass(HOLD).await;
         let id: TaskId = followed(&talk.result().await).parse().expect("an id");
         let spec = house.task(id).spec.clone();
-        assert!(spec.findable && spec.dedupe.is_none(), "{way:?}");
+        assert!(spec.findable && spec.dedupe_key.is_none(), "{way:?}");
         gate.go.send();
     }
 }
@@ -342,12 +342,12 @@ fn who_calls_again_after_a_crash_gets_what_is_running_then() {
         life(async {
             let house = House::start_in(&dir, tools(), config(), &clock).await;
             let _lost = Caller::new(way, &house).await.call("slow", json!({"a": 1})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             house.until_open(1).await;
         });
         life(async {
             let house = House::start_in(&dir, tools(), config(), &clock).await;
-            soon("the second run", gate.started.wait()).await;
+            with_timeout("the second run", gate.started.wait()).await;
             let mut again = Caller::new(way, &house).await.call("slow", json!({"a": 1})).await;
             again.is_quiet().await;
             gate.go.send();
@@ -365,13 +365,13 @@ fn what_was_answered_goes_on_after_a_crash() {
         let id = life(async {
             let house = House::start_in(&dir, tools(), config(), &clock).await;
             let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             house.pass(HOLD).await;
             followed(&talk.result().await)
         });
         life(async {
             let house = House::start_in(&dir, tools(), config(), &clock).await;
-            soon("the second run", gate.started.wait()).await;
+            with_timeout("the second run", gate.started.wait()).await;
             gate.go.send();
             let caller = Caller::new(way, &house).await;
             assert_eq!(text(&caller.result("task_wait", json!({"task_id": id})).await), "done", "{way:?}");

@@ -27,8 +27,8 @@ use tokio::{
 
 use super::{BEAT, DRAIN, HOLD, NAMES};
 use crate::{
-    kit::{Client, SECOND, TASKS, TempDir, TestServer, Way, manual_clock, next_chunk, read_head, soon, value_of},
-    legacy::kit::{LATEST, Legacy, initialize},
+    kit::{Client, SECOND, TASKS, TempDir, TestServer, Way, manual_clock, next_chunk, read_head, value_of, with_timeout},
+    legacy::kit::{LATEST, LegacySession, initialize},
     pipe::{Output, Pipe},
     shutdown::settle,
     tasks::{name_form, name_in, registry, reopened, tool},
@@ -65,7 +65,7 @@ impl House {
     }
 
     pub(super) fn open(&self) -> Vec<TaskId> {
-        self.server.server.engine().reader().open(None, 10).expect("readable")
+        self.server.server.engine().reader().open_tasks(None, 10).expect("readable")
     }
 
     /// A task as callers see it: what is stored is a moment older than that.
@@ -82,7 +82,7 @@ impl House {
                 tokio::task::yield_now().await;
             }
         };
-        soon("the status", reached).await;
+        with_timeout("the status", reached).await;
     }
 
     /// Waits until so many tasks are open.
@@ -92,7 +92,7 @@ impl House {
                 tokio::task::yield_now().await;
             }
         };
-        soon("the number of open tasks", reached).await;
+        with_timeout("the number of open tasks", reached).await;
         self.open()
     }
 
@@ -133,7 +133,7 @@ pub(super) struct Caller {
     way: Way,
     server: Server,
     client: Client,
-    pub(super) legacy: Option<Legacy>,
+    pub(super) legacy: Option<LegacySession>,
     capabilities: Value,
     calls: AtomicU64,
 }
@@ -150,7 +150,7 @@ impl Caller {
             None => client,
         };
         let legacy = match way {
-            Way::LegacyHttp => Some(Legacy::of(house.server.port, token, LATEST, capabilities.clone()).await),
+            Way::LegacyHttp => Some(LegacySession::of(house.server.port, token, LATEST, capabilities.clone()).await),
             _ => None,
         };
         Self { way, server: house.server.server.clone(), client, legacy, capabilities, calls: AtomicU64::new(CALLS) }
@@ -291,7 +291,7 @@ pub(super) struct Talk {
 
 impl Talk {
     pub(super) async fn next(&mut self) -> Option<Value> {
-        soon("the next message", self.messages.recv()).await
+        with_timeout("the next message", self.messages.recv()).await
     }
 
     /// The next message, which must be one of progress; its number and its words.
@@ -323,7 +323,7 @@ impl Talk {
 
     pub(super) async fn send(&mut self, message: &Value) {
         let input = self.input.as_mut().expect("a byte stream");
-        soon("room in the pipe", input.write_all(format!("{message}\n").as_bytes())).await.expect("writable");
+        with_timeout("room in the pipe", input.write_all(format!("{message}\n").as_bytes())).await.expect("writable");
     }
 
     /// Waits until there is a place to come back to.
@@ -333,7 +333,7 @@ impl Talk {
                 tokio::task::yield_now().await;
             }
         };
-        soon("a place to come back to", primed).await;
+        with_timeout("a place to come back to", primed).await;
     }
 
     /// Loses the connection.

@@ -47,7 +47,7 @@ async fn a_call_goes_on_when_its_client_hangs_up_and_the_same_call_joins_it() {
             let house = House::new([gate.tool("slow").task(mode)]).await;
             let caller = Caller::new(way, &house).await;
             let talk = caller.call("slow", json!({"n": 1})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             let id = hang_up(&house, talk).await;
             assert!(!gate.stopped.is_sent(), "{way:?} {mode:?}");
             let mut again = caller.call("slow", json!({"n": 1.0})).await;
@@ -58,7 +58,7 @@ async fn a_call_goes_on_when_its_client_hangs_up_and_the_same_call_joins_it() {
             house.until(id, Status::Completed).await;
             // Whoever calls now wants it done again: somebody may have changed what it works on.
             let mut anew = caller.call("slow", json!({"n": 1})).await;
-            soon("a run of its own", gate.started.wait()).await;
+            with_timeout("a run of its own", gate.started.wait()).await;
             gate.go.send();
             let result = anew.result().await;
             assert_eq!((text(&result), is_joined(&result)), ("done", false), "{way:?} {mode:?}");
@@ -73,13 +73,13 @@ async fn what_nobody_comes_back_for_stops_when_its_time_is_over() {
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(way, &house).await;
         let talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         let id = hang_up(&house, talk).await;
         house.pass(LINGER - MS).await;
         left(&house).await;
         assert!(!gate.stopped.is_sent(), "{way:?}");
         house.pass(MS).await;
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
         house.until(id, Status::Cancelled).await;
         let task = house.task(id);
         assert!(format!("{:?}", task.outcome).contains("hung up"), "{way:?}: {task:?}");
@@ -93,7 +93,7 @@ async fn who_joins_and_hangs_up_again_makes_the_time_begin_anew() {
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(way, &house).await;
         let talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         hang_up(&house, talk).await;
         house.pass(LINGER - 20 * SECOND).await;
         let again = caller.call("slow", json!({})).await;
@@ -103,7 +103,7 @@ async fn who_joins_and_hangs_up_again_makes_the_time_begin_anew() {
         left(&house).await;
         assert!(!gate.stopped.is_sent(), "{way:?}");
         house.pass(20 * SECOND).await;
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
         assert_eq!(gate.runs(), 1, "{way:?}");
     }
 }
@@ -114,7 +114,7 @@ async fn what_lingers_for_ever_goes_on_to_its_end() {
     let house = House::new([gate.tool("slow").linger(Duration::MAX)]).await;
     let caller = Caller::new(Way::ModernHttp, &house).await;
     let talk = caller.call("slow", json!({})).await;
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     hang_up(&house, talk).await;
     for _ in 0..100 {
         house.pass(100 * LINGER).await;
@@ -132,14 +132,14 @@ async fn a_result_that_nobody_has_had_is_given_to_the_same_call_for_a_while() {
             let house = House::new([gate.tool("slow")]).await;
             let caller = Caller::new(way, &house).await;
             let talk = caller.call("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             let id = hang_up(&house, talk).await;
             gate.go.send();
             house.until(id, Status::Completed).await;
             house.pass(if late { HOLD + MS } else { HOLD }).await;
             let mut again = caller.call("slow", json!({})).await;
             if late {
-                soon("a run of its own", gate.started.wait()).await;
+                with_timeout("a run of its own", gate.started.wait()).await;
                 gate.go.send();
             }
             let result = again.result().await;
@@ -159,18 +159,18 @@ async fn only_the_same_call_of_the_same_caller_joins_and_only_what_was_left() {
             Caller::declaring(way, &house, json!({}), Some("bob-token")).await,
         );
         let talk = ann.call("slow", json!({"n": 1})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         hang_up(&house, talk).await;
         // Other arguments, another caller; and one that joined is not joined by a third.
         let _other = ann.call("slow", json!({"n": 2})).await;
-        soon("a run of its own", gate.started.wait()).await;
+        with_timeout("a run of its own", gate.started.wait()).await;
         let _bobs = bob.call("slow", json!({"n": 1})).await;
-        soon("a run of its own", gate.started.wait()).await;
+        with_timeout("a run of its own", gate.started.wait()).await;
         let _joined = ann.call("slow", json!({"n": 1})).await;
         left(&house).await;
         assert_eq!(gate.runs(), 3, "{way:?}");
         let _third = ann.call("slow", json!({"n": 1})).await;
-        soon("a run of its own", gate.started.wait()).await;
+        with_timeout("a run of its own", gate.started.wait()).await;
         assert_eq!(gate.runs(), 4, "{way:?}");
     }
 }
@@ -182,7 +182,7 @@ async fn a_client_that_says_that_its_time_is_over_leaves_its_call() {
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(way, &house).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(2 * SECOND).await;
         caller.cancel(&mut talk, "McpError: MCP error -32001: Request timed out").await;
         house.until_open(1).await;
@@ -201,12 +201,12 @@ async fn a_word_to_stop_that_comes_after_the_client_hung_up_stops_the_call() {
     let house = House::new([gate.tool("slow")]).await;
     let caller = Caller::new(Way::LegacyHttp, &house).await;
     let talk = caller.call("slow", json!({})).await;
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     let name = talk.id;
     hang_up(&house, talk).await;
     let legacy = caller.legacy.as_ref().expect("a session");
     legacy.notify("notifications/cancelled", json!({"requestId": name, "reason": "not needed any more"})).await;
-    soon("the word to stop", gate.stopped.wait()).await;
+    with_timeout("the word to stop", gate.stopped.wait()).await;
 }
 
 #[tokio::test]
@@ -215,7 +215,7 @@ async fn the_end_of_a_session_leaves_its_calls() {
     let house = House::new([gate.tool("slow")]).await;
     let mut caller = Caller::new(Way::LegacyHttp, &house).await;
     let talk = caller.call("slow", json!({})).await;
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     house.pass(2 * SECOND).await;
     talk.has_place().await;
     assert_eq!(caller.legacy.take().expect("a session").end().await, 200);
@@ -237,7 +237,7 @@ async fn a_task_whose_handle_never_came_is_given_to_the_same_call() {
         let client = house.tasker();
         let message = client.message(7, "tools/call", json!({"name": "slow", "arguments": {}}));
         let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         drop(connection);
         // Where a task is made at once, its handle may have come after all: then nobody hung up.
         let id = house.until_open(1).await[0];
@@ -247,7 +247,7 @@ async fn a_task_whose_handle_never_came_is_given_to_the_same_call() {
         }
         let calling = tokio::spawn(async move { client.call("slow", json!({})).await });
         house.pass(SECOND).await;
-        let handle = soon("the handle", calling).await.expect("no panic");
+        let handle = with_timeout("the handle", calling).await.expect("no panic");
         assert_eq!((&handle["resultType"], &handle["taskId"]), (&json!("task"), &json!(id)), "{handle}");
         assert_eq!(gate.runs(), 1);
     }
@@ -259,7 +259,7 @@ async fn what_somebody_watches_does_not_stop() {
     let house = House::new([gate.tool("slow")]).await;
     let caller = Caller::new(Way::ModernHttp, &house).await;
     let talk = caller.call("slow", json!({})).await;
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     let id = hang_up(&house, talk).await;
     house.pass(LINGER - SECOND).await;
     // By a look at it, and then by a stream.
@@ -273,7 +273,7 @@ async fn what_somebody_watches_does_not_stop() {
     drop(listener);
     left(&house).await;
     house.pass(LINGER).await;
-    soon("the word to stop", gate.stopped.wait()).await;
+    with_timeout("the word to stop", gate.stopped.wait()).await;
 }
 
 #[tokio::test]
@@ -284,9 +284,9 @@ async fn where_there_is_no_room_for_another_task_a_call_stops_with_its_client() 
     let house = House::with(registry([gate.tool("slow"), other.tool("other").task(TaskMode::Always)]), config).await;
     house.tasker().start("other", json!({})).await;
     let mut talk = Caller::new(Way::ModernHttp, &house).await.call("slow", json!({})).await;
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     talk.lose();
-    soon("the word to stop", gate.stopped.wait()).await;
+    with_timeout("the word to stop", gate.stopped.wait()).await;
 }
 
 #[test]
@@ -296,13 +296,13 @@ fn the_same_call_joins_what_an_earlier_life_of_the_server_left() {
     life(async {
         let house = House::start_in(&dir, tools(), config(), &clock).await;
         let _talk = Caller::new(Way::ModernHttp, &house).await.call("slow", json!({"n": 1})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         house.until_open(1).await;
     });
     life(async {
         let house = House::start_in(&dir, tools(), config(), &clock).await;
-        soon("the second run of the same task", gate.started.wait()).await;
+        with_timeout("the second run of the same task", gate.started.wait()).await;
         let mut again = Caller::new(Way::LegacyHttp, &house).await.call("slow", json!({"n": 1})).await;
         again.is_quiet().await;
         gate.go.send();
@@ -317,7 +317,7 @@ async fn a_held_call_is_a_task_after_a_moment_so_that_it_outlives_the_server() {
         let gate = Gate::new();
         let house = House::new([gate.tool("slow")]).await;
         let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         house.until_open(1).await;
         talk.is_quiet().await;
@@ -334,7 +334,7 @@ async fn who_joined_and_says_that_its_time_is_over_leaves_the_call_again_and_aga
     for nth in 0..5 {
         let mut talk = caller.call("slow", json!({})).await;
         if nth == 0 {
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
         }
         house.pass(2 * SECOND).await;
         talk.has_place().await;
@@ -357,21 +357,21 @@ async fn who_gives_up_without_a_word_and_calls_again_in_its_session_joins_its_ow
     let house = House::new([gate.tool("slow")]).await;
     let caller = Caller::new(Way::LegacyHttp, &house).await;
     let mut first = caller.call("slow", json!({"n": 1})).await;
-    soon("the tool", gate.started.wait()).await;
+    with_timeout("the tool", gate.started.wait()).await;
     // Two that come together are meant twice.
     let mut twin = caller.call("slow", json!({"n": 1})).await;
-    soon("a run of its own", gate.started.wait()).await;
+    with_timeout("a run of its own", gate.started.wait()).await;
     house.pass(3 * SECOND).await;
     house.until_open(2).await;
     let mut again = caller.call("slow", json!({"n": 1})).await;
     let _other = caller.call("slow", json!({"n": 2})).await;
-    soon("a run for other arguments", gate.started.wait()).await;
+    with_timeout("a run for other arguments", gate.started.wait()).await;
     left(&house).await;
     assert_eq!(gate.runs(), 3);
     // Another session has not given anything up.
     let stranger = Caller::new(Way::LegacyHttp, &house).await;
     let _strange = stranger.call("slow", json!({"n": 1})).await;
-    soon("a run for another session", gate.started.wait()).await;
+    with_timeout("a run for another session", gate.started.wait()).await;
     (0..4).for_each(|_| gate.go.send());
     let result = again.result().await;
     assert_eq!((text(&result), is_joined(&result)), ("done", true));
@@ -387,7 +387,7 @@ async fn who_calls_again_in_the_moment_in_which_it_hangs_up_joins_its_own_call()
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(way, &house).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         house.until_open(1).await;
         for _ in 0..20 {

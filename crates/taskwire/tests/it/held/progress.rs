@@ -52,7 +52,7 @@ async fn a_sign_of_life_has_the_words_that_the_work_said_of_itself() {
                 for _ in 0..3 {
                     if words != said {
                         // Said while the call became a task, it may not be stored yet; with this it is. Earlier signs may still be on their way.
-                        soon("a checkpoint", act.ctx.checkpoint(&said)).await.expect("it is kept");
+                        with_timeout("a checkpoint", act.ctx.checkpoint(&said)).await.expect("it is kept");
                         words = house.sign(&mut talk).await.1;
                     }
                 }
@@ -71,7 +71,7 @@ async fn the_first_sign_of_life_counts_from_the_call() {
             let gate = Gate::new();
             let house = House::new([gate.tool("slow").task(mode)]).await;
             let mut talk = Caller::new(way, &house).await.call_with_progress("slow", json!({})).await;
-            soon("the tool", gate.started.wait()).await;
+            with_timeout("the tool", gate.started.wait()).await;
             // By then it is a task in some of them; that is not when it began.
             house.pass(SECOND).await;
             house.pass(BEAT - SECOND - MS).await;
@@ -89,8 +89,8 @@ async fn progress_grows_also_when_a_round_becomes_a_task() {
     for way in [Way::ModernHttp, Way::ModernLines] {
         let rounds = tool("rounds", &(), |(), ctx: Ctx| async move {
             ctx.progress(Progress::at(5.0)).await?;
-            match ctx.resumed().responses.get("name") {
-                None => Err(ToolError::round(Round::ask("name", name_form("Who are you?")))),
+            match ctx.resumed().answers.get("name") {
+                None => Err(ToolError::input_required(InputRequired::ask("name", name_form("Who are you?")))),
                 Some(answer) => Ok(format!("hello {}", name_in(&answer.read()?))),
             }
         });
@@ -109,7 +109,7 @@ async fn who_wants_no_progress_hears_nothing_until_the_answer() {
         let gate = Gate::new();
         let house = House::new([gate.tool("slow")]).await;
         let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         for _ in 0..3 {
             house.pass(BEAT).await;
@@ -130,7 +130,7 @@ async fn a_call_that_can_be_no_task_gives_signs_of_life_too() {
         let house = House::with(tools, config).await;
         house.tasker().start("other", json!({})).await;
         let mut talk = Caller::new(way, &house).await.call_with_progress("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(SECOND).await;
         let ((first, _), (second, _)) = (house.sign(&mut talk).await, house.sign(&mut talk).await);
         assert!(second > first, "{way:?}: {second} after {first}");
@@ -146,7 +146,7 @@ async fn a_wait_gives_signs_of_life_and_ends_after_the_hold() {
         let house = House::new([gate.tool("slow")]).await;
         let caller = Caller::new(way, &house).await;
         let mut talk = caller.call("slow", json!({})).await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         house.pass(HOLD).await;
         let id = followed(&talk.result().await);
         let mut waits = caller.call_with_progress("task_wait", json!({"task_id": id})).await;

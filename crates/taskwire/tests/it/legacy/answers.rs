@@ -8,7 +8,7 @@ use crate::{
     kit::TestServer,
     legacy::{
         input::FORM,
-        kit::{Legacy, Sse},
+        kit::{LegacySession, Sse},
         session::{refused, said},
         streams::response,
         tasks::{awaiting, until_is},
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Calls a tool that asks, as a task or not, and gives the stream on which it does, and the task.
-async fn called(legacy: &Legacy, tool: &str, as_task: bool) -> (Sse, Option<String>) {
+async fn called(legacy: &LegacySession, tool: &str, as_task: bool) -> (Sse, Option<String>) {
     if !as_task {
         return (legacy.stream("tools/call", json!({"name": tool, "arguments": {}})).await, None);
     }
@@ -27,7 +27,7 @@ async fn called(legacy: &Legacy, tool: &str, as_task: bool) -> (Sse, Option<Stri
 }
 
 /// Responds to a question with what is no answer to it, for this reason.
-async fn misfit(legacy: &Legacy, question: &Value, bad: &Value, word: &str) {
+async fn misfit(legacy: &LegacySession, question: &Value, bad: &Value, word: &str) {
     let response = legacy.post(&json!({"jsonrpc": "2.0", "id": question["id"], "result": bad})).await;
     assert_eq!(refused(&response), (400, -32602), "{bad}");
     assert_eq!(response.json().get("id"), None, "a response is not answered: {bad}");
@@ -53,7 +53,7 @@ fn text(response: &Value) -> &str {
 #[tokio::test]
 async fn an_answer_that_does_not_fit_is_refused_and_its_question_asked_again() {
     let server = TestServer::start(registry([orders()])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         for (n, (bad, word)) in misfits().into_iter().enumerate() {
             let (mut events, task) = called(&legacy, "orders", as_task).await;
@@ -74,7 +74,7 @@ async fn an_answer_that_does_not_fit_is_refused_and_its_question_asked_again() {
 #[tokio::test]
 async fn what_is_no_object_is_no_answer_either() {
     let server = TestServer::start(registry([orders()])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for bad in [json!("accept"), json!(["accept"]), json!(7)] {
         let (mut events, _) = called(&legacy, "orders", false).await;
         let first = events.until(FORM).await;
@@ -89,8 +89,8 @@ async fn what_is_no_object_is_no_answer_either() {
 #[tokio::test]
 async fn a_question_on_the_standing_stream_is_asked_again_there() {
     let server = TestServer::start(registry([orders()])).await;
-    let legacy = Legacy::open(&server).await;
-    let mut stand = legacy.stand().await;
+    let legacy = LegacySession::open(&server).await;
+    let mut stand = legacy.open_standing().await;
     let id = legacy.start("orders", json!({})).await;
     let mut question = stand.until(FORM).await;
     for _ in 0..2 {
@@ -106,7 +106,7 @@ async fn a_question_on_the_standing_stream_is_asked_again_there() {
 #[tokio::test]
 async fn a_question_is_asked_again_once_however_often_the_same_response_comes() {
     let server = TestServer::start(registry([orders()])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         let (mut events, _) = called(&legacy, "orders", as_task).await;
         let question = events.until(FORM).await;
@@ -123,7 +123,7 @@ async fn a_question_is_asked_again_once_however_often_the_same_response_comes() 
 #[tokio::test]
 async fn a_client_that_never_answers_well_is_asked_three_times() {
     let server = TestServer::start(registry([orders()])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         let (mut events, task) = called(&legacy, "orders", as_task).await;
         let mut last = Value::Null;
@@ -161,7 +161,7 @@ async fn a_model_and_the_roots_are_asked_again_too() {
             Ok("answered")
         });
         let server = TestServer::start(registry([asks])).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         for as_task in [true, false] {
             let (mut events, _) = called(&legacy, "asks", as_task).await;
             let first = events.until(method).await;

@@ -9,15 +9,15 @@ use taskwire::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    kit::{Client, Response, soon},
+    kit::{Client, Response, with_timeout},
     legacy::{
-        kit::{LATEST, Legacy, Sse, initialize},
+        kit::{LATEST, LegacySession, Sse, initialize},
         session::{refused, said},
         streams::{call, response},
         tasks::{awaiting, refusal, until_is},
     },
-    stage::{Act, Stage, not_found, uncoalesced},
     tasks::{accept, name_form, two_callers},
+    tool_harness::{ToolHarness, ToolRun, not_found, uncoalesced},
 };
 
 /// No task has this name.
@@ -31,10 +31,10 @@ fn everything() -> Value {
 
 /// A session with a task that has written two chunks and goes on: bad input must not show in it.
 struct Target {
-    stage: Stage,
-    legacy: Legacy,
+    stage: ToolHarness,
+    legacy: LegacySession,
     task: String,
-    act: Act,
+    act: ToolRun,
     before: Value,
 }
 
@@ -44,8 +44,8 @@ impl Target {
     }
 
     async fn with(config: Config, token: Option<&str>) -> Self {
-        let mut stage = Stage::of(config, |tool| tool.streams()).await;
-        let legacy = Legacy::of(stage.server.port, token, LATEST, everything()).await;
+        let mut stage = ToolHarness::of(config, |tool| tool.streams()).await;
+        let legacy = LegacySession::of(stage.server.port, token, LATEST, everything()).await;
         let task = legacy.start("writes", json!({})).await;
         let act = stage.run().await;
         act.writes("a").await;
@@ -73,7 +73,7 @@ impl Target {
 
     /// Posts these bytes as a request of the session.
     async fn post(&self, body: impl AsRef<[u8]>) -> Response {
-        soon("an answer", Client::new(self.stage.server.port).post(&self.legacy.headers(), body.as_ref())).await
+        with_timeout("an answer", Client::new(self.stage.server.port).post(&self.legacy.headers(), body.as_ref())).await
     }
 
     /// Sends requests that must be refused with this code, under a good status.
@@ -177,7 +177,7 @@ async fn malformed_members_of_drafts_declare_nothing_and_the_rest_of_a_handshake
         cases.push((json!({"streaming": [bad], "responses": {"modes": bad}}), [false, false]));
     }
     for (tasks, expected) in cases {
-        let legacy = Legacy::declaring(&target.stage.server, json!({"elicitation": {}, "tasks": tasks})).await;
+        let legacy = LegacySession::declaring(&target.stage.server, json!({"elicitation": {}, "tasks": tasks})).await;
         let told = &legacy.init()["capabilities"]["tasks"];
         assert_eq!(["streaming", "responses"].map(|draft| told.get(draft).is_some()), expected, "{tasks}: {told}");
         assert_eq!((&told["cancel"], &told["list"]), (&json!({}), &json!({})), "{tasks}: {told}");
@@ -192,7 +192,7 @@ async fn malformed_members_of_drafts_declare_nothing_and_the_rest_of_a_handshake
 #[tokio::test]
 async fn the_task_of_another_caller_is_like_one_that_never_was() {
     let target = Target::with(Config { engine: uncoalesced().engine, ..two_callers() }, Some("ann-token")).await;
-    let bob = Legacy::of(target.stage.server.port, Some("bob-token"), LATEST, everything()).await;
+    let bob = LegacySession::of(target.stage.server.port, Some("bob-token"), LATEST, everything()).await;
     for task in [target.task.as_str(), NOBODY, "never-was", "", "../../etc/passwd", "\0", "é"] {
         for (method, params) in [
             ("tasks/get", json!({"taskId": task})),
@@ -418,11 +418,11 @@ async fn an_answer_that_is_none_leaves_its_question_open() {
         assert_eq!(target.state().await, before, "{bad}");
     }
     // Nor can somebody else answer it.
-    let bob = Legacy::of(target.stage.server.port, Some("bob-token"), LATEST, everything()).await;
+    let bob = LegacySession::of(target.stage.server.port, Some("bob-token"), LATEST, everything()).await;
     assert_eq!(refused(&bob.post(&answer(&json!(id))).await), (400, -32600));
     assert_eq!(target.state().await, before);
     target.legacy.answer(&question, accept("Ada")).await;
-    let answer = soon("the answer", asked).await.expect("no panic").expect("an answer");
+    let answer = with_timeout("the answer", asked).await.expect("no panic").expect("an answer");
     assert_eq!(answer.content, Some(json!({"name": "Ada"})));
     target.act.ends("done");
     assert_eq!(response(&mut events).await["result"]["content"][0]["text"], "done");
@@ -433,7 +433,7 @@ async fn a_second_answer_is_taken_and_changes_nothing() {
     let mut target = Target::new().await;
     let (asked, mut events, question) = asking(&target).await;
     target.legacy.answer(&question, accept("Ada")).await;
-    let answer = soon("the answer", asked).await.expect("no panic").expect("an answer");
+    let answer = with_timeout("the answer", asked).await.expect("no panic").expect("an answer");
     assert_eq!(answer.content, Some(json!({"name": "Ada"})));
     let before = until_is(&target.legacy, &target.task, "working").await;
     target.legacy.answer(&question, accept("Eve")).await;
@@ -455,7 +455,7 @@ async fn an_answer_for_a_task_that_is_over_is_taken_and_changes_nothing() {
     let before = target.legacy.get(&target.task).await;
     assert_eq!(before["status"], "cancelled");
     target.legacy.answer(&question, accept("Eve")).await;
-    assert!(soon("the end of the question", asked).await.expect("no panic").is_err(), "nobody waits for it");
+    assert!(with_timeout("the end of the question", asked).await.expect("no panic").is_err(), "nobody waits for it");
     assert_eq!(target.legacy.get(&target.task).await, before);
     assert_eq!(response(&mut events).await["error"]["code"], -32603);
 }

@@ -15,14 +15,14 @@ use tokio::{
 };
 
 use crate::{
-    kit::{TestServer, manual_clock, read_head, soon},
+    kit::{TestServer, manual_clock, read_head, with_timeout},
     legacy::{
-        kit::{LATEST, Legacy, Sse, session_of},
+        kit::{LATEST, LegacySession, Sse, session_of},
         partials::{next_partial, prime, streaming},
         tasks::{awaiting, id_of, listed, refusal, related, story, until_is},
     },
-    stage::{Act, READ, Stage, follow, not_found, page, read, rest, text_of, told},
     tasks::{Gate, accept, name_form, name_in, quick, registry, two_callers},
+    tool_harness::{READ, ToolHarness, ToolRun, follow, next_briefs, not_found, page, read, rest, text_of},
 };
 
 const ERAS: [Era; 2] = [Era::Legacy, Era::Modern];
@@ -36,16 +36,16 @@ enum Era {
 
 /// A server with a task of one era, and its caller in both.
 struct Scene {
-    stage: Stage,
-    legacy: Legacy,
+    stage: ToolHarness,
+    legacy: LegacySession,
     id: String,
-    act: Act,
+    act: ToolRun,
 }
 
 impl Scene {
     async fn of(era: Era) -> Self {
-        let mut stage = Stage::new().await;
-        let legacy = Legacy::declaring(&stage.server, streaming()).await;
+        let mut stage = ToolHarness::new().await;
+        let legacy = LegacySession::declaring(&stage.server, streaming()).await;
         let (id, act) = match era {
             Era::Legacy => (legacy.start("writes", json!({})).await, stage.run().await),
             Era::Modern => stage.task().await,
@@ -113,7 +113,7 @@ async fn a_result_that_says_error_says_why_in_the_place_of_what_was_said_before(
         scene.act.ctx.status("half way").await.expect("said");
         let text = "é".repeat(2000);
         scene.act.ends_with(Err(ToolError::new(&text)));
-        let new = soon("the end", scene.stage.client.until(&scene.id, "completed")).await;
+        let new = with_timeout("the end", scene.stage.client.until(&scene.id, "completed")).await;
         let old = scene.legacy.get(&scene.id).await;
         for task in [&new, &old] {
             let message = task["statusMessage"].as_str().expect("a message");
@@ -142,17 +142,17 @@ async fn a_list_has_the_tasks_of_both_eras_and_no_calls_that_are_none() {
     let saves = gate.saves();
     let tools = registry([saves, Gate::new().tool("slow").task(TaskMode::Always)]);
     let server = TestServer::start_with(tools, Config::default(), Arc::new(manual_clock())).await;
-    let (legacy, client, plain) = (Legacy::open(&server).await, server.client(), server.plain_client());
+    let (legacy, client, plain) = (LegacySession::open(&server).await, server.client(), server.plain_client());
     let mut made = vec![legacy.start("slow", json!({})).await, client.start("slow", json!({})).await];
     let calling = tokio::spawn(async move { plain.call("saves", json!({})).await });
-    soon("the start", gate.started.wait()).await;
-    assert_eq!(server.server.engine().reader().open(None, 10).expect("readable").len(), 3, "there is one to hide");
+    with_timeout("the start", gate.started.wait()).await;
+    assert_eq!(server.server.engine().reader().open_tasks(None, 10).expect("readable").len(), 3, "there is one to hide");
     let mut shown = listed(&legacy.ok("tasks/list", json!({})).await);
     made.sort();
     shown.sort();
     assert_eq!(shown, made);
     gate.go.send();
-    soon("the result", calling).await.expect("no panic");
+    with_timeout("the result", calling).await.expect("no panic");
 }
 
 // Following, cancelling, answering.
@@ -165,17 +165,17 @@ async fn a_task_is_followed_in_both_eras_and_cancelled_in_either() {
             let mut waiting = scene.awaited().await;
             let mut listening = follow(&scene.stage.client, &scene.id, 0).await;
             scene.act.writes("one").await;
-            assert_eq!(told(&mut listening, 2).await, ["working", "0 one"], "{era:?}");
+            assert_eq!(next_briefs(&mut listening, 2).await, ["working", "0 one"], "{era:?}");
             match cancelled_by {
                 Era::Legacy => assert_eq!(scene.legacy.cancel(&scene.id).await["status"], "cancelled"),
                 Era::Modern => assert_eq!(scene.stage.client.cancel(&scene.id).await, json!({"resultType": "complete"})),
             }
-            soon("the word to stop", scene.act.ctx.cancelled()).await;
+            with_timeout("the word to stop", scene.act.ctx.cancelled()).await;
             assert_eq!(story(&waiting.rest().await), ["0 one", "cancelled", "error -32603"], "{era:?} {cancelled_by:?}");
             let new = scene.stage.client.get(&scene.id).await;
             let old = scene.legacy.get(&scene.id).await;
             assert_eq!((&new["status"], &old["status"]), (&json!("cancelled"), &json!("cancelled")), "{era:?} {cancelled_by:?}");
-            assert!(told(&mut listening, 1).await[0].starts_with("cancelled"), "{era:?} {cancelled_by:?}");
+            assert!(next_briefs(&mut listening, 1).await[0].starts_with("cancelled"), "{era:?} {cancelled_by:?}");
             scene.stage.server.stop();
             assert_eq!(rest(&mut listening).await, ["end"]);
         }
@@ -191,7 +191,7 @@ async fn a_task_that_asks_is_answered_in_either_era() {
             let asking = scene.asks();
             let question = waiting.until("elicitation/create").await;
             assert_eq!(question["params"]["_meta"], related(&scene.id), "{era:?}");
-            let asked = soon("the question", scene.stage.client.until(&scene.id, "input_required")).await;
+            let asked = with_timeout("the question", scene.stage.client.until(&scene.id, "input_required")).await;
             let request = &asked["inputRequests"]["name"];
             assert_eq!((&request["method"], &request["params"]["message"]), (&question["method"], &question["params"]["message"]));
             match answered_by {
@@ -201,7 +201,7 @@ async fn a_task_that_asks_is_answered_in_either_era() {
             // The other era's answer comes too late, which nobody minds.
             scene.legacy.answer(&question, accept("Eve")).await;
             scene.stage.client.answer(&scene.id, json!({"name": accept("Eve")})).await;
-            let name = soon("the answer", asking).await.expect("no panic").expect("an answer");
+            let name = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
             scene.act.ends(name);
             let result = waiting.rest().await.pop().expect("a response")["result"].clone();
             assert_eq!(text_of(&result["content"]), "Ada", "{era:?} {answered_by:?}");
@@ -213,13 +213,13 @@ async fn a_task_that_asks_is_answered_in_either_era() {
 #[tokio::test]
 async fn who_waits_and_cannot_be_asked_waits_for_the_answer_of_another() {
     let mut scene = Scene::of(Era::Modern).await;
-    let mute = Legacy::declaring(&scene.stage.server, json!({})).await;
+    let mute = LegacySession::declaring(&scene.stage.server, json!({})).await;
     let asking = scene.asks();
     until_is(&mute, &scene.id, "input_required").await;
     let mut waiting = awaiting(&mute, &scene.id).await;
     prime(&mut waiting).await;
     scene.stage.client.answer(&scene.id, json!({"name": accept("Ada")})).await;
-    scene.act.ends(soon("the answer", asking).await.expect("no panic").expect("an answer"));
+    scene.act.ends(with_timeout("the answer", asking).await.expect("no panic").expect("an answer"));
     let rest = waiting.rest().await;
     assert!(!rest.iter().any(|message| message["method"] == "elicitation/create"), "{rest:?}");
     assert_eq!(story(&rest).last().map(String::as_str), Some("= Ada"));
@@ -240,7 +240,7 @@ async fn partials_of_a_task_come_in_the_way_of_the_era_that_asks() {
         assert_eq!(pulled, json!([["1 two"], 1, 2, false]), "{era:?}");
         scene.act.ends("done");
         assert_eq!(story(&waiting.rest().await), ["1 two", "completed", "= done"], "{era:?}");
-        assert_eq!(told(&mut listening, 4).await, ["working", "0 one", "1 two", "completed"], "{era:?}");
+        assert_eq!(next_briefs(&mut listening, 4).await, ["working", "0 one", "1 two", "completed"], "{era:?}");
         scene.stage.server.stop();
         assert_eq!(rest(&mut listening).await, ["end"], "{era:?}");
     }
@@ -249,7 +249,7 @@ async fn partials_of_a_task_come_in_the_way_of_the_era_that_asks() {
 #[tokio::test]
 async fn a_standing_stream_tells_only_of_tasks_that_its_session_made() {
     let mut scene = Scene::of(Era::Modern).await;
-    let mut standing = scene.legacy.stand().await;
+    let mut standing = scene.legacy.open_standing().await;
     scene.act.writes("one").await;
     scene.act.ctx.status("half way").await.expect("said");
     scene.act.ends("done");
@@ -272,7 +272,7 @@ async fn a_standing_stream_tells_only_of_tasks_that_its_session_made() {
 #[tokio::test]
 async fn errors_are_those_of_the_era_that_asks() {
     let server = TestServer::start(registry([quick("quick").task(TaskMode::Always)])).await;
-    let (legacy, client) = (Legacy::open(&server).await, server.client());
+    let (legacy, client) = (LegacySession::open(&server).await, server.client());
     for id in [legacy.start("quick", json!({})).await, client.start("quick", json!({})).await] {
         legacy.result(&id).await;
         assert_eq!(client.cancel(&id).await, json!({"resultType": "complete"}), "what has ended");
@@ -325,11 +325,11 @@ async fn exchange(connection: &mut TcpStream, headers: &[(String, String)], mess
     let text = format!("POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{lines}\r\n{body}", body.len());
     connection.write_all(text.as_bytes()).await.expect("writable");
     let mut buffer = Vec::new();
-    let (status, headers) = soon("the head of the response", read_head(connection, &mut buffer)).await;
+    let (status, headers) = with_timeout("the head of the response", read_head(connection, &mut buffer)).await;
     let length = headers.iter().find(|(key, _)| key == "content-length").and_then(|(_, value)| value.parse::<usize>().ok());
     let length = length.expect("a length");
     while buffer.len() < length {
-        let n = soon("the response", connection.read_buf(&mut buffer)).await.expect("readable");
+        let n = with_timeout("the response", connection.read_buf(&mut buffer)).await.expect("readable");
         assert!(n > 0, "the body ended early");
     }
     assert_eq!(buffer.len(), length, "one answer to one request");
@@ -339,7 +339,7 @@ async fn exchange(connection: &mut TcpStream, headers: &[(String, String)], mess
 #[tokio::test]
 async fn one_connection_serves_both_eras() {
     let server = TestServer::start(registry([Gate::new().tool("slow").task(TaskMode::Always)])).await;
-    let (legacy, client) = (Legacy::open(&server).await, server.client());
+    let (legacy, client) = (LegacySession::open(&server).await, server.client());
     let mut connection = TcpStream::connect(("127.0.0.1", server.port)).await.expect("a connection");
     let (mut old_ids, mut new_ids) = (Vec::new(), Vec::new());
     for _ in 0..3 {
@@ -367,7 +367,7 @@ async fn one_connection_serves_both_eras() {
 async fn tasks_are_declared_to_clients_of_the_version_that_has_them() {
     let server = TestServer::start(registry([])).await;
     let declared = async |version: &str| {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         legacy.init()["capabilities"].get("tasks").cloned()
     };
     assert_eq!(declared(LATEST).await, Some(json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}})));
@@ -381,9 +381,9 @@ async fn tasks_are_declared_to_clients_of_the_version_that_has_them() {
 #[tokio::test]
 async fn older_versions_ignore_the_parameter_and_have_no_methods_for_tasks() {
     let server = TestServer::start(registry([quick("quick"), quick("never").task(TaskMode::Never)])).await;
-    let id = Legacy::open(&server).await.start("quick", json!({})).await;
+    let id = LegacySession::open(&server).await.start("quick", json!({})).await;
     for older in ["2025-06-18", "2025-03-26"] {
-        let legacy = Legacy::of(server.port, None, older, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, older, json!({})).await;
         for (tool, task) in [("quick", json!({})), ("quick", json!({"ttl": -1})), ("quick", json!(5)), ("never", json!({}))] {
             let result = legacy.task(tool, json!({}), task).await;
             assert_eq!((text_of(&result["content"]), result.get("task")), ("done".to_owned(), None), "{older} {tool}");

@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 use taskwire::{
     core::Payload,
     server::Config,
-    tool::{Question, Round, TaskMode, Tool, ToolError},
+    tool::{InputRequired, Question, TaskMode, Tool, ToolError},
 };
 use tokio::task::JoinHandle;
 
 use crate::{
-    kit::{Response, TempDir, TestServer, manual_clock, soon},
+    kit::{Response, TempDir, TestServer, manual_clock, with_timeout},
     legacy::{
-        kit::{LATEST, Legacy, RELATED, Sse, session_of},
+        kit::{LATEST, LegacySession, RELATED, Sse, session_of},
         partials::prime,
         tasks::{awaiting, brief, is_json, is_response, refusal, related, story, until_is},
     },
-    stage::{Stage, one_may_wait, one_waits, text_of},
     tasks::{Gate, accept, life, name_form, name_in, registry, reopened, tool, two_callers},
+    tool_harness::{ToolHarness, one_may_wait, one_waits, text_of},
 };
 
 pub(crate) const FORM: &str = "elicitation/create";
@@ -52,7 +52,7 @@ fn asks_this(question: fn() -> Question) -> Tool {
 }
 
 /// Calls `asks`, as a task or not, and gives the stream on which it asks, and the task.
-async fn called(legacy: &Legacy, as_task: bool) -> (Sse, Option<String>) {
+async fn called(legacy: &LegacySession, as_task: bool) -> (Sse, Option<String>) {
     if !as_task {
         return (legacy.stream("tools/call", json!({"name": "asks", "arguments": {}})).await, None);
     }
@@ -79,7 +79,7 @@ async fn said(events: &mut Sse) -> String {
 async fn a_question_comes_to_who_waits_for_the_task_and_its_answer_lets_it_go_on() {
     let gate = Gate::new();
     let server = TestServer::start(registry([asks(&gate)])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let id = legacy.start("asks", json!({})).await;
     let mut events = awaiting(&legacy, &id).await;
     let mut told: Vec<Value> = Vec::new();
@@ -108,7 +108,7 @@ async fn two_questions_at_once_are_answered_one_by_one() {
         Ok(format!("{} {}", name_in(&first), name_in(&last)))
     });
     let server = TestServer::start(registry([asks])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let id = legacy.start("asks", json!({})).await;
     let mut events = awaiting(&legacy, &id).await;
     let mut questions = [events.until(FORM).await, events.until(FORM).await];
@@ -126,7 +126,7 @@ async fn two_questions_at_once_are_answered_one_by_one() {
 async fn a_new_wait_asks_again_under_another_id_and_either_may_be_answered_once() {
     for take_the_newer in [true, false] {
         let server = TestServer::start(registry([asks(&open_gate())])).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         let id = legacy.start("asks", json!({})).await;
         let mut gone = awaiting(&legacy, &id).await;
         let older = gone.until(FORM).await;
@@ -149,7 +149,7 @@ async fn a_new_wait_asks_again_under_another_id_and_either_may_be_answered_once(
 async fn the_first_answer_counts_and_a_second_is_taken_without_effect() {
     let gate = Gate::new();
     let server = TestServer::start(registry([asks(&gate)])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         let (mut events, _) = called(&legacy, as_task).await;
         let question = events.until(FORM).await;
@@ -165,7 +165,7 @@ async fn the_first_answer_counts_and_a_second_is_taken_without_effect() {
 #[tokio::test]
 async fn whatever_the_person_does_reaches_the_tool() {
     let server = TestServer::start(registry([asks(&open_gate())])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         for (answer, expected) in [(json!({"action": "decline"}), "= decline nobody"), (json!({"action": "cancel"}), "= cancel nobody")] {
             let (mut events, task) = called(&legacy, as_task).await;
@@ -186,7 +186,7 @@ async fn an_error_in_place_of_an_answer_fails_the_question_and_the_tool_decides(
         Ok(answer.map_or_else(|_| "nobody knows".to_owned(), |answer| name_in(&answer)))
     });
     let server = TestServer::start(registry([asks(&open_gate()), copes])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         let (mut events, task) = called(&legacy, as_task).await;
         let question = events.until(FORM).await;
@@ -208,7 +208,7 @@ async fn an_error_in_place_of_an_answer_fails_the_question_and_the_tool_decides(
 #[tokio::test]
 async fn an_answer_to_a_task_that_has_ended_changes_nothing() {
     let server = TestServer::start_with(registry([asks(&open_gate())]), Config::default(), Arc::new(manual_clock())).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let (mut events, task) = called(&legacy, true).await;
     let (question, task) = (events.until(FORM).await, task.expect("a task"));
     let cancelled = legacy.cancel(&task).await;
@@ -235,7 +235,7 @@ async fn a_question_is_answered_by_the_caller_who_was_asked() {
 type Ask = fn() -> Question;
 
 /// A `tasks/result` that surely waits.
-pub(crate) async fn waiting(legacy: &Legacy, task: &str) -> JoinHandle<Response> {
+pub(crate) async fn waiting(legacy: &LegacySession, task: &str) -> JoinHandle<Response> {
     one_waits(|| {
         let (legacy, params) = (legacy.clone(), json!({"taskId": task}));
         async move { legacy.raw("tasks/result", params).await }
@@ -245,8 +245,8 @@ pub(crate) async fn waiting(legacy: &Legacy, task: &str) -> JoinHandle<Response>
 
 #[tokio::test]
 async fn a_client_that_takes_no_events_is_not_asked_and_gets_the_result_in_plain_json() {
-    let mut stage = Stage::with(one_may_wait()).await;
-    let legacy = Legacy::open(&stage.server).await.accepting("application/json");
+    let mut stage = ToolHarness::with(one_may_wait()).await;
+    let legacy = LegacySession::open(&stage.server).await.accepting("application/json");
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let waits = waiting(&legacy, &id).await;
@@ -254,9 +254,9 @@ async fn a_client_that_takes_no_events_is_not_asked_and_gets_the_result_in_plain
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
     until_is(&legacy, &id, "input_required").await;
     stage.client.answer(&id, json!({"name": accept("Ada")})).await;
-    let answer = soon("the answer", asking).await.expect("no panic").expect("an answer");
+    let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
     act.ends(name_in(&answer));
-    let response = soon("the result", waits).await.expect("no panic");
+    let response = with_timeout("the result", waits).await.expect("no panic");
     assert!(response.status == 200 && is_json(&response), "{response:?}");
     assert_eq!(brief(&response.json()), "= Ada");
 }
@@ -270,7 +270,7 @@ fn a_question_survives_a_crash_and_is_answered_on_the_stream_that_goes_on() {
         let tools = || registry([asks(&gate).retry_on_interrupt()]);
         let (legacy, request, question, begin, last) = life(async {
             let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
-            let legacy = Legacy::open(&server).await;
+            let legacy = LegacySession::open(&server).await;
             let id = legacy.start("asks", json!({})).await;
             let request = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
             let mut events = legacy.stream_message(&request).await;
@@ -321,7 +321,7 @@ async fn a_model_and_the_roots_can_be_asked_for_too() {
     ];
     for (question, method, answer, expected) in kinds {
         let server = TestServer::start(registry([asks_this(question)])).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         for as_task in [true, false] {
             let (mut events, task) = called(&legacy, as_task).await;
             let asked = events.until(method).await;
@@ -340,7 +340,7 @@ async fn a_model_and_the_roots_can_be_asked_for_too() {
 #[tokio::test]
 async fn a_page_is_shown_under_an_id_of_its_own_to_who_can_open_pages() {
     let server = TestServer::start(registry([asks_this(page)])).await;
-    let able = Legacy::declaring(&server, json!({"elicitation": {"form": {}, "url": {}}})).await;
+    let able = LegacySession::declaring(&server, json!({"elicitation": {"form": {}, "url": {}}})).await;
     let mut ids = Vec::new();
     for as_task in [true, false] {
         let (mut events, task) = called(&able, as_task).await;
@@ -371,7 +371,7 @@ async fn a_client_is_never_asked_what_it_did_not_say_it_can_answer() {
     ];
     for (question, declared, needed) in cases {
         let server = TestServer::start_without_followups(registry([asks_this(question)])).await;
-        let legacy = Legacy::declaring(&server, declared).await;
+        let legacy = LegacySession::declaring(&server, declared).await;
         let expected = json!({"requiredCapabilities": needed});
         let error = legacy.error("tools/call", json!({"name": "asks", "arguments": {}})).await;
         assert_eq!((&error["code"], &error["data"]), (&json!(-32600), &expected));
@@ -389,7 +389,7 @@ async fn a_client_is_never_asked_what_it_did_not_say_it_can_answer() {
 async fn a_plain_call_asks_on_its_own_stream_and_shows_no_task() {
     let gate = Gate::new();
     let server = TestServer::start(registry([asks(&gate)])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let request = legacy.message(legacy.next_id(), "tools/call", json!({"name": "asks", "arguments": {}}));
     let mut events = legacy.stream_message(&request).await;
     let question = events.until(FORM).await;
@@ -406,7 +406,7 @@ async fn a_plain_call_asks_on_its_own_stream_and_shows_no_task() {
 #[tokio::test]
 async fn a_plain_call_that_was_cut_off_while_it_asked_goes_on_by_its_last_event() {
     let server = TestServer::start(registry([asks(&open_gate())])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let request = legacy.message(legacy.next_id(), "tools/call", json!({"name": "asks", "arguments": {}}));
     let mut events = legacy.stream_message(&request).await;
     let question = events.until(FORM).await;
@@ -424,13 +424,13 @@ async fn a_tool_that_asks_in_rounds_is_asked_for_like_any_other() {
         let rounds = tool("asks", &runs, |runs, ctx| async move {
             runs.fetch_add(1, Ordering::Relaxed);
             let resumed = ctx.resumed();
-            match resumed.responses.get("name") {
-                None => Err(ToolError::round(Round::ask("name", name_form("Name?")).with_state(json!({"step": 1})))),
+            match resumed.answers.get("name") {
+                None => Err(ToolError::input_required(InputRequired::ask("name", name_form("Name?")).with_state(json!({"step": 1})))),
                 Some(answer) => Ok(format!("{} {}", name_in(&answer.read()?), resumed.state.as_ref().map_or("nothing", Payload::as_str))),
             }
         });
         let server = TestServer::start(registry([rounds.task(mode)])).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         for as_task in [true, false] {
             let (mut events, task) = called(&legacy, as_task).await;
             let question = events.until(FORM).await;
@@ -444,9 +444,14 @@ async fn a_tool_that_asks_in_rounds_is_asked_for_like_any_other() {
 
 #[tokio::test]
 async fn a_tool_that_asks_in_rounds_is_refused_where_nobody_can_be_asked() {
-    let rounds = tool("asks", &(), |(), _ctx| async move { Err::<(), _>(ToolError::round(Round::ask("name", name_form("Name?")))) });
+    let rounds =
+        tool(
+            "asks",
+            &(),
+            |(), _ctx| async move { Err::<(), _>(ToolError::input_required(InputRequired::ask("name", name_form("Name?")))) },
+        );
     let server = TestServer::start_without_followups(registry([rounds])).await;
-    let legacy = Legacy::declaring(&server, json!({})).await;
+    let legacy = LegacySession::declaring(&server, json!({})).await;
     assert_eq!(refusal(&legacy, "tools/call", json!({"name": "asks", "arguments": {}})).await, -32600);
     let id = legacy.start("asks", json!({})).await;
     let error = legacy.error("tasks/result", json!({"taskId": id})).await;
@@ -457,7 +462,7 @@ async fn a_tool_that_asks_in_rounds_is_refused_where_nobody_can_be_asked() {
 async fn a_client_of_2025_06_18_is_asked_in_the_shape_of_its_version() {
     let server = TestServer::start(registry([asks(&open_gate())])).await;
     for (version, mode) in [("2025-06-18", None), (LATEST, Some("form"))] {
-        let legacy = Legacy::of(server.port, None, version, json!({"elicitation": {}})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({"elicitation": {}})).await;
         let (mut events, _) = called(&legacy, false).await;
         let question = events.until(FORM).await;
         let mut params = json!({"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});

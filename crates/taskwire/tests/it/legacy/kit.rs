@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use super::schema;
-use crate::kit::{Client, Response, TestServer, next_chunk, read_head, read_response, soon};
+use crate::kit::{Client, Response, TestServer, next_chunk, read_head, read_response, with_timeout};
 
 pub(crate) const RELATED: &str = "io.modelcontextprotocol/related-task";
 pub(crate) const LATEST: &str = "2025-11-25";
@@ -42,7 +42,7 @@ pub(crate) struct Checks {
     /// SEP-1905 was declared.
     modes: bool,
     /// The method of each request, by its id.
-    asked: Arc<Mutex<BTreeMap<String, String>>>,
+    methods_by_id: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Checks {
@@ -52,21 +52,21 @@ impl Checks {
             latest: version == LATEST,
             partials: declares("/tasks/streaming/partial"),
             modes: declares("/tasks/responses/modes"),
-            asked: Arc::default(),
+            methods_by_id: Arc::default(),
         }
     }
 
     /// Notes what is sent, so that its answer can be checked.
-    pub(crate) fn sends(&self, message: &Value) {
+    pub(crate) fn note_request(&self, message: &Value) {
         if let (Some(id), Some(method)) = (message.get("id"), message["method"].as_str()) {
-            self.asked.lock().expect("no panic").insert(id.to_string(), method.to_owned());
+            self.methods_by_id.lock().expect("no panic").insert(id.to_string(), method.to_owned());
         }
     }
 
     /// Checks a message of the server.
     #[track_caller]
     pub(crate) fn check(&self, message: &Value) {
-        let method = message.get("id").and_then(|id| self.asked.lock().expect("no panic").get(&id.to_string()).cloned());
+        let method = message.get("id").and_then(|id| self.methods_by_id.lock().expect("no panic").get(&id.to_string()).cloned());
         let is_error = message.get("error").is_some();
         match (message["method"].as_str(), message.get("id")) {
             _ if !self.latest => schema::check_envelope(message),
@@ -93,7 +93,7 @@ impl Checks {
 
 /// A session with a server, over HTTP. Each request is a connection of its own.
 #[derive(Debug, Clone)]
-pub(crate) struct Legacy {
+pub(crate) struct LegacySession {
     port: u16,
     token: Option<String>,
     version: String,
@@ -104,7 +104,7 @@ pub(crate) struct Legacy {
     next_id: Arc<AtomicU64>,
 }
 
-impl Legacy {
+impl LegacySession {
     /// A session of 2025-11-25 whose client can be asked anything and declares no draft.
     pub(crate) async fn open(server: &TestServer) -> Self {
         Self::declaring(server, json!({"elicitation": {}, "sampling": {}, "roots": {}})).await
@@ -184,9 +184,9 @@ impl Legacy {
 
     /// Posts a message and gives back the raw response, unchecked.
     pub(crate) async fn post(&self, message: &Value) -> Response {
-        self.checks.sends(message);
+        self.checks.note_request(message);
         let client = Client::new(self.port);
-        soon("the response", client.post(&self.headers(), message.to_string().as_bytes())).await
+        with_timeout("the response", client.post(&self.headers(), message.to_string().as_bytes())).await
     }
 
     /// Sends a request and gives back the raw response, unchecked.
@@ -254,22 +254,22 @@ impl Legacy {
     }
 
     pub(crate) async fn stream_message(&self, message: &Value) -> Sse {
-        self.checks.sends(message);
+        self.checks.note_request(message);
         let stream = Client::new(self.port).send(&self.headers(), message.to_string().as_bytes()).await;
         self.events(stream).await
     }
 
     /// Opens the standing stream, and reads what it begins with.
-    pub(crate) async fn stand(&self) -> Sse {
+    pub(crate) async fn open_standing(&self) -> Sse {
         let mut sse = self.events(self.connect("GET", &[]).await).await;
-        sse.begins().await;
+        sse.read_prime().await;
         sse
     }
 
     /// As [`stand`](Self::stand), or the status of a refusal.
-    pub(crate) async fn try_stand(&self) -> Result<Sse, u16> {
+    pub(crate) async fn try_open_standing(&self) -> Result<Sse, u16> {
         let mut sse = self.try_events(self.connect("GET", &[]).await).await.map_err(|(status, _)| status)?;
-        sse.begins().await;
+        sse.read_prime().await;
         Ok(sse)
     }
 
@@ -280,7 +280,7 @@ impl Legacy {
 
     /// As [`connect`](Self::connect), where the answer ends.
     pub(crate) async fn http(&self, method: &str, headers: &[(&str, &str)]) -> Response {
-        soon("the response", read_response(self.connect(method, headers).await)).await
+        with_timeout("the response", read_response(self.connect(method, headers).await)).await
     }
 
     /// Answers a question of the server.
@@ -332,7 +332,7 @@ impl Legacy {
     /// The answer to what was sent, or its status and head if it is no event stream.
     async fn try_events(&self, mut stream: TcpStream) -> Result<Sse, (u16, String)> {
         let mut chunked = Vec::new();
-        let (status, headers) = soon("the head of a stream", read_head(&mut stream, &mut chunked)).await;
+        let (status, headers) = with_timeout("the head of a stream", read_head(&mut stream, &mut chunked)).await;
         let is_events = headers.iter().any(|(key, value)| key == "content-type" && value == "text/event-stream");
         if status != 200 || !is_events {
             return Err((status, format!("{headers:?} {}", String::from_utf8_lossy(&chunked))));
@@ -342,8 +342,8 @@ impl Legacy {
 }
 
 /// A session of the caller with this token, who can be asked.
-pub(crate) async fn session_of(server: &TestServer, token: &str) -> Legacy {
-    Legacy::of(server.port, Some(token), LATEST, json!({"elicitation": {}})).await
+pub(crate) async fn session_of(server: &TestServer, token: &str) -> LegacySession {
+    LegacySession::of(server.port, Some(token), LATEST, json!({"elicitation": {}})).await
 }
 
 /// The parameters of a handshake.
@@ -408,7 +408,7 @@ pub(crate) struct Sse {
 
 impl Sse {
     /// Reads what a stream begins with: an event that primes it or, in versions that have none, a comment.
-    pub(crate) async fn begins(&mut self) {
+    pub(crate) async fn read_prime(&mut self) {
         if self.checks.latest {
             let prime = self.event().await.expect("an event that primes the stream");
             assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
@@ -425,7 +425,8 @@ impl Sse {
                 let comment = line.strip_prefix(':').unwrap_or_else(|| panic!("no comment: {line:?}"));
                 return comment.trim().to_owned();
             }
-            let chunk = soon("the next comment", next_chunk(&mut self.stream, &mut self.chunked)).await.expect("the stream goes on");
+            let chunk =
+                with_timeout("the next comment", next_chunk(&mut self.stream, &mut self.chunked)).await.expect("the stream goes on");
             self.text.extend_from_slice(&chunk);
         }
     }
@@ -451,7 +452,7 @@ impl Sse {
             if self.ended {
                 return None;
             }
-            match soon("the next event", next_chunk(&mut self.stream, &mut self.chunked)).await {
+            match with_timeout("the next event", next_chunk(&mut self.stream, &mut self.chunked)).await {
                 Some(chunk) => self.text.extend_from_slice(&chunk),
                 None => self.ended = true,
             }

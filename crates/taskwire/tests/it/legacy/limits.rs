@@ -5,15 +5,15 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use taskwire::{
     core::Limits,
-    server::{Config, Initial, LegacyConfig},
+    server::{Config, FirstAnswer, LegacyConfig},
     tool::{TaskMode, Tool, ToolError},
 };
 
 use crate::{
-    kit::{Client, Response, TempDir, TestServer, manual_clock, soon},
+    kit::{Client, Response, TempDir, TestServer, manual_clock, with_timeout},
     legacy::{
         input::{FORM, asks, open_gate, waiting},
-        kit::{Legacy, RELATED, messages_of},
+        kit::{LegacySession, RELATED, messages_of},
         partials::prime,
         session::{refused, said, start, with_legacy},
         streamed::{ALL, asking, begun, call_with, capable_of, id_in, mode_of, part, staged, told_until},
@@ -21,8 +21,8 @@ use crate::{
         tasks::{awaiting, brief, gone, is_response, refusal, until_is, until_told},
     },
     shutdown::settle,
-    stage::{HOUR, SECOND, Stage, not_found, one_may_wait, text_of, uncoalesced},
     tasks::{Gate, accept, life, quick, registry, reopened, with_limits},
+    tool_harness::{HOUR, SECOND, ToolHarness, not_found, one_may_wait, text_of, uncoalesced},
 };
 
 const RETRY: Duration = Duration::from_millis(300);
@@ -40,7 +40,7 @@ fn one_task() -> Config {
 }
 
 /// What comes of a call of `slow`, with this `task` if there is one.
-async fn slow(legacy: &Legacy, task: Option<Value>) -> Response {
+async fn slow(legacy: &LegacySession, task: Option<Value>) -> Response {
     let mut params = json!({"name": "slow", "arguments": {}});
     if let Some(task) = task {
         params["task"] = task;
@@ -49,7 +49,7 @@ async fn slow(legacy: &Legacy, task: Option<Value>) -> Response {
 }
 
 /// Asks for what follows a place, where nothing does.
-async fn is_over(legacy: &Legacy, place: &str) {
+async fn is_over(legacy: &LegacySession, place: &str) {
     let over = legacy.http("GET", &[("Last-Event-ID", place)]).await;
     assert_eq!((over.status, over.body.len()), (204, 0), "{over:?}");
 }
@@ -60,16 +60,16 @@ async fn is_over(legacy: &Legacy, place: &str) {
 async fn a_call_that_would_have_to_wait_is_not_begun_where_too_many_do() {
     let gate = Gate::new();
     let (server, _clock) = start(registry([gate.tool("slow").streams()]), one_may_wait()).await;
-    let legacy = Legacy::declaring(&server, capable_of(&ALL)).await;
+    let legacy = LegacySession::declaring(&server, capable_of(&ALL)).await;
     let id = legacy.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let mut wait = awaiting(&legacy, &id).await;
     prime(&mut wait).await;
     let calls = [None, Some(asking(&["immediate"])), Some(asking(&["streaming"])), Some(asking(&["immediate", "streaming"]))];
     for task in calls {
         let full = slow(&legacy, task.clone()).await;
         assert_eq!(refused(&full), (429, -31001), "{task:?}");
-        assert!(said(&full).contains("`waits_per_caller`"), "{}", said(&full));
+        assert!(said(&full).contains("`waiting_requests_per_caller`"), "{}", said(&full));
     }
     settle().await;
     assert_eq!(gate.runs(), 1, "none of them has run");
@@ -83,14 +83,14 @@ async fn a_call_that_would_have_to_wait_is_not_begun_where_too_many_do() {
 #[tokio::test]
 async fn calls_whose_callers_went_away_count_until_they_end() {
     let gate = Gate::new();
-    let (server, _clock) = start(registry([gate.tool("slow")]), Config { waits_per_caller: 2, ..Config::default() }).await;
-    let legacy = Legacy::open(&server).await;
+    let (server, _clock) = start(registry([gate.tool("slow")]), Config { waiting_requests_per_caller: 2, ..Config::default() }).await;
+    let legacy = LegacySession::open(&server).await;
     for nth in 0..2 {
         let mut message = call(&legacy, "slow", json!({}));
         // The same call would join the first.
         message["params"]["arguments"]["nth"] = nth.into();
         let connection = Client::new(server.port).send(&legacy.headers(), message.to_string().as_bytes()).await;
-        soon("the start", gate.started.wait()).await;
+        with_timeout("the start", gate.started.wait()).await;
         drop(connection);
     }
     for _ in 0..5 {
@@ -108,7 +108,7 @@ async fn calls_whose_callers_went_away_count_until_they_end() {
             assert_eq!(refused(&answer), (429, -31001));
         }
     };
-    let answer = soon("room for another", room).await;
+    let answer = with_timeout("room for another", room).await;
     assert_eq!(brief(&answer.json()), "= done");
     assert_eq!(gate.runs(), 3);
 }
@@ -117,12 +117,12 @@ async fn calls_whose_callers_went_away_count_until_they_end() {
 async fn an_immediate_call_waits_for_its_result_where_there_is_no_room_for_a_task() {
     let (busy, gate) = (Gate::new(), Gate::new());
     let (server, clock) = start(registry([busy.tool("busy"), gate.tool("slow")]), one_task()).await;
-    let legacy = Legacy::declaring(&server, capable_of(&ALL)).await;
+    let legacy = LegacySession::declaring(&server, capable_of(&ALL)).await;
     legacy.start("busy", json!({})).await;
     assert_eq!(refusal(&legacy, "tools/call", json!({"name": "slow", "arguments": {}, "task": {}})).await, -31001);
     let caller = legacy.clone();
     let calling = tokio::spawn(async move { caller.task("slow", json!({}), asking(&["immediate", "task"])).await });
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     for _ in 0..5 {
         clock.advance(SECOND);
         settle().await;
@@ -130,7 +130,7 @@ async fn an_immediate_call_waits_for_its_result_where_there_is_no_room_for_a_tas
     }
     assert!(!calling.is_finished(), "it has not failed");
     gate.go.send();
-    let result = soon("the result", calling).await.expect("no panic");
+    let result = with_timeout("the result", calling).await.expect("no panic");
     assert_eq!((mode_of(&result), text_of(&result["content"])), ("immediate", "done".to_owned()));
     assert_eq!(gate.runs(), 1);
 }
@@ -138,9 +138,9 @@ async fn an_immediate_call_waits_for_its_result_where_there_is_no_room_for_a_tas
 #[tokio::test]
 async fn a_result_counts_more_than_the_task_that_it_would_leave_behind() {
     let busy = Gate::new();
-    let legacy = LegacyConfig { immediate_task: true, ..LegacyConfig::default() };
+    let legacy = LegacyConfig { record_immediate: true, ..LegacyConfig::default() };
     let (server, _clock) = start(registry([busy.tool("busy"), quick("quick")]), Config { legacy, ..one_task() }).await;
-    let legacy = Legacy::declaring(&server, capable_of(&ALL)).await;
+    let legacy = LegacySession::declaring(&server, capable_of(&ALL)).await;
     let id = legacy.start("busy", json!({})).await;
     let result = legacy.task("quick", json!({}), asking(&["immediate"])).await;
     assert_eq!((mode_of(&result), text_of(&result["content"]), result.get("_meta")), ("immediate", "done".to_owned(), None));
@@ -156,7 +156,7 @@ async fn a_result_counts_more_than_the_task_that_it_would_leave_behind() {
 async fn a_progress_token_and_a_uri_have_so_many_bytes() {
     let gate = Gate::new();
     let (server, _clock) = start(registry([gate.tool("slow"), quick("quick")]), Config::default()).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let with_token = |name: &str, token: String| json!({"name": name, "arguments": {}, "_meta": {"progressToken": token}});
     assert_eq!(refusal(&legacy, "tools/call", with_token("slow", "x".repeat(300))).await, -32602);
     assert_eq!(gate.runs(), 0);
@@ -168,14 +168,14 @@ async fn a_progress_token_and_a_uri_have_so_many_bytes() {
 
 #[tokio::test]
 async fn a_session_may_hear_of_so_many_resources() {
-    let (server, _clock) = start(registry([]), Config { tasks_per_listen: 2, ..Config::default() }).await;
-    let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
+    let (server, _clock) = start(registry([]), Config { subscriptions_per_stream: 2, ..Config::default() }).await;
+    let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
     for uri in ["test://a", "test://b", "test://a"] {
         assert_eq!(legacy.ok("resources/subscribe", json!({"uri": uri})).await, json!({}));
     }
     let error = legacy.error("resources/subscribe", json!({"uri": "test://c"})).await;
     assert_eq!(error["code"], -31001);
-    assert!(error["message"].as_str().is_some_and(|text| text.contains("`tasks_per_listen`")), "{error}");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("`subscriptions_per_stream`")), "{error}");
     assert_eq!(other.ok("resources/subscribe", json!({"uri": "test://c"})).await, json!({}), "each has its own");
     assert_eq!(legacy.ok("resources/unsubscribe", json!({"uri": "test://a"})).await, json!({}));
     assert_eq!(legacy.ok("resources/subscribe", json!({"uri": "test://c"})).await, json!({}));
@@ -184,7 +184,7 @@ async fn a_session_may_hear_of_so_many_resources() {
 #[tokio::test]
 async fn a_batch_has_so_many_messages() {
     let (server, _clock) = start(registry([]), Config { requests_per_stream: 3, ..Config::default() }).await;
-    let legacy = Legacy::of(server.port, None, "2025-03-26", json!({})).await;
+    let legacy = LegacySession::of(server.port, None, "2025-03-26", json!({})).await;
     let pings = |count: u64| Value::Array((0..count).map(|id| legacy.message(id, "ping", json!({}))).collect());
     let response = legacy.post(&pings(3)).await;
     assert_eq!((response.status, response.json().as_array().map(Vec::len)), (200, Some(3)));
@@ -197,7 +197,7 @@ async fn a_batch_has_so_many_messages() {
 async fn an_answer_that_is_too_large_is_refused_and_its_question_stays_open() {
     let limits = Limits { value_bytes: 1_000, ..Limits::DEFAULT };
     let (server, _clock) = start(registry([asks(&open_gate())]), with_limits(limits)).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let id = legacy.start("asks", json!({})).await;
     let mut events = awaiting(&legacy, &id).await;
     let question = events.until(FORM).await;
@@ -217,9 +217,9 @@ async fn an_answer_that_is_too_large_is_refused_and_its_question_stays_open() {
 async fn a_name_that_is_in_use_is_refused() {
     let gate = Gate::new();
     let (server, clock) = start(registry([gate.tool("slow")]), crate::kit::without_followups()).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let task = legacy.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let message = call(&legacy, "slow", json!({}));
     let mut sse = held(&legacy, &clock, &gate, &message).await;
     let wait = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": task}));
@@ -241,8 +241,8 @@ async fn a_name_that_is_in_use_is_refused() {
 
 #[tokio::test]
 async fn who_cannot_be_told_where_to_come_back_is_not_sent_away() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     let mut message = call(&legacy, "writes", json!({}));
     message["id"] = "x".repeat(200).into();
     let ending = async {
@@ -252,7 +252,7 @@ async fn who_cannot_be_told_where_to_come_back_is_not_sent_away() {
         legacy.ok("ping", json!({})).await;
         act.ends("done");
     };
-    let (answer, ()) = soon("the answer", async { tokio::join!(legacy.post(&message), ending) }).await;
+    let (answer, ()) = with_timeout("the answer", async { tokio::join!(legacy.post(&message), ending) }).await;
     assert_eq!(answer.status, 200);
     let messages = messages_of(&answer);
     assert_eq!(messages.len(), 1, "{messages:?}");
@@ -263,8 +263,8 @@ async fn who_cannot_be_told_where_to_come_back_is_not_sent_away() {
 
 #[tokio::test]
 async fn a_call_can_be_called_off_when_its_caller_was_sent_away() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     for comes_back in [false, true] {
         let message = call(&legacy, "writes", json!({"progressToken": "p"}));
         let (mut sse, act) = told_call(&mut stage, &legacy, &message).await;
@@ -278,7 +278,7 @@ async fn a_call_can_be_called_off_when_its_caller_was_sent_away() {
             resumed = Some(sse);
         }
         call_off(&legacy, &message).await;
-        soon("the word to stop", act.ctx.cancelled()).await;
+        with_timeout("the word to stop", act.ctx.cancelled()).await;
         if let Some(mut sse) = resumed {
             assert_eq!(sse.rest().await, Vec::<Value>::new(), "it is not answered");
         }
@@ -296,9 +296,9 @@ fn a_call_can_be_called_off_when_its_server_has_crashed() {
         let legacy = legacy.at(server.port);
         let mut sse = legacy.resume(&place).await;
         prime(&mut sse).await;
-        soon("the second start", gate.started.wait()).await;
+        with_timeout("the second start", gate.started.wait()).await;
         call_off(&legacy, &message).await;
-        soon("the stop", gate.stopped.wait()).await;
+        with_timeout("the stop", gate.stopped.wait()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new());
         is_over(&legacy, &place).await;
     });
@@ -306,8 +306,8 @@ fn a_call_can_be_called_off_when_its_server_has_crashed() {
 
 #[tokio::test]
 async fn a_call_that_may_be_repeated_can_be_called_off_too() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     for (key, comes_back) in [("one", false), ("two", true)] {
         let message = call(&legacy, "writes", json!({"progressToken": "p", "dev.taskwire/idempotencyKey": key}));
         let (mut sse, act) = told_call(&mut stage, &legacy, &message).await;
@@ -318,7 +318,7 @@ async fn a_call_that_may_be_repeated_can_be_called_off_too() {
             prime(&mut sse).await;
         }
         call_off(&legacy, &message).await;
-        soon("the word to stop", act.ctx.cancelled()).await;
+        with_timeout("the word to stop", act.ctx.cancelled()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new(), "it is not answered");
         is_over(&legacy, &sse.last_id.clone().expect("an id")).await;
     }
@@ -326,8 +326,8 @@ async fn a_call_that_may_be_repeated_can_be_called_off_too() {
 
 #[tokio::test]
 async fn a_call_that_may_be_repeated_can_be_called_off_when_its_caller_was_sent_away() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p", "dev.taskwire/idempotencyKey": "k"}));
     let (mut sse, act) = told_call(&mut stage, &legacy, &message).await;
     act.ctx.disconnect(RETRY);
@@ -335,26 +335,26 @@ async fn a_call_that_may_be_repeated_can_be_called_off_when_its_caller_was_sent_
     call_off(&legacy, &message).await;
     // At the latest when somebody comes back for it.
     is_over(&legacy, &sse.last_id.clone().expect("an id")).await;
-    soon("the word to stop", act.ctx.cancelled()).await;
+    with_timeout("the word to stop", act.ctx.cancelled()).await;
 }
 
 #[tokio::test]
 async fn the_end_of_a_session_stops_its_calls_where_nothing_lingers() {
     let gate = Gate::new();
     let (server, clock) = start(registry([gate.tool("slow")]), Config { linger: Duration::ZERO, ..Config::default() }).await;
-    let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
+    let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
     let task = legacy.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let mut sse = held(&legacy, &clock, &gate, &call(&legacy, "slow", json!({}))).await;
     let caller = legacy.clone();
     let silent = tokio::spawn(async move { slow(&caller, None).await });
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     assert_eq!(legacy.end().await, 200);
     for _ in 0..2 {
-        soon("the stop", gate.stopped.wait()).await;
+        with_timeout("the stop", gate.stopped.wait()).await;
     }
     assert!(!sse.rest().await.iter().any(|message| message.get("result").is_some()));
-    let silent = soon("the end of the call", silent).await.expect("no panic");
+    let silent = with_timeout("the end of the call", silent).await.expect("no panic");
     assert!(!messages_of(&silent).iter().any(|message| message.get("result").is_some()), "{silent:?}");
     assert_eq!(other.get(&task).await["status"], "working", "a task is its caller's");
     gate.go.send();
@@ -365,8 +365,8 @@ async fn the_end_of_a_session_stops_its_calls_where_nothing_lingers() {
 
 #[tokio::test]
 async fn nothing_follows_the_answer_of_a_stream() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
-    let legacy = Legacy::declaring(&stage.server, capable_of(&ALL)).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await;
 
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
     let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
@@ -391,8 +391,8 @@ async fn nothing_follows_the_answer_of_a_stream() {
 
 #[tokio::test]
 async fn nothing_follows_an_error_or_what_was_called_off() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let id = legacy.start("writes", json!({})).await;
     let act = stage.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
@@ -441,11 +441,11 @@ async fn that_a_task_is_gone_is_said_once() {
 
 #[tokio::test]
 async fn a_session_may_replace_its_own_standing_stream_where_there_is_room_for_one() {
-    let (server, _clock) = start(registry([]), Config { listens_per_caller: 1, ..Config::default() }).await;
-    let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
-    let mut stand = legacy.stand().await;
+    let (server, _clock) = start(registry([]), Config { streams_per_caller: 1, ..Config::default() }).await;
+    let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
+    let mut stand = legacy.open_standing().await;
     for _ in 0..3 {
-        let next = legacy.stand().await;
+        let next = legacy.open_standing().await;
         assert_eq!(stand.rest().await, Vec::<Value>::new());
         stand = next;
     }
@@ -454,13 +454,13 @@ async fn a_session_may_replace_its_own_standing_stream_where_there_is_room_for_o
 
 #[tokio::test]
 async fn who_waits_without_a_stream_is_told_of_a_shutdown() {
-    let mut stage = Stage::with(one_may_wait()).await;
-    let legacy = Legacy::open(&stage.server).await.accepting("application/json");
+    let mut stage = ToolHarness::with(one_may_wait()).await;
+    let legacy = LegacySession::open(&stage.server).await.accepting("application/json");
     let id = legacy.start("writes", json!({})).await;
     let act = stage.run().await;
     let waits = waiting(&legacy, &id).await;
     stage.server.stop();
-    let response = soon("the answer", waits).await.expect("no panic");
+    let response = with_timeout("the answer", waits).await.expect("no panic");
     assert_eq!(response.status, 503, "{response:?}");
     assert!(response.json().get("error").is_some() && response.header("retry-after").is_some(), "{response:?}");
     assert!(!act.ctx.is_cancelled());
@@ -470,10 +470,10 @@ async fn who_waits_without_a_stream_is_told_of_a_shutdown() {
 
 #[tokio::test]
 async fn output_that_no_answer_had_is_told_from_the_beginning() {
-    let config = with_legacy(LegacyConfig { initial: Initial::Task, ..LegacyConfig::default() });
-    let mut stage = Stage::of(config, Tool::streams).await;
-    let legacy = Legacy::declaring(&stage.server, both()).await;
-    let mut stand = legacy.stand().await;
+    let config = with_legacy(LegacyConfig { initial: FirstAnswer::Task, ..LegacyConfig::default() });
+    let mut stage = ToolHarness::of(config, Tool::streams).await;
+    let legacy = LegacySession::declaring(&stage.server, both()).await;
+    let mut stand = legacy.open_standing().await;
     let plain = legacy.accepting("application/json");
     let running = async {
         let act = stage.run().await;
@@ -492,8 +492,8 @@ async fn output_that_no_answer_had_is_told_from_the_beginning() {
 
 #[tokio::test]
 async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
-    let legacy = Legacy::declaring(&stage.server, both()).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::declaring(&stage.server, both()).await;
     let (opening, mut act) = call_with(&mut stage, &legacy, asking(&["streaming"])).await;
     act.writes("one").await;
     let mut call = opening.opened().await;
@@ -511,9 +511,9 @@ async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
 
 #[tokio::test]
 async fn nothing_is_told_of_a_task_before_its_name() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
-    let legacy = Legacy::declaring(&stage.server, capable_of(&ALL)).await;
-    let mut stand = legacy.stand().await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await;
+    let mut stand = legacy.open_standing().await;
     let told = tokio::spawn(async move { stand.next().await });
     // Without events the first answer waits for output, and with it the name of the task.
     let caller = legacy.accepting("application/json");
@@ -527,16 +527,16 @@ async fn nothing_is_told_of_a_task_before_its_name() {
     }
     assert!(!told.is_finished() && !call.is_finished(), "a task that nobody has heard of");
     act.writes("one").await;
-    let result = soon("the answer", call).await.expect("no panic");
-    let status = soon("the status", told).await.expect("no panic").expect("the stream goes on");
+    let result = with_timeout("the answer", call).await.expect("no panic");
+    let status = with_timeout("the status", told).await.expect("no panic").expect("the stream goes on");
     assert_eq!((&status["params"]["taskId"], &status["params"]["statusMessage"]), (&result["task"]["taskId"], &json!("early")));
 }
 
 #[tokio::test]
 async fn a_tool_that_stops_by_itself_is_answered_for() {
     for late in [false, true] {
-        let mut stage = Stage::of(Config::default(), |tool| tool).await;
-        let legacy = Legacy::open(&stage.server).await;
+        let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+        let legacy = LegacySession::open(&stage.server).await;
         let asked = tokio::spawn(async move { legacy.ok("tools/call", json!({"name": "writes", "arguments": {}})).await });
         let mut act = stage.run().await;
         if late {
@@ -544,7 +544,7 @@ async fn a_tool_that_stops_by_itself_is_answered_for() {
             act.ctx.checkpoint(&1).await.expect("it may");
         }
         act.ends_with(Err(ToolError::stopped()));
-        let result = soon("the answer", asked).await.expect("no panic");
+        let result = with_timeout("the answer", asked).await.expect("no panic");
         let told = result["content"][0]["text"].as_str().unwrap_or_default();
         assert!(
             result["isError"] == true && told.starts_with("`writes`") && told.contains("was cancelled and gives no result"),
@@ -555,8 +555,8 @@ async fn a_tool_that_stops_by_itself_is_answered_for() {
 
 #[tokio::test]
 async fn a_wish_for_a_task_means_nothing_but_on_calls() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let id = legacy.start("writes", json!({})).await;
     stage.run().await.ends("done");
     // As public clients do it, and worse.
@@ -571,9 +571,9 @@ async fn a_wish_for_a_task_means_nothing_but_on_calls() {
 
 #[tokio::test]
 async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
-    let mut stand = legacy.stand().await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
+    let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let mut wait = awaiting(&legacy, &id).await;
@@ -609,9 +609,9 @@ async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
 
 #[tokio::test]
 async fn the_end_of_a_task_is_told_once_however_many_wait_for_it() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always)).await;
-    let legacy = Legacy::open(&stage.server).await;
-    let mut stand = legacy.stand().await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always)).await;
+    let legacy = LegacySession::open(&stage.server).await;
+    let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let mut waits = Vec::new();
@@ -646,7 +646,7 @@ async fn the_end_of_a_task_is_told_once_however_many_wait_for_it() {
 #[tokio::test]
 async fn a_task_that_its_caller_does_not_know_of_is_not_there() {
     let server = TestServer::start(registry([asks(&open_gate())])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let mut sse = legacy.stream("tools/call", json!({"name": "asks", "arguments": {}})).await;
     let question = sse.until(FORM).await;
     let id = question["id"].as_str().and_then(|id| id.split('.').next()).expect("a name").to_owned();

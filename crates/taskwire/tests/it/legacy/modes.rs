@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use taskwire::{
     core::wire::Segments,
-    server::{Config, Initial, LegacyConfig, Mode},
+    server::{Config, FirstAnswer, LegacyConfig, ResponseMode},
     tool::{CallResult, Content, Json, Tool, ToolError},
 };
 
 use super::{
-    kit::{LATEST, Legacy, RELATED, messages_of},
+    kit::{LATEST, LegacySession, RELATED, messages_of},
     session::with_legacy,
     streamed::{
         ALL, FALLBACK, FIVE, Streamed, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, id_in, merged, mode_of,
@@ -20,10 +20,10 @@ use super::{
     tasks::brief,
 };
 use crate::{
-    kit::{TestServer, soon},
+    kit::{TestServer, with_timeout},
     shutdown::settle,
-    stage::{HOUR, MS, Stage, not_found, text_of},
     tasks::{accept, name_form, two_callers},
+    tool_harness::{HOUR, MS, ToolHarness, not_found, text_of},
 };
 
 // Which mode is chosen.
@@ -38,11 +38,11 @@ fn lists_or_none() -> impl Iterator<Item = Option<Vec<&'static str>>> {
     std::iter::once(None).chain(lists().map(Some))
 }
 
-fn mode(name: &str) -> Mode {
+fn mode(name: &str) -> ResponseMode {
     match name {
-        "task" => Mode::Task,
-        "immediate" => Mode::Immediate,
-        "streaming" => Mode::Streaming,
+        "task" => ResponseMode::Task,
+        "immediate" => ResponseMode::Immediate,
+        "streaming" => ResponseMode::Streaming,
         _ => panic!("no mode: {name}"),
     }
 }
@@ -63,7 +63,7 @@ fn expected(server: &[&str], client: Option<&[&str]>, call: Option<&[&str]>) -> 
 async fn check_selection(server: &TestServer, modes: &[&str]) {
     for client in lists_or_none() {
         let capabilities = client.as_deref().map_or_else(|| json!({}), capable_of);
-        let legacy = Legacy::declaring(server, capabilities).await;
+        let legacy = LegacySession::declaring(server, capabilities).await;
         if client.as_ref().is_some_and(|client| !client.is_empty()) {
             let shown = legacy.init()["capabilities"]["tasks"]["responses"]["modes"].as_array().expect("modes").clone();
             let shown: BTreeSet<&str> = shown.iter().filter_map(Value::as_str).chain(["task"]).collect();
@@ -114,7 +114,7 @@ async fn unknown_modes_are_passed_over_and_what_is_no_list_of_names_is_refused()
 
 #[tokio::test]
 async fn an_immediate_result_leaves_a_task_behind_where_that_is_configured() {
-    let (_server, legacy) = ready(with_legacy(LegacyConfig { immediate_task: true, ..LegacyConfig::default() })).await;
+    let (_server, legacy) = ready(with_legacy(LegacyConfig { record_immediate: true, ..LegacyConfig::default() })).await;
     let result = legacy.task("quick", json!({}), asking(&["immediate"])).await;
     assert_eq!((mode_of(&result), text_of(&result["content"])), ("immediate", "done".to_owned()));
     let id = result["_meta"][RELATED]["taskId"].as_str().expect("a task");
@@ -182,20 +182,20 @@ async fn a_call_that_writes_and_fails_at_once_keeps_what_it_wrote() {
 
 // The first answer to a streamed call.
 
-fn beginning_with(initial: Initial) -> Config {
+fn beginning_with(initial: FirstAnswer) -> Config {
     with_legacy(LegacyConfig { initial, ..LegacyConfig::default() })
 }
 
 #[tokio::test]
 async fn the_first_answer_has_the_form_that_is_configured() {
-    for initial in [Initial::Both, Initial::Task, Initial::Partial] {
+    for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
         let (mut stage, legacy) = staged(beginning_with(initial)).await;
         let (opening, mut act) = call(&mut stage, &legacy).await;
         act.writes("one").await;
         let mut call = opening.opened().await;
         let mut first = call.next().await.expect("a first answer");
-        assert_eq!(first.get("task").is_some(), initial != Initial::Partial, "{first}");
-        if initial == Initial::Task {
+        assert_eq!(first.get("task").is_some(), initial != FirstAnswer::Partial, "{first}");
+        if initial == FirstAnswer::Task {
             assert_eq!(mode_of(&first), "task");
             first = call.next().await.expect("a second answer");
         }
@@ -211,12 +211,12 @@ async fn the_first_answer_has_the_form_that_is_configured() {
 
 #[tokio::test]
 async fn where_there_is_no_output_in_time_the_first_answer_names_the_task() {
-    for (initial, segments) in [(Initial::Both, Value::Null), (Initial::Task, Value::Null), (Initial::Partial, json!([]))] {
+    for (initial, segments) in [(FirstAnswer::Both, Value::Null), (FirstAnswer::Task, Value::Null), (FirstAnswer::Partial, json!([]))] {
         let (mut stage, legacy) = staged(beginning_with(initial)).await;
         let (opening, mut act) = call(&mut stage, &legacy).await;
         let mut call = as_time_passes(&stage.clock, opening.opened()).await;
         let first = as_time_passes(&stage.clock, call.next()).await.expect("a first answer");
-        assert_eq!((first.get("task").is_some(), &first["partial-content"]), (initial != Initial::Partial, &segments));
+        assert_eq!((first.get("task").is_some(), &first["partial-content"]), (initial != FirstAnswer::Partial, &segments));
         assert_ne!(first["isComplete"], true, "{first}");
         act.writes("one").await;
         assert_eq!(call.part().await, json!([["1 one"], false, false]), "{initial:?}");
@@ -227,13 +227,13 @@ async fn where_there_is_no_output_in_time_the_first_answer_names_the_task() {
 
 #[tokio::test]
 async fn the_first_answer_with_output_is_the_last_where_all_is_there() {
-    for initial in [Initial::Both, Initial::Task, Initial::Partial] {
+    for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
         let (mut stage, legacy) = staged(beginning_with(initial)).await;
         let ending = async { stage.run().await.ends("done") };
         let (response, ()) = tokio::join!(legacy.raw("tools/call", calling(&["streaming"])), ending);
         let results: Vec<Value> = messages_of(&response).iter().map(|message| message["result"].clone()).collect();
-        assert_eq!(results.len(), if initial == Initial::Task { 2 } else { 1 }, "{results:?}");
-        assert_eq!(results[0].get("task").is_some(), initial != Initial::Partial, "{results:?}");
+        assert_eq!(results.len(), if initial == FirstAnswer::Task { 2 } else { 1 }, "{results:?}");
+        assert_eq!(results[0].get("task").is_some(), initial != FirstAnswer::Partial, "{results:?}");
         let last = results.last().expect("a last answer");
         assert_eq!(part(last), json!([["1 done"], true, false]));
         let id = last["_meta"][RELATED]["taskId"].as_str().expect("a task");
@@ -366,7 +366,7 @@ async fn a_call_that_asks_in_mid_stream_goes_on() {
     act.writes("two").await;
     assert_eq!(call.part().await, json!([["2 two"], false, false]), "also while it waits");
     legacy.answer(&question, accept("Ada")).await;
-    soon("the answer", answered).await.expect("no panic").expect("an answer");
+    with_timeout("the answer", answered).await.expect("no panic").expect("an answer");
     act.ends("three");
     assert_eq!(part(&call.last().await), json!([["3 three"], true, false]));
 }
@@ -468,7 +468,7 @@ async fn a_client_without_event_streams_gets_the_first_answer_and_asks_for_the_r
     });
     let mut act = stage.run().await;
     act.writes("one").await;
-    let response = soon("the first answer", posted).await.expect("no panic");
+    let response = with_timeout("the first answer", posted).await.expect("no panic");
     assert_eq!(response.header("content-type"), Some("application/json"));
     let first = response.json()["result"].clone();
     assert_eq!(part(&first), json!([["1 one"], false, false]));
@@ -498,8 +498,8 @@ async fn a_client_without_event_streams_that_has_no_number_yet_waits_for_the_who
 
 /// The life of a task that streams, by a client that declared no modes: everything that it was sent.
 async fn life(task: Value, mut whole: Value) -> String {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::open(&stage.server).await;
     let mut seen = vec![legacy.init().to_string()];
     let mut ask = async |method: &str, params: Value| {
         let response = legacy.raw(method, params).await;
@@ -532,9 +532,9 @@ async fn who_did_not_declare_modes_gets_the_same_bytes_whatever_it_asks_for() {
 
 #[tokio::test]
 async fn the_output_of_somebody_elses_task_is_not_there() {
-    let mut stage = Stage::of(two_callers(), Tool::streams).await;
-    let ann = Legacy::of(stage.server.port, Some("ann-token"), LATEST, capable_of(&ALL)).await;
-    let bob = Legacy::of(stage.server.port, Some("bob-token"), LATEST, capable_of(&ALL)).await;
+    let mut stage = ToolHarness::of(two_callers(), Tool::streams).await;
+    let ann = LegacySession::of(stage.server.port, Some("ann-token"), LATEST, capable_of(&ALL)).await;
+    let bob = LegacySession::of(stage.server.port, Some("bob-token"), LATEST, capable_of(&ALL)).await;
     let (mut call, mut act) = begun(&mut stage, &ann).await;
     act.writes("two").await;
     call.until(2).await;
@@ -627,11 +627,11 @@ async fn an_event_id_can_be_used_again_also_after_the_end() {
 
 #[tokio::test]
 async fn no_segment_is_told_twice_where_partials_were_negotiated_too() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     let mut capabilities = capable_of(&ALL);
     capabilities["tasks"]["streaming"] = json!({"partial": {}});
-    let legacy = Legacy::declaring(&stage.server, capabilities).await;
-    let mut stand = legacy.stand().await;
+    let legacy = LegacySession::declaring(&stage.server, capabilities).await;
+    let mut stand = legacy.open_standing().await;
     let (mut call, mut act) = begun(&mut stage, &legacy).await;
     act.writes("two").await;
     assert_eq!(call.part().await, json!([["2 two"], false, false]));
@@ -658,11 +658,11 @@ async fn partials_of_a_call_that_can_have_one_response_only_begin_with_the_first
         capabilities["tasks"]["streaming"] = json!({"partial": {}});
         capabilities
     };
-    for initial in [Initial::Both, Initial::Task, Initial::Partial] {
+    for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
         for modes in [&["streaming"][..], &["immediate", "streaming"][..]] {
-            let mut stage = Stage::of(beginning_with(initial), Tool::streams).await;
-            let legacy = Legacy::declaring(&stage.server, both()).await;
-            let mut stand = legacy.stand().await;
+            let mut stage = ToolHarness::of(beginning_with(initial), Tool::streams).await;
+            let legacy = LegacySession::declaring(&stage.server, both()).await;
+            let mut stand = legacy.open_standing().await;
             let calling = tokio::spawn({
                 let (plain, task) = (legacy.accepting("application/json"), asking(modes));
                 async move { plain.task("writes", json!({}), task).await }

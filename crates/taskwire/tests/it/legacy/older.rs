@@ -13,9 +13,9 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{HOUR, SECOND, TestServer, manual_clock, soon, without_followups},
+    kit::{HOUR, SECOND, TestServer, manual_clock, with_timeout, without_followups},
     legacy::{
-        kit::{Legacy, Sse},
+        kit::{LegacySession, Sse},
         streams::{call, events, held, text_for},
     },
     shutdown::settle,
@@ -41,8 +41,8 @@ async fn start(tools: impl IntoIterator<Item = Tool>, config: Config) -> (TestSe
     (TestServer::start_with(registry(tools), config, Arc::new(clock.clone())).await, clock)
 }
 
-async fn open(server: &TestServer, version: &str) -> Legacy {
-    Legacy::of(server.port, None, version, json!({})).await
+async fn open(server: &TestServer, version: &str) -> LegacySession {
+    LegacySession::of(server.port, None, version, json!({})).await
 }
 
 /// The one message that still comes on a stream, which must be the response with this text.
@@ -61,7 +61,7 @@ async fn a_call_that_is_held_is_given_signs_of_life_and_its_answer() {
         let legacy = open(&server, version).await;
         let message = call(&legacy, "slow", json!({}));
         let mut sse = held(&legacy, &clock, &gate, &message).await;
-        sse.begins().await;
+        sse.read_prime().await;
         for _ in 0..2 {
             settle().await;
             clock.advance(KEEP_ALIVE);
@@ -84,7 +84,7 @@ async fn a_sign_of_life_behind_a_message_with_a_name_is_no_event() {
         let (server, clock) = start([tells], without_followups()).await;
         let legacy = open(&server, version).await;
         let message = call(&legacy, "tells", json!({"progressToken": "p"}));
-        let mut sse = soon("the stream", legacy.stream_message(&message)).await;
+        let mut sse = with_timeout("the stream", legacy.stream_message(&message)).await;
         sse.until("notifications/progress").await;
         assert!(sse.last_id.is_some(), "{version}: who is cut off can come back");
         settle().await;
@@ -100,7 +100,7 @@ async fn a_standing_stream_tells_messages_and_nothing_else_up_to_its_end() {
     for version in OLDER {
         let (tools, clock) = (registry([]), manual_clock());
         let mut server = TestServer::start_with(tools.clone(), reconnecting(), Arc::new(clock.clone())).await;
-        let mut sse = open(&server, version).await.stand().await;
+        let mut sse = open(&server, version).await.open_standing().await;
         for _ in 0..2 {
             settle().await;
             clock.advance(KEEP_ALIVE);
@@ -123,7 +123,7 @@ async fn a_call_that_takes_longer_than_a_stream_may_last_is_answered_all_the_sam
             let legacy = open(&server, version).await;
             let message = call(&legacy, "slow", json!({}));
             let mut sse = held(&legacy, &clock, &gate, &message).await;
-            sse.begins().await;
+            sse.read_prime().await;
             settle().await;
             clock.advance(10 * SECOND);
             settle().await;
@@ -148,9 +148,9 @@ async fn a_call_whose_tool_would_send_its_caller_away_is_answered_all_the_same()
             let (server, _clock) = start([leaves.task(mode)], config()).await;
             let legacy = open(&server, version).await;
             let message = call(&legacy, "leaves", json!({}));
-            let mut sse = soon("the stream", legacy.stream_message(&message)).await;
-            sse.begins().await;
-            soon("the tool", gate.started.wait()).await;
+            let mut sse = with_timeout("the stream", legacy.stream_message(&message)).await;
+            sse.read_prime().await;
+            with_timeout("the tool", gate.started.wait()).await;
             settle().await;
             gate.go.send();
             answered(&mut sse, &message, "done").await;
@@ -167,8 +167,8 @@ async fn a_call_is_answered_on_its_connection_while_the_server_shuts_down() {
             let legacy = open(&server, version).await;
             let message = call(&legacy, "slow", json!({}));
             let mut sse = held(&legacy, &clock, &gate, &message).await;
-            sse.begins().await;
-            let mut other = Legacy::open(&server).await.stand().await;
+            sse.read_prime().await;
+            let mut other = LegacySession::open(&server).await.open_standing().await;
             server.stop();
             // By then everybody knows that it shuts down.
             events(&mut other).await;
@@ -203,6 +203,6 @@ async fn a_tool_that_must_be_a_task_is_refused_without_asking_for_what_the_versi
             assert!(!message.contains("add `task`"), "{version}, {call}: {message}");
         }
     }
-    let error = Legacy::open(&server).await.error("tools/call", json!({"name": "quick", "arguments": {}})).await;
+    let error = LegacySession::open(&server).await.error("tools/call", json!({"name": "quick", "arguments": {}})).await;
     assert!(error["message"].as_str().is_some_and(|message| message.contains("add `task` to the parameters")), "{error}");
 }

@@ -11,13 +11,13 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{TestServer, manual_clock, soon},
+    kit::{TestServer, manual_clock, with_timeout},
     legacy::{
-        kit::{LATEST, Legacy, Sse},
+        kit::{LATEST, LegacySession, Sse},
         tasks::{awaiting, gone, is_response, related, story, until_is, until_told},
     },
-    stage::{Act, HOUR, SECOND, Stage, not_found, sixty, text_of, uncoalesced},
     tasks::{Gate, accept, name_form, quick, registry, tool, two_callers, with_limits},
+    tool_harness::{HOUR, SECOND, ToolHarness, ToolRun, not_found, sixty, text_of, uncoalesced},
 };
 
 /// What a client declares that can be asked and wants to see partials.
@@ -75,8 +75,8 @@ const PLACES: [Place; 4] = [
 ];
 
 impl Place {
-    async fn open(self, legacy: &Legacy, task: &str) -> Sse {
-        let mut events = if self.waits { awaiting(legacy, task).await } else { legacy.stand().await };
+    async fn open(self, legacy: &LegacySession, task: &str) -> Sse {
+        let mut events = if self.waits { awaiting(legacy, task).await } else { legacy.open_standing().await };
         if !self.resumed {
             return events;
         }
@@ -88,18 +88,18 @@ impl Place {
 
 /// A task of a session that wants to see partials, and a stream on which they come.
 struct Scene {
-    stage: Stage,
-    legacy: Legacy,
+    stage: ToolHarness,
+    legacy: LegacySession,
     id: String,
-    act: Act,
+    act: ToolRun,
     place: Place,
     events: Sse,
 }
 
 impl Scene {
     async fn at(place: Place) -> Self {
-        let mut stage = Stage::new().await;
-        let legacy = Legacy::declaring(&stage.server, streaming()).await;
+        let mut stage = ToolHarness::new().await;
+        let legacy = LegacySession::declaring(&stage.server, streaming()).await;
         let id = legacy.start("writes", json!({})).await;
         let act = stage.run().await;
         let events = place.open(&legacy, &id).await;
@@ -132,7 +132,7 @@ async fn rule_01_partials_come_while_the_task_works_and_while_it_waits_for_input
         until_is(&scene.legacy, &scene.id, "input_required").await;
         scene.act.writes("two").await;
         scene.stage.client.answer(&scene.id, json!({"name": accept("Ada")})).await;
-        soon("the answer", asking).await.expect("no panic").expect("an answer");
+        with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
         scene.act.writes("three").await;
         scene.act.ends("done");
         let mut told = to_the_end(&mut scene.events).await;
@@ -189,9 +189,9 @@ async fn rule_03_what_is_pending_goes_out_before_the_end() {
 
 #[tokio::test]
 async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
-    let mut events = legacy.stand().await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut events = legacy.open_standing().await;
     let one = legacy.start("writes", json!({})).await;
     let first = stage.run().await;
     let two = legacy.start("writes", json!({})).await;
@@ -214,8 +214,8 @@ async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
 #[tokio::test]
 async fn rule_04_a_gap_shows_and_nothing_is_made_up_for_it() {
     let limits = Limits { task_output_bytes: 250, ..Limits::DEFAULT };
-    let mut stage = Stage::of(with_limits(limits), |tool| tool.overflow(Overflow::DropOldest)).await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let mut stage = ToolHarness::of(with_limits(limits), |tool| tool.overflow(Overflow::DropOldest)).await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
     let id = legacy.start("writes", json!({})).await;
     let act = stage.run().await;
     for n in 0..10 {
@@ -254,7 +254,7 @@ async fn rule_06_the_result_is_whole_whatever_the_partials_said() {
         assert_eq!(to_the_end(&mut scene.events).await, ["0 the beginning, ", "completed"], "{place:?}");
         let whole = json!([{"type": "text", "text": "the beginning, the middle"}, {"type": "text", "text": "and the end"}]);
         // The same for who never saw a partial and for who saw them all.
-        for legacy in [Legacy::open(&scene.stage.server).await, scene.legacy.clone()] {
+        for legacy in [LegacySession::open(&scene.stage.server).await, scene.legacy.clone()] {
             assert_eq!(legacy.result(&scene.id).await, json!({"content": whole, "_meta": related(&scene.id)}));
         }
         if place.waits {
@@ -359,13 +359,13 @@ async fn rule_11_blocks_of_one_partial_keep_their_order_and_mean_the_same_as_sev
 
 #[tokio::test]
 async fn negotiation_1_who_does_not_declare_partials_sees_nothing_of_them() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     for capabilities in [json!({}), json!({"tasks": {}}), json!({"tasks": {"streaming": {}}}), json!({"streaming": {"partial": {}}})] {
-        let plain = Legacy::declaring(&stage.server, capabilities.clone()).await;
+        let plain = LegacySession::declaring(&stage.server, capabilities.clone()).await;
         assert_eq!(plain.init()["capabilities"]["tasks"].get("streaming"), None, "{capabilities}");
         let tools = plain.ok("tools/list", json!({})).await;
         assert_eq!(tools["tools"][0]["execution"], json!({"taskSupport": "optional"}), "{capabilities}");
-        let mut standing = plain.stand().await;
+        let mut standing = plain.open_standing().await;
         for waits in [false, true] {
             let id = plain.start("writes", json!({})).await;
             let mut act = stage.run().await;
@@ -384,7 +384,7 @@ async fn negotiation_1_who_does_not_declare_partials_sees_nothing_of_them() {
 #[tokio::test]
 async fn negotiation_2_who_declares_partials_learns_that_there_are_some() {
     let server = TestServer::start(registry([quick("streams").streams(), quick("plain")])).await;
-    let legacy = Legacy::declaring(&server, streaming()).await;
+    let legacy = LegacySession::declaring(&server, streaming()).await;
     let all = json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}, "streaming": {"partial": {}}});
     assert_eq!(legacy.init()["capabilities"]["tasks"], all);
     // The hint of a tool.
@@ -399,7 +399,7 @@ async fn negotiation_2_who_declares_partials_learns_that_there_are_some() {
 async fn a_tool_that_cannot_be_a_task_has_no_hint() {
     for (mode, support) in [(TaskMode::Never, "forbidden"), (TaskMode::Auto, "optional"), (TaskMode::Required, "required")] {
         let server = TestServer::start(registry([quick("streams").streams().task(mode)])).await;
-        let legacy = Legacy::declaring(&server, streaming()).await;
+        let legacy = LegacySession::declaring(&server, streaming()).await;
         let execution = legacy.ok("tools/list", json!({})).await["tools"][0]["execution"].clone();
         let mut expected = json!({"taskSupport": support});
         if mode != TaskMode::Never {
@@ -411,9 +411,9 @@ async fn a_tool_that_cannot_be_a_task_has_no_hint() {
 
 #[tokio::test]
 async fn negotiation_3_partials_need_a_version_that_has_tasks() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     for older in ["2025-06-18", "2025-03-26"] {
-        let legacy = Legacy::of(stage.server.port, None, older, streaming()).await;
+        let legacy = LegacySession::of(stage.server.port, None, older, streaming()).await;
         assert_eq!(legacy.init()["capabilities"].get("tasks"), None, "{older}");
         let tools = legacy.ok("tools/list", json!({})).await;
         assert!(!tools.to_string().contains("streamPartial"), "{older}: {tools}");
@@ -422,14 +422,14 @@ async fn negotiation_3_partials_need_a_version_that_has_tasks() {
         act.ctx.text("one").await.expect("taken");
         act.ends("done");
         // Each message on the way was checked: a partial among them would not have been let pass.
-        assert_eq!(text_of(&soon("the result", calling).await.expect("no panic")["content"]), "done", "{older}");
+        assert_eq!(text_of(&with_timeout("the result", calling).await.expect("no panic")["content"]), "done", "{older}");
     }
 }
 
 #[tokio::test]
 async fn negotiation_4_tasks_are_the_same_with_and_without_partials() {
-    let mut stage = Stage::new().await;
-    let (with, without) = (Legacy::declaring(&stage.server, streaming()).await, Legacy::open(&stage.server).await);
+    let mut stage = ToolHarness::new().await;
+    let (with, without) = (LegacySession::declaring(&stage.server, streaming()).await, LegacySession::open(&stage.server).await);
     // Who made a task, and what was declared then, does not matter: the session that asks does.
     for maker in [&with, &without] {
         let id = maker.start("writes", json!({})).await;
@@ -448,11 +448,11 @@ async fn negotiation_4_tasks_are_the_same_with_and_without_partials() {
 
 #[tokio::test]
 async fn security_partials_reach_only_the_session_that_made_the_task() {
-    let mut stage = Stage::with(two_callers()).await;
+    let mut stage = ToolHarness::with(two_callers()).await;
     let mut sessions = Vec::new();
     for token in ["ann-token", "bob-token", "ann-token"] {
-        let legacy = Legacy::of(stage.server.port, Some(token), LATEST, streaming()).await;
-        let events = legacy.stand().await;
+        let legacy = LegacySession::of(stage.server.port, Some(token), LATEST, streaming()).await;
+        let events = legacy.open_standing().await;
         let id = legacy.start("writes", json!({})).await;
         sessions.push((legacy, events, id, stage.run().await));
     }
@@ -501,8 +501,8 @@ async fn security_a_cancelled_task_says_nothing_more() {
         scene.act.ctx.text("still waiting to go out").await.expect("taken");
         assert_eq!(partial(&mut scene.events).await, "0 one");
         scene.legacy.cancel(&scene.id).await;
-        soon("the word to stop", scene.act.ctx.cancelled()).await;
-        assert!(soon("a refusal", scene.act.ctx.step([Content::text("late")], &1)).await.is_err());
+        with_timeout("the word to stop", scene.act.ctx.cancelled()).await;
+        assert!(with_timeout("a refusal", scene.act.ctx.step([Content::text("late")], &1)).await.is_err());
         scene.stage.clock.advance(SECOND);
         assert_eq!(to_the_end(&mut scene.events).await, ["cancelled"], "{place:?}");
         scene.says_no_more().await;
@@ -513,12 +513,12 @@ async fn security_a_cancelled_task_says_nothing_more() {
 
 #[tokio::test]
 async fn routing_a_partial_goes_where_its_task_is_waited_for_and_nowhere_else() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     act.writes("before there was a stream").await;
-    let mut standing = legacy.stand().await;
+    let mut standing = legacy.open_standing().await;
     assert_eq!(partial(&mut standing).await, "0 before there was a stream");
     let request = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut waiting = legacy.stream_message(&request).await;
@@ -541,9 +541,9 @@ async fn routing_a_partial_goes_where_its_task_is_waited_for_and_nowhere_else() 
 
 #[tokio::test]
 async fn routing_what_a_reader_lost_with_its_stream_comes_again_though_the_task_is_waited_for_by_now() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
-    let mut standing = legacy.stand().await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut standing = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     act.writes("told").await;
@@ -569,8 +569,8 @@ async fn routing_what_a_reader_lost_with_its_stream_comes_again_though_the_task_
 
 #[tokio::test]
 async fn routing_what_one_stream_was_told_no_other_is() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let (mut one, mut two) = (awaiting(&legacy, &id).await, awaiting(&legacy, &id).await);
@@ -587,10 +587,10 @@ async fn routing_what_one_stream_was_told_no_other_is() {
     seen.sort_unstable();
     assert_eq!(seen, Vec::from_iter(0..10), "each once");
     // Nor is a standing stream that comes later, and of two standing streams only the newer.
-    let older = legacy.stand().await;
+    let older = legacy.open_standing().await;
     let mut scene = Scene { stage, legacy, id, act, place: PLACES[0], events: older };
     scene.says_no_more().await;
-    let newer = scene.legacy.stand().await;
+    let newer = scene.legacy.open_standing().await;
     let mut older = std::mem::replace(&mut scene.events, newer);
     let rest = older.rest().await;
     assert!(!rest.iter().any(|message| message["method"] == "notifications/tasks/partial"), "{rest:?}");
@@ -614,7 +614,7 @@ async fn a_reader_that_is_cut_off_fifty_times_has_every_chunk_once() {
             Ok("done")
         });
         let server = TestServer::start_with(registry([writes.task(TaskMode::Always)]), uncoalesced(), Arc::new(manual_clock())).await;
-        let legacy = Legacy::declaring(&server, streaming()).await;
+        let legacy = LegacySession::declaring(&server, streaming()).await;
         let id = legacy.start("writes", json!({})).await;
         let mut events = place.open(&legacy, &id).await;
         let (mut last, mut seen) = (prime(&mut events).await, 0);

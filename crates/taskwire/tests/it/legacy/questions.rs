@@ -12,30 +12,30 @@ use taskwire::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    kit::{Client, TempDir, TestServer, manual_clock, soon},
+    kit::{Client, TempDir, TestServer, manual_clock, with_timeout},
     legacy::{
         input::{FORM, asks, open_gate},
-        kit::{Legacy, Sse},
+        kit::{LegacySession, Sse},
         partials::{next_partial, prime, streaming},
         streamed::told_until,
         tasks::{awaiting, brief, is_response, related, story, until_is},
     },
-    stage::{Act, Stage, large, large_chunks, text_of, uncoalesced},
     tasks::{accept, life, name_form, name_in, registry, reopened, tool},
+    tool_harness::{ToolHarness, ToolRun, large, large_chunks, text_of, uncoalesced},
 };
 
 /// A task of a session that can be asked.
 struct Scene {
-    stage: Stage,
-    legacy: Legacy,
+    stage: ToolHarness,
+    legacy: LegacySession,
     id: String,
-    act: Act,
+    act: ToolRun,
 }
 
 impl Scene {
     async fn new() -> Self {
-        let mut stage = Stage::new().await;
-        let legacy = Legacy::open(&stage.server).await;
+        let mut stage = ToolHarness::new().await;
+        let legacy = LegacySession::open(&stage.server).await;
         let id = legacy.start("writes", json!({})).await;
         let act = stage.run().await;
         Self { stage, legacy, id, act }
@@ -70,7 +70,7 @@ impl Scene {
     /// Answers the question, ends the task, and gives what its result is.
     async fn answers(&mut self, question: &Value, asking: JoinHandle<Result<Answer, ToolError>>) -> String {
         self.legacy.answer(question, accept("Ada")).await;
-        let answer = soon("the answer", asking).await.expect("no panic").expect("an answer");
+        let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
         self.act.ends(name_in(&answer));
         // Not by waiting for the result: what a stream is told of would go there.
         until_is(&self.legacy, &self.id, "completed").await;
@@ -88,8 +88,8 @@ fn questions(messages: &[Value]) -> usize {
 #[tokio::test]
 async fn a_question_comes_on_the_standing_stream_where_nobody_waits_for_the_result() {
     let server = TestServer::start(registry([asks(&open_gate())])).await;
-    let legacy = Legacy::open(&server).await;
-    let mut stand = legacy.stand().await;
+    let legacy = LegacySession::open(&server).await;
+    let mut stand = legacy.open_standing().await;
     let id = legacy.start("asks", json!({})).await;
     let question = stand.until(FORM).await;
     assert!(question["id"].is_string(), "{question}");
@@ -106,7 +106,7 @@ async fn a_question_comes_on_the_standing_stream_where_nobody_waits_for_the_resu
 #[tokio::test]
 async fn a_question_that_the_standing_stream_asked_is_not_asked_again_while_that_lives() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.stand().await;
+    let mut stand = scene.legacy.open_standing().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     let mut events = awaiting(&scene.legacy, &scene.id).await;
     scene.says("still here", &mut events).await;
@@ -119,7 +119,7 @@ async fn a_question_that_the_standing_stream_asked_is_not_asked_again_while_that
 #[tokio::test]
 async fn a_question_is_asked_by_who_waits_for_the_result_when_the_standing_stream_is_cut_off() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.stand().await;
+    let mut stand = scene.legacy.open_standing().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     let mut events = awaiting(&scene.legacy, &scene.id).await;
     scene.says("still here", &mut events).await;
@@ -135,7 +135,7 @@ async fn a_question_is_asked_by_who_waits_for_the_result_when_the_standing_strea
 #[tokio::test]
 async fn a_question_is_asked_on_the_standing_stream_when_who_waited_for_the_result_is_cut_off() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.stand().await;
+    let mut stand = scene.legacy.open_standing().await;
     let mut events = awaiting(&scene.legacy, &scene.id).await;
     prime(&mut events).await;
     let (asking, question) = scene.asked_on(&mut events).await;
@@ -152,16 +152,16 @@ async fn a_question_is_asked_on_the_standing_stream_when_who_waited_for_the_resu
 #[tokio::test]
 async fn a_new_standing_stream_asks_what_is_open() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.stand().await;
+    let mut stand = scene.legacy.open_standing().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     for is_cut in [true, false] {
         // Cut off, or replaced.
         let before = stand;
         if is_cut {
             drop(before);
-            stand = scene.legacy.stand().await;
+            stand = scene.legacy.open_standing().await;
         } else {
-            stand = scene.legacy.stand().await;
+            stand = scene.legacy.open_standing().await;
             drop(before);
         }
         assert_eq!(stand.until(FORM).await["params"], question["params"], "cut off first: {is_cut}");
@@ -175,7 +175,7 @@ async fn a_new_standing_stream_asks_what_is_open() {
 #[tokio::test]
 async fn a_new_standing_stream_asks_what_is_open_however_much_else_it_has_to_tell() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.stand().await;
+    let mut stand = scene.legacy.open_standing().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     drop(stand);
     // More than is read at a time.
@@ -184,7 +184,7 @@ async fn a_new_standing_stream_asks_what_is_open_however_much_else_it_has_to_tel
     for n in 0..100 {
         other.ctx.status(n.to_string()).await.expect("it goes on");
     }
-    let mut stand = scene.legacy.stand().await;
+    let mut stand = scene.legacy.open_standing().await;
     assert_eq!(stand.until(FORM).await["params"], question["params"]);
     assert_eq!(scene.answers(&question, asking).await, "Ada");
 }
@@ -193,7 +193,7 @@ async fn a_new_standing_stream_asks_what_is_open_however_much_else_it_has_to_tel
 async fn a_standing_stream_that_goes_on_asks_what_its_reader_has_not_seen() {
     for has_seen_it in [false, true] {
         let mut scene = Scene::new().await;
-        let mut stand = scene.legacy.stand().await;
+        let mut stand = scene.legacy.open_standing().await;
         let begin = prime(&mut stand).await;
         let (asking, question) = scene.asked_on(&mut stand).await;
         let last = stand.last_id.clone().expect("an id");
@@ -216,7 +216,7 @@ async fn a_question_waits_for_the_stream_that_is_opened_first() {
         let mut scene = Scene::new().await;
         let asking = scene.asks();
         until_is(&scene.legacy, &scene.id, "input_required").await;
-        let mut events = if stands { scene.legacy.stand().await } else { awaiting(&scene.legacy, &scene.id).await };
+        let mut events = if stands { scene.legacy.open_standing().await } else { awaiting(&scene.legacy, &scene.id).await };
         let question = events.until(FORM).await;
         assert_eq!(question["params"]["_meta"], related(&scene.id));
         scene.says("still here", &mut events).await;
@@ -232,7 +232,7 @@ fn a_question_that_nobody_could_be_asked_is_asked_after_a_crash() {
     let tools = || registry([asks(&gate).retry_on_interrupt()]);
     let (legacy, id) = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         let id = legacy.start("asks", json!({})).await;
         until_is(&legacy, &id, "input_required").await;
         (legacy, id)
@@ -240,7 +240,7 @@ fn a_question_that_nobody_could_be_asked_is_asked_after_a_crash() {
     life(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         let legacy = legacy.at(server.port);
-        let mut stand = legacy.stand().await;
+        let mut stand = legacy.open_standing().await;
         let question = stand.until(FORM).await;
         assert_eq!(question["params"]["_meta"], related(&id));
         legacy.answer(&question, accept("Ada")).await;
@@ -264,14 +264,14 @@ fn what_happened_before_there_was_a_standing_stream_is_told_after_a_crash_too() 
     };
     let (legacy, id) = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), uncoalesced(), Arc::new(clock.clone())).await;
-        let legacy = Legacy::declaring(&server, streaming()).await;
+        let legacy = LegacySession::declaring(&server, streaming()).await;
         let id = legacy.start("writes", json!({})).await;
         until_is(&legacy, &id, "completed").await;
         (legacy, id)
     });
     life(async {
         let server = reopened(&dir, tools(), uncoalesced(), &clock).await;
-        let mut stand = legacy.at(server.port).stand().await;
+        let mut stand = legacy.at(server.port).open_standing().await;
         let told = told_until(&mut stand, &id, "completed").await;
         let told: Vec<String> = story(&told).into_iter().filter(|brief| brief != "working").collect();
         assert_eq!(told, ["0 a", "1 b", "completed"]);
@@ -282,9 +282,9 @@ fn what_happened_before_there_was_a_standing_stream_is_told_after_a_crash_too() 
 
 #[tokio::test]
 async fn the_standing_stream_goes_on_with_a_task_whose_result_nobody_waits_for_any_more() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
-    let mut stand = legacy.stand().await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
@@ -305,16 +305,16 @@ async fn the_standing_stream_goes_on_with_a_task_whose_result_nobody_waits_for_a
 #[tokio::test]
 async fn the_standing_stream_has_the_rest_of_a_task_whose_own_stream_was_cut_off() {
     const CHUNKS: u64 = 400;
-    let mut stage = Stage::of(large_chunks(Limits::DEFAULT), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
-    let mut stand = legacy.stand().await;
+    let mut stage = ToolHarness::of(large_chunks(Limits::DEFAULT), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     // Twelve megabytes are more than the sockets take in: who waits for the result and does not read holds its stream up.
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let client = Client::new(stage.server.port).with_receive_buffer(128 * 1024);
     let stalled = client.send(&legacy.headers(), message.to_string().as_bytes()).await;
-    soon("the beginning of the answer", stalled.readable()).await.expect("readable");
+    with_timeout("the beginning of the answer", stalled.readable()).await.expect("readable");
     for n in 0..CHUNKS {
         act.writes(&large(n)).await;
     }

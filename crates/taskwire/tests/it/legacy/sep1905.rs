@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use taskwire::{
     core::wire::Segments,
-    server::{Config, LegacyConfig, Mode},
+    server::{Config, LegacyConfig, ResponseMode},
     tool::{CallResult, Content, ToolError},
 };
 
 use super::{
-    kit::{Legacy, RELATED, messages_of},
+    kit::{LegacySession, RELATED, messages_of},
     session::with_legacy,
     streamed::{
         ALL, FALLBACK, FIVE, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, gone, id_in, merged, mode_of, part,
@@ -19,8 +19,8 @@ use super::{
     },
 };
 use crate::{
-    kit::soon,
-    stage::{HOUR, MS, SECOND, Stage, text_of},
+    kit::with_timeout,
+    tool_harness::{HOUR, MS, SECOND, ToolHarness, text_of},
 };
 
 // The test scenarios: basic functionality.
@@ -142,8 +142,8 @@ async fn scenario_08_immediate_mode_fallback() {
         (false, &ALL, "task"),
     ];
     for (streams, modes, expected) in cases {
-        let mut stage = Stage::of(Config::default(), |tool| if streams { tool.streams() } else { tool }).await;
-        let legacy = Legacy::declaring(&stage.server, capable_of(&ALL)).await.accepting("application/json");
+        let mut stage = ToolHarness::of(Config::default(), |tool| if streams { tool.streams() } else { tool }).await;
+        let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await.accepting("application/json");
         let task = asking(modes);
         let calling = tokio::spawn(async move { legacy.task("writes", json!({}), task).await });
         let act = stage.run().await;
@@ -195,7 +195,7 @@ async fn scenario_10_task_cancellation_during_streaming() {
     let id = call.task().to_owned();
     assert_eq!(legacy.cancel(&id).await["status"], "cancelled");
     assert_eq!(part(&call.last().await), json!([[], true, true]));
-    soon("the word to stop", act.ctx.cancelled()).await;
+    with_timeout("the word to stop", act.ctx.cancelled()).await;
     assert!(act.tries("late").await.is_err());
     assert_eq!(legacy.get(&id).await["status"], "cancelled");
     assert_eq!(part(&pull(&legacy, &id, 1).await), json!([[], true, true]), "nothing came after it");
@@ -228,7 +228,7 @@ async fn scenario_12_duplicate_segment_detection() {
 
 #[tokio::test]
 async fn scenario_13_new_client_old_server() {
-    let config = with_legacy(LegacyConfig { modes: vec![Mode::Task], ..LegacyConfig::default() });
+    let config = with_legacy(LegacyConfig { modes: vec![ResponseMode::Task], ..LegacyConfig::default() });
     let (mut stage, legacy) = staged(config).await;
     let created = legacy.task("writes", json!({}), asking(&["streaming"])).await;
     assert_eq!((mode_of(&created), &created["_meta"][FALLBACK]), ("task", &json!("task")));
@@ -241,7 +241,7 @@ async fn scenario_13_new_client_old_server() {
     take(&mut segments, &result);
     assert_eq!((merged(&segments), segments.is_error()), ("done".to_owned(), false));
     // A server that never heard of modes says nothing of them: a plain handle, and later a plain result.
-    let old = Legacy::open(&stage.server).await;
+    let old = LegacySession::open(&stage.server).await;
     assert_eq!(old.init()["capabilities"]["tasks"].get("responses"), None);
     let created = old.task("writes", json!({}), asking(&["streaming"])).await;
     assert_eq!((mode_of(&created), created.get("_meta")), ("task", None));
@@ -256,7 +256,7 @@ async fn scenario_13_new_client_old_server() {
 #[tokio::test]
 async fn scenario_14_old_client_new_server() {
     let (mut stage, new) = staged(Config::default()).await;
-    for client in [Legacy::open(&stage.server).await, new] {
+    for client in [LegacySession::open(&stage.server).await, new] {
         let created = client.task("writes", json!({}), json!({})).await;
         assert_eq!((mode_of(&created), created["_meta"].get(FALLBACK)), ("task", None));
         stage.run().await.ends("done");
@@ -285,10 +285,10 @@ async fn scenario_15_mixed_mechanisms() {
 #[tokio::test]
 async fn server_01_capability_negotiation() {
     let (server, legacy) = ready(Config::default()).await;
-    let shown = |legacy: &Legacy| legacy.init()["capabilities"]["tasks"].get("responses").cloned();
+    let shown = |legacy: &LegacySession| legacy.init()["capabilities"]["tasks"].get("responses").cloned();
     assert_eq!(shown(&legacy), Some(json!({"modes": ALL})));
-    assert_eq!(shown(&Legacy::open(&server).await), None, "nobody asked");
-    let older = Legacy::of(server.port, None, "2025-06-18", capable_of(&ALL)).await;
+    assert_eq!(shown(&LegacySession::open(&server).await), None, "nobody asked");
+    let older = LegacySession::of(server.port, None, "2025-06-18", capable_of(&ALL)).await;
     assert_eq!(older.init()["capabilities"].get("tasks"), None);
 }
 
@@ -308,13 +308,13 @@ async fn server_02_mode_selection() {
 
 #[tokio::test]
 async fn server_03_immediate_mode() {
-    for immediate_task in [false, true] {
-        let (_server, legacy) = ready(with_legacy(LegacyConfig { immediate_task, ..LegacyConfig::default() })).await;
+    for record_immediate in [false, true] {
+        let (_server, legacy) = ready(with_legacy(LegacyConfig { record_immediate, ..LegacyConfig::default() })).await;
         let result = legacy.task("quick", json!({}), asking(&ALL)).await;
         assert_eq!((mode_of(&result), &result["isError"]), ("immediate", &json!(false)), "{result}");
-        assert_eq!(result["_meta"].get(RELATED).is_some(), immediate_task, "{result}");
+        assert_eq!(result["_meta"].get(RELATED).is_some(), record_immediate, "{result}");
         let tasks = legacy.ok("tasks/list", json!({})).await["tasks"].as_array().expect("tasks").len();
-        assert_eq!(tasks, usize::from(immediate_task));
+        assert_eq!(tasks, usize::from(record_immediate));
     }
 }
 
@@ -380,8 +380,8 @@ async fn server_08_no_duplicates() {
     // Also where the same output could be told in another way, to somebody who listens everywhere.
     let mut capabilities = capable_of(&ALL);
     capabilities["tasks"]["streaming"] = json!({"partial": {}});
-    let legacy = Legacy::declaring(&stage.server, capabilities).await;
-    let mut stand = legacy.stand().await;
+    let legacy = LegacySession::declaring(&stage.server, capabilities).await;
+    let mut stand = legacy.open_standing().await;
     let (mut call, mut act, results) = five(&mut stage, &legacy).await;
     let mut wait = legacy.stream("tasks/result", json!({"taskId": call.task()})).await;
     act.ends(());
@@ -464,7 +464,7 @@ async fn client_01_capability_negotiation() {
     let (server, _) = ready(Config::default()).await;
     let cases: [(&[&str], &str); 3] = [(&ALL, "immediate"), (&["streaming", "task"], "streaming"), (&["task"], "task")];
     for (declared, mode) in cases {
-        let legacy = Legacy::declaring(&server, capable_of(declared)).await;
+        let legacy = LegacySession::declaring(&server, capable_of(declared)).await;
         assert_eq!(legacy.init()["capabilities"]["tasks"]["responses"]["modes"], json!(ALL), "the server answers with its own");
         assert_eq!(mode_of(&legacy.task("quick", json!({}), asking(&ALL)).await), mode, "{declared:?}");
     }
@@ -523,7 +523,7 @@ async fn client_06_segment_tracking() {
 #[tokio::test]
 async fn client_07_sse_handling() {
     let (mut stage, legacy) = staged(Config::default()).await;
-    let mut stand = legacy.stand().await;
+    let mut stand = legacy.open_standing().await;
     let (mut call, mut act) = begun(&mut stage, &legacy).await;
     act.ctx.status("half way").await.expect("said");
     act.ends("two");

@@ -6,21 +6,21 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
     server::{Config, LegacyConfig},
-    tool::{Completion, Prompt, Registry, Resource, TaskMode, Template},
+    tool::{Completion, Prompt, Registry, Resource, ResourceTemplate, TaskMode},
 };
 
 use crate::{
-    kit::{Client, Response, TempDir, TestServer, manual_clock, soon},
+    kit::{Client, Response, TempDir, TestServer, manual_clock, with_timeout},
     legacy::{
         input::sampling,
-        kit::{LATEST, Legacy, initialize},
+        kit::{LATEST, LegacySession, initialize},
         partials::streaming,
         streams::{call, response, text_for, told_call},
         tasks::{awaiting, refusal, until_is},
     },
     schema,
-    stage::{HOUR, Stage, uncoalesced},
     tasks::{Gate, count, life, quick, registry, reopened, tool, two_callers},
+    tool_harness::{HOUR, ToolHarness, uncoalesced},
 };
 
 const MODERN: &str = "2026-07-28";
@@ -51,7 +51,7 @@ fn set(mut headers: Headers, name: &str, value: Option<&str>) -> Headers {
 }
 
 async fn post(server: &TestServer, headers: &[(String, String)], message: &Value) -> Response {
-    soon("the response", Client::new(server.port).post(headers, message.to_string().as_bytes())).await
+    with_timeout("the response", Client::new(server.port).post(headers, message.to_string().as_bytes())).await
 }
 
 /// The status and the error code of a refusal.
@@ -84,7 +84,7 @@ async fn each_version_of_the_era_is_agreed_on() {
     let config = Config { name: "tester".to_owned(), version: "7".to_owned(), ..Config::default() };
     let (server, _) = start(registry([quick("quick")]), config).await;
     for version in VERSIONS {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         assert_eq!(legacy.init()["protocolVersion"], version);
         assert_eq!(legacy.init()["serverInfo"], json!({"name": "tester", "version": "7"}));
         assert_eq!(legacy.init().get("instructions"), None);
@@ -96,7 +96,7 @@ async fn each_version_of_the_era_is_agreed_on() {
 async fn a_version_that_is_not_spoken_is_answered_with_the_latest_of_the_era() {
     let server = quick_server().await;
     for version in ["2024-11-05", MODERN, "2025-11-26", "2099-01-01", "1.0.0", "latest"] {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         assert_eq!(legacy.init()["protocolVersion"], LATEST, "for {version}");
         assert_eq!(legacy.call("quick", json!({})).await["content"][0]["text"], "done");
     }
@@ -106,7 +106,7 @@ async fn a_version_that_is_not_spoken_is_answered_with_the_latest_of_the_era() {
 async fn instructions_come_with_the_handshake() {
     let config = Config { instructions: Some("Be brief.".to_owned()), ..Config::default() };
     let (server, _) = start(registry([]), config).await;
-    assert_eq!(Legacy::open(&server).await.init()["instructions"], "Be brief.");
+    assert_eq!(LegacySession::open(&server).await.init()["instructions"], "Be brief.");
 }
 
 #[tokio::test]
@@ -115,10 +115,10 @@ async fn each_version_is_told_what_it_knows() {
     let mut expected = json!({"tools": {"listChanged": true}, "prompts": {"listChanged": true}, "completions": {}, "logging": {},
         "resources": {"subscribe": true, "listChanged": true}});
     for version in ["2025-03-26", "2025-06-18"] {
-        assert_eq!(Legacy::of(server.port, None, version, json!({})).await.init()["capabilities"], expected, "{version}");
+        assert_eq!(LegacySession::of(server.port, None, version, json!({})).await.init()["capabilities"], expected, "{version}");
     }
     expected["tasks"] = json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}});
-    assert_eq!(Legacy::open(&server).await.init()["capabilities"], expected);
+    assert_eq!(LegacySession::open(&server).await.init()["capabilities"], expected);
 }
 
 #[tokio::test]
@@ -134,11 +134,11 @@ async fn drafts_are_told_of_to_those_who_declare_them() {
         if with_modes {
             tasks["responses"] = json!({"modes": ["streaming"]});
         }
-        let told = Legacy::declaring(&server, json!({"tasks": tasks})).await.init()["capabilities"]["tasks"].clone();
+        let told = LegacySession::declaring(&server, json!({"tasks": tasks})).await.init()["capabilities"]["tasks"].clone();
         assert_eq!(told.get("streaming"), with_partials.then_some(&streaming), "{told}");
         assert_eq!(told.get("responses"), with_modes.then_some(&responses), "{told}");
         for version in ["2025-06-18", "2025-03-26"] {
-            let older = Legacy::of(server.port, None, version, json!({"tasks": tasks})).await;
+            let older = LegacySession::of(server.port, None, version, json!({"tasks": tasks})).await;
             assert_eq!(older.init()["capabilities"].get("tasks"), None, "{version}");
         }
     }
@@ -148,10 +148,10 @@ async fn drafts_are_told_of_to_those_who_declare_them() {
 async fn who_declares_no_draft_sees_no_byte_of_one() {
     // That no message has one is checked wherever a message is read.
     for version in VERSIONS {
-        let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-        let legacy = Legacy::of(stage.server.port, None, version, json!({"tasks": {"list": {}}})).await;
+        let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+        let legacy = LegacySession::of(stage.server.port, None, version, json!({"tasks": {"list": {}}})).await;
         legacy.ok("tools/list", json!({})).await;
-        let mut standing = legacy.stand().await;
+        let mut standing = legacy.open_standing().await;
         let wants = json!({"responseModes": ["immediate", "streaming", "task"]});
         if version == LATEST {
             let created = legacy.task("writes", json!({}), wants).await;
@@ -183,7 +183,7 @@ async fn sessions_have_names_that_nobody_can_guess() {
     let server = quick_server().await;
     let mut names = BTreeSet::new();
     for _ in 0..20 {
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         assert!(legacy.session().len() >= 20, "{}", legacy.session());
         names.insert(legacy.session().to_owned());
     }
@@ -193,7 +193,7 @@ async fn sessions_have_names_that_nobody_can_guess() {
 #[tokio::test]
 async fn modern_traffic_has_no_session_whatever_it_brings_along() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let client = server.client();
     let message = client.message(1, "server/discover", json!({}));
     let mut headers = client.headers(&message);
@@ -239,7 +239,7 @@ async fn a_handshake_that_describes_itself_as_modern_is_a_modern_request() {
 #[tokio::test]
 async fn a_request_that_describes_itself_is_modern_whatever_its_session() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let client = server.client();
     let good = client.message(1, "tools/list", json!({}));
     let in_session = |headers: Headers| set(headers, "Mcp-Session-Id", Some(legacy.session()));
@@ -275,7 +275,7 @@ async fn a_request_that_describes_itself_is_modern_whatever_its_session() {
 #[tokio::test]
 async fn a_request_under_a_modern_header_that_does_not_describe_itself_is_refused_whatever_its_session() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for version in [MODERN, "2027-01-01"] {
         let headers = set(legacy.headers(), "MCP-Protocol-Version", Some(version));
         let response = post(&server, &headers, &request("tools/list", json!({}))).await;
@@ -299,7 +299,7 @@ async fn who_says_nothing_about_itself_is_told_both_ways_in() {
 #[tokio::test]
 async fn notifications_are_taken_by_the_era_they_belong_to() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let plain = json!({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"});
     let mut claiming = plain.clone();
     claiming["params"]["_meta"] = json!({CLAIM: MODERN});
@@ -324,7 +324,7 @@ async fn notifications_are_taken_by_the_era_they_belong_to() {
 #[tokio::test]
 async fn responses_belong_to_sessions_alone() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let answer = json!({"jsonrpc": "2.0", "id": "1", "result": {}});
     let modern = |headers| set(headers, "MCP-Protocol-Version", Some(MODERN));
     let unknown = set(legacy.headers(), "Mcp-Session-Id", Some("never-was"));
@@ -346,7 +346,7 @@ async fn responses_belong_to_sessions_alone() {
 #[tokio::test]
 async fn a_request_of_no_session_is_told_to_begin_one() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let long = "x".repeat(5_000);
     for session in ["never-was", "0", "../../etc/passwd", "'; DROP TABLE session; --", &legacy.session()[1..], &long] {
         let headers = set(legacy.headers(), "Mcp-Session-Id", Some(session));
@@ -364,7 +364,7 @@ async fn a_request_of_no_session_is_told_to_begin_one() {
 async fn a_session_that_was_ended_is_gone_and_its_tasks_are_not() {
     let gate = Gate::new();
     let server = TestServer::start(registry([gate.tool("slow")])).await;
-    let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
+    let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
     let task = legacy.start("slow", json!({})).await;
     let ended = legacy.http("DELETE", &[]).await;
     assert_eq!(ended.status, 200);
@@ -377,7 +377,7 @@ async fn a_session_that_was_ended_is_gone_and_its_tasks_are_not() {
     assert_eq!(other.get(&task).await["status"], "working");
     gate.go.send();
     assert_eq!(other.result(&task).await["content"][0]["text"], "done");
-    let next = Legacy::open(&server).await;
+    let next = LegacySession::open(&server).await;
     assert_ne!(next.session(), legacy.session());
     assert_eq!(next.get(&task).await["status"], "completed");
 }
@@ -385,7 +385,7 @@ async fn a_session_that_was_ended_is_gone_and_its_tasks_are_not() {
 #[tokio::test]
 async fn a_session_can_be_ended_only_by_who_names_it() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     assert_eq!(legacy.http("DELETE", &[("Mcp-Session-Id", "")]).await.status, 400);
     let modern = legacy.http("DELETE", &[("MCP-Protocol-Version", MODERN)]).await;
     assert_eq!((modern.status, modern.header("allow")), (405, Some("POST")));
@@ -397,8 +397,8 @@ async fn a_session_can_be_ended_only_by_who_names_it() {
 #[tokio::test]
 async fn the_session_of_another_caller_is_like_one_that_never_was() {
     let (server, _) = start(registry([quick("quick")]), two_callers()).await;
-    let ann = Legacy::of(server.port, Some("ann-token"), LATEST, json!({})).await;
-    let bob = Legacy::of(server.port, Some("bob-token"), LATEST, json!({})).await;
+    let ann = LegacySession::of(server.port, Some("ann-token"), LATEST, json!({})).await;
+    let bob = LegacySession::of(server.port, Some("bob-token"), LATEST, json!({})).await;
     let mut answers = Vec::new();
     for session in [ann.session(), "never-was"] {
         let headers = set(bob.headers(), "Mcp-Session-Id", Some(session));
@@ -429,7 +429,7 @@ async fn the_session_of_another_caller_is_like_one_that_never_was() {
 async fn a_version_header_names_a_version_of_the_era_or_is_left_out() {
     let server = quick_server().await;
     for agreed in VERSIONS {
-        let legacy = Legacy::of(server.port, None, agreed, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, agreed, json!({})).await;
         let mut lists = Vec::new();
         for version in [None, Some(agreed)] {
             let headers = set(legacy.headers(), "MCP-Protocol-Version", version);
@@ -451,7 +451,7 @@ async fn a_version_header_names_a_version_of_the_era_or_is_left_out() {
 #[tokio::test]
 async fn a_stream_is_opened_by_who_may_have_one() {
     let server = quick_server().await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for version in [MODERN, "2027-01-01"] {
         let modern = legacy.http("GET", &[("MCP-Protocol-Version", version)]).await;
         assert_eq!((modern.status, modern.header("allow")), (405, Some("POST")), "{version}");
@@ -462,7 +462,7 @@ async fn a_stream_is_opened_by_who_may_have_one() {
         assert_eq!(legacy.http("GET", &[("Accept", accept)]).await.status, 406, "{accept}");
     }
     for accept in ["text/event-stream", "application/json, text/event-stream", "text/html, text/event-stream;q=0.9"] {
-        drop(legacy.accepting(accept).stand().await);
+        drop(legacy.accepting(accept).open_standing().await);
     }
     for method in ["PUT", "PATCH"] {
         assert_eq!(legacy.http(method, &[]).await.status, 405, "{method}");
@@ -478,22 +478,22 @@ async fn a_session_survives_a_restart() {
     let dir = server.dir();
     let mut sessions = Vec::new();
     for version in VERSIONS {
-        sessions.push(Legacy::of(server.port, None, version, streaming()).await);
+        sessions.push(LegacySession::of(server.port, None, version, streaming()).await);
     }
-    let ended = Legacy::open(&server).await;
+    let ended = LegacySession::open(&server).await;
     assert_eq!(ended.clone().end().await, 200);
     let mut lists = Vec::new();
     for legacy in &sessions {
         lists.push(legacy.ok("tools/list", json!({})).await);
     }
     assert_eq!(lists[0]["tools"][0]["execution"]["streamPartial"], true);
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
     let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
     for (legacy, list) in sessions.iter().zip(&lists) {
         let legacy = legacy.at(server.port);
         assert_eq!(&legacy.ok("tools/list", json!({})).await, list, "what was agreed on is known");
         assert_eq!(legacy.call("quick", json!({})).await["content"][0]["text"], "done");
-        drop(legacy.stand().await);
+        drop(legacy.open_standing().await);
     }
     assert_eq!(refused(&ended.at(server.port).raw("ping", json!({})).await), (404, -32600), "one that was ended is not");
 }
@@ -504,7 +504,7 @@ fn a_session_survives_a_crash() {
     let tools = || registry([quick("quick")]);
     let legacy = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
-        Legacy::open(&server).await
+        LegacySession::open(&server).await
     });
     life(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
@@ -515,7 +515,7 @@ fn a_session_survives_a_crash() {
 #[tokio::test]
 async fn a_session_that_nobody_uses_ends() {
     let (server, clock) = start(registry([quick("quick")]), Config::default()).await;
-    let (used, unused) = (Legacy::open(&server).await, Legacy::open(&server).await);
+    let (used, unused) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
     let task = unused.start("quick", json!({})).await;
     until_is(&unused, &task, "completed").await;
     for _ in 0..3 {
@@ -532,14 +532,14 @@ async fn a_session_that_nobody_uses_ends() {
 async fn a_session_whose_client_listens_is_not_idle_however_quiet_it_is() {
     let config = with_legacy(LegacyConfig { session_idle: 10 * HOUR, ..LegacyConfig::default() });
     let (server, clock) = start(registry([quick("quick")]), config).await;
-    let (quiet, listening) = (Legacy::open(&server).await, Legacy::open(&server).await);
-    let _standing = listening.stand().await;
+    let (quiet, listening) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
+    let _standing = listening.open_standing().await;
     clock.advance(11 * HOUR);
     assert_eq!(listening.call("quick", json!({})).await["content"][0]["text"], "done");
     assert_eq!(quiet.raw("ping", json!({})).await.status, 404);
     clock.advance(11 * HOUR);
     // Nor when another one is opened, which ends those that are.
-    let _other = Legacy::open(&server).await;
+    let _other = LegacySession::open(&server).await;
     assert_eq!(listening.call("quick", json!({})).await["content"][0]["text"], "done");
 }
 
@@ -547,7 +547,7 @@ async fn a_session_whose_client_listens_is_not_idle_however_quiet_it_is() {
 async fn how_long_a_session_may_be_quiet_can_be_set() {
     let config = with_legacy(LegacyConfig { session_idle: 10 * HOUR, ..LegacyConfig::default() });
     let (server, clock) = start(registry([]), config).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     clock.advance(9 * HOUR);
     legacy.ok("ping", json!({})).await;
     clock.advance(11 * HOUR);
@@ -558,7 +558,7 @@ async fn how_long_a_session_may_be_quiet_can_be_set() {
 async fn a_caller_may_have_so_many_sessions_and_one_more_ends_the_quietest() {
     let legacy = LegacyConfig { sessions_per_caller: 2, ..LegacyConfig::default() };
     let (server, clock) = start(registry([]), Config { legacy, ..two_callers() }).await;
-    let open = async |token: &'static str| Legacy::of(server.port, Some(token), LATEST, json!({})).await;
+    let open = async |token: &'static str| LegacySession::of(server.port, Some(token), LATEST, json!({})).await;
     let bob = open("bob-token").await;
     clock.advance(HOUR);
     let first = open("ann-token").await;
@@ -585,10 +585,10 @@ fn catalog() -> Registry {
     tools.resource(Resource::raw(json!({"uri": "test://size", "name": "size"}), |call| async move {
         Ok(json!({"contents": [{"uri": call.uri, "text": "large"}]}))
     }));
-    tools.template(Template::raw(json!({"uriTemplate": "test://t/{id}", "name": "t"}), |call| async move {
+    tools.template(ResourceTemplate::raw(json!({"uriTemplate": "test://t/{id}", "name": "t"}), |call| async move {
         Ok(json!({"contents": [{"uri": call.uri, "text": "one of many"}]}))
     }));
-    tools.completions(|request| async move { (request.of == "hello").then(|| Completion { values: vec!["world".to_owned()] }) });
+    tools.completions(|request| async move { (request.reference == "hello").then(|| Completion { values: vec!["world".to_owned()] }) });
     tools
 }
 
@@ -596,7 +596,7 @@ fn catalog() -> Registry {
 async fn every_list_can_be_read_in_every_version() {
     let server = TestServer::start(catalog()).await;
     for version in VERSIONS {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         assert_eq!(legacy.ok("ping", json!({})).await, json!({}));
         let tools = legacy.ok("tools/list", json!({})).await;
         assert_eq!(tools["tools"][0]["name"], "quick", "{version}");
@@ -621,7 +621,7 @@ async fn every_list_can_be_read_in_every_version() {
 async fn what_is_not_there_is_an_error_of_the_era_under_a_good_status() {
     let server = TestServer::start(catalog()).await;
     for version in VERSIONS {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         for (method, params, code) in [
             ("resources/read", json!({"uri": "test://nowhere"}), -32002),
             ("tools/call", json!({"name": "nobody"}), -32602),
@@ -657,7 +657,7 @@ fn batch() -> Value {
 #[tokio::test]
 async fn a_batch_is_answered_as_one_in_the_version_that_has_them() {
     let server = TestServer::start(registry([tool("count", &(), |(), ctx| count(ctx))])).await;
-    let legacy = Legacy::of(server.port, None, "2025-03-26", json!({"elicitation": {}})).await;
+    let legacy = LegacySession::of(server.port, None, "2025-03-26", json!({"elicitation": {}})).await;
     let response = legacy.post(&batch()).await;
     assert_eq!((response.status, response.header("content-type")), (200, Some("application/json")));
     let answers = response.json();
@@ -678,7 +678,7 @@ async fn nobody_is_asked_in_a_batch() {
         Ok("answered")
     });
     let server = TestServer::start(registry([asks])).await;
-    let legacy = Legacy::of(server.port, None, "2025-03-26", json!({"sampling": {}})).await;
+    let legacy = LegacySession::of(server.port, None, "2025-03-26", json!({"sampling": {}})).await;
     let batch = legacy.post(&json!([request("tools/call", json!({"name": "asks"}))])).await;
     assert_eq!(batch.status, 200);
     let answers = batch.json();
@@ -686,7 +686,7 @@ async fn nobody_is_asked_in_a_batch() {
     let answer = &answers[0];
     assert_eq!(answer["id"], 1);
     assert!(answer["error"]["code"] == -32600 || answer["result"]["isError"] == true, "{answer}");
-    assert_eq!(server.server.engine().reader().open(None, 10).expect("readable").len(), 0, "nothing waits for an answer");
+    assert_eq!(server.server.engine().reader().open_tasks(None, 10).expect("readable").len(), 0, "nothing waits for an answer");
     // Alone, the same call asks.
     let mut sse = legacy.stream("tools/call", json!({"name": "asks"})).await;
     let question = sse.until("sampling/createMessage").await;
@@ -698,13 +698,13 @@ async fn nobody_is_asked_in_a_batch() {
 async fn a_batch_is_no_message_in_other_versions() {
     let server = TestServer::start(registry([tool("count", &(), |(), ctx| count(ctx))])).await;
     for version in ["2025-06-18", LATEST] {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         for body in [batch(), json!([]), json!([request("ping", json!({}))])] {
             let response = legacy.post(&body).await;
             assert_eq!(refused(&response), (400, -32600), "{version}: {body}");
             assert_eq!(response.json().get("id"), None);
         }
     }
-    let legacy = Legacy::of(server.port, None, "2025-03-26", json!({})).await;
+    let legacy = LegacySession::of(server.port, None, "2025-03-26", json!({})).await;
     assert_eq!(refused(&legacy.post(&json!([])).await), (400, -32600), "nothing is no batch either");
 }

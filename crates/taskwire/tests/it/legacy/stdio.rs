@@ -9,7 +9,7 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, TASKS, soon, without_followups},
+    kit::{Client, TASKS, with_timeout, without_followups},
     legacy::{
         kit::{Checks, LATEST, initialize},
         partials::streaming,
@@ -19,8 +19,8 @@ use crate::{
     pipe::Pipe,
     schema,
     shutdown::settle,
-    stage::{SUBSCRIPTION, Stage, uncoalesced},
     tasks::{Gate, accept, count, name_form, name_in, quick, registry, tool},
+    tool_harness::{SUBSCRIPTION, ToolHarness, uncoalesced},
 };
 
 const CLAIM: &str = "io.modelcontextprotocol/protocolVersion";
@@ -78,7 +78,7 @@ impl Peer {
     /// Sends a request of this era.
     async fn ask(&mut self, id: impl Into<Value>, method: &str, params: Value) {
         let message = json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": params});
-        self.checks.sends(&message);
+        self.checks.note_request(&message);
         self.line(&message.to_string()).await;
     }
 
@@ -280,7 +280,7 @@ async fn who_asks_for_anything_else_before_the_handshake_is_told_both_ways_in() 
 
 #[tokio::test]
 async fn a_second_handshake_is_refused_and_the_first_one_holds() {
-    let stage = Stage::of(Config::default(), |tool| tool.streams()).await;
+    let stage = ToolHarness::of(Config::default(), |tool| tool.streams()).await;
     let mut peer = Peer::opened(&stage.server.server, streaming()).await;
     for (version, capabilities) in [(LATEST, streaming()), (LATEST, json!({})), ("2025-03-26", json!({}))] {
         peer.ask("again", "initialize", initialize(version, &capabilities)).await;
@@ -365,7 +365,7 @@ async fn an_id_that_is_in_use_is_refused_whichever_era_uses_it() {
     peer.call("l", "slow").await;
     peer.ask_modern("m", "tools/call", json!({"name": "slow", "arguments": {}})).await;
     for _ in 0..2 {
-        soon("the start", gate.started.wait()).await;
+        with_timeout("the start", gate.started.wait()).await;
     }
     for id in ["l", "m"] {
         for line in [legacy(id), modern(&peer, id)] {
@@ -495,7 +495,7 @@ async fn an_answer_to_nothing_is_ignored() {
 
 #[tokio::test]
 async fn the_question_of_a_task_is_asked_while_its_result_is_waited_for() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let mut peer = Peer::opened(&stage.server.server, json!({"elicitation": {}})).await;
     let task = peer.task("writes").await;
     let mut act = stage.run().await;
@@ -506,7 +506,7 @@ async fn the_question_of_a_task_is_asked_while_its_result_is_waited_for() {
     let question = peer.until_method("elicitation/create").await;
     assert_eq!(question["params"]["_meta"], related(&task));
     peer.answer(&question, accept("Ada")).await;
-    let answer = soon("the answer", asked).await.expect("no panic").expect("an answer");
+    let answer = with_timeout("the answer", asked).await.expect("no panic").expect("an answer");
     assert_eq!(name_in(&answer), "Ada");
     act.ends("done");
     let result = peer.result("result").await;
@@ -518,7 +518,7 @@ async fn the_question_of_a_task_is_asked_while_its_result_is_waited_for() {
 
 #[tokio::test]
 async fn output_and_statuses_of_a_task_are_written_behind_its_handle() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let mut peer = Peer::opened(&stage.server.server, streaming()).await;
     let task = peer.task("writes").await;
     assert_eq!(peer.count("notifications/tasks/status") + peer.numbers().len(), 0, "its name comes first");
@@ -540,7 +540,7 @@ async fn output_and_statuses_of_a_task_are_written_behind_its_handle() {
 #[tokio::test]
 async fn who_declares_no_draft_is_told_of_statuses_alone() {
     // That no message has anything of a draft is checked wherever a line is read.
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let mut peer = Peer::opened(&stage.server.server, json!({})).await;
     peer.ask("list", "tools/list", json!({})).await;
     assert_eq!(peer.result("list").await["tools"][0]["execution"], json!({"taskSupport": "optional"}));
@@ -558,7 +558,7 @@ async fn who_declares_no_draft_is_told_of_statuses_alone() {
 
 #[tokio::test]
 async fn a_result_is_waited_for_and_holds_nothing_up() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let mut peer = Peer::opened(&stage.server.server, streaming()).await;
     let task = peer.task("writes").await;
     let mut act = stage.run().await;
@@ -581,7 +581,7 @@ async fn a_result_is_waited_for_and_holds_nothing_up() {
 
 #[tokio::test]
 async fn a_streamed_call_is_answered_once_and_goes_on_as_partials() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let tasks = json!({"streaming": {"partial": {}}, "responses": {"modes": ["task", "streaming"]}});
     let mut peer = Peer::opened(&stage.server.server, json!({"tasks": tasks})).await;
     let call = json!({"name": "writes", "arguments": {}, "task": {"responseModes": ["streaming"]}});
@@ -680,13 +680,13 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
     let mut peer = Peer::start(registry([gate.tool("slow"), quick("quick")]));
     peer.open(LATEST).await;
     peer.call(1, "slow").await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     peer.cancel("1").await;
     peer.cancel(2).await;
     peer.ping().await;
     assert!(!gate.stopped.is_sent(), "another was called off");
     peer.cancel(1).await;
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
     settle().await;
     peer.ping().await;
     assert!(!peer.seen.iter().any(|message| message["id"] == 1), "{:?}", peer.seen);
@@ -697,7 +697,7 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
 
 #[tokio::test]
 async fn calling_off_a_wait_leaves_the_task_alone() {
-    let mut stage = Stage::new().await;
+    let mut stage = ToolHarness::new().await;
     let mut peer = Peer::opened(&stage.server.server, json!({})).await;
     let task = peer.task("writes").await;
     let mut act = stage.run().await;

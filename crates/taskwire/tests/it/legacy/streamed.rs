@@ -11,11 +11,11 @@ use taskwire::{
 };
 use tokio::task::JoinHandle;
 
-use super::kit::{Legacy, RELATED, Sse};
+use super::kit::{LegacySession, RELATED, Sse};
 use crate::{
-    kit::{TestServer, manual_clock, passing, soon},
-    stage::{Act, MS, Stage, text_of},
+    kit::{TestServer, manual_clock, passing, with_timeout},
     tasks::{quick, registry},
+    tool_harness::{MS, ToolHarness, ToolRun, text_of},
 };
 
 /// Every mode that there is.
@@ -41,29 +41,29 @@ pub(crate) fn calling(modes: &[&str]) -> Value {
 }
 
 /// A server whose tool `writes` shows its output while it is produced, and a client that can handle every mode.
-pub(crate) async fn staged(config: Config) -> (Stage, Legacy) {
-    let stage = Stage::of(config, Tool::streams).await;
-    let legacy = Legacy::declaring(&stage.server, capable_of(&ALL)).await;
+pub(crate) async fn staged(config: Config) -> (ToolHarness, LegacySession) {
+    let stage = ToolHarness::of(config, Tool::streams).await;
+    let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await;
     (stage, legacy)
 }
 
 /// A server whose tool `quick` is done at once, and a client that can handle every mode. Time stands still.
-pub(crate) async fn ready(config: Config) -> (TestServer, Legacy) {
+pub(crate) async fn ready(config: Config) -> (TestServer, LegacySession) {
     let server = TestServer::start_with(registry([quick("quick")]), config, Arc::new(manual_clock())).await;
-    let legacy = Legacy::declaring(&server, capable_of(&ALL)).await;
+    let legacy = LegacySession::declaring(&server, capable_of(&ALL)).await;
     (server, legacy)
 }
 
 /// A call on its way, whose answer will be an event stream.
 pub(crate) struct Opening {
-    legacy: Legacy,
+    legacy: LegacySession,
     id: u64,
     stream: JoinHandle<Sse>,
 }
 
 impl Opening {
     /// Calls `writes` with this `task`.
-    fn of(legacy: &Legacy, task: Value) -> Self {
+    fn of(legacy: &LegacySession, task: Value) -> Self {
         let (legacy, id) = (legacy.clone(), legacy.next_id());
         let message = legacy.message(id, "tools/call", json!({"name": "writes", "arguments": {}, "task": task}));
         let stream = tokio::spawn({
@@ -74,24 +74,24 @@ impl Opening {
     }
 
     pub(crate) async fn opened(self) -> Streamed {
-        let stream = soon("the stream", self.stream).await.expect("no panic");
+        let stream = with_timeout("the stream", self.stream).await.expect("no panic");
         Streamed { legacy: self.legacy, id: self.id, stream, segments: Segments::new() }
     }
 }
 
 /// A call in streaming mode, and the run that belongs to it.
-pub(crate) async fn call(stage: &mut Stage, legacy: &Legacy) -> (Opening, Act) {
+pub(crate) async fn call(stage: &mut ToolHarness, legacy: &LegacySession) -> (Opening, ToolRun) {
     call_with(stage, legacy, asking(&["streaming"])).await
 }
 
 /// A call with this `task`, and the run that belongs to it.
-pub(crate) async fn call_with(stage: &mut Stage, legacy: &Legacy, task: Value) -> (Opening, Act) {
+pub(crate) async fn call_with(stage: &mut ToolHarness, legacy: &LegacySession, task: Value) -> (Opening, ToolRun) {
     let opening = Opening::of(legacy, task);
     (opening, stage.run().await)
 }
 
 /// A call in streaming mode that has written `one`, which has come.
-pub(crate) async fn begun(stage: &mut Stage, legacy: &Legacy) -> (Streamed, Act) {
+pub(crate) async fn begun(stage: &mut ToolHarness, legacy: &LegacySession) -> (Streamed, ToolRun) {
     let (opening, act) = call(stage, legacy).await;
     act.writes("one").await;
     let mut call = opening.opened().await;
@@ -100,7 +100,7 @@ pub(crate) async fn begun(stage: &mut Stage, legacy: &Legacy) -> (Streamed, Act)
 }
 
 /// A call in streaming mode that has written [`FIVE`], which have come, and the results that brought them.
-pub(crate) async fn five(stage: &mut Stage, legacy: &Legacy) -> (Streamed, Act, Vec<Value>) {
+pub(crate) async fn five(stage: &mut ToolHarness, legacy: &LegacySession) -> (Streamed, ToolRun, Vec<Value>) {
     let (opening, act) = call(stage, legacy).await;
     for text in FIVE {
         act.writes(text).await;
@@ -111,13 +111,13 @@ pub(crate) async fn five(stage: &mut Stage, legacy: &Legacy) -> (Streamed, Act, 
 }
 
 /// Writes two segments at once.
-pub(crate) async fn writes_both(act: &Act, one: &str, two: &str) {
-    soon("the output", act.ctx.step([Content::text(one), Content::text(two)], &1)).await.expect("written");
+pub(crate) async fn writes_both(act: &ToolRun, one: &str, two: &str) {
+    with_timeout("the output", act.ctx.step([Content::text(one), Content::text(two)], &1)).await.expect("written");
 }
 
 /// A call in streaming mode: its stream, and what has come of it.
 pub(crate) struct Streamed {
-    pub(crate) legacy: Legacy,
+    pub(crate) legacy: LegacySession,
     /// The id of the request.
     pub(crate) id: u64,
     pub(crate) stream: Sse,
@@ -197,7 +197,7 @@ impl Streamed {
 
 /// A call whose connection was cut.
 pub(crate) struct Cut {
-    pub(crate) legacy: Legacy,
+    pub(crate) legacy: LegacySession,
     pub(crate) id: u64,
     /// The last event that came.
     pub(crate) last: String,
@@ -249,7 +249,7 @@ pub(crate) fn mode_of(result: &Value) -> &'static str {
 }
 
 /// What `tasks/result` gives behind this segment.
-pub(crate) async fn pull(legacy: &Legacy, task: &str, last: u64) -> Value {
+pub(crate) async fn pull(legacy: &LegacySession, task: &str, last: u64) -> Value {
     legacy.ok("tasks/result", json!({"taskId": task, "lastSeqNr": last})).await
 }
 
@@ -259,7 +259,7 @@ pub(crate) fn id_in(result: &Value) -> String {
 }
 
 /// Asks for a task until it has this status.
-pub(crate) async fn polled(legacy: &Legacy, task: &str, status: &str) -> Value {
+pub(crate) async fn polled(legacy: &LegacySession, task: &str, status: &str) -> Value {
     let polling = async {
         loop {
             let state = legacy.get(task).await;
@@ -268,11 +268,11 @@ pub(crate) async fn polled(legacy: &Legacy, task: &str, status: &str) -> Value {
             }
         }
     };
-    soon(status, polling).await
+    with_timeout(status, polling).await
 }
 
 /// Asks for a task until it is gone, and gives the error that says so.
-pub(crate) async fn gone(legacy: &Legacy, task: &str) -> Value {
+pub(crate) async fn gone(legacy: &LegacySession, task: &str) -> Value {
     let asking = async {
         loop {
             let response = legacy.raw("tasks/get", json!({"taskId": task})).await.json();
@@ -281,7 +281,7 @@ pub(crate) async fn gone(legacy: &Legacy, task: &str) -> Value {
             }
         }
     };
-    soon("the end of the task's time", asking).await
+    with_timeout("the end of the task's time", asking).await
 }
 
 /// All that a standing stream tells up to this status of a task.
@@ -301,5 +301,5 @@ pub(crate) async fn told_until(stand: &mut Sse, task: &str, status: &str) -> Vec
 
 /// Lets time pass, a little at a time, until `future` is there.
 pub(crate) async fn as_time_passes<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
-    soon("what time brings", passing(clock, MS, future)).await
+    with_timeout("what time brings", passing(clock, MS, future)).await
 }

@@ -11,41 +11,41 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, MS, TempDir, TestServer, manual_clock, passing, soon},
+    kit::{Client, MS, TempDir, TestServer, manual_clock, passing, with_timeout},
     legacy::{
-        kit::{Event, LATEST, Legacy, Sse},
+        kit::{Event, LATEST, LegacySession, Sse},
         partials::streaming,
         session::{VERSIONS, refused, resource, said, start, with_legacy},
         tasks::{awaiting, brief, refusal, until_is},
     },
     shutdown::settle,
-    stage::{Act, HOUR, SECOND, Stage, uncoalesced},
     tasks::{Gate, count, life, quick, registry, reopened, tool, two_callers, with_limits},
+    tool_harness::{HOUR, SECOND, ToolHarness, ToolRun, uncoalesced},
 };
 
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
-pub(crate) fn call(legacy: &Legacy, tool: &str, meta: Value) -> Value {
+pub(crate) fn call(legacy: &LegacySession, tool: &str, meta: Value) -> Value {
     legacy.message(legacy.next_id(), "tools/call", json!({"name": tool, "arguments": {}, "_meta": meta}))
 }
 
 /// The answer to a call whose tool says nothing: it becomes a stream when it has taken long enough.
-pub(crate) async fn held(legacy: &Legacy, clock: &ManualClock, gate: &Gate, message: &Value) -> Sse {
+pub(crate) async fn held(legacy: &LegacySession, clock: &ManualClock, gate: &Gate, message: &Value) -> Sse {
     let opening = async {
         let (sse, ()) = tokio::join!(passing(clock, 50 * MS, legacy.stream_message(message)), gate.started.wait());
         sse
     };
-    soon("the stream of a call", opening).await
+    with_timeout("the stream of a call", opening).await
 }
 
 /// The answer to a call of `writes` whose progress is asked for, and the run behind it, which has said that it is at 1.
-pub(crate) async fn told_call(stage: &mut Stage, legacy: &Legacy, message: &Value) -> (Sse, Act) {
+pub(crate) async fn told_call(stage: &mut ToolHarness, legacy: &LegacySession, message: &Value) -> (Sse, ToolRun) {
     let running = async {
         let act = stage.run().await;
         act.ctx.progress(Progress::at(1.0)).await.expect("it goes on");
         act
     };
-    let (mut sse, act) = soon("the stream of a call", async { tokio::join!(legacy.stream_message(message), running) }).await;
+    let (mut sse, act) = with_timeout("the stream of a call", async { tokio::join!(legacy.stream_message(message), running) }).await;
     assert_eq!(sse.until("notifications/progress").await["params"]["progress"], 1.0);
     (sse, act)
 }
@@ -93,10 +93,10 @@ pub(crate) fn text_for(request: &Value, response: &Value) -> String {
 async fn a_newer_standing_stream_takes_the_place_of_the_older() {
     let tools = registry([quick("quick")]);
     let server = TestServer::start(tools.clone()).await;
-    let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
-    let mut elsewhere = other.stand().await;
-    let mut first = legacy.stand().await;
-    let mut second = legacy.stand().await;
+    let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
+    let mut elsewhere = other.open_standing().await;
+    let mut first = legacy.open_standing().await;
+    let mut second = legacy.open_standing().await;
     assert_eq!(first.rest().await, Vec::<Value>::new());
     for _ in 0..2 {
         tools.tool(quick("quick")).expect("a tool");
@@ -111,8 +111,8 @@ async fn a_changed_list_is_told_on_the_standing_stream() {
     let tools = registry([]);
     let server = TestServer::start(tools.clone()).await;
     for version in VERSIONS {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
-        let mut sse = legacy.stand().await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
+        let mut sse = legacy.open_standing().await;
         for kind in ["tools", "prompts", "resources"] {
             match kind {
                 "tools" => {
@@ -137,8 +137,8 @@ async fn a_changed_resource_is_told_to_who_subscribed_to_it() {
     let tools = registry([]);
     tools.resource(resource("test://a")).resource(resource("test://b"));
     let server = TestServer::start(tools.clone()).await;
-    let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
-    let (mut sse, mut elsewhere) = (legacy.stand().await, other.stand().await);
+    let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
+    let (mut sse, mut elsewhere) = (legacy.open_standing().await, other.open_standing().await);
     // What must not be told would have come before the change that everybody is told of.
     let change = || {
         tools.resource_updated("test://b").resource_updated("test://a").tool(quick("quick")).expect("a tool");
@@ -167,27 +167,27 @@ async fn a_changed_resource_is_told_to_who_subscribed_to_it() {
 
 #[tokio::test]
 async fn what_happened_before_there_was_a_standing_stream_is_told_on_the_first() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     act.writes("a").await;
     act.writes("b").await;
     act.ends("done");
     until_is(&legacy, &id, "completed").await;
-    let mut sse = legacy.stand().await;
+    let mut sse = legacy.open_standing().await;
     assert_eq!(next_partials(&mut sse, 3).await, ["0 a", "1 b", "completed"]);
-    let elsewhere = Legacy::declaring(&stage.server, streaming()).await;
-    let mut silent = elsewhere.stand().await;
+    let elsewhere = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut silent = elsewhere.open_standing().await;
     stage.server.stop();
     assert_eq!(silent.rest().await, Vec::<Value>::new(), "another session of the same caller did not make it");
 }
 
 #[tokio::test]
 async fn a_standing_stream_goes_on_where_it_broke_off() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
-    let mut sse = legacy.stand().await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut sse = legacy.open_standing().await;
     let beginning = sse.last_id.clone().expect("an id");
     let (one, mut first) = (legacy.start("writes", json!({})).await, stage.run().await);
     first.writes("a").await;
@@ -233,8 +233,8 @@ fn a_standing_stream_goes_on_after_a_crash_of_the_server() {
     };
     let (legacy, last) = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), uncoalesced(), Arc::new(clock.clone())).await;
-        let legacy = Legacy::declaring(&server, streaming()).await;
-        let mut sse = legacy.stand().await;
+        let legacy = LegacySession::declaring(&server, streaming()).await;
+        let mut sse = legacy.open_standing().await;
         legacy.start("writes", json!({})).await;
         for n in 0..2 {
             gate.go.send();
@@ -255,10 +255,10 @@ fn a_standing_stream_goes_on_after_a_crash_of_the_server() {
 #[tokio::test]
 async fn a_standing_stream_can_be_so_far_behind() {
     let mut limits = Limits::DEFAULT;
-    limits.session_events = 4;
+    limits.changes_per_session = 4;
     let config = with_limits(limits);
-    let mut stage = Stage::with(config).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::with(config).await;
+    let legacy = LegacySession::open(&stage.server).await;
     let mut ids = Vec::new();
     for _ in 0..12 {
         let id = legacy.start("writes", json!({})).await;
@@ -266,7 +266,7 @@ async fn a_standing_stream_can_be_so_far_behind() {
         until_is(&legacy, &id, "completed").await;
         ids.push(id);
     }
-    let mut sse = legacy.stand().await;
+    let mut sse = legacy.open_standing().await;
     let mut told = BTreeSet::new();
     while !told.contains(&json!(ids[11]).to_string()) {
         let status = sse.until("notifications/tasks/status").await["params"].clone();
@@ -285,9 +285,9 @@ async fn a_standing_stream_can_be_so_far_behind() {
 
 #[tokio::test]
 async fn log_lines_of_tasks_are_told_on_the_standing_stream() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
-    let mut sse = legacy.stand().await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
+    let mut sse = legacy.open_standing().await;
     legacy.start("writes", json!({})).await;
     let act = stage.run().await;
     // A line is told to who listens, and kept for nobody: it is said until it has come.
@@ -330,7 +330,7 @@ fn noise() -> Tool {
 async fn a_quick_call_that_says_nothing_is_one_json_response() {
     let server = TestServer::start(registry([quick("quick"), tool("count", &(), |(), ctx| count(ctx))])).await;
     for version in VERSIONS {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         for name in ["quick", "count"] {
             // Nobody asked for progress.
             let response = legacy.raw("tools/call", json!({"name": name, "arguments": {}})).await;
@@ -344,11 +344,11 @@ async fn a_quick_call_that_says_nothing_is_one_json_response() {
 async fn progress_carries_the_token_as_it_came_and_precedes_the_response() {
     let server = TestServer::start(registry([tool("count", &(), |(), ctx| count(ctx))])).await;
     for version in VERSIONS {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         for token in [json!(0), json!(-7), json!("p"), json!("")] {
             let message = call(&legacy, "count", json!({"progressToken": token}));
             let mut sse = legacy.stream_message(&message).await;
-            sse.begins().await;
+            sse.read_prime().await;
             let mut messages = sse.rest().await;
             let last = messages.pop().expect("a response");
             assert_eq!(text_for(&message, &last), "counted", "{version}");
@@ -366,8 +366,8 @@ async fn progress_carries_the_token_as_it_came_and_precedes_the_response() {
 
 #[tokio::test]
 async fn progress_is_told_while_the_call_still_runs() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
     let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
     act.ctx.progress(Progress::of(2.0, 2.0).message("nearly")).await.expect("it goes on");
@@ -380,7 +380,7 @@ async fn progress_is_told_while_the_call_still_runs() {
 #[tokio::test]
 async fn a_client_that_takes_no_events_hears_of_no_progress() {
     let server = TestServer::start(registry([tool("count", &(), |(), ctx| count(ctx)), noise()])).await;
-    let legacy = Legacy::open(&server).await.accepting("application/json");
+    let legacy = LegacySession::open(&server).await.accepting("application/json");
     for name in ["count", "noise"] {
         let response = legacy.raw("tools/call", json!({"name": name, "arguments": {}, "_meta": {"progressToken": 1}})).await;
         assert_eq!((response.status, response.header("content-type")), (200, Some("application/json")), "{name}");
@@ -389,7 +389,7 @@ async fn a_client_that_takes_no_events_hears_of_no_progress() {
 }
 
 /// The levels of the lines that a call of [`noise`] sends.
-async fn levels_heard(legacy: &Legacy) -> Vec<String> {
+async fn levels_heard(legacy: &LegacySession) -> Vec<String> {
     let mut messages = legacy.messages("tools/call", json!({"name": "noise", "arguments": {}})).await;
     assert_eq!(messages.pop().expect("a response")["result"]["content"][0]["text"], "quiet again");
     let level = |line: &Value| {
@@ -404,7 +404,7 @@ async fn levels_heard(legacy: &Legacy) -> Vec<String> {
 async fn log_lines_are_sent_from_the_level_of_the_session_on() {
     let server = TestServer::start(registry([noise()])).await;
     for version in VERSIONS {
-        let (legacy, other) = (Legacy::of(server.port, None, version, json!({})).await, Legacy::open(&server).await);
+        let (legacy, other) = (LegacySession::of(server.port, None, version, json!({})).await, LegacySession::open(&server).await);
         assert_eq!(levels_heard(&legacy).await, LEVELS[1..], "those from `info` on if nothing was said");
         for (n, level) in LEVELS.iter().enumerate().rev() {
             assert_eq!(legacy.ok("logging/setLevel", json!({"level": level})).await, json!({}));
@@ -417,7 +417,7 @@ async fn log_lines_are_sent_from_the_level_of_the_session_on() {
 #[tokio::test]
 async fn a_level_that_does_not_exist_is_refused() {
     let server = TestServer::start(registry([noise()])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     legacy.ok("logging/setLevel", json!({"level": "error"})).await;
     for params in
         [json!({}), json!({"level": "loud"}), json!({"level": "INFO"}), json!({"level": 3}), json!({"level": null}), json!({"level": ""})]
@@ -429,9 +429,9 @@ async fn a_level_that_does_not_exist_is_refused() {
 
 #[tokio::test]
 async fn events_of_all_streams_of_a_session_have_ids_of_their_own() {
-    let mut stage = Stage::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = Legacy::declaring(&stage.server, streaming()).await;
-    let mut standing = legacy.stand().await;
+    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut standing = legacy.open_standing().await;
     let mut ids = vec![standing.last_id.clone().expect("an id")];
     let mut waiting = Vec::new();
     for _ in 0..2 {
@@ -470,15 +470,15 @@ async fn events_of_all_streams_of_a_session_have_ids_of_their_own() {
 #[tokio::test]
 async fn the_stream_of_a_call_goes_on_where_it_broke_off() {
     for version in VERSIONS {
-        let mut stage = Stage::of(Config::default(), |tool| tool).await;
-        let legacy = Legacy::of(stage.server.port, None, version, json!({})).await;
+        let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+        let legacy = LegacySession::of(stage.server.port, None, version, json!({})).await;
         let message = call(&legacy, "writes", json!({"progressToken": "p"}));
         let (sse, mut act) = told_call(&mut stage, &legacy, &message).await;
         let broken = sse.last_id.clone().expect("an id");
         drop(sse);
         act.ctx.progress(Progress::at(2.0)).await.expect("nobody has stopped it");
         let mut sse = legacy.resume(&broken).await;
-        sse.begins().await;
+        sse.read_prime().await;
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 2.0, "{version}");
         act.ctx.progress(Progress::at(3.0)).await.expect("nobody has stopped it");
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 3.0);
@@ -497,10 +497,10 @@ async fn the_stream_of_a_call_goes_on_where_it_broke_off() {
 
 #[tokio::test]
 async fn nothing_of_another_stream_is_told_to_who_comes_back() {
-    let mut stage = Stage::of(two_callers(), |tool| tool).await;
-    let session = async |port, token: &'static str| Legacy::of(port, Some(token), LATEST, json!({})).await;
+    let mut stage = ToolHarness::of(two_callers(), |tool| tool).await;
+    let session = async |port, token: &'static str| LegacySession::of(port, Some(token), LATEST, json!({})).await;
     let ann = session(stage.server.port, "ann-token").await;
-    let standing = ann.stand().await;
+    let standing = ann.open_standing().await;
     let messages = ["a", "b"].map(|token| call(&ann, "writes", json!({"progressToken": token})));
     let (first, mut one) = told_call(&mut stage, &ann, &messages[0]).await;
     let (second, mut other) = told_call(&mut stage, &ann, &messages[1]).await;
@@ -524,8 +524,8 @@ async fn nothing_of_another_stream_is_told_to_who_comes_back() {
 
 #[tokio::test]
 async fn a_place_in_no_stream_is_refused() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
     let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
     let long = "9".repeat(3_000);
@@ -537,10 +537,10 @@ async fn a_place_in_no_stream_is_refused() {
 }
 
 /// A call that is cut off by a crash of its server; the session, the request, and where it was.
-pub(crate) fn cut_off(dir: &Arc<TempDir>, clock: &ManualClock, gate: &Gate, tools: Registry) -> (Legacy, Value, String) {
+pub(crate) fn cut_off(dir: &Arc<TempDir>, clock: &ManualClock, gate: &Gate, tools: Registry) -> (LegacySession, Value, String) {
     life(async {
         let server = TestServer::start_in(dir.clone(), tools, crate::kit::without_followups(), Arc::new(clock.clone())).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         let message = call(&legacy, "slow", json!({}));
         let mut sse = held(&legacy, clock, gate, &message).await;
         let prime = sse.event().await.expect("an event");
@@ -557,7 +557,7 @@ fn the_stream_of_a_call_goes_on_after_a_crash_of_the_server() {
     life(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         let mut sse = legacy.at(server.port).resume(&place).await;
-        soon("the second start", gate.started.wait()).await;
+        with_timeout("the second start", gate.started.wait()).await;
         gate.go.send();
         assert_eq!(text_for(&message, &response(&mut sse).await), "done");
     });
@@ -587,13 +587,13 @@ async fn a_connection_is_ended_after_so_long_and_says_when_to_come_back() {
     let gate = Gate::new();
     let tools = registry([gate.tool("slow")]);
     let (server, clock) = start(tools.clone(), with_legacy(legacy)).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let (id, message) = (legacy.start("slow", json!({})).await, call(&legacy, "slow", json!({})));
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let wait = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
-    let mut streams = [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.stand().await];
+    let mut streams = [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.open_standing().await];
     for sse in &mut streams {
-        let events = soon("the end of the connection", passing(&clock, 50 * MS, events(sse))).await;
+        let events = with_timeout("the end of the connection", passing(&clock, 50 * MS, events(sse))).await;
         assert!(events.iter().any(|event| event.retry == Some(2_000)), "{events:?}");
         let is_answer = |event: &Event| event.message.as_ref().is_some_and(|message| message.get("method").is_none());
         assert!(!events.iter().any(is_answer), "the stream itself goes on: {events:?}");
@@ -613,8 +613,8 @@ async fn a_connection_is_ended_after_so_long_and_says_when_to_come_back() {
 #[tokio::test]
 async fn a_connection_is_not_ended_if_nothing_was_said_about_that() {
     let (server, clock) = start(registry([quick("quick")]), Config::default()).await;
-    let legacy = Legacy::open(&server).await;
-    let mut sse = legacy.stand().await;
+    let legacy = LegacySession::open(&server).await;
+    let mut sse = legacy.open_standing().await;
     for _ in 0..20 {
         clock.advance(HOUR);
         settle().await;
@@ -632,8 +632,8 @@ async fn a_connection_is_not_ended_if_nothing_was_said_about_that() {
 
 #[tokio::test]
 async fn a_tool_can_end_the_connection_of_its_caller() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     for has_spoken in [true, false] {
         let message = call(&legacy, "writes", json!({"progressToken": "p"}));
         let (mut sse, mut act) = if has_spoken {
@@ -646,7 +646,7 @@ async fn a_tool_can_end_the_connection_of_its_caller() {
                 act.ctx.disconnect(Duration::from_millis(300));
                 act
             };
-            soon("the stream of a call", async { tokio::join!(legacy.stream_message(&message), running) }).await
+            with_timeout("the stream of a call", async { tokio::join!(legacy.stream_message(&message), running) }).await
         };
         let events = events(&mut sse).await;
         assert!(events.iter().any(|event| event.retry == Some(300)), "{events:?}");
@@ -666,7 +666,7 @@ async fn who_cannot_come_back_is_not_sent_away() {
         Ok("done")
     });
     let server = TestServer::start(registry([hasty])).await;
-    let legacy = Legacy::open(&server).await.accepting("application/json");
+    let legacy = LegacySession::open(&server).await.accepting("application/json");
     assert_eq!(legacy.call("hasty", json!({})).await["content"][0]["text"], "done");
     assert_eq!(server.plain_client().call("hasty", json!({})).await["content"][0]["text"], "done");
 }
@@ -676,11 +676,11 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
     let gate = Gate::new();
     let tools = || registry([gate.tool("slow")]);
     let (mut server, clock) = start(tools(), crate::kit::without_followups()).await;
-    let (dir, legacy) = (server.dir(), Legacy::open(&server).await);
+    let (dir, legacy) = (server.dir(), LegacySession::open(&server).await);
     let (id, message) = (legacy.start("slow", json!({})).await, call(&legacy, "slow", json!({})));
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let wait = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
-    let mut streams = [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.stand().await];
+    let mut streams = [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.open_standing().await];
     for sse in &mut streams[..2] {
         let prime = sse.event().await.expect("an event");
         assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
@@ -693,7 +693,7 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
     }
     gate.go.send();
     gate.go.send();
-    soon("the shutdown", server.stopped()).await;
+    with_timeout("the shutdown", server.stopped()).await;
     let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
     let legacy = legacy.at(server.port);
     let [call_at, wait_at, standing_at] = streams.map(|sse| sse.last_id.expect("an id"));
@@ -706,8 +706,8 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
 
 #[tokio::test]
 async fn a_client_that_goes_away_stops_nothing() {
-    let mut stage = Stage::of(Config::default(), |tool| tool).await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&stage.server).await;
     // Before anything has come back, and after. The same call would join the first.
     let mut message = call(&legacy, "writes", json!({}));
     message["params"]["arguments"]["other"] = true.into();
@@ -730,7 +730,7 @@ async fn a_client_that_goes_away_stops_nothing() {
 
 // Calling off.
 
-pub(crate) async fn call_off(legacy: &Legacy, request: &Value) {
+pub(crate) async fn call_off(legacy: &LegacySession, request: &Value) {
     legacy.notify("notifications/cancelled", json!({"requestId": request["id"], "reason": "not needed"})).await;
 }
 
@@ -739,11 +739,11 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
     let gate = Gate::new();
     let (server, clock) = start(registry([gate.tool("slow"), quick("quick")]), crate::kit::without_followups()).await;
     for version in VERSIONS {
-        let legacy = Legacy::of(server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         let message = call(&legacy, "slow", json!({}));
         let mut sse = held(&legacy, &clock, &gate, &message).await;
         call_off(&legacy, &message).await;
-        soon("the stop", gate.stopped.wait()).await;
+        with_timeout("the stop", gate.stopped.wait()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new(), "{version}");
         assert_eq!(legacy.call("quick", json!({})).await["content"][0]["text"], "done");
     }
@@ -753,24 +753,24 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
 async fn a_call_that_is_called_off_before_anything_was_said_is_answered_with_nothing() {
     let gate = Gate::new();
     let (server, _clock) = start(registry([gate.tool("slow")]), Config::default()).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let message = call(&legacy, "slow", json!({}));
     let calling_off = async {
         gate.started.wait().await;
         call_off(&legacy, &message).await;
     };
-    let (response, ()) = soon("the answer", async { tokio::join!(legacy.post(&message), calling_off) }).await;
+    let (response, ()) = with_timeout("the answer", async { tokio::join!(legacy.post(&message), calling_off) }).await;
     assert_eq!((response.status, response.body.len()), (202, 0));
-    soon("the stop", gate.stopped.wait()).await;
+    with_timeout("the stop", gate.stopped.wait()).await;
 }
 
 #[tokio::test]
 async fn calling_off_what_is_not_ones_own_or_not_under_way_does_nothing() {
     let gate = Gate::new();
     let (server, clock) = start(registry([gate.tool("slow")]), Config::default()).await;
-    let (legacy, other) = (Legacy::open(&server).await, Legacy::open(&server).await);
+    let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
     let task = legacy.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let message = call(&legacy, "slow", json!({}));
     let mut sse = held(&legacy, &clock, &gate, &message).await;
     call_off(&other, &message).await;
@@ -798,32 +798,32 @@ async fn calling_off_what_is_not_ones_own_or_not_under_way_does_nothing() {
 
 #[tokio::test]
 async fn a_caller_may_have_so_many_standing_streams_and_another_when_one_is_closed() {
-    let (server, _) = start(registry([]), Config { listens_per_caller: 2, ..two_callers() }).await;
-    let open = async |token: &'static str| Legacy::of(server.port, Some(token), LATEST, json!({})).await;
+    let (server, _) = start(registry([]), Config { streams_per_caller: 2, ..two_callers() }).await;
+    let open = async |token: &'static str| LegacySession::of(server.port, Some(token), LATEST, json!({})).await;
     let sessions = [open("ann-token").await, open("ann-token").await, open("ann-token").await];
-    let first = sessions[0].stand().await;
-    let _second = sessions[1].stand().await;
+    let first = sessions[0].open_standing().await;
+    let _second = sessions[1].open_standing().await;
     let full = sessions[2].http("GET", &[]).await;
     assert_eq!(refused(&full), (429, -31001));
-    assert!(said(&full).contains("`listens_per_caller`"), "{}", said(&full));
-    let _others = open("bob-token").await.stand().await;
+    assert!(said(&full).contains("`streams_per_caller`"), "{}", said(&full));
+    let _others = open("bob-token").await.open_standing().await;
     drop(first);
     let room = async {
-        while let Err(status) = sessions[2].try_stand().await {
+        while let Err(status) = sessions[2].try_open_standing().await {
             assert_eq!(status, 429);
         }
     };
-    soon("room for another", room).await;
+    with_timeout("room for another", room).await;
 }
 
 #[tokio::test]
 async fn so_many_requests_of_a_caller_may_wait_for_the_end_of_something() {
     let gate = Gate::new();
-    let (server, clock) = start(registry([gate.tool("slow")]), Config { waits_per_caller: 2, ..two_callers() }).await;
-    let open = async |token: &'static str| Legacy::of(server.port, Some(token), LATEST, json!({})).await;
+    let (server, clock) = start(registry([gate.tool("slow")]), Config { waiting_requests_per_caller: 2, ..two_callers() }).await;
+    let open = async |token: &'static str| LegacySession::of(server.port, Some(token), LATEST, json!({})).await;
     let (ann, bob) = (open("ann-token").await, open("bob-token").await);
     let id = ann.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let message = call(&ann, "slow", json!({}));
     let mut call = held(&ann, &clock, &gate, &message).await;
     let mut result = awaiting(&ann, &id).await;
@@ -832,9 +832,9 @@ async fn so_many_requests_of_a_caller_may_wait_for_the_end_of_something() {
     }
     let full = ann.raw("tasks/result", json!({"taskId": id})).await;
     assert_eq!(refused(&full), (429, -31001));
-    assert!(said(&full).contains("`waits_per_caller`"), "{}", said(&full));
+    assert!(said(&full).contains("`waiting_requests_per_caller`"), "{}", said(&full));
     let another = bob.start("slow", json!({})).await;
-    soon("the start", gate.started.wait()).await;
+    with_timeout("the start", gate.started.wait()).await;
     let mut free = awaiting(&bob, &another).await;
     free.event().await.expect("an event");
     (0..3).for_each(|_| gate.go.send());

@@ -9,10 +9,10 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Response, TempDir, TestServer, manual_clock, soon},
-    legacy::kit::{Legacy, RELATED, Sse, session_of},
-    stage::{HOUR, MS, SECOND, Stage, not_found, text_of},
+    kit::{Response, TempDir, TestServer, manual_clock, with_timeout},
+    legacy::kit::{LegacySession, RELATED, Sse, session_of},
     tasks::{Gate, life, quick, registry, reopened, two_callers},
+    tool_harness::{HOUR, MS, SECOND, ToolHarness, not_found, text_of},
 };
 
 const MINUTE_MS: u64 = 60_000;
@@ -30,7 +30,7 @@ pub(crate) fn related(task: &str) -> Value {
 }
 
 /// A `tasks/result` that waits, as a stream.
-pub(crate) async fn awaiting(legacy: &Legacy, task: &str) -> Sse {
+pub(crate) async fn awaiting(legacy: &LegacySession, task: &str) -> Sse {
     legacy.stream("tasks/result", json!({"taskId": task})).await
 }
 
@@ -45,7 +45,7 @@ pub(crate) async fn until_told(events: &mut Sse, fits: impl Fn(&Value) -> bool) 
 }
 
 /// Asks for a task until it has this status.
-pub(crate) async fn until_is(legacy: &Legacy, task: &str, status: &str) -> Value {
+pub(crate) async fn until_is(legacy: &LegacySession, task: &str, status: &str) -> Value {
     let ask = async {
         loop {
             let shown = legacy.get(task).await;
@@ -55,11 +55,11 @@ pub(crate) async fn until_is(legacy: &Legacy, task: &str, status: &str) -> Value
             tokio::task::yield_now().await;
         }
     };
-    soon(status, ask).await
+    with_timeout(status, ask).await
 }
 
 /// Asks for a task until it is gone, and gives the error that says so.
-pub(crate) async fn gone(legacy: &Legacy, task: &str) -> Value {
+pub(crate) async fn gone(legacy: &LegacySession, task: &str) -> Value {
     let ask = async {
         loop {
             if let Some(error) = legacy.raw("tasks/get", json!({"taskId": task})).await.json().get("error") {
@@ -67,7 +67,7 @@ pub(crate) async fn gone(legacy: &Legacy, task: &str) -> Value {
             }
         }
     };
-    soon("the end of the task's time", ask).await
+    with_timeout("the end of the task's time", ask).await
 }
 
 /// Whether a message is a response.
@@ -95,7 +95,7 @@ pub(crate) fn story(messages: &[Value]) -> Vec<String> {
 }
 
 /// The code of an error, which comes with a good status of HTTP.
-pub(crate) async fn refusal(legacy: &Legacy, method: &str, params: Value) -> i64 {
+pub(crate) async fn refusal(legacy: &LegacySession, method: &str, params: Value) -> i64 {
     let response = legacy.raw(method, params).await;
     let message = response.json();
     assert_eq!(response.status, 200, "{message}");
@@ -124,7 +124,7 @@ async fn each_tool_says_whether_its_calls_can_be_tasks() {
         ("required", TaskMode::Required, "required"),
     ];
     let server = TestServer::start(registry(modes.map(|(name, mode, _)| quick(name).task(mode)))).await;
-    let tools = Legacy::open(&server).await.ok("tools/list", json!({})).await;
+    let tools = LegacySession::open(&server).await.ok("tools/list", json!({})).await;
     for (name, _, support) in modes {
         let shown = tools["tools"].as_array().expect("tools").iter().find(|tool| tool["name"] == name).expect("it is listed");
         assert_eq!(shown["execution"], json!({"taskSupport": support}), "{name}");
@@ -135,7 +135,7 @@ async fn each_tool_says_whether_its_calls_can_be_tasks() {
 async fn a_tool_that_may_be_a_task_is_one_when_its_caller_says_so() {
     for mode in [TaskMode::Auto, TaskMode::Always] {
         let server = TestServer::start(registry([quick("quick").task(mode)])).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         let plain = legacy.call("quick", json!({})).await;
         assert_eq!((text_of(&plain["content"]), plain.get("task"), plain.get("_meta")), ("done".to_owned(), None, None), "{mode:?}");
         let id = legacy.start("quick", json!({})).await;
@@ -148,7 +148,7 @@ async fn a_tool_is_refused_to_who_calls_it_in_the_way_it_forbids() {
     let gate = Gate::new();
     let tools = [gate.tool("never").task(TaskMode::Never), gate.tool("required").task(TaskMode::Required)];
     let server = TestServer::start(registry(tools)).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for call in [json!({"name": "never", "arguments": {}, "task": {}}), json!({"name": "required", "arguments": {}})] {
         assert_eq!(refusal(&legacy, "tools/call", call.clone()).await, -32601, "{call}");
     }
@@ -160,7 +160,7 @@ async fn a_tool_is_refused_to_who_calls_it_in_the_way_it_forbids() {
 async fn a_parameter_that_is_no_task_is_refused_and_nothing_runs() {
     let gate = Gate::new();
     let server = TestServer::start(registry([gate.tool("slow")])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let ttls = [json!(-1), json!(0), json!(0.5), json!(1_000.5), json!("60000"), json!([1])];
     let tasks = ttls.into_iter().map(|ttl| json!({"ttl": ttl})).chain([json!([]), json!("yes"), json!(true), json!(5)]);
     for task in tasks {
@@ -176,7 +176,7 @@ async fn a_parameter_that_is_no_task_is_refused_and_nothing_runs() {
 async fn a_handle_is_nested_and_the_same_task_is_flat_where_it_is_asked_for() {
     let gate = Gate::new();
     let server = TestServer::start_with(registry([gate.tool("slow")]), Config::default(), Arc::new(manual_clock())).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let created = legacy.task("slow", json!({}), json!({})).await;
     let (id, now) = (id_of(&created), "2026-07-28T00:00:00.000Z");
     let task = json!({"taskId": id, "status": "working", "createdAt": now, "lastUpdatedAt": now, "ttl": 3_600_000, "pollInterval": 1_000});
@@ -188,7 +188,7 @@ async fn a_handle_is_nested_and_the_same_task_is_flat_where_it_is_asked_for() {
 #[tokio::test]
 async fn a_task_begins_at_work_however_quick_it_is() {
     let server = TestServer::start(registry([quick("quick")])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for _ in 0..20 {
         let created = legacy.task("quick", json!({}), json!({})).await;
         assert_eq!((&created["task"]["status"], created.get("content")), (&json!("working"), None));
@@ -199,7 +199,7 @@ async fn a_task_begins_at_work_however_quick_it_is() {
 async fn a_tool_may_have_words_for_the_model_that_come_with_the_handle() {
     let gate = Gate::new();
     let server = TestServer::start(registry([gate.tool("says").immediate_response("It is being done."), gate.tool("silent")])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let meta = json!({"io.modelcontextprotocol/model-immediate-response": "It is being done."});
     assert_eq!(legacy.task("says", json!({}), json!({})).await["_meta"], meta);
     assert_eq!(legacy.task("silent", json!({}), json!({})).await.get("_meta"), None);
@@ -209,7 +209,7 @@ async fn a_tool_may_have_words_for_the_model_that_come_with_the_handle() {
 async fn the_same_call_under_the_same_key_is_the_same_task() {
     let gate = Gate::new();
     let server = TestServer::start(registry([gate.tool("slow")])).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let call = |n: u64| json!({"name": "slow", "arguments": {"n": n}, "task": {}, "_meta": {"dev.taskwire/idempotencyKey": "k"}});
     let first = id_of(&legacy.ok("tools/call", call(1)).await);
     assert_eq!(id_of(&legacy.ok("tools/call", call(1)).await), first);
@@ -224,8 +224,8 @@ async fn the_same_call_under_the_same_key_is_the_same_task() {
 
 #[tokio::test]
 async fn a_result_is_waited_for_and_comes_behind_everything_else() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
@@ -252,8 +252,8 @@ fn ends() -> [(&'static str, Result<CallResult, ToolError>, Value); 3] {
 #[tokio::test]
 async fn the_result_of_an_ended_task_is_what_its_call_would_have_given() {
     for (status, end, mut expected) in ends() {
-        let mut stage = Stage::new().await;
-        let legacy = Legacy::open(&stage.server).await;
+        let mut stage = ToolHarness::new().await;
+        let legacy = LegacySession::open(&stage.server).await;
         let id = legacy.start("writes", json!({})).await;
         stage.run().await.ends_with(end);
         let task = until_is(&legacy, &id, status).await;
@@ -275,8 +275,8 @@ async fn the_result_of_an_ended_task_is_what_its_call_would_have_given() {
 
 #[tokio::test]
 async fn a_cancelled_task_is_so_at_once_and_for_good() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let mut events = awaiting(&legacy, &id).await;
@@ -288,7 +288,7 @@ async fn a_cancelled_task_is_so_at_once_and_for_good() {
     let error = &rest.last().expect("a response")["error"];
     assert!(error["message"].as_str().is_some_and(|text| text.contains("cancelled")), "{error}");
     assert_eq!(error["data"], json!({"taskId": id, "status": "cancelled"}));
-    soon("the word to stop", act.ctx.cancelled()).await;
+    with_timeout("the word to stop", act.ctx.cancelled()).await;
     act.ends("too late");
     assert_eq!(refusal(&legacy, "tasks/cancel", json!({"taskId": id})).await, -32602);
     assert_eq!(&legacy.error("tasks/result", json!({"taskId": id})).await, error);
@@ -298,8 +298,8 @@ async fn a_cancelled_task_is_so_at_once_and_for_good() {
 #[tokio::test]
 async fn a_task_that_has_ended_cannot_be_cancelled() {
     for (status, end, _) in ends() {
-        let mut stage = Stage::new().await;
-        let legacy = Legacy::open(&stage.server).await;
+        let mut stage = ToolHarness::new().await;
+        let legacy = LegacySession::open(&stage.server).await;
         let id = legacy.start("writes", json!({})).await;
         stage.run().await.ends_with(end);
         let task = until_is(&legacy, &id, status).await;
@@ -310,8 +310,8 @@ async fn a_task_that_has_ended_cannot_be_cancelled() {
 
 #[tokio::test]
 async fn two_may_wait_for_one_task_and_each_has_its_answer() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     let mut streams = Vec::new();
@@ -333,8 +333,8 @@ async fn two_may_wait_for_one_task_and_each_has_its_answer() {
 
 #[tokio::test]
 async fn calling_off_a_wait_or_a_call_does_not_touch_the_task() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let call = legacy.message(legacy.next_id(), "tools/call", json!({"name": "writes", "arguments": {}, "task": {}}));
     let id = id_of(&legacy.post(&call).await.json()["result"]);
     let mut act = stage.run().await;
@@ -358,8 +358,8 @@ async fn calling_off_a_wait_or_a_call_does_not_touch_the_task() {
 
 #[tokio::test]
 async fn a_request_is_about_the_task_in_its_parameters_whatever_its_metadata_says() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let mut tasks = Vec::new();
     for _ in 0..3 {
         tasks.push((legacy.start("writes", json!({})).await, stage.run().await));
@@ -378,12 +378,12 @@ async fn a_request_is_about_the_task_in_its_parameters_whatever_its_metadata_say
 
 #[tokio::test]
 async fn statuses_and_answers_about_tasks_are_plain_and_name_the_task_themselves() {
-    let mut stage = Stage::new().await;
-    let legacy = Legacy::open(&stage.server).await;
+    let mut stage = ToolHarness::new().await;
+    let legacy = LegacySession::open(&stage.server).await;
     let id = legacy.start("writes", json!({})).await;
     let mut act = stage.run().await;
     act.ctx.status("early").await.expect("said");
-    let mut standing = legacy.stand().await;
+    let mut standing = legacy.open_standing().await;
     until_told(&mut standing, |told| told["statusMessage"] == "early").await;
     for said in ["one", "two", "three"] {
         act.ctx.status(said).await.expect("said");
@@ -404,9 +404,9 @@ async fn statuses_and_answers_about_tasks_are_plain_and_name_the_task_themselves
 #[tokio::test]
 async fn progress_is_told_under_the_first_token_and_grows_until_the_end() {
     for token in [json!("p"), json!(7)] {
-        let mut stage = Stage::new().await;
-        let legacy = Legacy::open(&stage.server).await;
-        let mut standing = legacy.stand().await;
+        let mut stage = ToolHarness::new().await;
+        let legacy = LegacySession::open(&stage.server).await;
+        let mut standing = legacy.open_standing().await;
         let call = json!({"name": "writes", "arguments": {}, "task": {}, "_meta": {"progressToken": token}});
         let id = id_of(&legacy.ok("tools/call", call).await);
         let mut act = stage.run().await;
@@ -444,7 +444,7 @@ async fn the_time_to_live_is_as_asked_for_within_what_is_kept_and_truthful() {
     let (gate, clock) = (Gate::new(), manual_clock());
     let tools = registry([gate.tool("slow"), Gate::new().tool("other")]);
     let server = TestServer::start_with(tools, Config::default(), Arc::new(clock.clone())).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     for (asked, given) in [(1, 1), (3_600_000, 3_600_000), (3_600_001, 3_600_000), (9_007_199_254_740_991_u64, 3_600_000)] {
         let created = legacy.task("other", json!({}), json!({"ttl": asked})).await;
         assert_eq!(created["task"]["ttl"], given, "for {asked}");
@@ -469,7 +469,7 @@ async fn the_time_to_live_is_as_asked_for_within_what_is_kept_and_truthful() {
 async fn a_task_is_kept_for_ever_only_where_nobody_says_how_long() {
     let config = Config { retention: None, ..Config::default() };
     let server = TestServer::start_with(registry([Gate::new().tool("slow")]), config, Arc::new(manual_clock())).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     assert_eq!(legacy.task("slow", json!({}), json!({})).await["task"].get("ttl"), Some(&Value::Null));
     assert_eq!(legacy.task("slow", json!({}), json!({"ttl": MINUTE_MS})).await["task"]["ttl"], MINUTE_MS);
 }
@@ -481,7 +481,7 @@ async fn a_list_is_read_in_pages_while_tasks_come_and_go() {
     let (gate, clock) = (Gate::new(), manual_clock());
     let config = Config { page_len: 2, ..Config::default() };
     let server = TestServer::start_with(registry([gate.tool("slow"), quick("quick")]), config, Arc::new(clock.clone())).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let mut made = Vec::new();
     for tool in ["slow", "slow", "quick", "quick", "slow"] {
         made.push(id_of(&legacy.task(tool, json!({}), json!({"ttl": 1_000})).await));
@@ -516,7 +516,7 @@ async fn a_list_is_read_in_pages_while_tasks_come_and_go() {
 async fn a_server_may_keep_its_list_to_itself() {
     let config = Config { legacy: LegacyConfig { list_tasks: false, ..LegacyConfig::default() }, ..Config::default() };
     let server = TestServer::start_with(registry([Gate::new().tool("slow")]), config, Arc::new(manual_clock())).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     assert_eq!(legacy.init()["capabilities"]["tasks"], json!({"cancel": {}, "requests": {"tools": {"call": {}}}}));
     let id = legacy.start("slow", json!({})).await;
     assert_eq!(refusal(&legacy, "tasks/list", json!({})).await, -32601);
@@ -528,14 +528,14 @@ async fn calls_that_are_no_tasks_to_their_caller_are_never_listed() {
     let gate = Gate::new();
     let saves = gate.saves();
     let server = TestServer::start_with(registry([saves]), Config::default(), Arc::new(manual_clock())).await;
-    let legacy = Legacy::open(&server).await;
+    let legacy = LegacySession::open(&server).await;
     let caller = legacy.clone();
     let calling = tokio::spawn(async move { caller.call("saves", json!({})).await });
-    soon("the start", gate.started.wait()).await;
-    assert_eq!(server.server.engine().reader().open(None, 10).expect("readable").len(), 1, "there is something to hide");
+    with_timeout("the start", gate.started.wait()).await;
+    assert_eq!(server.server.engine().reader().open_tasks(None, 10).expect("readable").len(), 1, "there is something to hide");
     assert_eq!(legacy.ok("tasks/list", json!({})).await, json!({"tasks": []}));
     gate.go.send();
-    let result = soon("the result", calling).await.expect("no panic");
+    let result = with_timeout("the result", calling).await.expect("no panic");
     assert_eq!((text_of(&result["content"]), result.get("_meta")), ("done".to_owned(), None));
     assert_eq!(legacy.ok("tasks/list", json!({})).await, json!({"tasks": []}));
 }
@@ -574,11 +574,11 @@ fn tasks_and_their_results_are_there_after_a_crash() {
     let tools = || registry([quick("quick"), gate.tool("slow")]);
     let (legacy, ended, result, cut) = life(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
-        let legacy = Legacy::open(&server).await;
+        let legacy = LegacySession::open(&server).await;
         let ended = legacy.start("quick", json!({})).await;
         let result = legacy.result(&ended).await;
         let cut = legacy.start("slow", json!({})).await;
-        soon("the start", gate.started.wait()).await;
+        with_timeout("the start", gate.started.wait()).await;
         (legacy, ended, result, cut)
     });
     life(async {

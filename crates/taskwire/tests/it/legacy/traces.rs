@@ -15,9 +15,9 @@ use taskwire::{
 
 use self::wire::Session;
 use crate::{
-    kit::{TestServer, manual_clock, soon},
-    stage::{Act, Runs, played_as, run_of},
+    kit::{TestServer, manual_clock, with_timeout},
     tasks::{accept, name_form, name_in, registry},
+    tool_harness::{Runs, ToolRun, played_as, run_of},
     traces::{Recorder, TOKENS},
 };
 
@@ -28,22 +28,22 @@ here: the session is `session-1`, its tasks `task-1` and so on, and the ids of e
 `question-1`, in the order in which they first appear. On the wire they are opaque.";
 
 /// A run that begins with a chunk.
-async fn run_and_write(runs: &mut Runs, text: &str) -> Act {
+async fn run_and_write(runs: &mut Runs, text: &str) -> ToolRun {
     let act = run_of(runs).await;
     act.writes(text).await;
     act
 }
 
 /// A run that begins by saying how far it is.
-async fn run_and_progress(runs: &mut Runs, message: &str) -> Act {
+async fn run_and_progress(runs: &mut Runs, message: &str) -> ToolRun {
     let act = run_of(runs).await;
     progresses(&act, 1.0, message).await;
     act
 }
 
 /// Says how far a run is, of three.
-async fn progresses(act: &Act, done: f64, message: &str) {
-    soon("the progress", act.ctx.progress(Progress::of(done, 3.0).message(message))).await.expect("it may say so");
+async fn progresses(act: &ToolRun, done: f64, message: &str) {
+    with_timeout("the progress", act.ctx.progress(Progress::of(done, 3.0).message(message))).await.expect("it may say so");
 }
 
 /// A server of storytellers on which time stands still.
@@ -118,14 +118,14 @@ async fn a_task_goes_over_the_wire_as_the_document_shows() {
     let mut act = run_of(&mut runs).await;
 
     session.recorder.step("Its state", "Whoever has the handle can ask how the task is getting on, as often as `pollInterval` says.");
-    soon("the status", act.ctx.status("looking for a keeper")).await.expect("it may say so");
+    with_timeout("the status", act.ctx.status("looking for a keeper")).await.expect("it may say so");
     let state = session.ask("tasks/get", json!({"taskId": task})).await;
     assert_eq!(state["result"]["status"], "working");
 
     session.recorder.remark("The tool needs to know something that only the person in front of the client knows.");
     let ctx = act.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("keeper", name_form("What is the keeper's name?")).await });
-    soon("the question", server.client().until(&task, "input_required")).await;
+    with_timeout("the question", server.client().until(&task, "input_required")).await;
     let state = session.ask("tasks/get", json!({"taskId": task})).await;
     assert_eq!(state["result"]["status"], "input_required");
 
@@ -139,7 +139,7 @@ async fn a_task_goes_over_the_wire_as_the_document_shows() {
     let waiting_id = session.last_id;
     let question = session.hear_until(&mut waiting, is("elicitation/create")).await;
     session.answer(&question, accept("Ida")).await;
-    let answer = soon("the answer", asking).await.expect("no panic").expect("an answer");
+    let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
     session.recorder.remark("The tool has its answer and goes on.");
     session.hear_until(&mut waiting, is_status("working")).await;
 
@@ -382,7 +382,7 @@ async fn plain_calls_go_over_the_wire_as_the_document_shows() {
     let asking = tokio::spawn(async move { ctx.ask("keeper", name_form("What is the keeper's name?")).await });
     let question = session.hear_until(&mut stream, is("elicitation/create")).await;
     session.answer(&question, accept("Ida")).await;
-    let answer = soon("the answer", asking).await.expect("no panic").expect("an answer");
+    let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
 
     session.recorder.step("The response", "The response is the last message of the stream.");
     act.ends(format!("{} lit the lamp again.", name_in(&answer)));

@@ -6,23 +6,23 @@ use super::*;
 
 const NAME: &str = "taskwire";
 
-fn http(token: Option<&str>) -> Reach {
-    Reach::Http { url: "http://h/mcp".to_owned(), token: token.map(ToOwned::to_owned) }
+fn http(token: Option<&str>) -> Transport {
+    Transport::Http { url: "http://h/mcp".to_owned(), token_variable: token.map(ToOwned::to_owned) }
 }
 
-fn stdio() -> Reach {
+fn stdio() -> Transport {
     let args = ["serve", "/t oml", "--stdio"].map(ToOwned::to_owned).to_vec();
-    Reach::Stdio { program: "/bin/taskwire".to_owned(), args }
+    Transport::Stdio { program: "/bin/taskwire".to_owned(), args }
 }
 
-fn places(is_macos: bool) -> Places {
+fn directories(is_macos: bool) -> Directories {
     let [home, config, current] = ["/h", "/x", "/p"].map(PathBuf::from);
-    Places { home, config, current, claude: None, codex: None, is_macos }
+    Directories { home, config, current, claude: None, codex: None, is_macos }
 }
 
 #[test]
 fn each_client_has_its_own_words_for_an_address() {
-    let entry = |client: Client| client.entry(NAME, &http(Some("TOKEN"))).value();
+    let entry = |client: Client| client.server_config(NAME, &http(Some("TOKEN"))).value();
     let plain = |key: &str, header: &str| json!({key: "http://h/mcp", "headers": {"Authorization": header}});
     let typed = |kind: &str, header: &str| json!({"type": kind, "url": "http://h/mcp", "headers": {"Authorization": header}});
     let expected: [(Client, Value); 11] = [
@@ -52,7 +52,7 @@ fn each_client_has_its_own_words_for_an_address() {
     let goose = entry(Client::Goose);
     assert_eq!((&goose["uri"], &goose["env_keys"], &goose["type"]), (&json!("http://h/mcp"), &json!(["TOKEN"]), &json!("streamable_http")));
     for client in Client::value_variants() {
-        let without = client.entry(NAME, &http(None)).value().to_string();
+        let without = client.server_config(NAME, &http(None)).value().to_string();
         assert!(!without.contains("Authorization") && !without.contains("TOKEN"), "{client:?}: {without}");
     }
 }
@@ -60,7 +60,7 @@ fn each_client_has_its_own_words_for_an_address() {
 #[test]
 fn each_client_has_its_own_words_for_a_program() {
     for client in Client::value_variants() {
-        let entry = client.entry(NAME, &stdio()).value();
+        let entry = client.server_config(NAME, &stdio()).value();
         let (command, args) = match client {
             Client::OpenCode => (json!(["/bin/taskwire", "serve", "/t oml", "--stdio"]), Value::Null),
             _ => (json!("/bin/taskwire"), json!(["serve", "/t oml", "--stdio"])),
@@ -74,7 +74,7 @@ fn each_client_has_its_own_words_for_a_program() {
 #[test]
 fn files_are_where_the_system_has_them() {
     let file = |client: Client, scope, is_macos| {
-        let files = client.files(scope, NAME, &places(is_macos));
+        let files = client.files(scope, NAME, &directories(is_macos));
         files.first().map(|file| file.display().to_string()).unwrap_or_default()
     };
     let user = |client| (file(client, Scope::User, false), file(client, Scope::User, true));
@@ -90,14 +90,14 @@ fn files_are_where_the_system_has_them() {
     assert_eq!(file(Client::ClaudeCode, Scope::Project, false), "/p/.mcp.json");
     assert_eq!(file(Client::Continue, Scope::Project, false), "/p/.continue/mcpServers/taskwire.yaml");
     assert_eq!(file(Client::Windsurf, Scope::Project, false), "", "it has none");
-    let moved = Places { claude: Some("/c".into()), codex: Some("/d".into()), ..places(false) };
+    let moved = Directories { claude: Some("/c".into()), codex: Some("/d".into()), ..directories(false) };
     assert_eq!(Client::ClaudeCode.files(Scope::User, NAME, &moved), [Path::new("/c/.claude.json")]);
     assert_eq!(Client::Codex.files(Scope::User, NAME, &moved), [Path::new("/d/config.toml")]);
 }
 
 #[test]
 fn commands_of_clients_are_quoted_for_a_shell() {
-    let command = |client: Client, reach: &Reach| client.command(NAME, reach, Scope::User).unwrap_or_default();
+    let command = |client: Client, reach: &Transport| client.command(NAME, reach, Scope::User).unwrap_or_default();
     let expected = "claude mcp add --transport http --scope user taskwire http://h/mcp --header 'Authorization: Bearer ${TOKEN}'";
     assert_eq!(command(Client::ClaudeCode, &http(Some("TOKEN"))), expected);
     assert_eq!(command(Client::ClaudeCode, &stdio()), "claude mcp add --scope user taskwire -- /bin/taskwire serve '/t oml' --stdio");

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::*;
 
-fn item() -> Item {
-    Item::members([("url", Item::text("http://h/mcp"))])
+fn item() -> OrderedValue {
+    OrderedValue::members([("url", OrderedValue::text("http://h/mcp"))])
 }
 
 fn added(text: &str) -> String {
@@ -69,7 +69,7 @@ fn whatever_the_layout_the_rest_stays_byte_for_byte() {
 #[test]
 fn another_of_that_name_is_replaced_only_if_that_is_wanted() {
     let text = "{\n  \"mcpServers\": {\n    \"taskwire\": {\"url\": \"http://other\"}, // mine\n    \"b\": {}\n  }\n}\n";
-    assert_eq!(add(text, &["mcpServers"], "taskwire", &item(), false), Err(Refusal::Taken));
+    assert_eq!(add(text, &["mcpServers"], "taskwire", &item(), false), Err(AddError::NameTaken));
     let new = add(text, &["mcpServers"], "taskwire", &item(), true).expect("it can be replaced").expect("it was another");
     let expected = "{\n  \"mcpServers\": {\n    \"taskwire\": {\n      \"url\": \"http://h/mcp\"\n    }, // mine\n    \"b\": {}\n  }\n}\n";
     assert_eq!(new, expected);
@@ -78,7 +78,7 @@ fn another_of_that_name_is_replaced_only_if_that_is_wanted() {
 #[test]
 fn what_is_not_as_it_should_be_is_refused_with_its_place() {
     let refused = |text: &str| match add(text, &["mcpServers"], "taskwire", &item(), true) {
-        Err(Refusal::Unfit(reason)) => reason,
+        Err(AddError::Unusable(reason)) => reason,
         other => panic!("{text}: {other:?}"),
     };
     assert_eq!(refused("{\n  \"a\": 1\n  \"b\": 2\n}"), "line 3, column 3: a comma or a `}` is expected here");

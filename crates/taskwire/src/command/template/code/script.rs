@@ -3,8 +3,8 @@
 //! This is no shell. It takes a script apart into simple commands and their words, with quotes and substitutions, and follows values into
 //! variables. What it finds is a reason to warn and none to refuse.
 
-use super::{Group, Role, assigned, walk};
-use crate::command::template::{Element, Piece};
+use super::{Group, Role, assigned, read_command};
+use crate::command::template::{Element, TemplatePiece};
 
 /// Substitutions within each other, beyond which nobody looks.
 const DEPTH_MAX: usize = 16;
@@ -14,11 +14,11 @@ const KEYWORDS: &str = "if then elif else while until do { } ! time exec command
 /// Which arguments of a script are values of the caller: for each whether it may be any text, and whether it stands at the same place in
 /// every call. The first is `$0`.
 #[derive(Debug)]
-pub(super) struct Values(Vec<(bool, bool)>);
+pub(super) struct ScriptArguments(Vec<(bool, bool)>);
 
-impl Values {
+impl ScriptArguments {
     pub(super) fn of(elements: &[(&Element, bool)]) -> Self {
-        Self(elements.iter().map(|(element, is_certain)| (element.loose.is_some(), *is_certain)).collect())
+        Self(elements.iter().map(|(element, is_certain)| (element.free_text_parameter.is_some(), *is_certain)).collect())
     }
 
     /// Whether any is.
@@ -37,8 +37,8 @@ impl Values {
 }
 
 /// The commands of a script that run a value.
-pub(super) fn suspects(script: &str, values: &Values) -> Vec<String> {
-    let mut scan = Scan { text: script, at: 0, values, names: Vec::new(), found: Vec::new(), here: None };
+pub(super) fn commands_that_run_values(script: &str, values: &ScriptArguments) -> Vec<String> {
+    let mut scan = Scan { text: script, at: 0, values, value_variables: Vec::new(), found: Vec::new(), heredoc_end: None };
     if values.any() {
         scan.commands(None, 0);
     }
@@ -48,19 +48,19 @@ pub(super) fn suspects(script: &str, values: &Values) -> Vec<String> {
 struct Scan<'a> {
     text: &'a str,
     at: usize,
-    values: &'a Values,
+    values: &'a ScriptArguments,
     /// Variables that have a value of the caller.
-    names: Vec<String>,
+    value_variables: Vec<String>,
     found: Vec<String>,
     /// What ends the text that follows the next end of a line, which is no script.
-    here: Option<String>,
+    heredoc_end: Option<String>,
 }
 
 /// A word that is being read.
 #[derive(Default)]
 struct Word {
-    pieces: Vec<Piece>,
-    loose: Option<String>,
+    pieces: Vec<TemplatePiece>,
+    free_text_parameter: Option<String>,
     /// It has begun, even if it is empty.
     is_there: bool,
     from: usize,
@@ -76,14 +76,14 @@ impl Word {
     fn push(&mut self, text: &str) {
         match self.pieces.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Literal(last)) => last.push_str(text),
-            _ => self.pieces.push(Piece::Literal(text.to_owned())),
+            Some(TemplatePiece::Literal(last)) => last.push_str(text),
+            _ => self.pieces.push(TemplatePiece::Literal(text.to_owned())),
         }
     }
 
     fn value(&mut self, name: &str) {
-        self.pieces.push(Piece::Parameter(name.to_owned()));
-        self.loose.get_or_insert_with(|| name.to_owned());
+        self.pieces.push(TemplatePiece::Parameter(name.to_owned()));
+        self.free_text_parameter.get_or_insert_with(|| name.to_owned());
     }
 }
 
@@ -111,7 +111,7 @@ impl Scan<'_> {
         loop {
             let from = self.at;
             let (words, is_over) = self.command(end, depth);
-            self.judge(&words, from);
+            self.check_command(&words, from);
             if is_over {
                 return;
             }
@@ -169,7 +169,7 @@ impl Scan<'_> {
                 '\n' | ';' | '|' | '&' | '(' | ')' => {
                     self.finish(&mut word, at, &mut words, &mut is_target);
                     if next == '\n'
-                        && let Some(mark) = self.here.take()
+                        && let Some(mark) = self.heredoc_end.take()
                     {
                         self.at = at;
                         self.until(&format!("\n{mark}"));
@@ -178,14 +178,18 @@ impl Scan<'_> {
                 }
                 '<' | '>' => {
                     // The number of a stream is no word.
-                    if !word.pieces.iter().all(|piece| matches!(piece, Piece::Literal(text) if text.chars().all(|c| c.is_ascii_digit()))) {
+                    if !word
+                        .pieces
+                        .iter()
+                        .all(|piece| matches!(piece, TemplatePiece::Literal(text) if text.chars().all(|c| c.is_ascii_digit())))
+                    {
                         self.finish(&mut word, at, &mut words, &mut is_target);
                     }
                     word = Word::default();
                     is_target = true;
                     if next == '<' && self.text[self.at..].starts_with('<') && !self.text[self.at..].starts_with("<<") {
                         self.bump();
-                        self.here = self.mark();
+                        self.heredoc_end = self.heredoc_delimiter();
                         is_target = false;
                     }
                     while matches!(self.peek(), Some('<' | '>' | '&' | '|')) {
@@ -202,7 +206,7 @@ impl Scan<'_> {
     }
 
     /// What ends a text within the script.
-    fn mark(&mut self) -> Option<String> {
+    fn heredoc_delimiter(&mut self) -> Option<String> {
         let rest = self.text[self.at..].trim_start_matches('-').trim_start_matches([' ', '\t']);
         self.at = self.text.len() - rest.len();
         let len = rest.find(|c: char| c.is_whitespace() || ";|&)<>".contains(c)).unwrap_or(rest.len());
@@ -215,7 +219,11 @@ impl Scan<'_> {
     fn finish(&self, word: &mut Word, at: usize, words: &mut Vec<Element>, is_target: &mut bool) {
         let word = std::mem::take(word);
         if word.is_there && !std::mem::take(is_target) {
-            words.push(Element { source: self.text[word.from..at].to_owned(), pieces: word.pieces, loose: word.loose });
+            words.push(Element {
+                source: self.text[word.from..at].to_owned(),
+                pieces: word.pieces,
+                free_text_parameter: word.free_text_parameter,
+            });
         }
     }
 
@@ -257,7 +265,9 @@ impl Scan<'_> {
     fn variable(&self, word: &mut Word, name: &str) {
         let is_value = match name {
             "@" | "*" => self.values.any(),
-            _ => name.parse::<usize>().map_or_else(|_| self.names.iter().any(|known| known == name), |number| self.values.has(number)),
+            _ => name
+                .parse::<usize>()
+                .map_or_else(|_| self.value_variables.iter().any(|known| known == name), |number| self.values.has(number)),
         };
         if is_value {
             word.value(name);
@@ -267,13 +277,13 @@ impl Scan<'_> {
     }
 
     /// Notes what a command does to variables, and whether it runs a value.
-    fn judge(&mut self, words: &[Element], from: usize) {
+    fn check_command(&mut self, words: &[Element], from: usize) {
         let mut words = words;
         while let Some((first, rest)) = words.split_first() {
             let is_keyword = first.literal().is_some_and(|text| KEYWORDS.split_whitespace().any(|keyword| keyword == text));
-            if let Some(name) = assigned(first.lead()).filter(|_| !is_keyword) {
-                if first.loose.is_some() {
-                    self.names.push(name.to_owned());
+            if let Some(name) = assigned(first.literal_prefix()).filter(|_| !is_keyword) {
+                if first.free_text_parameter.is_some() {
+                    self.value_variables.push(name.to_owned());
                 }
             } else if !is_keyword {
                 break;
@@ -281,19 +291,19 @@ impl Scan<'_> {
             words = rest;
         }
         let Some((first, rest)) = words.split_first() else { return };
-        let has_value = |words: &[Element]| words.iter().any(|word| word.loose.is_some());
+        let has_value = |words: &[Element]| words.iter().any(|word| word.free_text_parameter.is_some());
         let runs = match first.literal() {
             Some("for" | "select") => {
                 // Without a list, it is that of all arguments.
                 let given = if rest.len() > 1 { has_value(&rest[1..]) } else { self.values.any() };
                 let name = rest.first().and_then(Element::literal).filter(|_| given);
-                self.names.extend(name.map(ToOwned::to_owned));
+                self.value_variables.extend(name.map(ToOwned::to_owned));
                 false
             }
             Some("eval" | "trap") => has_value(rest),
             Some("." | "source") => has_value(&rest[..rest.len().min(1)]),
             Some(_) => self.gives_code(words),
-            None => first.lead().is_empty() && self.is_program(first),
+            None => first.literal_prefix().is_empty() && self.is_program(first),
         };
         if runs {
             let command = self.text[from..self.at].trim_matches(|c: char| c.is_whitespace() || ";|&()`".contains(c));
@@ -303,7 +313,7 @@ impl Scan<'_> {
 
     /// Whether a word that begins with a value names a program by it.
     fn is_program(&self, word: &Element) -> bool {
-        match word.loose.as_deref() {
+        match word.free_text_parameter.as_deref() {
             // Of all arguments, the first is the program.
             Some("@" | "*") => self.values.has(1),
             loose => loose.is_some(),
@@ -316,9 +326,9 @@ impl Scan<'_> {
         let groups: Vec<Group<'_>> =
             words.iter().map(|word| Group { elements: std::slice::from_ref(word), always: true, repeats: repeats(word) }).collect();
         let mut is_found = false;
-        walk(&groups, |seen| {
+        read_command(&groups, |seen| {
             is_found |= match seen.role {
-                Role::Code | Role::File => seen.element.loose.is_some(),
+                Role::Code | Role::File => seen.element.free_text_parameter.is_some(),
                 Role::Program => self.is_program(seen.element),
                 _ => false,
             };
@@ -343,7 +353,7 @@ mod tests {
 
     /// What is found in a script whose `$1` and `$2` are values.
     fn found(script: &str) -> Vec<String> {
-        suspects(script, &Values(vec![(false, true), (true, true), (true, true), (false, true)]))
+        commands_that_run_values(script, &ScriptArguments(vec![(false, true), (true, true), (true, true), (false, true)]))
     }
 
     #[test]
@@ -405,13 +415,13 @@ mod tests {
 
     #[test]
     fn all_arguments_are_a_command_only_if_the_first_is_a_value() {
-        let fixed = Values(vec![(false, true), (false, true), (true, true)]);
-        assert_eq!(suspects("exec \"$@\"", &fixed), [""; 0]);
-        assert_eq!(suspects("timeout 5 \"$@\"", &fixed), [""; 0]);
-        assert_eq!(suspects("eval \"$@\"", &fixed).len(), 1);
-        let uncertain = Values(vec![(false, true), (false, false), (true, true)]);
-        assert_eq!(suspects("exec \"$@\"", &uncertain).len(), 1);
-        assert_eq!(suspects("eval \"$@\"", &Values(vec![(false, true)])), [""; 0], "nothing is a value");
+        let fixed = ScriptArguments(vec![(false, true), (false, true), (true, true)]);
+        assert_eq!(commands_that_run_values("exec \"$@\"", &fixed), [""; 0]);
+        assert_eq!(commands_that_run_values("timeout 5 \"$@\"", &fixed), [""; 0]);
+        assert_eq!(commands_that_run_values("eval \"$@\"", &fixed).len(), 1);
+        let uncertain = ScriptArguments(vec![(false, true), (false, false), (true, true)]);
+        assert_eq!(commands_that_run_values("exec \"$@\"", &uncertain).len(), 1);
+        assert_eq!(commands_that_run_values("eval \"$@\"", &ScriptArguments(vec![(false, true)])), [""; 0], "nothing is a value");
     }
 
     #[test]

@@ -25,19 +25,19 @@ pub(super) struct Program {
     /// Letters with a value that can only be stuck to them.
     pub(super) glued: &'static str,
     /// Whether options are whole words, with one dash, two or none.
-    pub(super) words: bool,
+    pub(super) options_are_words: bool,
     /// Whether code is the last option: what follows are arguments of the code.
-    pub(super) last: bool,
-    pub(super) rest: Rest,
+    pub(super) code_ends_options: bool,
+    pub(super) operand_kind: OperandKind,
     /// Whether standard input is code where no other was given. That of shells and interpreters is in any case.
-    pub(super) stdin: bool,
+    pub(super) reads_stdin: bool,
     /// What to write instead; `{}` stands for the parameter.
-    pub(super) instead: &'static str,
+    pub(super) advice: &'static str,
 }
 
 /// What those arguments are that are neither options nor values of options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum OperandKind {
     /// Nothing that is run.
     Plain,
     /// Code if there was a `-c`, else the file of a script; then arguments of it.
@@ -70,11 +70,11 @@ const PLAIN: Program = Program {
     runs: "",
     value: "",
     glued: "",
-    words: false,
-    last: false,
-    rest: Rest::Plain,
-    stdin: false,
-    instead: "keep the code in the configuration or in a file, and let it read {} as an argument of its own or from standard input",
+    options_are_words: false,
+    code_ends_options: false,
+    operand_kind: OperandKind::Plain,
+    reads_stdin: false,
+    advice: "keep the code in the configuration or in a file, and let it read {} as an argument of its own or from standard input",
 };
 
 pub(super) static PROGRAMS: &[Program] = &[
@@ -82,26 +82,33 @@ pub(super) static PROGRAMS: &[Program] = &[
     Program {
         names: "sh bash dash zsh ksh ash mksh rbash yash csh tcsh",
         value: "--rcfile --init-file --emulate",
-        rest: Rest::Shell,
+        operand_kind: OperandKind::Shell,
         ..PLAIN
     },
     Program {
         names: "fish",
         code: "-c -C --command --init-command",
         value: "-d -D -f --debug --debug-output --features --profile",
-        rest: Rest::Script,
+        operand_kind: OperandKind::Script,
         ..PLAIN
     },
-    Program { names: "pwsh powershell", file: "-File -file -f", words: true, rest: Rest::Joined(0), stdin: true, ..PLAIN },
+    Program {
+        names: "pwsh powershell",
+        file: "-File -file -f",
+        options_are_words: true,
+        operand_kind: OperandKind::Joined(0),
+        reads_stdin: true,
+        ..PLAIN
+    },
     // Interpreters.
     Program {
         names: "python pypy",
         code: "-c",
         file: "-m",
         value: "-W -X -Q --check-hash-based-pycs",
-        last: true,
-        rest: Rest::Script,
-        instead: "use sys.argv[1] in the code and give {} as an argument after it",
+        code_ends_options: true,
+        operand_kind: OperandKind::Script,
+        advice: "use sys.argv[1] in the code and give {} as an argument after it",
         ..PLAIN
     },
     Program {
@@ -109,8 +116,8 @@ pub(super) static PROGRAMS: &[Program] = &[
         code: "-e -E -M -m -F",
         value: "-I",
         glued: "-i -x",
-        rest: Rest::Script,
-        instead: "use $ARGV[0] in the code and give {} as an argument after it, behind \"--\"",
+        operand_kind: OperandKind::Script,
+        advice: "use $ARGV[0] in the code and give {} as an argument after it, behind \"--\"",
         ..PLAIN
     },
     Program {
@@ -119,8 +126,8 @@ pub(super) static PROGRAMS: &[Program] = &[
         loads: "-r",
         value: "-I -C -E --encoding",
         glued: "-i -x -K",
-        rest: Rest::Script,
-        instead: "use ARGV[0] in the code and give {} as an argument after it, behind \"--\"",
+        operand_kind: OperandKind::Script,
+        advice: "use ARGV[0] in the code and give {} as an argument after it, behind \"--\"",
         ..PLAIN
     },
     Program {
@@ -128,15 +135,15 @@ pub(super) static PROGRAMS: &[Program] = &[
         code: "-e -p -pe --eval --print",
         loads: "-r --require --import --loader --experimental-loader",
         value: "-C --conditions --stack-trace-limit --env-file",
-        rest: Rest::Script,
-        instead: "use process.argv[1] in the code and give {} as an argument after it, behind \"--\"",
+        operand_kind: OperandKind::Script,
+        advice: "use process.argv[1] in the code and give {} as an argument after it, behind \"--\"",
         ..PLAIN
     },
     Program {
         names: "deno",
         code: "eval",
-        words: true,
-        instead: "use Deno.args[0] in a file of code, and give {} as an argument after it",
+        options_are_words: true,
+        advice: "use Deno.args[0] in a file of code, and give {} as an argument after it",
         ..PLAIN
     },
     Program {
@@ -144,42 +151,42 @@ pub(super) static PROGRAMS: &[Program] = &[
         code: "-r -R -B -E --run --process-code --process-begin --process-end",
         file: "-f -F --file --process-file",
         value: "-d -c -z -t -S",
-        rest: Rest::Script,
-        instead: "use $argv[1] in the code and give {} as an argument after it, behind \"--\"",
+        operand_kind: OperandKind::Script,
+        advice: "use $argv[1] in the code and give {} as an argument after it, behind \"--\"",
         ..PLAIN
     },
-    Program { names: "lua luajit", code: "-e", loads: "-l", rest: Rest::Script, ..PLAIN },
+    Program { names: "lua luajit", code: "-e", loads: "-l", operand_kind: OperandKind::Script, ..PLAIN },
     Program {
         names: "Rscript R julia groovy scala elixir clojure clj crystal osascript ghc guile racket sbcl tclsh",
         code: "-e -E --eval --expr",
-        rest: Rest::Script,
+        operand_kind: OperandKind::Script,
         ..PLAIN
     },
-    Program { names: "expect", code: "-c", loads: "-f", rest: Rest::Script, ..PLAIN },
+    Program { names: "expect", code: "-c", loads: "-f", operand_kind: OperandKind::Script, ..PLAIN },
     Program {
         names: "emacs emacsclient",
         code: "--eval -eval --execute -execute -e",
         loads: "-l --load --script -script",
-        words: true,
+        options_are_words: true,
         ..PLAIN
     },
     Program {
         names: "gdb lldb",
         code: "-ex --ex -ev --eval-command -iex --init-eval-command -o --one-line",
         loads: "-x --command -s --source",
-        words: true,
+        options_are_words: true,
         ..PLAIN
     },
     Program { names: "vim vi nvim gvim ex view vimdiff", code: "-c --cmd +", loads: "-S -s -u", ..PLAIN },
-    Program { names: "ed dc", code: "-e --expression", stdin: true, ..PLAIN },
+    Program { names: "ed dc", code: "-e --expression", reads_stdin: true, ..PLAIN },
     Program {
         names: "awk gawk mawk nawk original-awk",
         code: "-e --source",
         file: "-f -E --file --exec",
         loads: "-i -l --include --load",
         value: "-v -F --assign --field-separator",
-        rest: Rest::Code,
-        instead: "put [\"-v\", \"value={}\"] before the program and use `value` in it",
+        operand_kind: OperandKind::Code,
+        advice: "put [\"-v\", \"value={}\"] before the program and use `value` in it",
         ..PLAIN
     },
     Program {
@@ -188,8 +195,8 @@ pub(super) static PROGRAMS: &[Program] = &[
         file: "-f --file",
         value: "-l --line-length",
         glued: "-i",
-        rest: Rest::Code,
-        instead: "sed takes no arguments for its script, so use awk with [\"-v\", \"value={}\"], or a script of your own that reads {} as an argument",
+        operand_kind: OperandKind::Code,
+        advice: "sed takes no arguments for its script, so use awk with [\"-v\", \"value={}\"], or a script of your own that reads {} as an argument",
         ..PLAIN
     },
     // Programs that give what they get to a shell.
@@ -197,17 +204,17 @@ pub(super) static PROGRAMS: &[Program] = &[
         names: "watch",
         value: "-n -q -s --interval --equexit",
         runs: "-x --exec",
-        rest: Rest::Joined(0),
-        instead: "let it run the command without a shell: [\"watch\", \"-x\", …]",
+        operand_kind: OperandKind::Joined(0),
+        advice: "let it run the command without a shell: [\"watch\", \"-x\", …]",
         ..PLAIN
     },
     Program {
         names: "ssh slogin autossh",
         value: "-B -b -c -D -E -e -F -I -i -J -L -l -m -O -P -p -Q -R -S -W -w",
         settings: "-o",
-        rest: Rest::Joined(1),
-        stdin: true,
-        instead: "a shell on the other host runs all of it as one text, so let a script there read the value from standard input: stdin = \"{}\"",
+        operand_kind: OperandKind::Joined(1),
+        reads_stdin: true,
+        advice: "a shell on the other host runs all of it as one text, so let a script there read the value from standard input: stdin = \"{}\"",
         ..PLAIN
     },
     Program { names: "scp sftp", code: "-S", value: "-c -F -i -J -l -P -D -X", settings: "-o", ..PLAIN },
@@ -215,44 +222,44 @@ pub(super) static PROGRAMS: &[Program] = &[
         names: "parallel",
         value: "-a -C -d -E -I -i -j -L -l -n -N -P -S -s --arg-file --colsep --delay --delimiter --env --halt --jobs --joblog --load \
                 --max-args --memfree --results --retries --sshlogin --timeout --tmpdir",
-        rest: Rest::Joined(0),
-        stdin: true,
-        instead: "give {} behind \":::\"",
+        operand_kind: OperandKind::Joined(0),
+        reads_stdin: true,
+        advice: "give {} behind \":::\"",
         ..PLAIN
     },
     Program {
         names: "su",
         code: "-c --command --session-command -s --shell",
         value: "-g -G -w --group --supp-group --whitelist-environment",
-        stdin: true,
+        reads_stdin: true,
         ..PLAIN
     },
     Program {
         names: "runuser",
         code: "-c --command --session-command -s --shell",
         value: "-u -g -G -w --user --group --supp-group --whitelist-environment",
-        rest: Rest::Anywhere,
+        operand_kind: OperandKind::Anywhere,
         ..PLAIN
     },
     Program { names: "script", code: "-c --command", value: "-E -T -I -O -B -o -m", ..PLAIN },
-    Program { names: "at batch crontab", stdin: true, ..PLAIN },
+    Program { names: "at batch crontab", reads_stdin: true, ..PLAIN },
     Program { names: "nix-shell", code: "--run --command", value: "-p -A -I --packages --attr", ..PLAIN },
     Program { names: "nc ncat netcat", code: "-e -c --exec --sh-exec --lua-exec", value: "-w -p -s -x -X -i -q", ..PLAIN },
     // Programs with options for a command.
-    Program { names: "find", runs: "-exec -execdir -ok -okdir", words: true, ..PLAIN },
+    Program { names: "find", runs: "-exec -execdir -ok -okdir", options_are_words: true, ..PLAIN },
     Program { names: "fd fdfind", runs: "-x -X --exec --exec-batch", value: "-d -e -E -t -S -c -j", ..PLAIN },
     Program {
         names: "git",
         value: "-C --git-dir --work-tree --namespace --exec-path --super-prefix",
         settings: "-c --config-env",
-        rest: Rest::Sub("git/"),
+        operand_kind: OperandKind::Sub("git/"),
         ..PLAIN
     },
     Program {
         names: "git/",
         code: "foreach --upload-pack --receive-pack --exec --extcmd --open-files-in-pager",
         settings: "--config",
-        words: true,
+        options_are_words: true,
         ..PLAIN
     },
     Program {
@@ -268,71 +275,78 @@ pub(super) static PROGRAMS: &[Program] = &[
         loads: "-f --file --makefile",
         value: "-C -I -o -W --directory --include-dir --old-file --what-if",
         glued: "-j -l -O",
-        rest: Rest::Targets,
+        operand_kind: OperandKind::Targets,
         ..PLAIN
     },
     Program { names: "psql", statements: "-c --command", loads: "-f --file", value: "-d -h -p -U -v -F -R -P -o -L -T", ..PLAIN },
     Program { names: "mysql mariadb", statements: "-e --execute", value: "-h -P -u -D -S", ..PLAIN },
-    Program { names: "sqlite duckdb", statements: "-cmd -c -s", loads: "-init", words: true, rest: Rest::Statements(1), ..PLAIN },
+    Program {
+        names: "sqlite duckdb",
+        statements: "-cmd -c -s",
+        loads: "-init",
+        options_are_words: true,
+        operand_kind: OperandKind::Statements(1),
+        ..PLAIN
+    },
     // Programs that run another.
     Program {
         names: "env",
         code: "-S --split-string",
         value: "-u -C --unset --chdir",
-        rest: Rest::Command(0),
-        instead: "write the command out, one argument after the other",
+        operand_kind: OperandKind::Command(0),
+        advice: "write the command out, one argument after the other",
         ..PLAIN
     },
     Program {
         names: "sudo",
         value: "-u -g -h -p -C -r -t -T -U -D -R --user --group --host --prompt --close-from --role --type --command-timeout --other-user \
                 --chdir --chroot",
-        rest: Rest::Command(0),
+        operand_kind: OperandKind::Command(0),
         ..PLAIN
     },
-    Program { names: "doas pkexec", value: "-u -C -a --user", rest: Rest::Command(0), ..PLAIN },
-    Program { names: "nohup setsid unbuffer valgrind busybox toybox", rest: Rest::Command(0), ..PLAIN },
-    Program { names: "nice", value: "-n --adjustment", rest: Rest::Command(0), ..PLAIN },
-    Program { names: "ionice", value: "-c -n -p -P -u --class --classdata", rest: Rest::Command(0), ..PLAIN },
-    Program { names: "stdbuf", value: "-i -o -e --input --output --error", rest: Rest::Command(0), ..PLAIN },
-    Program { names: "time", value: "-f -o --format --output", rest: Rest::Command(0), ..PLAIN },
-    Program { names: "strace ltrace", value: "-e -o -p -s -u -E -a -b -I -O -P -S -X -U", rest: Rest::Command(0), ..PLAIN },
+    Program { names: "doas pkexec", value: "-u -C -a --user", operand_kind: OperandKind::Command(0), ..PLAIN },
+    Program { names: "nohup setsid unbuffer valgrind busybox toybox", operand_kind: OperandKind::Command(0), ..PLAIN },
+    Program { names: "nice", value: "-n --adjustment", operand_kind: OperandKind::Command(0), ..PLAIN },
+    Program { names: "ionice", value: "-c -n -p -P -u --class --classdata", operand_kind: OperandKind::Command(0), ..PLAIN },
+    Program { names: "stdbuf", value: "-i -o -e --input --output --error", operand_kind: OperandKind::Command(0), ..PLAIN },
+    Program { names: "time", value: "-f -o --format --output", operand_kind: OperandKind::Command(0), ..PLAIN },
+    Program { names: "strace ltrace", value: "-e -o -p -s -u -E -a -b -I -O -P -S -X -U", operand_kind: OperandKind::Command(0), ..PLAIN },
     Program {
         names: "numactl",
         value: "-i -N -C -m -p --interleave --cpunodebind --physcpubind --membind --preferred",
-        rest: Rest::Command(0),
+        operand_kind: OperandKind::Command(0),
         ..PLAIN
     },
     Program {
         names: "xargs",
         value: "-a -d -E -I -L -n -P -s --arg-file --delimiter --max-lines --max-args --max-procs --max-chars --process-slot-var",
-        rest: Rest::Command(0),
+        operand_kind: OperandKind::Command(0),
         ..PLAIN
     },
-    Program { names: "timeout", value: "-k -s --kill-after --signal", rest: Rest::Command(1), ..PLAIN },
-    Program { names: "chroot taskset", rest: Rest::Command(1), ..PLAIN },
-    Program { names: "chrt", value: "-T -P -D", rest: Rest::Command(1), ..PLAIN },
+    Program { names: "timeout", value: "-k -s --kill-after --signal", operand_kind: OperandKind::Command(1), ..PLAIN },
+    Program { names: "chroot taskset", operand_kind: OperandKind::Command(1), ..PLAIN },
+    Program { names: "chrt", value: "-T -P -D", operand_kind: OperandKind::Command(1), ..PLAIN },
     Program {
         names: "flock",
         code: "-c --command",
         value: "-w -E --wait --timeout --conflict-exit-code",
-        rest: Rest::Command(1),
-        instead: "let it run the command without a shell: [\"flock\", \"FILE\", \"command\", \"{}\"]",
+        operand_kind: OperandKind::Command(1),
+        advice: "let it run the command without a shell: [\"flock\", \"FILE\", \"command\", \"{}\"]",
         ..PLAIN
     },
-    Program { names: "npx vagrant", code: "-c --call --command", rest: Rest::Anywhere, ..PLAIN },
+    Program { names: "npx vagrant", code: "-c --call --command", operand_kind: OperandKind::Anywhere, ..PLAIN },
     Program {
         names: "docker podman nerdctl kubectl oc crictl lxc incus multipass systemd-run systemd-nspawn machinectl unshare nsenter setpriv \
                 bwrap firejail proot fakeroot faketime ip perf prlimit cpulimit caffeinate conda mamba micromamba poetry uv uvx pipx pdm hatch \
                 npm pnpm yarn bundle direnv mise asdf op dotenv xvfb-run dbus-run-session nix flatpak snap",
-        rest: Rest::Anywhere,
+        operand_kind: OperandKind::Anywhere,
         ..PLAIN
     },
 ];
 
 /// What an option is followed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(super) enum OptionValue {
     Code,
     File,
     Load,
@@ -344,20 +358,20 @@ pub(super) enum Takes {
 
 impl Program {
     /// All its options that have a value, by what it is.
-    fn options(&self) -> [(&'static str, Takes); 7] {
+    fn options(&self) -> [(&'static str, OptionValue); 7] {
         [
-            (self.code, Takes::Code),
-            (self.file, Takes::File),
-            (self.loads, Takes::Load),
-            (self.settings, Takes::Setting),
-            (self.statements, Takes::Statement),
-            (self.runs, Takes::Command),
-            (self.value, Takes::Value),
+            (self.code, OptionValue::Code),
+            (self.file, OptionValue::File),
+            (self.loads, OptionValue::Load),
+            (self.settings, OptionValue::Setting),
+            (self.statements, OptionValue::Statement),
+            (self.runs, OptionValue::Command),
+            (self.value, OptionValue::Value),
         ]
     }
 
     /// What an option takes; a long one may be shortened.
-    pub(super) fn takes(&self, option: &str) -> Option<Takes> {
+    pub(super) fn option_value(&self, option: &str) -> Option<OptionValue> {
         let is_long = option.len() > 3 && option.starts_with("--");
         let has = |list: &str| list.split_whitespace().any(|one| one == option);
         let may_mean = |list: &str| is_long && list.split_whitespace().any(|one| one.starts_with(option));
@@ -371,7 +385,7 @@ impl Program {
         let options = self.options();
         options
             .iter()
-            .filter(|(_, takes)| *takes != Takes::Value)
+            .filter(|(_, takes)| *takes != OptionValue::Value)
             .any(|(list, _)| list.split_whitespace().any(|one| one.starts_with(begin)))
     }
 
@@ -379,7 +393,7 @@ impl Program {
     pub(super) fn has_letters(&self) -> bool {
         let is_letter = |option: &str| option.len() == 2 && option.starts_with('-');
         let options = self.options();
-        options.iter().filter(|(_, takes)| *takes != Takes::Value).any(|(list, _)| list.split_whitespace().any(is_letter))
+        options.iter().filter(|(_, takes)| *takes != OptionValue::Value).any(|(list, _)| list.split_whitespace().any(is_letter))
     }
 
     pub(super) fn is_glued(&self, letter: &str) -> bool {
@@ -388,12 +402,12 @@ impl Program {
 
     /// Whether its code is that of a shell.
     pub(super) fn is_shell(&self) -> bool {
-        self.rest == Rest::Shell || self.names == "fish"
+        self.operand_kind == OperandKind::Shell || self.names == "fish"
     }
 
     /// Whether it takes its code from standard input, where no other was given.
-    pub(super) fn reads(&self) -> bool {
-        self.stdin || matches!(self.rest, Rest::Shell | Rest::Script)
+    pub(super) fn takes_code_from_stdin(&self) -> bool {
+        self.reads_stdin || matches!(self.operand_kind, OperandKind::Shell | OperandKind::Script)
     }
 
     /// Whether callers are meant to write what it runs, within limits.
@@ -477,11 +491,11 @@ mod tests {
                 assert!(found == Some(program.names) || name.contains('/'), "{name}");
             }
             for (list, _) in program.options() {
-                let is_option = |one: &str| one.starts_with('-') || one == "+" || program.words;
+                let is_option = |one: &str| one.starts_with('-') || one == "+" || program.options_are_words;
                 assert!(list.split_whitespace().all(is_option), "{}: {list}", program.names);
             }
             assert!(program.glued.split_whitespace().all(|one| one.len() == 2), "{}", program.names);
-            if let Rest::Sub(name) = program.rest {
+            if let OperandKind::Sub(name) = program.operand_kind {
                 assert!(PROGRAMS.iter().any(|other| other.names == name), "{name} is read on as nothing");
             }
         }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::command::template::{
-    Part, Template,
+    CommandTemplate, Part,
     tests::{compile, fill, filled, refused},
 };
 
@@ -284,7 +284,7 @@ fn a_value_that_cannot_be_code_may_stand_in_it() {
         "l": {"type": "array", "items": {"type": "integer"}}, "s": {"type": "string"}, "o": {"type": "object"}, "any": {},
         "ls": {"type": "array", "items": {"type": "string"}}, "a": {"type": "array"}, "deep": {"$ref": "#/$defs/deep"},
     }, "$defs": {"deep": {"type": "array", "items": {"$ref": "#/$defs/deep"}}}});
-    let compiles = |text: &str| Template::compile(&["sed".into(), "-n".into(), Part::from(text)], &schema, &[]).is_ok();
+    let compiles = |text: &str| CommandTemplate::compile(&["sed".into(), "-n".into(), Part::from(text)], &schema, &[]).is_ok();
     for name in ["n", "m", "b", "e", "l"] {
         assert!(compiles(&format!("{{{name}}}p")), "{name}");
     }
@@ -298,14 +298,14 @@ fn a_value_that_cannot_be_code_may_stand_in_it() {
 fn what_is_always_given_is_not_thought_to_be_absent() {
     let mut schema = json!({"type": "object", "properties": {"n": {"type": "string"}, "file": {"type": "string"}}, "required": ["n"]});
     let command = ["awk", "-v", "n={n}", "{ print n }", "{file}"].map(Part::from);
-    assert!(Template::compile(&command, &schema, &[]).is_ok());
+    assert!(CommandTemplate::compile(&command, &schema, &[]).is_ok());
     schema["required"] = json!([]);
-    let why = Template::compile(&command, &schema, &[]).map(drop).expect_err("without it the file is the program");
+    let why = CommandTemplate::compile(&command, &schema, &[]).map(drop).expect_err("without it the file is the program");
     assert!(why.contains("[\"--option\", \"{value}\"]"), "{why}");
     schema["properties"]["n"]["default"] = json!("1");
-    assert!(Template::compile(&command, &schema, &[]).is_ok());
+    assert!(CommandTemplate::compile(&command, &schema, &[]).is_ok());
     schema["properties"]["n"]["type"] = json!(["string", "null"]);
-    assert!(Template::compile(&command, &schema, &[]).is_err());
+    assert!(CommandTemplate::compile(&command, &schema, &[]).is_err());
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn what_can_only_be_suspected_is_warned_of() {
 fn who_runs_standard_input_is_known() {
     let reader = |command: Value| {
         let template = compile(&command).unwrap_or_else(|why| panic!("{command}: {why}"));
-        template.reader().map(|reader| (reader.program.to_owned(), reader.is_code))
+        template.stdin_reader().map(|reader| (reader.program.to_owned(), reader.is_code))
     };
     for command in [
         json!(["sh"]),

@@ -9,8 +9,8 @@ use taskwire::{
 use super::*;
 use crate::{
     client::between::Between,
-    stage::Stage,
     tasks::{Gate, name_form, name_in, quick, registry, tool},
+    tool_harness::ToolHarness,
 };
 
 /// Asks for a name, and says it.
@@ -22,8 +22,8 @@ fn asks() -> Tool {
 }
 
 /// Starts a tool.
-async fn starts(client: &Client, tool: &str) -> Run {
-    soon("the start", client.start(tool, json!({}))).await.expect("a run")
+async fn starts(client: &Client, tool: &str) -> Call {
+    with_timeout("the start", client.start(tool, json!({}))).await.expect("a run")
 }
 
 #[tokio::test]
@@ -32,27 +32,27 @@ async fn a_call_has_its_result_as_a_task_or_not() {
     let server = TestServer::start(registry(modes.map(|(name, mode)| quick(name).task(mode)))).await;
     for target in ways(&server) {
         let client = client_of(target, Options::default()).await;
-        assert_eq!((client.peer().era, client.peer().protocol.as_str()), (Era::Legacy, LATEST));
-        assert!(client.peer().tasks && client.peer().partials);
+        assert_eq!((client.server_info().era, client.server_info().protocol.as_str()), (Era::Legacy, LATEST));
+        assert!(client.server_info().tasks && client.server_info().pushes_output);
         for (name, _) in modes {
-            let outcome = soon("the result", client.call(name, json!({}))).await.expect("a result");
+            let outcome = with_timeout("the result", client.call(name, json!({}))).await.expect("a result");
             assert_eq!(end(&outcome), "done: done", "{name}");
         }
-        soon("the end", client.close()).await;
+        with_timeout("the end", client.close()).await;
     }
 }
 
 #[tokio::test]
 async fn output_comes_as_it_is_made() {
     for way in 0..2 {
-        let mut stage = Stage::of(Config::default(), Tool::streams).await;
+        let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
         let client = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
         let (mut run, mut act) = tokio::join!(starts(&client, "writes"), stage.run());
-        let Some(Event::Task(reference)) = next_told(&mut run).await else { panic!("it is a task") };
+        let Some(Event::Task(reference)) = next_notable(&mut run).await else { panic!("it is a task") };
         assert_eq!((reference.era, reference.tool.as_str(), reference.next), (Era::Legacy, "writes", 0));
         for (n, text) in ["one", "two", "three"].into_iter().enumerate() {
             act.writes(text).await;
-            assert_eq!(told(&mut run, 1).await, [format!("{n} {text}")]);
+            assert_eq!(next_briefs(&mut run, 1).await, [format!("{n} {text}")]);
         }
         assert_eq!(run.reference().map(|reference| reference.next), Some(3));
         act.writes("four").await;
@@ -70,12 +70,12 @@ async fn asks_and_is_answered() {
             let mut run = starts(&client, "asks").await;
             let input = asked(&mut run).await;
             assert_eq!(input.message, "Name?");
-            soon("the answer", run.answer(&input.key, ada())).await.expect("taken");
+            with_timeout("the answer", run.answer(&input.key, ada())).await.expect("taken");
             assert_eq!(last(&mut run).await, "done: Ada", "{mode:?} at {target}");
             // And by who was named to answer.
-            let options = Options { answers: Some(answer_with(|_: Input| async { ada() })), ..Options::default() };
+            let options = Options { question_handler: Some(answer_with(|_: Question| async { ada() })), ..Options::default() };
             let client = client_of(target.clone(), options).await;
-            let outcome = soon("the result", client.call("asks", json!({}))).await.expect("a result");
+            let outcome = with_timeout("the result", client.call("asks", json!({}))).await.expect("a result");
             assert_eq!(end(&outcome), "done: Ada", "{mode:?} at {target}");
         }
     }
@@ -91,8 +91,8 @@ async fn is_answered_by_somebody_else_and_picked_up_again() {
     let reference = run.detach().expect("it is a task");
     let task = reference.task.clone().expect("a name");
     let other = client_of(target, Options::default()).await;
-    soon("the answer", other.answer(&task, &key, ada())).await.expect("taken");
-    let mut run = soon("the run", other.attach(&reference)).await.expect("a run");
+    with_timeout("the answer", other.answer(&task, &key, ada())).await.expect("taken");
+    let mut run = with_timeout("the run", other.attach(&reference)).await.expect("a run");
     assert_eq!(last(&mut run).await, "done: Ada");
 }
 
@@ -103,14 +103,14 @@ async fn is_called_off() {
         let server = TestServer::start(registry([gate.tool("slow")])).await;
         let client = client_of(ways(&server)[way].clone(), Options::default()).await;
         let mut run = starts(&client, "slow").await;
-        soon("the tool", gate.started.wait()).await;
+        with_timeout("the tool", gate.started.wait()).await;
         let task = run.reference().and_then(|reference| reference.task).expect("it is a task");
-        soon("the answer", run.cancel()).await.expect("asked for");
+        with_timeout("the answer", run.cancel()).await.expect("asked for");
         assert!(last(&mut run).await.starts_with("cancelled"));
-        soon("the word to stop", gate.stopped.wait()).await;
-        let view = soon("a look", client.task(&task)).await.expect("it is there");
+        with_timeout("the word to stop", gate.stopped.wait()).await;
+        let view = with_timeout("a look", client.task(&task)).await.expect("it is there");
         assert_eq!(view.status, Status::Cancelled);
-        soon("the answer", client.cancel(&task)).await.expect("it is off already");
+        with_timeout("the answer", client.cancel(&task)).await.expect("it is off already");
     }
 }
 
@@ -127,9 +127,9 @@ async fn stops_a_held_call_that_nobody_wants_any_more() {
         let server = TestServer::start(registry([slow.task(TaskMode::Never)])).await;
         let client = client_of(ways(&server)[way].clone(), Options::default()).await;
         let mut run = starts(&client, "slow").await;
-        assert_eq!(told(&mut run, 1).await, ["progress 1 of 2: half"]);
+        assert_eq!(next_briefs(&mut run, 1).await, ["progress 1 of 2: half"]);
         drop(run);
-        soon("the word to stop", gate.stopped.wait()).await;
+        with_timeout("the word to stop", gate.stopped.wait()).await;
     }
 }
 
@@ -149,11 +149,11 @@ async fn fails_in_either_way_and_is_understood() {
 
 #[tokio::test]
 async fn a_call_that_was_cut_off_again_and_again_has_everything_once() {
-    let mut stage = Stage::of(Config::default(), Tool::streams).await;
+    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
     let between = Between::new(stage.server.port, b"").await;
     let client = client_of(between.target(), impatient()).await;
     let (mut run, mut act) = tokio::join!(starts(&client, "writes"), stage.run());
-    told(&mut run, 1).await;
+    next_briefs(&mut run, 1).await;
     for n in 0..8 {
         // Before it is read, while it is, and when nothing is going on.
         if n % 3 == 0 {
@@ -163,7 +163,7 @@ async fn a_call_that_was_cut_off_again_and_again_has_everything_once() {
         if n % 3 == 1 {
             between.cut();
         }
-        assert_eq!(told(&mut run, 1).await, [format!("{n} <{n}>")]);
+        assert_eq!(next_briefs(&mut run, 1).await, [format!("{n} <{n}>")]);
     }
     between.cut();
     act.ends("done");

@@ -1,6 +1,6 @@
 //! Questions are requests of the server (A5, A6.8).
 
-use taskwire::client::{InputKind, answer_with};
+use taskwire::client::{QuestionKind, answer_with};
 
 use super::*;
 
@@ -19,9 +19,9 @@ const PLACES: [Place; 3] = [Place::Call, Place::Wait, Place::Stand];
 
 /// A call in progress, and the stream on which its server asks.
 struct Scene {
-    script: Script,
+    script: ScriptedServer,
     client: Client,
-    run: Run,
+    run: Call,
     asking: Sse,
     /// Where the result is waited for, if that is somewhere else.
     wait: Option<Sse>,
@@ -30,18 +30,18 @@ struct Scene {
 
 impl Scene {
     async fn at(place: Place) -> Self {
-        Self::able(place, Asks::default()).await
+        Self::able(place, ClientCapabilities::default()).await
     }
 
     /// With a client that can be asked these things.
-    async fn able(place: Place, asks: Asks) -> Self {
+    async fn able(place: Place, asks: ClientCapabilities) -> Self {
         let script = scripted().await;
-        let options = Options { asks, ..options(&script) };
+        let options = Options { capabilities: asks, ..options(&script) };
         let mut scene = match place {
             Place::Call => {
                 script.always("tools/list", tools_of("forbidden"));
                 let client = joined(&script, options, having(json!({}))).await;
-                let first = |call: &Asked| progress(&call.meta()["progressToken"], json!({"progress": 1}));
+                let first = |call: &ScriptedRequest| progress(&call.meta()["progressToken"], json!({"progress": 1}));
                 let (run, asking) = held(&script, &client, first).await;
                 Self { script, client, run, asking, wait: None, task: None }
             }
@@ -57,7 +57,7 @@ impl Scene {
             }
         };
         if place == Place::Call {
-            assert_eq!(told(&mut scene.run, 1).await, ["progress 1"]);
+            assert_eq!(next_briefs(&mut scene.run, 1).await, ["progress 1"]);
         }
         scene
     }
@@ -117,7 +117,7 @@ async fn a_form_is_asked_wherever_it_comes_and_answered_under_its_own_id() {
             scene.asks(&id, form("Name?")).await;
             let input = asked(&mut scene.run).await;
             assert_eq!(input.message, "Name?");
-            assert!(matches!(&input.kind, InputKind::Form { schema } if schema["required"] == json!(["name"])), "{input:?}");
+            assert!(matches!(&input.kind, QuestionKind::Form { schema } if schema["required"] == json!(["name"])), "{input:?}");
             let request: Value = input.request.read().expect("JSON");
             assert_eq!((&request["method"], &request["params"]["message"]), (&json!("elicitation/create"), &json!("Name?")));
             let message = scene.answers(&input.key, ada()).await;
@@ -149,13 +149,13 @@ async fn an_answer_that_does_not_fit_is_not_sent_and_one_is_enough() {
         let key = asked(&mut scene.run).await.key;
         for misfit in [json!({}), json!({"name": "A"}), json!({"name": 5})] {
             let refusal = scene.run.answer(&key, Answer::accept(misfit)).await.expect_err("it does not fit");
-            assert!(matches!(&refusal, Error::Answer { key: of, .. } if *of == key), "{refusal}");
+            assert!(matches!(&refusal, Error::InvalidAnswer { key: of, .. } if *of == key), "{refusal}");
         }
         let refusal = scene.run.answer("nobody asked", ada()).await.expect_err("there is no such question");
         assert!(matches!(refusal, Error::NoQuestion { .. }), "{refusal}");
         scene.answers(&key, ada()).await;
         let refusal = scene.run.answer(&key, Answer::decline()).await.expect_err("it was answered");
-        assert!(matches!(refusal, Error::Answered { .. }), "{refusal}");
+        assert!(matches!(refusal, Error::AlreadyAnswered { .. }), "{refusal}");
         assert_eq!(scene.script.count("response"), 1, "{place:?}");
         assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
     }
@@ -167,7 +167,7 @@ async fn a_page_is_shown_and_agreed_to() {
         let mut scene = Scene::at(place).await;
         scene.asks(&json!("u"), page()).await;
         let input = asked(&mut scene.run).await;
-        assert!(matches!(&input.kind, InputKind::Url { url } if url == "https://example.com/sign-in"), "{input:?}");
+        assert!(matches!(&input.kind, QuestionKind::Url { url } if url == "https://example.com/sign-in"), "{input:?}");
         assert_eq!(scene.answers(&input.key, Answer::accept_url()).await["result"], json!({"action": "accept"}));
         // That the person is done there is told besides, or not.
         scene.asking.notify("notifications/elicitation/complete", json!({"elicitationId": "e1"})).await;
@@ -179,10 +179,10 @@ async fn a_page_is_shown_and_agreed_to() {
 #[tokio::test]
 async fn a_model_is_asked_for_where_there_is_one() {
     for place in PLACES {
-        let mut scene = Scene::able(place, Asks { sampling: true, ..Asks::default() }).await;
+        let mut scene = Scene::able(place, ClientCapabilities { sampling: true, ..ClientCapabilities::default() }).await;
         scene.asks(&json!(3), sampling()).await;
         let input = asked(&mut scene.run).await;
-        assert!(matches!(&input.kind, InputKind::Sampling { params } if params["maxTokens"] == 10), "{input:?}");
+        assert!(matches!(&input.kind, QuestionKind::Sampling { params } if params["maxTokens"] == 10), "{input:?}");
         let message = json!({"role": "assistant", "content": text("hello"), "model": "m"});
         assert_eq!(scene.answers(&input.key, Answer::result(message.clone())).await["result"], message);
         assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
@@ -193,7 +193,7 @@ async fn a_model_is_asked_for_where_there_is_one() {
 async fn what_needs_nobody_is_answered_at_once_and_without_a_word() {
     let root = json!({"uri": "file:///a", "name": "a"});
     for place in PLACES {
-        let mut scene = Scene::able(place, Asks { roots: Some(vec![root.clone()]), ..Asks::default() }).await;
+        let mut scene = Scene::able(place, ClientCapabilities { roots: Some(vec![root.clone()]), ..ClientCapabilities::default() }).await;
         for id in [json!(0), json!("p")] {
             assert_eq!(scene.reply_to(&id, json!({"method": "ping"})).await["result"], json!({}), "{place:?}");
         }
@@ -204,14 +204,14 @@ async fn what_needs_nobody_is_answered_at_once_and_without_a_word() {
 
 #[tokio::test]
 async fn what_the_client_did_not_declare_is_refused_and_nobody_is_bothered() {
-    let nothing = Asks { form: false, url: false, sampling: false, roots: None };
-    let cases: [(Asks, Value, &[i64]); 6] = [
-        (Asks::default(), sampling(), &[-32601, -32602]),
-        (Asks::default(), json!({"method": "roots/list"}), &[-32601]),
-        (Asks { url: false, ..Asks::default() }, page(), &[-32602]),
-        (Asks { form: false, ..Asks::default() }, form("Name?"), &[-32602]),
+    let nothing = ClientCapabilities { form: false, url: false, sampling: false, roots: None };
+    let cases: [(ClientCapabilities, Value, &[i64]); 6] = [
+        (ClientCapabilities::default(), sampling(), &[-32601, -32602]),
+        (ClientCapabilities::default(), json!({"method": "roots/list"}), &[-32601]),
+        (ClientCapabilities { url: false, ..ClientCapabilities::default() }, page(), &[-32602]),
+        (ClientCapabilities { form: false, ..ClientCapabilities::default() }, form("Name?"), &[-32602]),
         (nothing, form("Name?"), &[-32601, -32602]),
-        (Asks::default(), json!({"method": "something/else", "params": {"a": 1}}), &[-32601]),
+        (ClientCapabilities::default(), json!({"method": "something/else", "params": {"a": 1}}), &[-32601]),
     ];
     for place in PLACES {
         for (asks, what, codes) in cases.clone() {
@@ -232,9 +232,9 @@ async fn a_question_that_is_withdrawn_needs_no_answer() {
         scene.asks(&json!(4), form("Name?")).await;
         let key = asked(&mut scene.run).await.key;
         scene.asking.notify("notifications/cancelled", json!({"requestId": 4, "reason": "never mind"})).await;
-        until(&mut scene.run, "it is settled", |event| matches!(event, Event::Settled { key: of } if *of == key)).await;
+        until(&mut scene.run, "it is settled", |event| matches!(event, Event::QuestionSettled { key: of } if *of == key)).await;
         let refusal = scene.run.answer(&key, ada()).await.expect_err("nobody waits for it");
-        assert!(matches!(refusal, Error::NoQuestion { .. } | Error::Answered { .. }), "{refusal}");
+        assert!(matches!(refusal, Error::NoQuestion { .. } | Error::AlreadyAnswered { .. }), "{refusal}");
         assert_eq!(scene.script.count("response"), 0);
         assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
     }
@@ -276,7 +276,7 @@ async fn a_question_that_a_new_wait_repeats_is_not_asked_again() {
     let mut wait = script.as_time_passes("another wait", 10 * MS, awaited(&script, "tasks/result")).await.sse().await;
     wait.event(question(&again, form("Name?"), Some("t1"))).await;
     // What follows was read behind it.
-    wait.event(status(but(shown("t1", "input_required"), json!({"statusMessage": "asked"})))).await;
+    wait.event(status(with_members(shown("t1", "input_required"), json!({"statusMessage": "asked"})))).await;
     let mut told = Vec::new();
     while told.last().is_none_or(|told| told != "input_required: asked") {
         told.push(brief(&next(&mut run).await.expect("the run goes on")));
@@ -324,7 +324,7 @@ async fn two_questions_at_once_are_answered_in_any_order() {
 #[tokio::test]
 async fn a_question_on_the_standing_stream_goes_to_the_task_that_it_names() {
     let script = scripted().await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
     let (mut one, one_wait) = begun(&script, &client, "t1").await;
@@ -346,7 +346,7 @@ async fn a_question_on_the_standing_stream_that_names_nothing_belongs_to_the_onl
     let script = scripted().await;
     script.always("tools/list", tools_of("forbidden"));
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
-    let (mut run, events) = started(&client, async {
+    let (mut run, events) = start_job(&client, async {
         let call = script.expect("tools/call").await;
         let mut events = call.sse().await;
         events.prime("c:1").await;
@@ -365,8 +365,8 @@ async fn a_call_asks_who_was_named_to_answer_or_says_that_nobody_is_there() {
     for is_somebody in [true, false] {
         for place in [Place::Call, Place::Wait] {
             let script = scripted().await;
-            let somebody = answer_with(|input: Input| async move { Answer::accept(json!({"name": input.message})) });
-            let options = Options { answers: is_somebody.then_some(somebody), ..options(&script) };
+            let somebody = answer_with(|input: Question| async move { Answer::accept(json!({"name": input.message})) });
+            let options = Options { question_handler: is_somebody.then_some(somebody), ..options(&script) };
             let client = joined(&script, options, having(json!({}))).await;
             let playing = async {
                 let call = awaited(&script, "tools/call").await;
@@ -384,7 +384,7 @@ async fn a_call_asks_who_was_named_to_answer_or_says_that_nobody_is_there() {
                 events.result(result).await;
                 message
             };
-            let (outcome, message) = called(&client, json!({}), playing).await;
+            let (outcome, message) = call_job(&client, json!({}), playing).await;
             assert_eq!(end(&outcome.expect("a result")), "done: done");
             let expected =
                 if is_somebody { json!({"action": "accept", "content": {"name": "Name?"}}) } else { json!({"action": "cancel"}) };

@@ -18,7 +18,7 @@ async fn a_call_is_made_a_task_only_where_server_and_tool_allow_it() {
             }
             script.always("tools/list", tools);
             let client = joined(&script, options(&script), capabilities.clone()).await;
-            let (outcome, task) = called(&client, json!({"a": 1}), async {
+            let (outcome, task) = call_job(&client, json!({"a": 1}), async {
                 let call = awaited(&script, "tools/call").await;
                 assert_eq!((&call.params()["name"], &call.params()["arguments"]), (&json!("job"), &json!({"a": 1})));
                 assert_eq!(call.meta().get(RELATED), None, "{call:?}");
@@ -42,13 +42,14 @@ async fn a_call_is_made_a_task_only_where_server_and_tool_allow_it() {
 async fn what_a_tool_says_of_tasks_is_shown() {
     let script = scripted().await;
     let said = ["forbidden", "optional", "required"];
-    let mut tools: Vec<Value> = said.iter().map(|support| but(tools_of(support)["tools"][0].clone(), json!({"name": support}))).collect();
-    let silent = but(tools[0].clone(), json!({"name": "silent", "execution": null}));
+    let mut tools: Vec<Value> =
+        said.iter().map(|support| with_members(tools_of(support)["tools"][0].clone(), json!({"name": support}))).collect();
+    let silent = with_members(tools[0].clone(), json!({"name": "silent", "execution": null}));
     tools.push(silent);
     tools[1]["execution"]["streamPartial"] = true.into();
     script.always("tools/list", json!({"tools": tools}));
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let listed = soon("the tools", client.tools()).await.expect("tools");
+    let listed = with_timeout("the tools", client.tools()).await.expect("tools");
     let tool = |name: &str| listed.iter().find(|tool| tool.name == name).unwrap_or_else(|| panic!("no {name}"));
     for name in said {
         assert_eq!(tool(name).streams, name == "optional");
@@ -62,10 +63,10 @@ async fn what_a_tool_says_of_tasks_is_shown() {
 #[tokio::test]
 async fn the_result_is_waited_for_and_the_state_asked_for_beneath() {
     let script = scripted().await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let slow = json!({"task": but(shown("t1", "working"), json!({"pollInterval": 5_000}))});
-    let (mut run, ()) = started(&client, async { awaited(&script, "tools/call").await.result(slow).await }).await;
+    let slow = json!({"task": with_members(shown("t1", "working"), json!({"pollInterval": 5_000}))});
+    let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(slow).await }).await;
     let wait = waited(&script, &mut run, "t1").await;
     assert_eq!(wait.params().get("lastSeqNr"), None);
     let wait = wait.sse().await;
@@ -75,7 +76,7 @@ async fn the_result_is_waited_for_and_the_state_asked_for_beneath() {
         let look = script.as_time_passes("a look", 100 * MS, script.expect_of("tasks/get", "t1")).await;
         is_ours(&look);
         looks.push(look.at);
-        look.result(but(shown("t1", "working"), json!({"pollInterval": 5_000, "statusMessage": said}))).await;
+        look.result(with_members(shown("t1", "working"), json!({"pollInterval": 5_000, "statusMessage": said}))).await;
         until(&mut run, said, |event| matches!(event, Event::Status(view) if view.message.as_deref() == Some(said))).await;
     }
     for pair in looks.windows(2) {
@@ -90,8 +91,8 @@ async fn the_result_is_waited_for_and_the_state_asked_for_beneath() {
 async fn what_a_task_says_when_it_is_made_is_told_once() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let thinking = json!({"task": but(shown("t1", "working"), json!({"statusMessage": "thinking"}))});
-    let (mut run, ()) = started(&client, async { awaited(&script, "tools/call").await.result(thinking).await }).await;
+    let thinking = json!({"task": with_members(shown("t1", "working"), json!({"statusMessage": "thinking"}))});
+    let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(thinking).await }).await;
     for told in ["task t1", "working: thinking"] {
         assert_eq!(brief(&next(&mut run).await.expect("an event")), told);
     }
@@ -120,10 +121,10 @@ async fn a_state_that_is_told_is_shown_and_not_relied_upon() {
     stand.event(status(shown("unknown", "failed"))).await;
     let (mut run, wait) = begun(&script, &client, "t1").await;
     stand.event(status(shown("unknown", "cancelled"))).await;
-    stand.event(status(but(shown("t1", "working"), json!({"statusMessage": "half way"})))).await;
+    stand.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "half way"})))).await;
     until(&mut run, "the state", |event| matches!(event, Event::Status(view) if view.message.as_deref() == Some("half way"))).await;
     // It is over when its result says so; until then whoever says so may be wrong.
-    stand.event(status(but(shown("t1", "working"), json!({"statusMessage": "not yet"})))).await;
+    stand.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "not yet"})))).await;
     until(&mut run, "the state", |event| matches!(event, Event::Status(view) if view.message.as_deref() == Some("not yet"))).await;
     wait.result(ended("t1", "done")).await;
     assert_eq!(rest(&mut run).await, ["done: done"]);
@@ -135,7 +136,7 @@ async fn a_task_may_be_made_in_another_state_than_at_work() {
         let script = scripted().await;
         script.always("tasks/get", shown("t1", state));
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let (mut run, ()) = started(&client, async {
+        let (mut run, ()) = start_job(&client, async {
             awaited(&script, "tools/call").await.result(json!({"task": shown("t1", state)})).await;
         })
         .await;
@@ -150,7 +151,7 @@ async fn a_tool_that_failed_is_a_failed_task_with_a_result() {
     let client = joined(&script, options(&script), having(json!({}))).await;
     let (mut run, wait) = begun(&script, &client, "t1").await;
     script.always("tasks/get", shown("t1", "failed"));
-    let result = but(ended("t1", "no such file"), json!({"isError": true, "structuredContent": {"line": 3}}));
+    let result = with_members(ended("t1", "no such file"), json!({"isError": true, "structuredContent": {"line": 3}}));
     wait.result(result.clone()).await;
     let event = until(&mut run, "the end", |event| matches!(event, Event::Done(_))).await;
     let Event::Done(Outcome::Result(finished)) = event else { panic!("{event:?}") };
@@ -171,7 +172,7 @@ async fn the_error_of_a_task_passes_as_it_is() {
         let script = scripted().await;
         let client = joined(&script, options(&script), having(json!({}))).await;
         let mut run = made_by(&script, &client, "t1").await;
-        script.always("tasks/get", but(shown("t1", "failed"), json!({"statusMessage": "shorter"})));
+        script.always("tasks/get", with_members(shown("t1", "failed"), json!({"statusMessage": "shorter"})));
         let wait = waited(&script, &mut run, "t1").await;
         let data = json!({"why": ["a", 1]});
         if as_json {
@@ -191,7 +192,7 @@ async fn a_task_is_called_off_and_ends_so() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
     let (mut run, wait) = begun(&script, &client, "t1").await;
-    let off = but(shown("t1", "cancelled"), json!({"statusMessage": "as you wish"}));
+    let off = with_members(shown("t1", "cancelled"), json!({"statusMessage": "as you wish"}));
     let playing = async {
         script.always("tasks/get", off.clone());
         script.expect_of("tasks/cancel", "t1").await.result(off.clone()).await;
@@ -213,7 +214,7 @@ async fn a_task_that_has_ended_can_be_called_off_without_effect() {
             let cancel = script.expect_of("tasks/cancel", "t1").await;
             cancel.error(200, -32602, &format!("Cannot cancel task in terminal status: {state}"), Value::Null).await;
         };
-        let (cancelled, ()) = soon("the answer", async { tokio::join!(client.cancel("t1"), playing) }).await;
+        let (cancelled, ()) = with_timeout("the answer", async { tokio::join!(client.cancel("t1"), playing) }).await;
         cancelled.unwrap_or_else(|error| panic!("{state}: {error}"));
     }
 }
@@ -221,7 +222,7 @@ async fn a_task_that_has_ended_can_be_called_off_without_effect() {
 #[tokio::test]
 async fn a_task_that_nobody_knows_is_not_found() {
     let script = scripted().await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     let client = joined(&script, options(&script), having(json!({}))).await;
     let view = tokio::select! {
         view = client.task("gone") => view.map(drop),
@@ -232,13 +233,13 @@ async fn a_task_that_nobody_knows_is_not_found() {
         never = never_known(&script) => never,
     };
     for answer in [view, cancelled] {
-        assert!(matches!(&answer, Err(Error::NotFound { task }) if task == "gone"), "{answer:?}");
+        assert!(matches!(&answer, Err(Error::TaskNotFound { task }) if task == "gone"), "{answer:?}");
     }
     assert_eq!(script.count("tasks/cancel"), 1);
 }
 
 /// Knows no task at all.
-async fn never_known<T>(script: &Script) -> T {
+async fn never_known<T>(script: &ScriptedServer) -> T {
     loop {
         let asked = script.expect_where("a question about a task", |asked| asked.kind().starts_with("tasks/")).await;
         asked.error(200, -32602, "Task not found", Value::Null).await;
@@ -250,7 +251,7 @@ async fn a_task_whose_time_is_over_while_it_is_waited_for_is_not_waited_for_any_
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
     let (mut run, wait) = begun(&script, &client, "t1").await;
-    script.no_longer("tasks/get");
+    script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
     wait.error(-32602, "Task has expired", Value::Null).await;
     let ending = async {
@@ -269,18 +270,18 @@ async fn a_task_whose_time_is_over_while_it_is_waited_for_is_not_waited_for_any_
         }
     };
     match script.as_time_passes("the end", 100 * MS, ending).await {
-        Err(Error::NotFound { task }) => assert_eq!(task, "t1"),
+        Err(Error::TaskNotFound { task }) => assert_eq!(task, "t1"),
         Ok(Outcome::Failed(error)) => assert_eq!(error.code, -32602),
         other => panic!("{other:?}"),
     }
-    assert!(soon("the end", run.next()).await.is_none());
+    assert!(with_timeout("the end", run.next()).await.is_none());
 }
 
 #[tokio::test]
 async fn progress_of_a_task_comes_under_the_name_of_its_call() {
     let script = scripted().await;
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
-    let (mut run, token) = started(&client, async {
+    let (mut run, token) = start_job(&client, async {
         let call = awaited(&script, "tools/call").await;
         let token = call.meta()["progressToken"].clone();
         call.result(made("t1")).await;
@@ -289,9 +290,9 @@ async fn progress_of_a_task_comes_under_the_name_of_its_call() {
     .await;
     let mut wait = waited(&script, &mut run, "t1").await.sse().await;
     wait.event(progress(&token, json!({"progress": 1, "total": 2, "_meta": related("t1")}))).await;
-    assert_eq!(told(&mut run, 1).await, ["progress 1 of 2"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["progress 1 of 2"]);
     stand.event(progress(&token, json!({"progress": 2, "total": 2, "_meta": related("t1")}))).await;
-    assert_eq!(told(&mut run, 1).await, ["progress 2 of 2"]);
+    assert_eq!(next_briefs(&mut run, 1).await, ["progress 2 of 2"]);
     wait.result(ended("t1", "done")).await;
     assert_eq!(rest(&mut run).await, ["done: done"]);
 }
@@ -306,8 +307,8 @@ async fn a_task_is_picked_up_by_its_reference() {
     // It is data, and outlives a process.
     let text = serde_json::to_string(&reference).expect("JSON");
     let reference = serde_json::from_str(&text).expect("the same");
-    let mut run = soon("the run", client.attach(&reference)).await.expect("a run");
-    assert_eq!(told(&mut run, 1).await, ["task t1"]);
+    let mut run = with_timeout("the run", client.attach(&reference)).await.expect("a run");
+    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
     waited(&script, &mut run, "t1").await.result(ended("t1", "done")).await;
     assert_eq!(rest(&mut run).await, ["done: done"]);
     assert_eq!(script.count("tools/call"), 1);

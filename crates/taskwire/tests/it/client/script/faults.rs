@@ -6,7 +6,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jsonschema::Validator;
 use serde_json::json;
 
-use super::{Asked, CAPABILITIES, CLIENT_INFO, IDEMPOTENCY, LIST, LISTEN, READ, VERSION};
+use super::{CAPABILITIES, CLIENT_INFO, IDEMPOTENCY, LIST, LISTEN, READ, ScriptedRequest, VERSION};
 use crate::{kit::TASKS, schema};
 
 fn validators() -> &'static BTreeMap<String, Validator> {
@@ -20,7 +20,7 @@ fn validators() -> &'static BTreeMap<String, Validator> {
 }
 
 /// What is wrong with a request.
-pub(super) fn faults_of(asked: &Asked, is_legacy: bool) -> Vec<String> {
+pub(super) fn faults_of(asked: &ScriptedRequest, is_legacy: bool) -> Vec<String> {
     if asked.meta().get(VERSION).is_none() {
         // A notification says its era in the header alone.
         let is_told = asked.message.get("id").is_none() && asked.header("mcp-protocol-version") == Some("2026-07-28");

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use crate::{
-    kit::{Response, TestServer, next_chunk, read_head, read_response, soon, value_of},
+    kit::{Response, TestServer, next_chunk, read_head, read_response, value_of, with_timeout},
     legacy::kit::{Checks, Event, LATEST},
     traces::{CLIENT, Recorder, SERVER, layout},
 };
@@ -56,7 +56,7 @@ impl Session {
     /// A request that is answered with an event stream, up to the event that primes it.
     pub(super) async fn stream(&mut self, method: &str, params: Value) -> Stream {
         let message = self.message(method, params);
-        self.checks.sends(&message);
+        self.checks.note_request(&message);
         let connection = self.send("POST", &[], Some(&message)).await;
         let mut stream = self.begin(connection).await;
         self.primed(&mut stream).await;
@@ -93,7 +93,7 @@ impl Session {
     }
 
     async fn post(&mut self, message: &Value) -> Response {
-        self.checks.sends(message);
+        self.checks.note_request(message);
         let connection = self.send("POST", &[], Some(message)).await;
         self.answered(connection).await
     }
@@ -133,7 +133,7 @@ impl Session {
 
     /// Reads an answer that is no stream.
     async fn answered(&mut self, connection: TcpStream) -> Response {
-        let response = soon("the response", read_response(connection)).await;
+        let response = with_timeout("the response", read_response(connection)).await;
         let message = (!response.body.is_empty()).then(|| response.json());
         if let Some(message) = &message {
             self.checks.check(message);
@@ -145,7 +145,7 @@ impl Session {
     /// Reads the head of an answer that is a stream.
     async fn begin(&mut self, mut connection: TcpStream) -> Stream {
         let mut chunked = Vec::new();
-        let (status, headers) = soon("the head of a stream", read_head(&mut connection, &mut chunked)).await;
+        let (status, headers) = with_timeout("the head of a stream", read_head(&mut connection, &mut chunked)).await;
         let streams = headers.iter().any(|(key, value)| key == "content-type" && value == "text/event-stream");
         assert!(status == 200 && streams, "{status} {headers:?} {}", String::from_utf8_lossy(&chunked));
         self.head(status, &headers, None);
@@ -251,7 +251,7 @@ impl Stream {
                 }
                 continue;
             }
-            let chunk = soon("the next event", next_chunk(&mut self.connection, &mut self.chunked)).await?;
+            let chunk = with_timeout("the next event", next_chunk(&mut self.connection, &mut self.chunked)).await?;
             self.text.extend_from_slice(&chunk);
         }
     }

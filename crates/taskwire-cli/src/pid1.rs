@@ -1,0 +1,138 @@
+//! `taskwire serve` as the first process of a container, where no init is. It starts the server as a child and does no more than
+//! what falls to process 1: it waits for orphans, which would stay as zombies otherwise, passes signals on, and ends when the
+//! server does.
+
+use std::{
+    fs::File,
+    future::poll_fn,
+    io,
+    os::unix::process::CommandExt,
+    process::{Command, ExitCode},
+    task::Poll,
+};
+
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait},
+    termios::{tcgetpgrp, tcsetpgrp},
+};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+
+use crate::term::{escape, stderr};
+
+/// What is for the server.
+const FORWARDED_SIGNALS: [(SignalKind, Signal); 6] = [
+    (SignalKind::terminate(), Signal::TERM),
+    (SignalKind::interrupt(), Signal::INT),
+    (SignalKind::hangup(), Signal::HUP),
+    (SignalKind::quit(), Signal::QUIT),
+    (SignalKind::user_defined1(), Signal::USR1),
+    (SignalKind::user_defined2(), Signal::USR2),
+];
+/// Ways of a terminal to halt who uses it.
+const STOP_SIGNALS: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
+/// What a shell adds to the number of the signal that ended a process.
+const SIGNAL_EXIT_BASE: i32 = 128;
+
+/// Whether this is process 1.
+pub(crate) fn is_pid1() -> bool {
+    std::process::id() == 1
+}
+
+/// Has a child serve, with the same arguments, and waits for its end: the exit code is its own.
+pub(crate) fn run() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.and_then(|runtime| runtime.block_on(run_server())).unwrap_or_else(|error| {
+        let error = escape::lines(&error.to_string());
+        stderr::write(&format!("taskwire: as process 1 it cannot start the server: {error}\n"));
+        ExitCode::FAILURE
+    })
+}
+
+async fn run_server() -> io::Result<ExitCode> {
+    // Before there is a child: its end must not be missed, however soon it comes.
+    let mut children = signal(SignalKind::child())?;
+    let mut forwarded = Vec::with_capacity(FORWARDED_SIGNALS.len());
+    for (kind, name) in FORWARDED_SIGNALS {
+        forwarded.push((signal(kind)?, name));
+    }
+    let server = ServerProcess::start()?;
+    loop {
+        if let Some(exit) = server.reap() {
+            return Ok(exit);
+        }
+        if let Some(name) = next(&mut children, &mut forwarded).await {
+            // Its number is its own until its end has been taken note of.
+            let _ = kill_process(server.pid, name);
+        }
+    }
+}
+
+/// Waits for a signal that is to be passed on, or for news of children.
+async fn next(children: &mut Signals, forwarded: &mut [(Signals, Signal)]) -> Option<Signal> {
+    poll_fn(|context| {
+        let came = forwarded.iter_mut().find_map(|(signals, name)| signals.poll_recv(context).is_ready().then_some(*name));
+        match came {
+            Some(name) => Poll::Ready(Some(name)),
+            None => children.poll_recv(context).map(|_| None),
+        }
+    })
+    .await
+}
+
+/// The child that serves.
+#[derive(Debug)]
+struct ServerProcess {
+    pid: Pid,
+    /// Whether keys of the terminal are for it.
+    has_terminal: bool,
+}
+
+impl ServerProcess {
+    fn start() -> io::Result<Self> {
+        let mut args = std::env::args_os();
+        let mut command = Command::new(std::env::current_exe()?);
+        if let Some(name) = args.next() {
+            command.arg0(name);
+        }
+        // In a group of its own: Ctrl-C goes to all of a group, so with the one that we pass on there would be two.
+        let pid = command.args(args).process_group(0).spawn().map(|child| Pid::from_child(&child))?;
+        Ok(Self { pid, has_terminal: hand_over_terminal(pid) })
+    }
+
+    /// Takes note of all that have ended; how the server ended, if it has.
+    fn reap(&self) -> Option<ExitCode> {
+        loop {
+            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some((pid, status))) if pid == self.pid => match status.stopping_signal() {
+                    Some(halt) => self.resume(halt),
+                    None => return Some(exit(status)),
+                },
+                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(None) => return None,
+                // There are no children at all.
+                Err(_) => return Some(ExitCode::FAILURE),
+            }
+        }
+    }
+
+    /// There is no shell that would wake it up after Ctrl-Z. Who halts it with SIGSTOP wants it so.
+    fn resume(&self, halt: i32) {
+        if self.has_terminal && STOP_SIGNALS.iter().any(|signal| signal.as_raw() == halt) {
+            let _ = kill_process(self.pid, Signal::CONT);
+        }
+    }
+}
+
+/// Lets the server's group have the terminal, if there is one and it is ours.
+fn hand_over_terminal(group: Pid) -> bool {
+    let Ok(terminal) = File::open("/dev/tty") else { return false };
+    // Not by `getpgrp`: our group may be one of outside, which has no number here.
+    tcgetpgrp(&terminal).is_ok_and(Pid::is_init) && tcsetpgrp(&terminal, group).is_ok()
+}
+
+/// As a shell would put it.
+fn exit(status: WaitStatus) -> ExitCode {
+    let code = status.exit_status().or_else(|| status.terminating_signal().map(|signal| SIGNAL_EXIT_BASE + signal));
+    code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
+}

@@ -1,0 +1,509 @@
+//! A call under way, from the side of who called and from the side of what drives it.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use serde_json::Value;
+use taskwire_core::wire::RequestId;
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Answer, ConnectionState as LinkState, EraClient, Error, Event, Outcome, Question, Reference, Status, TaskSnapshot,
+    ledger_entry::LedgerEntry, link::PendingGuard,
+};
+
+/// Events that wait to be read.
+const QUEUE: usize = 64;
+
+/// A call under way: a stream of [`Event`]s, the last of which is [`Event::Done`].
+///
+/// What is not read waits; dropping a run, or [`detach`](Self::detach), stops watching, and a task goes on without it.
+#[derive(Debug)]
+pub struct Call {
+    events: mpsc::Receiver<Result<Event, Error>>,
+    /// Read by who waited for the server to answer at all.
+    first: Option<Result<Event, Error>>,
+    shared: Arc<Shared>,
+    events_read: u64,
+    is_finished: bool,
+}
+
+/// What both sides of a run know.
+pub(crate) struct Shared {
+    pub(crate) client: EraClient,
+    pub(crate) entry: LedgerEntry,
+    reference: Mutex<Reference>,
+    questions: Mutex<HashMap<String, TrackedQuestion>>,
+    /// Weak, so that a run ends with what drives it.
+    events: mpsc::WeakSender<Result<Event, Error>>,
+    /// So many events were told.
+    emitted: AtomicU64,
+    /// So many events were asked for.
+    demand: watch::Sender<u64>,
+    /// Set when a call that is no task (yet) is to be called off.
+    pub(crate) cancel_requested: watch::Sender<bool>,
+    /// Who dropped the run may wait until what drives it has ended.
+    pending: Mutex<Option<PendingGuard>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("reference", &self.reference).finish_non_exhaustive()
+    }
+}
+
+/// How the answer to a question is given.
+#[derive(Debug, Clone)]
+pub(crate) enum AnswerRoute {
+    /// With an update of the task.
+    TaskUpdate,
+    /// With the next round of the call.
+    NextRound(mpsc::Sender<(String, Value)>),
+    /// As the answer to a request of the server, in the session that it came in.
+    Response(RequestId, u64),
+}
+
+struct TrackedQuestion {
+    question: Question,
+    route: AnswerRoute,
+    /// Its name in the ledger; none if it is not kept there.
+    ledger_key: Option<String>,
+    state: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Open,
+    Sending,
+    Answered,
+    /// It was told that no answer is needed any more. Kept as a name that was used.
+    Settled,
+}
+
+impl Call {
+    /// Starts what `drive` does, and waits until there is something to say.
+    pub(crate) async fn open<F, T>(client: EraClient, entry: LedgerEntry, reference: Reference, drive: F) -> Result<Self, Error>
+    where
+        F: FnOnce(Driver) -> T,
+        T: Future<Output = Result<Outcome, Error>> + Send + 'static,
+    {
+        let (sender, events) = mpsc::channel(QUEUE);
+        let shared = Arc::new(Shared {
+            events: sender.downgrade(),
+            emitted: AtomicU64::new(0),
+            client,
+            entry,
+            reference: Mutex::new(reference),
+            questions: Mutex::default(),
+            demand: watch::Sender::new(0),
+            cancel_requested: watch::Sender::new(false),
+            pending: Mutex::default(),
+        });
+        let driving = drive(Driver { events: sender.clone(), shared: shared.clone(), is_disconnected: false });
+        let finishing = shared.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                // Nobody is interested any more. A call that is no task is given up, and not worth remembering.
+                () = sender.closed() => {
+                    if finishing.reference().task.is_none() && !finishing.client.link().detached.load(Ordering::Relaxed) {
+                        finishing.entry.remove().await;
+                    }
+                }
+                outcome = driving => {
+                    let last = outcome.map(Event::Done);
+                    if matches!(last, Ok(Event::Done(_))) && finishing.reference().task.is_none() {
+                        finishing.entry.remove().await;
+                    }
+                    let _ = sender.send(last).await;
+                }
+            }
+        });
+        let mut call = Self { events, first: None, shared, events_read: 0, is_finished: false };
+        match call.events.recv().await {
+            None => Err(Error::Closed),
+            Some(Err(error)) => Err(error),
+            first => {
+                call.first = first;
+                Ok(call)
+            }
+        }
+    }
+
+    /// The next event. After [`Event::Done`], or an error, there is none. Nothing is lost if this is dropped before it is
+    /// ready.
+    pub async fn next(&mut self) -> Option<Result<Event, Error>> {
+        std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Event, Error>>> {
+        if self.is_finished {
+            return Poll::Ready(None);
+        }
+        let next = self.events_read + 1;
+        self.shared.demand.send_if_modified(|wanted| std::mem::replace(wanted, next) != next);
+        let event = match self.first.take() {
+            Some(first) => Some(first),
+            None => std::task::ready!(self.events.poll_recv(cx)),
+        };
+        self.events_read += 1;
+        match &event {
+            Some(Ok(Event::Done(_)) | Err(_)) | None => self.is_finished = true,
+            Some(Ok(Event::Chunk(partial))) => self.shared.lock_reference().next = partial.seq.saturating_add(1),
+            Some(Ok(Event::Gap { until, .. })) => self.shared.lock_reference().next = *until,
+            Some(Ok(_)) => {}
+        }
+        Poll::Ready(event)
+    }
+
+    /// What finds the task again, from any process. None while the call is no task.
+    #[must_use]
+    pub fn reference(&self) -> Option<Reference> {
+        Some(self.shared.reference()).filter(|reference| reference.task.is_some())
+    }
+
+    /// Answers a question.
+    ///
+    /// # Errors
+    /// When the answer does not fit the question, the question was answered before, there is no such question, or the server
+    /// cannot be reached.
+    pub async fn answer(&self, key: &str, answer: Answer) -> Result<(), Error> {
+        self.shared.answer(key, answer).await
+    }
+
+    /// Asks the server to call the work off. How it ended still comes as [`Event::Done`].
+    ///
+    /// # Errors
+    /// When the server does not take it.
+    pub async fn cancel(&self) -> Result<(), Error> {
+        match self.shared.reference().task {
+            Some(task) => self.shared.client.cancel(&task).await,
+            None => {
+                self.shared.cancel_requested.send_replace(true);
+                Ok(())
+            }
+        }
+    }
+
+    /// Stops watching. A task goes on, and the reference finds it again; a call that is no task is given up.
+    #[must_use]
+    pub fn detach(self) -> Option<Reference> {
+        self.reference()
+    }
+
+    /// Reads on to the end, and has questions answered as the client's options say.
+    ///
+    /// # Errors
+    /// When the end cannot be learned.
+    pub async fn finish(mut self) -> Result<Outcome, Error> {
+        let handler = self.shared.client.link().options.question_handler.clone();
+        while let Some(event) = self.next().await {
+            match event? {
+                Event::Done(outcome) => return Ok(outcome),
+                Event::Question(question) => {
+                    let answer = match &handler {
+                        Some(handler) => handler.answer(&question).await,
+                        None => Answer::cancel(),
+                    };
+                    match self.answer(&question.key, answer).await {
+                        // Somebody else was faster.
+                        Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }) | Ok(()) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                _ => {}
+            }
+        }
+        Err(Error::Closed)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let guard = self.shared.client.link().pending_guard();
+        *self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
+    }
+}
+
+impl futures_util::Stream for Call {
+    type Item = Result<Event, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_event(cx)
+    }
+}
+
+impl Shared {
+    fn lock_reference(&self) -> std::sync::MutexGuard<'_, Reference> {
+        self.reference.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn reference(&self) -> Reference {
+        self.lock_reference().clone()
+    }
+
+    fn questions(&self) -> std::sync::MutexGuard<'_, HashMap<String, TrackedQuestion>> {
+        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells an event, if there is room for it.
+    fn try_emit(&self, event: Event) {
+        if self.events.upgrade().is_some_and(|events| events.try_send(Ok(event)).is_ok()) {
+            self.emitted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn answer(&self, key: &str, answer: Answer) -> Result<(), Error> {
+        let (route, ledger_key) = {
+            let mut questions = self.questions();
+            let asked = questions.get_mut(key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
+            if asked.state != Stage::Open {
+                return Err(Error::AlreadyAnswered { key: key.to_owned() });
+            }
+            asked.question.check(&answer)?;
+            asked.state = Stage::Sending;
+            (asked.route.clone(), asked.ledger_key.clone())
+        };
+        // If this is dropped half way, the question is open again; the ledger sees to it that the answer stays the same.
+        let reopen = Reopen { shared: self, key };
+        let result = self.submit_answer(key, route, ledger_key, answer.value()).await;
+        std::mem::forget(reopen);
+        let mut questions = self.questions();
+        let mut settled = false;
+        if let Some(asked) = questions.get_mut(key).filter(|asked| asked.state == Stage::Sending) {
+            // Whether an update was heeded is seen at the task, and a round ends with its questions.
+            settled = result.is_ok() && matches!(asked.route, AnswerRoute::Response(..));
+            asked.state = match (&result, settled) {
+                (Err(_), _) => Stage::Open,
+                (Ok(()), false) => Stage::Answered,
+                (Ok(()), true) => Stage::Settled,
+            };
+        }
+        drop(questions);
+        if settled {
+            self.try_emit(Event::QuestionSettled { key: key.to_owned() });
+        }
+        result
+    }
+
+    /// Gives an answer that fits.
+    async fn submit_answer(&self, key: &str, route: AnswerRoute, ledger_key: Option<String>, answer: &Value) -> Result<(), Error> {
+        match ledger_key {
+            Some(kept) => self.entry.answer_once(&kept, key, answer, |answer| self.send(key, route, answer)).await,
+            None => self.send(key, route, answer.clone()).await,
+        }
+    }
+
+    async fn send(&self, key: &str, way: AnswerRoute, answer: Value) -> Result<(), Error> {
+        match way {
+            AnswerRoute::NextRound(round) => {
+                round.send((key.to_owned(), answer)).await.map_err(|_| Error::NoQuestion { key: key.to_owned() })
+            }
+            AnswerRoute::TaskUpdate => {
+                let task = self.reference().task.ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
+                self.client.update(&task, key, &answer).await
+            }
+            AnswerRoute::Response(id, session) => self.client.respond(&id, session, &answer).await,
+        }
+    }
+}
+
+/// Whether the server heard what was sent, and does not want it.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Rpc(_) | Error::Refused { .. } | Error::TaskNotFound { .. })
+}
+
+/// Opens a question again whose answer was not given.
+struct Reopen<'a> {
+    shared: &'a Shared,
+    key: &'a str,
+}
+
+impl Drop for Reopen<'_> {
+    fn drop(&mut self) {
+        if let Some(asked) = self.shared.questions().get_mut(self.key).filter(|asked| asked.state == Stage::Sending) {
+            asked.state = Stage::Open;
+        }
+    }
+}
+
+/// The side of a run that makes it go on.
+pub(crate) struct Driver {
+    events: mpsc::Sender<Result<Event, Error>>,
+    pub(crate) shared: Arc<Shared>,
+    is_disconnected: bool,
+}
+
+impl Driver {
+    /// Tells an event, as soon as there is room for it.
+    pub(crate) async fn emit(&mut self, event: Event) {
+        if self.events.send(Ok(event)).await.is_ok() {
+            self.shared.emitted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The connection was lost. Told once, and only if there is room.
+    pub(crate) fn connection_lost(&mut self, reason: String, retry_in: Duration) {
+        if !std::mem::replace(&mut self.is_disconnected, true) {
+            self.shared.try_emit(Event::Connection(LinkState::Lost { reason, retry_in }));
+        }
+    }
+
+    /// The connection is there.
+    pub(crate) fn connection_restored(&mut self) {
+        if std::mem::take(&mut self.is_disconnected) {
+            self.shared.try_emit(Event::Connection(LinkState::Restored));
+        }
+    }
+
+    /// The call is a task: written down, then told. Returns when somebody wants to know more of it.
+    pub(crate) async fn became_task(&mut self, task: &str, session: Option<String>) -> Result<(), Error> {
+        let reference = {
+            let mut reference = self.shared.lock_reference();
+            reference.task = Some(task.to_owned());
+            reference.args = None;
+            reference.session = session;
+            reference.clone()
+        };
+        self.shared.entry.set_task(&reference).await?;
+        // It was to be called off just when it became a task.
+        if *self.shared.cancel_requested.borrow() {
+            self.shared.client.cancel(task).await?;
+        }
+        self.emit(Event::Task(reference)).await;
+        self.wait_for_demand().await;
+        Ok(())
+    }
+
+    /// Waits until an event is wanted that was not told yet. Who only wants to start a task never gets here, so nothing that
+    /// is told only once is wasted on it.
+    pub(crate) async fn wait_for_demand(&self) {
+        let emitted = self.shared.emitted.load(Ordering::Relaxed);
+        let _ = self.shared.demand.subscribe().wait_for(|wanted| *wanted > emitted).await;
+    }
+
+    /// The task as it is now.
+    pub(crate) async fn report_status(&mut self, snapshot: TaskSnapshot) {
+        self.shared.entry.update_status(snapshot.status, snapshot.message.clone()).await;
+        self.emit(Event::Status(snapshot)).await;
+    }
+
+    /// The task as its creation showed it: what it says already is told. That it works goes without saying.
+    pub(crate) async fn report_created(&mut self, snapshot: &TaskSnapshot) -> (Status, Option<String>) {
+        if !snapshot.status.is_terminal() && (snapshot.message.is_some() || snapshot.status != Status::Working) {
+            self.report_status(snapshot.clone()).await;
+        }
+        (snapshot.status, snapshot.message.clone())
+    }
+
+    /// It ended.
+    pub(crate) async fn record_end(&self, status: Status, message: Option<String>) {
+        self.shared.entry.update_status(status, message).await;
+    }
+
+    /// A question has come. Told once; an answer that was given in an earlier life is given again if the server may not
+    /// have it.
+    pub(crate) async fn ask(&mut self, question: Question, route: AnswerRoute, ledger_key: Option<String>) -> Result<(), Error> {
+        let key = question.key.clone();
+        if self.shared.questions().contains_key(&key) {
+            return Ok(());
+        }
+        let before = match &ledger_key {
+            Some(ledger_key) => self.shared.entry.recorded_answer(ledger_key).await?,
+            None => None,
+        };
+        let state = if before.is_some() { Stage::Settled } else { Stage::Open };
+        self.shared.questions().insert(
+            key.clone(),
+            TrackedQuestion { question: question.clone(), route: route.clone(), ledger_key: ledger_key.clone(), state },
+        );
+        match before {
+            None => self.emit(Event::Question(question)).await,
+            Some((_, true)) => {}
+            Some((answer, false)) => match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
+                Ok(()) | Err(Error::AlreadyAnswered { .. }) => {}
+                Err(error) if is_refusal(&error) => {
+                    if let Some(asked) = self.shared.questions().get_mut(&key) {
+                        asked.state = Stage::Open;
+                    }
+                    self.emit(Event::Question(question)).await;
+                }
+                Err(error) => return Err(error),
+            },
+        }
+        Ok(())
+    }
+
+    /// A question that nobody needs to be asked.
+    pub(crate) async fn answer_without_asking(
+        &mut self,
+        question: Question,
+        route: AnswerRoute,
+        ledger_key: Option<String>,
+        answer: Value,
+    ) -> Result<(), Error> {
+        let key = question.key.clone();
+        if self.shared.questions().contains_key(&key) {
+            return Ok(());
+        }
+        self.shared
+            .questions()
+            .insert(key.clone(), TrackedQuestion { question, route: route.clone(), ledger_key: ledger_key.clone(), state: Stage::Settled });
+        match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
+            Err(Error::AlreadyAnswered { .. }) | Ok(()) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The question is asked again, in another way.
+    pub(crate) fn set_route(&self, key: &str, route: AnswerRoute) {
+        if let Some(asked) = self.shared.questions().get_mut(key).filter(|asked| asked.state == Stage::Open) {
+            asked.route = route;
+        }
+    }
+
+    /// Whether the question was told before.
+    pub(crate) fn knows(&self, key: &str) -> bool {
+        self.shared.questions().contains_key(key)
+    }
+
+    /// The question needs no answer any more.
+    pub(crate) async fn withdraw(&mut self, key: &str) {
+        let open = self.shared.questions().get(key).is_some_and(|asked| asked.state == Stage::Open);
+        if open {
+            self.retain_questions(|other| other != key).await;
+        }
+    }
+
+    /// Only these questions are open: the others need no answer any more.
+    pub(crate) async fn retain_questions(&mut self, still: impl Fn(&str) -> bool) {
+        let mut gone = Vec::new();
+        for (key, asked) in self.shared.questions().iter_mut() {
+            if asked.state != Stage::Settled && !still(key) {
+                asked.state = Stage::Settled;
+                gone.push(key.clone());
+            }
+        }
+        for key in gone {
+            self.emit(Event::QuestionSettled { key }).await;
+        }
+    }
+
+    /// The round is over: its questions may be asked anew.
+    pub(crate) fn clear_questions(&self) {
+        self.shared.questions().clear();
+    }
+
+    /// Waits until the call is to be called off.
+    pub(crate) async fn wait_for_cancel(&self) {
+        let _ = self.shared.cancel_requested.subscribe().wait_for(|stop| *stop).await;
+    }
+}

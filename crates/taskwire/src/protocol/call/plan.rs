@@ -1,0 +1,117 @@
+//! How a call begins, in both eras: under its key, by joining a call that is the same, as a task at once, or in memory.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
+use taskwire_core::{
+    Payload,
+    task::{Spec, Task},
+    wire::RequestId,
+};
+use tokio::sync::mpsc;
+
+use super::{
+    hold::Hold,
+    ms,
+    wait::{CallEra, is_limit},
+    waiter::Waiter,
+};
+use crate::{
+    engine::{self, CallNote, Continuation, UnstartedRun},
+    protocol::{Context, Fault, MessageSink},
+    tool::ReadyTool,
+};
+
+/// How long a task that its caller does not know of waits for an answer: later nobody is there to give it.
+const ANSWER_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+
+/// A call that is about to begin.
+pub(in crate::protocol) struct Plan {
+    context: Arc<Context>,
+    pub(in crate::protocol) spec: Arc<Spec>,
+    pub(in crate::protocol) request: Payload,
+    pub(in crate::protocol) resumed: Continuation,
+    pub(in crate::protocol) hold: Option<Hold>,
+    pub(in crate::protocol) waiter: Waiter,
+}
+
+/// How a call began.
+pub(in crate::protocol) enum Started {
+    /// With a task, which is that of another call if it `joined` one.
+    Task { task: Arc<Task>, joined: bool },
+    /// In memory; its work is still to be started.
+    Run(UnstartedRun),
+}
+
+impl Plan {
+    /// Plans a call for which its era has said in `spec` what it wants, and the way back to its client.
+    pub(in crate::protocol) fn new(
+        context: &Arc<Context>,
+        mut spec: Spec,
+        tool: &Arc<ReadyTool>,
+        (arguments, request): (&Value, Payload),
+        hold: Option<Hold>,
+        way_back: (&RequestId, &MessageSink),
+    ) -> Result<Self, Fault> {
+        if *context.draining.borrow() {
+            return Err(engine::Error::Unavailable("it is shutting down".into()).into());
+        }
+        if let Some(hold) = hold {
+            hold.apply_to(&mut spec, tool, arguments);
+        }
+        if spec.hidden && hold.is_none_or(Hold::can_ask_anything) {
+            let most = ms(ANSWER_TIMEOUT_MAX);
+            spec.answer_timeout_ms = Some(spec.answer_timeout_ms.map_or(most, |span| span.min(most)));
+        }
+        let waiter = Waiter::new(context, &spec.caller, tool, &request, spec.hidden, way_back);
+        spec.lingers = waiter.lingers();
+        Ok(Self { context: context.clone(), spec: Arc::new(spec), request, resumed: Continuation::default(), hold, waiter })
+    }
+
+    /// Begins the call: as a task before it runs if it `must` be one.
+    pub(in crate::protocol) async fn start(&mut self, must: bool, era: &mut impl CallEra) -> Result<Started, engine::Error> {
+        let engine = &self.context.engine;
+        if self.spec.idempotency_key.is_some() {
+            // The caller asks again if it does not get this answer, so the task must live on: nothing waits for it here.
+            let id = engine.new_id();
+            let task = engine.create(id, self.spec.clone(), self.request.clone(), &self.resumed, era.open_notes()).await?.task;
+            return Ok(Started::Task { joined: task.id != id, task });
+        }
+        if self.spec.dedupe_key.is_some() {
+            let joined = self.waiter.join_or_create(self.spec.clone(), self.request.clone(), self.resumed.clone(), era.open_notes()).await;
+            match joined {
+                Ok(task) => return Ok(Started::Task { joined: self.waiter.joined_started_at().is_some(), task }),
+                // No room for another task: the call is held as one that shares none, whatever becomes of it.
+                Err(error) if is_limit(&error) => Arc::make_mut(&mut self.spec).dedupe_key = None,
+                Err(error) => return Err(error),
+            }
+        } else if let Some(task) = era.join_same_call(&self.waiter).await? {
+            return Ok(Started::Task { joined: true, task });
+        }
+        if must {
+            return Ok(Started::Task { joined: false, task: self.create(None).await? });
+        }
+        let id = self.context.engine.new_id();
+        Ok(Started::Run(self.context.engine.prepare_run(
+            id,
+            self.spec.clone(),
+            self.request.clone(),
+            self.resumed.clone(),
+            era.open_notes(),
+        )))
+    }
+
+    /// Makes the task before its work runs.
+    pub(in crate::protocol) async fn create(&self, notes: Option<mpsc::Sender<CallNote>>) -> Result<Arc<Task>, engine::Error> {
+        let engine = &self.context.engine;
+        let id = engine.new_id();
+        self.waiter.wait_for_task(id);
+        match engine.create(id, self.spec.clone(), self.request.clone(), &self.resumed, notes).await {
+            Ok(receipt) => Ok(receipt.task),
+            Err(error) => {
+                self.waiter.clone().answered(true);
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! How a call waits, in both eras: for its work in memory until that is a task, then for the task.
+
+use std::sync::Arc;
+
+use taskwire_core::{
+    Payload, TaskId,
+    task::{Reject, Task},
+};
+use tokio::sync::mpsc;
+
+use super::{
+    hold::{self, Hold, HoldTimer},
+    waiter::Waiter,
+};
+use crate::{
+    engine::{self, CallNote, Phase, RunEnd, UnstartedRun},
+    protocol::{Context, Fault},
+};
+
+/// What differs between the eras while a call begins and waits.
+pub(in crate::protocol) trait CallEra {
+    /// Where the work sends its notes, if the caller wants any.
+    fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
+        None
+    }
+
+    /// Joins the work of a call that is the same, if there is any.
+    async fn join_same_call(&mut self, waiter: &Waiter) -> Result<Option<Arc<Task>>, engine::Error> {
+        waiter.join_lingering().await
+    }
+
+    /// Passes on what the work says, until the call has waited long enough, or nobody waits for it. Another call of this goes on where
+    /// one that was dropped had been.
+    async fn meanwhile(&mut self) -> Result<Wake, Fault>;
+
+    /// The call cannot become a task, and waits on.
+    fn no_task(&mut self) {}
+
+    /// Whether output of the task wakes its call.
+    fn wants_output(&self) -> bool {
+        false
+    }
+
+    /// How the call is answered as its task is now, if not with the result; `due` if it has waited long enough.
+    fn answer_early(&self, _task: &Arc<Task>, _due: bool) -> Result<Option<Waited>, Fault> {
+        Ok(None)
+    }
+}
+
+/// Why [`CallEra::meanwhile`] ends.
+pub(in crate::protocol) enum Wake {
+    /// The call has waited long enough.
+    Due,
+    /// Nobody waits for it any more.
+    Gone,
+}
+
+/// What became of work in memory.
+pub(in crate::protocol) enum Settled {
+    /// It ended; `at_once` if it never waited for anything.
+    Ended { end: RunEnd, at_once: bool },
+    /// It became this task.
+    Task(Arc<Task>),
+    /// Its hold expired where it could be no task: it stops, and this is the result.
+    NoRoom(Payload),
+    /// Nobody waits for it any more.
+    Gone,
+}
+
+/// What became of a task that a call waits for.
+pub(in crate::protocol) enum Waited {
+    Ended(Arc<Task>),
+    /// The caller is given the task instead.
+    Handle(Arc<Task>),
+    /// The caller is asked what the task asks.
+    Questions(Arc<Task>),
+    /// The hold expired: this is the result.
+    HoldExpired(Payload),
+    /// Nobody waits for it any more.
+    Gone,
+}
+
+/// Whether there is no room for another task.
+pub(in crate::protocol) fn is_limit(error: &engine::Error) -> bool {
+    matches!(error, engine::Error::Rejected(Reject::Limit { .. }))
+}
+
+/// Starts work in memory, and waits until it has ended or become a task. It is made one when its call has waited long enough.
+pub(in crate::protocol) async fn run(
+    context: &Context,
+    held: &mut UnstartedRun,
+    waiter: Option<&Waiter>,
+    hold: Option<Hold>,
+    era: &mut impl CallEra,
+) -> Result<Settled, Fault> {
+    let phase = held.start().await;
+    let run = held.run();
+    if let Phase::Done(end) = phase {
+        return Ok(Settled::Ended { end, at_once: true });
+    }
+    if let Some(waiter) = waiter {
+        waiter.wait_for_run(run);
+    }
+    let mut timer = HoldTimer::new(context, hold, false);
+    let mut phase = run.phase();
+    while matches!(phase, Phase::Loose) {
+        tokio::select! {
+            biased;
+            settled = run.settled() => {
+                phase = settled;
+                continue;
+            }
+            wake = era.meanwhile() => match wake? {
+                Wake::Due => {}
+                Wake::Gone => return Ok(Settled::Gone),
+            },
+            () = timer.expired() => {}
+        }
+        phase = match run.promote().await {
+            // A server that shuts down gives it the time that there is.
+            Err(engine::Error::Rejected(reject @ Reject::Limit { .. })) if timer.is_expired() && !*context.draining.borrow() => {
+                if let Some(waiter) = waiter {
+                    waiter.clone().answered(true);
+                }
+                return Ok(Settled::NoRoom(hold::stop_at_task_limit(context, run, &reject)));
+            }
+            // No room for another task: the caller waits on, which costs it nothing but time.
+            Err(error) if is_limit(&error) => {
+                era.no_task();
+                Phase::Loose
+            }
+            promoted => promoted?,
+        };
+    }
+    match phase {
+        Phase::Task(id) => Ok(Settled::Task(context.engine.require_task(&run.spec().caller, id)?)),
+        Phase::Done(end) => Ok(Settled::Ended { end, at_once: false }),
+        Phase::Loose => Err(Fault::internal("the tool went away")),
+    }
+}
+
+/// Waits for the task that a call has, until the call can be answered.
+pub(in crate::protocol) async fn follow(
+    context: &Context,
+    id: TaskId,
+    waiter: &Waiter,
+    hold: Option<Hold>,
+    era: &mut impl CallEra,
+) -> Result<Waited, Fault> {
+    waiter.mark_slow();
+    let watch = context.engine.watch(vec![id], era.wants_output());
+    let mut timer = HoldTimer::new(context, hold, true);
+    let mut due = false;
+    loop {
+        let task = context.engine.require_task(waiter.caller(), id)?;
+        if let Some(early) = era.answer_early(&task, due)? {
+            return Ok(early);
+        }
+        if task.ended.is_some() {
+            return Ok(Waited::Ended(task));
+        }
+        if let Some(result) = timer.result(&task) {
+            return Ok(Waited::HoldExpired(waiter.with_joined_text(result)));
+        }
+        tokio::select! {
+            _ = watch.changed() => {}
+            wake = era.meanwhile() => match wake? {
+                Wake::Due => due = true,
+                Wake::Gone => return Ok(Waited::Gone),
+            },
+            () = timer.expired() => {}
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! Calls that wait for their work, and work that its callers left.
+//!
+//! A client that hangs up ends its request, not the work: that goes on for a while (`linger`), and the same call by the same
+//! caller joins it. Where a tool says so (`dedupe`), such a call also joins work that others still wait for.
+//!
+//! Who waits for what is known here only. The store has the work itself; what was going on when the server stopped is read
+//! from there, and the same call finds it again.
+
+mod linger;
+mod registry;
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use taskwire_core::{
+    CallerId, Payload, TaskId, Timestamp,
+    task::{Reject, Spec, Task},
+    wire::RequestId,
+};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+pub(crate) use self::registry::CallRegistry;
+pub(in crate::protocol) use self::registry::DedupeKey;
+use super::{CANCELLED_BY_CALLER, find_tool, hold};
+use crate::{
+    engine::{self, CallNote, Continuation, Phase, Run},
+    followup,
+    protocol::{ByteStreamId, Context, MessageSink, OnSent},
+    tool::ReadyTool,
+};
+
+/// How long a call of a process that joined goes on without it, at least.
+const BRIDGED_LINGER_MIN: Duration = Duration::from_secs(30);
+/// How long it may take until the server has noticed that a client hung up.
+const HANG_UP_NOTICED: Duration = Duration::from_millis(100);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each is consistent between statements, so a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a caller gives something up because it would not wait any longer, and not because it is not wanted any more.
+pub(in crate::protocol) fn is_timeout(reason: &str) -> bool {
+    let reason = reason.to_ascii_lowercase();
+    reason.contains("timed out") || reason.contains("timeout")
+}
+
+/// What a call waits for.
+#[derive(Debug, Clone)]
+enum RunOrTask {
+    /// Work in memory, which may have become a task since.
+    Run(Arc<Run>),
+    Task(TaskId),
+}
+
+impl RunOrTask {
+    fn id(&self) -> TaskId {
+        match self {
+            Self::Run(run) => run.id(),
+            Self::Task(id) => *id,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    awaited: Option<RunOrTask>,
+    /// Whether that is work which others may join, so that those who wait for it are counted.
+    counted: bool,
+}
+
+/// A call that waits for its work.
+pub(in crate::protocol) struct WaitingCall {
+    context: Arc<Context>,
+    caller: CallerId,
+    tool: Arc<str>,
+    /// The arguments, if they are known; else they stand in the store.
+    request: Option<Payload>,
+    /// What it has in common with calls that are the same, once somebody asked.
+    dedupe_key: OnceLock<DedupeKey>,
+    /// Whether it is counted among the calls that take their time.
+    slow: AtomicBool,
+    /// Whether the caller knows of no task: who does joins only what one that does has left.
+    hidden: bool,
+    /// How long the work goes on without its caller; `Duration::MAX` to its end.
+    linger: Duration,
+    state: Mutex<State>,
+    /// Whether the caller said that it does not want the work any more.
+    cancelled: AtomicBool,
+    /// When the work that it joined began.
+    joined_started_at: OnceLock<Timestamp>,
+    /// Its name on a byte stream, where calls are cancelled by their names.
+    byte_stream_request: Option<(ByteStreamId, RequestId)>,
+}
+
+/// A call that waits for its work, for as long as this lives. Dropped before its answer is on its way, it leaves the work
+/// running for a while. Clones are of the same call.
+#[derive(Debug, Clone)]
+pub(in crate::protocol) struct Waiter(Arc<WaitingCall>);
+
+impl Waiter {
+    /// A call of `tool` that has no work yet, and the way back to its client.
+    pub(in crate::protocol) fn new(
+        context: &Arc<Context>,
+        caller: &CallerId,
+        tool: &Arc<ReadyTool>,
+        request: &Payload,
+        hidden: bool,
+        (id, out): (&RequestId, &MessageSink),
+    ) -> Self {
+        let named = out.byte_stream().map(|stream| (stream, id));
+        let mut linger = linger(context, tool);
+        if out.is_bridged() && !hold::is_followup(context, tool) {
+            // A process that joined is cut off when the server is replaced, and comes back.
+            linger = linger.max(BRIDGED_LINGER_MIN);
+        }
+        let waiting = WaitingCall {
+            context: context.clone(),
+            caller: caller.clone(),
+            tool: tool.0.name.clone(),
+            request: Some(request.clone()),
+            dedupe_key: OnceLock::new(),
+            slow: AtomicBool::new(false),
+            hidden,
+            linger,
+            state: Mutex::default(),
+            cancelled: AtomicBool::new(named.is_some_and(|(stream, id)| context.calls.take_early_cancel(stream, id))),
+            joined_started_at: OnceLock::new(),
+            byte_stream_request: named.map(|(stream, id)| (stream.clone(), id.clone())),
+        };
+        let waiter = Self(Arc::new(waiting));
+        if named.is_some() {
+            context.calls.register_request(&waiter.0);
+        }
+        waiter
+    }
+
+    /// The call whose reader came back to this task: as it was `before`, if somebody still waits for it.
+    pub(in crate::protocol) fn resume(context: &Arc<Context>, before: Option<Arc<WaitingCall>>, task: &Task) -> Self {
+        if let Some(before) = before {
+            return Self(before);
+        }
+        let linger = find_tool(context, &task.spec.tool).map_or(context.config.linger, |tool| linger(context, &tool));
+        let waiting = WaitingCall {
+            context: context.clone(),
+            caller: task.spec.caller.clone(),
+            tool: task.spec.tool.clone(),
+            request: None,
+            dedupe_key: OnceLock::new(),
+            slow: AtomicBool::new(false),
+            hidden: task.spec.hidden,
+            linger,
+            state: Mutex::new(State { awaited: Some(RunOrTask::Task(task.id)), counted: context.calls.add_waiter(task.id) }),
+            cancelled: AtomicBool::new(false),
+            joined_started_at: OnceLock::new(),
+            byte_stream_request: None,
+        };
+        Self(Arc::new(waiting))
+    }
+
+    /// A way back to the call that does not keep it waiting.
+    pub(in crate::protocol) fn downgrade(&self) -> Weak<WaitingCall> {
+        Arc::downgrade(&self.0)
+    }
+
+    pub(in crate::protocol) fn caller(&self) -> &CallerId {
+        &self.0.caller
+    }
+
+    /// Whether the work goes on without its caller.
+    pub(in crate::protocol) fn lingers(&self) -> bool {
+        !self.0.linger.is_zero()
+    }
+
+    /// Says what it waits for: work in memory.
+    pub(in crate::protocol) fn wait_for_run(&self, run: &Arc<Run>) {
+        self.0.wait_for(RunOrTask::Run(run.clone()));
+    }
+
+    /// Says what it waits for: a task that is there, or about to be made.
+    pub(in crate::protocol) fn wait_for_task(&self, id: TaskId) {
+        self.0.wait_for(RunOrTask::Task(id));
+    }
+
+    /// When the work began, if it is that of an earlier call.
+    pub(in crate::protocol) fn joined_started_at(&self) -> Option<Timestamp> {
+        self.0.joined_started_at.get().copied()
+    }
+
+    /// The result, which says so if it is that of an earlier call.
+    pub(in crate::protocol) fn with_joined_text(&self, result: Payload) -> Payload {
+        match self.joined_started_at() {
+            Some(began) => hold::with_text_appended(&result, &followup::dedupe_note(began, self.0.context.engine.clock().now())),
+            None => result,
+        }
+    }
+
+    /// Whether the caller said that it does not want the work any more.
+    pub(in crate::protocol) fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Joins what the same call of the same caller left running, or whose result nobody has had, if there is such work.
+    pub(in crate::protocol) async fn join_lingering(&self) -> Result<Option<Arc<Task>>, engine::Error> {
+        let calls = &self.0.context.calls;
+        if !self.lingers() {
+            return Ok(None);
+        }
+        calls.recovered().await;
+        if let Some(task) = self.try_join_lingering().await? {
+            return Ok(Some(task));
+        }
+        if !calls.has_slow(&self.0) {
+            return Ok(None);
+        }
+        // Who hung up and calls again may be heard before its end is: a moment later it is known.
+        let deadline = tokio::time::sleep(HANG_UP_NOTICED);
+        tokio::pin!(deadline);
+        loop {
+            let next_linger = calls.next_linger();
+            if let Some(task) = self.try_join_lingering().await? {
+                return Ok(Some(task));
+            }
+            tokio::select! {
+                () = next_linger => {}
+                () = &mut deadline => return Ok(None),
+            }
+        }
+    }
+
+    async fn try_join_lingering(&self) -> Result<Option<Arc<Task>>, engine::Error> {
+        if self.0.context.calls.is_empty() {
+            return Ok(None);
+        }
+        match self.dedupe_key() {
+            Some(key) => self.0.join_by_key(key).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Notes that the call takes its time: its client may give it up, and call again.
+    pub(in crate::protocol) fn mark_slow(&self) {
+        if self.lingers()
+            && let Some(key) = self.dedupe_key()
+            && !self.0.slow.swap(true, Ordering::AcqRel)
+        {
+            self.0.context.calls.add_slow(&self.0.tool, key);
+        }
+    }
+
+    /// What it has in common with calls that are the same; none if its arguments are not known.
+    pub(in crate::protocol) fn dedupe_key(&self) -> Option<&DedupeKey> {
+        self.0.dedupe_key()
+    }
+
+    /// Whether this is another call, and one that has work.
+    pub(in crate::protocol) fn is_other(&self, other: &Arc<WaitingCall>) -> bool {
+        !Arc::ptr_eq(&self.0, other) && lock(&other.state).awaited.is_some()
+    }
+
+    /// Joins the work of another call that is the same and still waits for it, if that goes on.
+    pub(in crate::protocol) async fn join_unanswered(&self, other: &Arc<WaitingCall>) -> Result<Option<Arc<Task>>, engine::Error> {
+        let work = lock(&other.state).awaited.clone();
+        let (Some(work), true) = (work, self.lingers()) else { return Ok(None) };
+        if let RunOrTask::Run(run) = &work {
+            match run.promote().await {
+                Ok(Phase::Task(_)) => {}
+                Ok(_) | Err(engine::Error::Rejected(Reject::Limit { .. })) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        let (context, id) = (&self.0.context, work.id());
+        let Some(task) = context.engine.task(&self.0.caller, id)?.filter(|task| task.ended.is_none()) else { return Ok(None) };
+        let Some(key) = other.dedupe_key_of(&work) else { return Ok(None) };
+        {
+            let mut theirs = lock(&other.state);
+            // It may have been answered meanwhile.
+            if theirs.awaited.as_ref().map(RunOrTask::id) != Some(id) {
+                return Ok(None);
+            }
+            context.calls.join_awaited(context, key, id, theirs.counted);
+            theirs.counted = true;
+        }
+        *lock(&self.0.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
+        self.0.set_joined(&task);
+        Ok(Some(task))
+    }
+
+    /// Joins work of the same call, whoever waits for it, or makes the task that others join.
+    pub(in crate::protocol) async fn join_or_create(
+        &self,
+        spec: Arc<Spec>,
+        request: Payload,
+        resumed: Continuation,
+        notes: Option<mpsc::Sender<CallNote>>,
+    ) -> Result<Arc<Task>, engine::Error> {
+        let waiting = self.0.clone();
+        // On its own, so that a caller that goes away cannot leave a task behind that the next one does not find.
+        let joined: JoinHandle<Result<_, engine::Error>> = tokio::spawn(async move {
+            let context = &waiting.context;
+            context.calls.recovered().await;
+            let fingerprint = spec.dedupe_key.clone().unwrap_or_default();
+            let key = DedupeKey { caller: waiting.caller.clone(), hidden: waiting.hidden, fingerprint };
+            // Held while it looks for the task and makes it: of two at once, one makes it.
+            let _turn = context.calls.lock_create().await;
+            if let Some(task) = waiting.join_by_key(&key).await? {
+                return Ok(task);
+            }
+            // What was cancelled while it looked for its work needs none.
+            if waiting.cancelled.load(Ordering::Acquire) {
+                return Err(engine::Error::Rejected(Reject::Ended));
+            }
+            let receipt = context.engine.create(context.engine.new_id(), spec, request, &resumed, notes).await?;
+            let id = receipt.task.id;
+            context.calls.add_deduped(context, key, id);
+            *lock(&waiting.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
+            if waiting.cancelled.load(Ordering::Acquire) {
+                waiting.stop();
+            }
+            Ok(receipt.task)
+        });
+        joined.await.map_err(|_| engine::Error::Unavailable("the call could not be made".into()))?
+    }
+
+    /// The answer is about to be sent: how the work `ended`, or how its caller gets on. From now on the same call begins anew. If
+    /// the answer never reaches its caller, it leaves the work after all.
+    pub(in crate::protocol) fn on_answer_sent(self, ended: bool) -> OnSent {
+        let shown = {
+            let state = lock(&self.0.state);
+            state.awaited.as_ref().map(RunOrTask::id).filter(|_| ended && state.counted)
+        };
+        if let Some(id) = shown {
+            self.0.context.calls.set_answering(id, true);
+        }
+        OnSent::new(move |delivered| {
+            if delivered {
+                self.answered(ended);
+            } else if let Some(id) = shown {
+                self.0.context.calls.set_answering(id, false);
+            }
+        })
+    }
+
+    /// The caller was answered: it knows how the work `ended`, or how to get on.
+    pub(in crate::protocol) fn answered(self, ended: bool) {
+        let State { awaited: work, counted } = std::mem::take(&mut *lock(&self.0.state));
+        if let Some(work) = work.filter(|_| counted) {
+            self.0.context.calls.answered(work.id(), ended);
+        }
+    }
+}
+
+/// How long work of a tool goes on without its caller. The follow-up tools have no work of their own.
+fn linger(context: &Context, tool: &Arc<ReadyTool>) -> Duration {
+    if hold::is_followup(context, tool) { Duration::ZERO } else { tool.0.policy.linger.unwrap_or(context.config.linger) }
+}
+
+impl std::fmt::Debug for WaitingCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiting").field("caller", &self.caller).field("tool", &self.tool).finish_non_exhaustive()
+    }
+}
+
+impl WaitingCall {
+    /// See [`Waiter::key`].
+    pub(in crate::protocol) fn dedupe_key(&self) -> Option<&DedupeKey> {
+        let request = self.request.as_ref()?;
+        Some(self.dedupe_key.get_or_init(|| DedupeKey::of(&self.context, &self.caller, self.hidden, &self.tool, request)))
+    }
+
+    fn wait_for(&self, work: RunOrTask) {
+        lock(&self.state).awaited = Some(work);
+        // It may have been cancelled before there was anything to stop.
+        if self.cancelled.load(Ordering::Acquire) {
+            self.stop();
+        }
+    }
+
+    /// What a call for this work has in common with those that are the same; none if that cannot be read.
+    fn dedupe_key_of(&self, work: &RunOrTask) -> Option<DedupeKey> {
+        if let Some(key) = self.dedupe_key() {
+            return Some(key.clone());
+        }
+        let request = match work {
+            RunOrTask::Run(run) => run.arguments().clone(),
+            RunOrTask::Task(id) => registry::stored_request(&self.context, *id).ok()??,
+        };
+        Some(DedupeKey::of(&self.context, &self.caller, self.hidden, &self.tool, &request))
+    }
+
+    async fn join_by_key(self: &Arc<Self>, key: &DedupeKey) -> Result<Option<Arc<Task>>, engine::Error> {
+        let (context, calls) = (&self.context, &self.context.calls);
+        while let Some((id, ready)) = calls.join(key) {
+            *lock(&self.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
+            registry::wait_until_ready(ready).await;
+            if let Some(task) = context.engine.task(&self.caller, id)?.filter(|task| registry::is_joinable(context, task)) {
+                self.set_joined(&task);
+                return Ok(Some(task));
+            }
+            calls.forget(id);
+            *lock(&self.state) = State::default();
+        }
+        Ok(None)
+    }
+
+    fn set_joined(&self, task: &Task) {
+        let _ = self.joined_started_at.set(task.began_at());
+        tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %task.id, "a call joined the work of an earlier one");
+        if self.cancelled.load(Ordering::Acquire) {
+            self.stop();
+        }
+    }
+
+    /// The caller does not want the work any more: it stops, unless another call waits for it, too.
+    pub(in crate::protocol) fn cancel(&self) {
+        // In this order: who is about to find its work sees this then.
+        self.cancelled.store(true, Ordering::Release);
+        self.stop();
+    }
+
+    /// The caller does not wait any longer: its work is left from now on, whenever the request itself ends.
+    pub(in crate::protocol) fn give_up(&self) {
+        let State { awaited: work, counted } = std::mem::take(&mut *lock(&self.state));
+        if let Some(work) = work {
+            linger::let_linger(self, work, counted);
+        }
+    }
+
+    fn stop(&self) {
+        let State { awaited: work, counted } = std::mem::take(&mut *lock(&self.state));
+        let Some(work) = work else { return };
+        if counted && self.context.calls.remove_waiter(work.id()) > 0 {
+            return;
+        }
+        self.context.calls.forget(work.id());
+        match work {
+            RunOrTask::Run(run) => run.cancel(CANCELLED_BY_CALLER),
+            RunOrTask::Task(id) => self.context.engine.cancel_soon(self.caller.clone(), id, CANCELLED_BY_CALLER),
+        }
+    }
+}
+
+impl Drop for WaitingCall {
+    fn drop(&mut self) {
+        if self.byte_stream_request.is_some() {
+            self.context.calls.unregister_request(self);
+        }
+        if let Some(key) = self.dedupe_key.get().filter(|_| self.slow.load(Ordering::Acquire)) {
+            self.context.calls.remove_slow(&self.tool, key);
+        }
+        self.give_up();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_would_not_wait_is_told_from_one_that_changed_its_mind() {
+        for reason in ["Request timed out", "McpError: MCP error -32001: Request timed out", "TIMEOUT", "request timeout"] {
+            assert!(is_timeout(reason), "{reason}");
+        }
+        for reason in ["", "cancelled by the user", "not needed any more", "time is money"] {
+            assert!(!is_timeout(reason), "{reason}");
+        }
+    }
+}

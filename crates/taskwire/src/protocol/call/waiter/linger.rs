@@ -1,0 +1,157 @@
+//! Work that was left by who called for it: it goes on for a while.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use taskwire_core::{
+    CallerId, TaskId,
+    task::{Authority, Command},
+};
+use tokio::sync::watch;
+
+use super::{RunOrTask, WaitingCall};
+use crate::{
+    engine::{Phase, Run, RunEnd},
+    protocol::Context,
+    wakeup::Watch,
+};
+
+/// How often work that lingers for ever is looked at.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(3600);
+/// The time of the store is in these.
+const MOMENT: Duration = Duration::from_millis(1);
+/// Why work stops that nobody came back for.
+const LINGER_EXPIRED: &str = "its client hung up, and nobody called for it again within `linger`";
+/// Why work stops where nothing lingers.
+const HUNG_UP: &str = "the caller went away before it was told of the task";
+
+/// A call is gone without an answer: its work goes on for a while, unless another call waits for it.
+pub(super) fn let_linger(waiting: &WaitingCall, work: RunOrTask, counted: bool) {
+    let (context, id) = (&waiting.context, work.id());
+    if waiting.linger.is_zero() {
+        if counted && context.calls.remove_waiter(id) > 0 {
+            return;
+        }
+        context.calls.forget(id);
+        return match work {
+            RunOrTask::Run(run) => run.cancel(HUNG_UP),
+            RunOrTask::Task(id) => context.engine.cancel_soon(waiting.caller.clone(), id, HUNG_UP),
+        };
+    }
+    // A run that has ended before it was ever a task is over for everybody, if it only wanted to be called again.
+    if matches!(&work, RunOrTask::Run(run) if matches!(run.phase(), Phase::Done(RunEnd::Suspended(_)))) {
+        return;
+    }
+    // Before the lock: it may be read from the store.
+    let key = if counted { None } else { waiting.dedupe_key_of(&work) };
+    let (ready, is_ready) = watch::channel(false);
+    let turn = context.calls.begin_linger(context, id, counted, key, is_ready);
+    let Some(turn) = turn else { return };
+    let left = LingeringWork { caller: waiting.caller.clone(), tool: waiting.tool.clone(), id, linger: waiting.linger, linger_count: turn };
+    let context = context.clone();
+    context.engine.clone().spawn(async move {
+        let kept = left.save(&context, work, ready).await;
+        // Not kept for as long as that takes: the server may end meanwhile.
+        let (weak, watch) = (Arc::downgrade(&context), context.engine.watch(vec![left.id], false));
+        drop(context);
+        if kept {
+            left.watch_over(weak, watch).await;
+        }
+    });
+}
+
+/// Work that was left by who called for it.
+struct LingeringWork {
+    caller: CallerId,
+    tool: Arc<str>,
+    id: TaskId,
+    linger: Duration,
+    linger_count: u64,
+}
+
+impl LingeringWork {
+    /// Makes it durable; says whether that was possible.
+    async fn save(&self, context: &Context, work: RunOrTask, ready: watch::Sender<bool>) -> bool {
+        let kept = match &work {
+            RunOrTask::Run(run) => self.promote(context, run).await,
+            // Behind what was asked of it before: it may not have been made yet.
+            RunOrTask::Task(id) => context.engine.submit(*id, Authority::Engine, Command::Tick).await.is_ok(),
+        };
+        if !kept {
+            context.calls.forget(self.id);
+        }
+        ready.send_replace(true);
+        context.calls.linger_saved();
+        let (caller, tool, task) = (self.caller.as_str(), &self.tool, self.id);
+        match self.linger {
+            _ if !kept => {}
+            Duration::MAX => tracing::info!(caller, %tool, %task, "the client hung up before it was answered: its call goes on"),
+            linger => tracing::info!(caller, %tool, %task, ?linger, "the client hung up before it was answered: its call goes on"),
+        }
+        kept
+    }
+
+    /// Makes a task of work in memory.
+    async fn promote(&self, context: &Context, run: &Arc<Run>) -> bool {
+        let kept = match run.promote().await {
+            Ok(Phase::Task(_)) => return true,
+            Ok(Phase::Done(RunEnd::Outcome(outcome))) => {
+                context.engine.create_ended(self.id, run.spec().clone(), run.arguments().clone(), outcome).await.map(|_| true)
+            }
+            Ok(Phase::Done(RunEnd::Suspended(_)) | Phase::Loose) => Ok(false),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &kept {
+            tracing::warn!(caller = self.caller.as_str(), tool = %self.tool, %error, "the client hung up, and its call stops: it cannot be kept");
+            run.cancel(HUNG_UP);
+        }
+        kept.unwrap_or(false)
+    }
+
+    /// Watches over it until somebody joins it, its end is there long enough, or its time is over.
+    async fn watch_over(&self, weak: Weak<Context>, watch: Watch<TaskId>) {
+        loop {
+            let Some(context) = weak.upgrade() else { return };
+            let Some(wait) = self.time_left(&context) else { return };
+            let sleep = context.engine.clock().sleep(wait);
+            drop(context);
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = sleep => {}
+            }
+        }
+    }
+
+    /// How long it may go on as it is; none if there is nothing to watch over any more.
+    fn time_left(&self, context: &Context) -> Option<Duration> {
+        let (engine, calls, id) = (&context.engine, &context.calls, self.id);
+        let now = engine.clock().now();
+        // Else somebody joined it, or knows of it.
+        let since = calls.lingering_since(id, self.linger_count)?;
+        let task = engine.any_task(id).ok().flatten();
+        let rest = match task.as_ref().map(|task| task.ended) {
+            // Its end is there for the same call, for a while.
+            Some(Some((at, _))) => context.config.hold.checked_sub(now.since(at)).map(|rest| rest + MOMENT),
+            Some(None) if self.linger == Duration::MAX => Some(RECHECK_INTERVAL),
+            Some(None) => match self.linger.saturating_sub(now.since(since)) {
+                // The one watch is this.
+                rest if rest.is_zero() && engine.watchers(id) > 1 => {
+                    calls.touch(context, id);
+                    Some(self.linger)
+                }
+                rest => (!rest.is_zero()).then_some(rest),
+            },
+            None => None,
+        };
+        if rest.is_none() {
+            calls.forget(id);
+            if task.is_some_and(|task| task.ended.is_none()) {
+                tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %id, "nobody came back for a call: it stops");
+                engine.cancel_soon(self.caller.clone(), id, LINGER_EXPIRED);
+            }
+        }
+        rest
+    }
+}

@@ -1,0 +1,427 @@
+//! `tools/call`: the result, a stream that leads to it, or a task.
+//!
+//! A call without `task` is run in memory at first. When it has something to say before its result, or takes its time, it
+//! becomes a task that its caller does not know of, and its caller reads that task's log: so it can come back to it (`plain`).
+
+mod without_task;
+
+use std::{sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json, value::RawValue};
+use taskwire_core::{
+    Payload, Seq, TaskId,
+    task::{AcceptedQuestions, OutboxTarget, Outcome, Reject, Spec, Task},
+    wire::{RequestId, code},
+};
+use tokio::sync::mpsc;
+
+use super::{
+    Cx,
+    event_id::StreamKind,
+    live::RequestGuard,
+    modes::{Choice, choose, mode_of},
+    outcome::TaskOrigin,
+    render::{self, FALLBACK_MODE, IMMEDIATE_RESPONSE, RELATED_TASK},
+    streaming,
+    task_stream::{self, TaskStream},
+};
+use crate::{
+    config::ResponseMode,
+    engine::{self, CallNote, Continuation, Run, RunEnd},
+    protocol::{
+        CallerPermit, Fault, OnSent, Reply,
+        call::{
+            self as calls, CallOptions, find_tool, invalid_arguments,
+            wait::{self, CallEra, Settled, Wake, is_limit},
+        },
+        notes::NoteEncoder,
+        params::{Members, present, text},
+    },
+    tool::{ReadyTool, TaskMode},
+};
+
+/// Bytes of a progress token: it is kept with the task.
+const TOKEN_BYTES_MAX: usize = 256;
+/// Notes that wait for a client to read; more are dropped, the newest first.
+const NOTES_MAX: usize = 256;
+/// What has output to show is given a part of the time that it would have without, to be done at once: a tenth.
+const OUTPUT_DELAY_DIVISOR: u32 = 10;
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Params<'a> {
+    #[serde(borrow, deserialize_with = "present")]
+    name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    task: Option<&'a RawValue>,
+    #[serde(rename = "_meta")]
+    meta: Option<Members<Meta>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Meta {
+    #[serde(rename = "progressToken")]
+    progress_token: Option<RequestId>,
+    #[serde(rename = "dev.taskwire/idempotencyKey")]
+    idempotency_key: Option<String>,
+}
+
+/// What a client wants of the task that it asks for.
+#[derive(Debug, Default)]
+struct TaskOptions {
+    ttl: Option<u64>,
+    modes: Option<Vec<ResponseMode>>,
+}
+
+/// One call.
+struct Call<'a, 'c> {
+    cx: &'a Cx<'c>,
+    tool: Arc<ReadyTool>,
+    /// The arguments, and as they came.
+    arguments: Value,
+    raw_arguments: Payload,
+    progress_token: Option<RequestId>,
+    spec: Spec,
+}
+
+pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let name = text(params.name, "name")?;
+    let tool = find_tool(cx.context, &name)?;
+    let agreed = cx.session.terms();
+    let asked = params.task.filter(|_| agreed.has_tasks());
+    match (asked.is_some(), tool.0.policy.task) {
+        (true, TaskMode::Never) => {
+            let message = format!("the tool `{name}` cannot be called as a task: leave `task` out");
+            return Err(Fault::new(200, code::METHOD_NOT_FOUND, message));
+        }
+        (false, TaskMode::Required) => {
+            let message = match agreed.has_tasks() {
+                true => format!("the tool `{name}` can only be called as a task: add `task` to the parameters"),
+                false => format!(
+                    "the tool `{name}` can only be called by clients that know tasks (protocol 2025-11-25 with tasks, or 2026-07-28 with \
+                     the Tasks extension); who offers it can set `task = \"always\"`, so that every client can call it"
+                ),
+            };
+            return Err(Fault::new(200, code::METHOD_NOT_FOUND, message));
+        }
+        _ => {}
+    }
+    let augment = asked.map(|raw| parse_task_options(raw, agreed.modes.is_some())).transpose()?;
+    let (given, arguments) = calls::arguments(&tool, params.arguments)?;
+    if let Some(misfit) = invalid_arguments(&tool, &given) {
+        let Outcome::Completed { result, .. } = misfit.into_outcome() else { return Err(Fault::internal("a misfit is a result")) };
+        if augment.is_none() {
+            return Ok(cx.reply(render::call_result(&result, None, None)));
+        }
+        // What is no task at all must not look like one.
+        let result: Value = result.read()?;
+        return Err(Fault::params(result["content"][0]["text"].as_str().unwrap_or_default()));
+    }
+    if *cx.context.draining.borrow() {
+        return Err(engine::Error::Unavailable("it is shutting down".into()).into());
+    }
+    let Members(meta) = params.meta.unwrap_or_default();
+    if matches!(&meta.progress_token, Some(RequestId::Text(text)) if text.len() > TOKEN_BYTES_MAX) {
+        return Err(Fault::params(format!("`progressToken` has more than {TOKEN_BYTES_MAX} bytes")));
+    }
+    // A task can be answered elsewhere; a call only where it was made.
+    let accepts = if augment.is_some() || cx.can_stream { agreed.accepts } else { AcceptedQuestions::default() };
+    let wanted = CallOptions { caller: &cx.session.caller, accepts, idempotency_key: meta.idempotency_key.as_deref() };
+    let mut spec = calls::spec(cx.context, &tool, &wanted)?;
+    spec.origin = TaskOrigin::to_payload(meta.progress_token.clone());
+    spec.outbox = Some(OutboxTarget { session: cx.session.id.clone(), output: agreed.partial });
+    let mut call = Call { cx, tool, arguments: given, raw_arguments: arguments, progress_token: meta.progress_token, spec };
+    let Some(augment) = augment else { return call.answer_without_task().await };
+    if let Some(ttl) = augment.ttl {
+        call.spec.retention_ms = Some(call.spec.retention_ms.map_or(ttl, |most| ttl.min(most)));
+    }
+    let choice = choose(&cx.context.config.legacy.modes, agreed.modes.as_deref().unwrap_or_default(), augment.modes.as_deref());
+    match choice.mode {
+        ResponseMode::Task => call.answer_with_task(choice).await,
+        ResponseMode::Immediate => call.answer_immediate(choice).await,
+        ResponseMode::Streaming => call.answer_streaming(choice).await,
+    }
+}
+
+/// Reads `task`; what it says about modes counts only for clients that know of them.
+fn parse_task_options(raw: &RawValue, modes: bool) -> Result<TaskOptions, Fault> {
+    #[derive(Deserialize, Default)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Task<'a> {
+        #[serde(borrow, deserialize_with = "present")]
+        ttl: Option<&'a RawValue>,
+        #[serde(borrow, deserialize_with = "present")]
+        response_modes: Option<&'a RawValue>,
+    }
+    let Members(task): Members<Task<'_>> =
+        serde_json::from_str(raw.get()).map_err(|error| Fault::params(format!("`task` must be an object: {error}")))?;
+    let ttl = match task.ttl.filter(|raw| raw.get() != "null") {
+        None => None,
+        Some(raw) => {
+            let ttl: Option<u64> = serde_json::from_str(raw.get()).ok().filter(|ttl| *ttl > 0);
+            Some(ttl.ok_or_else(|| Fault::params("`task.ttl` must be a whole number of milliseconds, at least 1"))?)
+        }
+    };
+    let modes = match task.response_modes.filter(|_| modes) {
+        None => None,
+        Some(raw) => {
+            let names: Vec<String> =
+                serde_json::from_str(raw.get()).map_err(|_| Fault::params("`task.responseModes` must be a list of strings"))?;
+            Some(names.iter().filter_map(|name| mode_of(name)).collect())
+        }
+    };
+    Ok(TaskOptions { ttl, modes })
+}
+
+impl Call<'_, '_> {
+    fn promote_delay(&self) -> Duration {
+        super::promote_after(self.cx.context, &self.tool.0.name)
+    }
+
+    fn note_encoder(&self) -> NoteEncoder {
+        NoteEncoder::new(self.progress_token.clone(), Some(self.cx.session.terms().level))
+    }
+
+    /// Says nothing of a task until the client knows its name.
+    fn withhold_until_announced(&self, id: TaskId) -> OnSent {
+        let session = self.cx.session.clone();
+        session.withhold(id);
+        OnSent::new(move |_| session.announce(id))
+    }
+
+    /// Where log lines of a task go: to the standing stream, if there is one.
+    fn open_log_notes(&self, id: TaskId) -> mpsc::Sender<CallNote> {
+        let (sender, mut notes) = mpsc::channel(NOTES_MAX);
+        let session = self.cx.session.clone();
+        tokio::spawn(async move {
+            let meta = render::related(id);
+            while let Some(note) = notes.recv().await {
+                let mut wanted = NoteEncoder::new(None, Some(session.terms().level));
+                if let Some(message) = wanted.message(&note, Some(&meta)) {
+                    session.send_unlogged(id, message);
+                }
+            }
+        });
+        sender
+    }
+
+    /// Makes a task at once.
+    async fn create_task(&self, spec: Spec) -> Result<(Arc<Task>, OnSent), Fault> {
+        let engine = &self.cx.context.engine;
+        let id = engine.new_id();
+        let on_announced = self.withhold_until_announced(id);
+        let key = spec.idempotency_key.clone();
+        let receipt =
+            engine.create(id, Arc::new(spec), self.raw_arguments.clone(), &Continuation::default(), Some(self.open_log_notes(id))).await?;
+        if receipt.task.spec.hidden {
+            return Err(engine::Error::Rejected(Reject::IdempotencyKeyReused(key.as_deref().unwrap_or_default().to_owned())).into());
+        }
+        Ok((receipt.task, on_announced))
+    }
+
+    /// The answer that has a task and nothing else.
+    fn task_reply(&self, task: &Task, choice: Choice, on_announced: OnSent) -> Reply {
+        let mut meta = Map::new();
+        if let Some(text) = &self.tool.0.policy.immediate_response {
+            meta.insert(IMMEDIATE_RESPONSE.to_owned(), (&**text).into());
+        }
+        if choice.fallback {
+            meta.insert(FALLBACK_MODE.to_owned(), "task".into());
+        }
+        self.cx.reply(streaming::create_task_result(self.cx.context, task, &Value::Object(meta))).on_sent(Some(on_announced))
+    }
+
+    async fn answer_with_task(self, choice: Choice) -> Result<Reply, Fault> {
+        let (task, on_announced) = self.create_task(self.spec.clone()).await?;
+        Ok(self.task_reply(&task, choice, on_announced))
+    }
+
+    /// The result if it is there at once; else a stream or a task.
+    async fn answer_immediate(mut self, choice: Choice) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        let engine = &cx.context.engine;
+        let streams = choice.may_stream && self.tool.0.policy.streams;
+        if self.spec.idempotency_key.is_some() {
+            // One that may be repeated must be found again: it is a task from the beginning.
+            return if streams { self.answer_streaming(choice).await } else { self.answer_with_task(choice).await };
+        }
+        if streams {
+            self.set_output_is_result();
+        }
+        let reserved = if streams { self.reserve_stream()? } else { None };
+        let open = if reserved.is_none() { Some(cx.wait_permit()?) } else { None };
+        let spec = Arc::new(self.spec.clone());
+        let id = engine.new_id();
+        let on_announced = self.withhold_until_announced(id);
+        let mut held =
+            engine.prepare_run(id, spec.clone(), self.raw_arguments.clone(), Continuation::default(), Some(self.open_log_notes(id)));
+        let run = held.run().clone();
+        run.keep_until_end(Box::new(open));
+        let mut immediate = Immediate { call: &self, run: &run, streams, over: false };
+        let settled = wait::run(cx.context, &mut held, None, None, &mut immediate).await.inspect_err(|_| {
+            run.cancel("the task could not be made");
+        })?;
+        match settled {
+            Settled::Ended { end: RunEnd::Outcome(Outcome::Completed { result, is_error }), .. } => {
+                let mut meta = None;
+                if cx.context.config.legacy.record_immediate {
+                    let spec = Arc::new(Spec { output_is_result: false, ..Spec::clone(&spec) });
+                    let outcome = Outcome::Completed { result: result.clone(), is_error };
+                    match engine.create_ended(id, spec, self.raw_arguments.clone(), outcome).await {
+                        Ok(_) => meta = Some(json!({RELATED_TASK: {"taskId": id}})),
+                        // The result is what counts.
+                        Err(error) if is_limit(&error) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                let object = render::call_result(&result, meta.as_ref(), None);
+                let object = if is_error { object } else { object.put("isError", &false) };
+                Ok(cx.reply(object).on_sent(Some(on_announced)))
+            }
+            Settled::Ended { end: RunEnd::Outcome(Outcome::Failed(error)), .. } => Err(error.into()),
+            Settled::Task(task) => {
+                // A task is found again, and counts as one.
+                run.keep_until_end(Box::new(()));
+                if streams {
+                    self.stream_answers(&task, choice, reserved, on_announced).await
+                } else {
+                    Ok(self.task_reply(&task, choice, on_announced))
+                }
+            }
+            Settled::Ended { .. } | Settled::NoRoom(_) | Settled::Gone => Err(Fault::internal("the tool went away")),
+        }
+    }
+
+    /// Its output is its result, and is sent in answer to the call.
+    fn set_output_is_result(&mut self) {
+        self.spec.output_is_result = true;
+        let pushes = self.can_answer_repeatedly();
+        if let Some(follower) = &mut self.spec.outbox {
+            // What is sent as an answer is not told as well.
+            follower.output &= !pushes;
+        }
+    }
+
+    /// Whether more than one answer can be given.
+    fn can_answer_repeatedly(&self) -> bool {
+        self.cx.can_stream && self.cx.out.framing().has_event_ids
+    }
+
+    async fn answer_streaming(mut self, choice: Choice) -> Result<Reply, Fault> {
+        self.set_output_is_result();
+        let reserved = self.reserve_stream()?;
+        let (task, on_announced) = self.create_task(self.spec.clone()).await?;
+        self.stream_answers(&task, choice, reserved, on_announced).await
+    }
+
+    /// A place among the requests that wait, for a call that is answered more than once. Before it is begun: else it would
+    /// go on without anybody.
+    fn reserve_stream(&self) -> Result<Option<(CallerPermit, RequestGuard)>, Fault> {
+        if self.can_answer_repeatedly() { Ok(Some((self.cx.wait_permit()?, self.cx.register_request()?))) } else { Ok(None) }
+    }
+
+    async fn stream_answers(
+        &self,
+        task: &Arc<Task>,
+        choice: Choice,
+        reserved: Option<(CallerPermit, RequestGuard)>,
+        on_announced: OnSent,
+    ) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        if !task.spec.output_is_result {
+            // An earlier call under the same key wanted no stream.
+            return Ok(self.task_reply(task, choice, on_announced));
+        }
+        if let Some((_open, request)) = reserved {
+            let stream = task_stream::task_stream_id(StreamKind::Streaming, task, cx.id);
+            let tail = TaskStream::new(cx.context, cx.session, cx.out, stream, None, task).for_request(&request).on_announced(on_announced);
+            return cx.stream_reply(tail.run().await, request);
+        }
+        let (task, part) = if cx.session.terms().partial {
+            // Partials tell the output, all of it: they count from the first on.
+            (task.clone(), streaming::OutputPart::nothing())
+        } else {
+            self.first_part(task.id).await?
+        };
+        let (object, _) = streaming::first_result(cx.context, &task, part)?;
+        Ok(cx.reply(object).on_sent(Some(on_announced)))
+    }
+
+    /// What a task writes first, within the time that a call may take.
+    async fn first_part(&self, id: TaskId) -> Result<(Arc<Task>, streaming::OutputPart), Fault> {
+        let engine = &self.cx.context.engine;
+        let watch = engine.watch(vec![id], true);
+        let promote_delay = engine.clock().sleep(self.promote_delay());
+        tokio::pin!(promote_delay);
+        let mut waited = false;
+        loop {
+            let gone = || engine::Error::Rejected(Reject::NotFound);
+            let mut part = streaming::read(engine, id, Seq(0), 0, self.cx.context.config.read_bytes)?.ok_or_else(gone)?;
+            let task = engine.task(&self.cx.session.caller, id)?.ok_or_else(gone)?;
+            part.complete &= task.ended.is_some();
+            if waited || part.complete || !part.segments.is_empty() {
+                return Ok((task, part));
+            }
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = &mut promote_delay => waited = true,
+            }
+        }
+    }
+}
+
+/// A call whose result is wanted at once, if it is there soon.
+struct Immediate<'a> {
+    call: &'a Call<'a, 'a>,
+    run: &'a Run,
+    streams: bool,
+    over: bool,
+}
+
+impl CallEra for Immediate<'_> {
+    /// Waits for as long as a result may take to count as there at once. Output that could be shown does not wait for it much longer.
+    async fn meanwhile(&mut self) -> Result<Wake, Fault> {
+        if self.over {
+            return std::future::pending().await;
+        }
+        let (clock, patience) = (self.call.cx.context.engine.clock(), self.call.promote_delay());
+        let has_shown = async {
+            if !self.streams {
+                std::future::pending::<()>().await;
+            }
+            self.run.wait_for_output().await;
+            clock.sleep(patience / OUTPUT_DELAY_DIVISOR).await;
+        };
+        tokio::select! {
+            () = clock.sleep(patience) => {}
+            () = has_shown => {}
+        }
+        self.over = true;
+        Ok(Wake::Due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<(Option<u64>, Option<usize>), i64> {
+        let raw: &RawValue = serde_json::from_str(text).expect("JSON");
+        parse_task_options(raw, true).map(|augment| (augment.ttl, augment.modes.map(|modes| modes.len()))).map_err(|fault| fault.error.code)
+    }
+
+    #[test]
+    fn what_a_client_wants_of_a_task_is_read_with_care() {
+        assert_eq!(read("{}"), Ok((None, None)));
+        assert_eq!(read(r#"{"ttl":null}"#), Ok((None, None)));
+        assert_eq!(read(r#"{"ttl":60000,"responseModes":["task","new","streaming"]}"#), Ok((Some(60_000), Some(2))));
+        for bad in ["[]", "null", "3", r#"{"ttl":0}"#, r#"{"ttl":-1}"#, r#"{"ttl":1.5}"#, r#"{"ttl":"1"}"#, r#"{"responseModes":"task"}"#] {
+            assert_eq!(read(bad), Err(code::INVALID_PARAMS), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! A call whose caller wants its result, and knows of no task.
+//!
+//! It is held to its end or, if its caller can come back to it by the follow-up tools, for a while (`call/held`).
+
+use std::{sync::Arc, time::Duration};
+
+use taskwire_core::task::{OnInterrupt, Outcome, Task};
+use tokio::sync::mpsc;
+
+use super::{Call, NOTES_MAX};
+use crate::{
+    clock::Sleep,
+    engine::{self, CallNote, RunEnd},
+    protocol::{
+        Fault, Reply,
+        call::{
+            hold::{self, Heartbeat, Hold},
+            plan::{Plan, Started},
+            wait::{self, CallEra, Settled, Waited, Wake, is_limit},
+            waiter::Waiter,
+        },
+        legacy::{
+            event_id::StreamKind,
+            live::{CANCELLED_BY_CALLER, RequestGuard},
+            no_session, outcome, render,
+            task_stream::{self, TaskStream},
+        },
+        notes::NoteEncoder,
+    },
+};
+
+/// A call that is made once more after so long was given up: calls that are meant twice come together.
+const GIVE_UP_TIME: Duration = Duration::from_secs(2);
+
+/// What a call hears of its work besides the result.
+struct Heard {
+    notes: mpsc::Receiver<CallNote>,
+    /// What it heard before there was a stream.
+    earlier: Vec<CallNote>,
+    encoder: NoteEncoder,
+    /// Whether it passes that on as it comes, since there will be no stream to come back to.
+    forwards_at_once: bool,
+}
+
+/// A call while it waits.
+struct CallNotes<'a> {
+    call: &'a Call<'a, 'a>,
+    request: &'a RequestGuard,
+    heard: Heard,
+    /// Whether its work is made a task, so that there is a log to be read, as soon as there is something to say or its time is over.
+    streams: bool,
+    due: Option<Sleep>,
+    beat: Option<Heartbeat>,
+}
+
+impl CallEra for CallNotes<'_> {
+    fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
+        let (sender, notes) = mpsc::channel(NOTES_MAX);
+        self.heard.notes = notes;
+        Some(sender)
+    }
+
+    /// Joins what the same call left, or what this session called for before and has given up without a word: some clients do, and
+    /// call again.
+    async fn join_same_call(&mut self, waiter: &Waiter) -> Result<Option<Arc<Task>>, engine::Error> {
+        if let Some(task) = waiter.join_lingering().await? {
+            return Ok(Some(task));
+        }
+        if !waiter.lingers() {
+            return Ok(None);
+        }
+        let cx = self.call.cx;
+        let now = cx.context.engine.clock().now();
+        if let Some(earlier) = cx.session.find_unanswered(waiter, |began| now.since(began) >= GIVE_UP_TIME)
+            && let Some(task) = waiter.join_unanswered(&earlier).await?
+        {
+            return Ok(Some(task));
+        }
+        // It may have been given up with a word just now.
+        waiter.join_lingering().await
+    }
+
+    async fn meanwhile(&mut self) -> Result<Wake, Fault> {
+        let (call, cx) = (self.call, self.call.cx);
+        let due = self.due.get_or_insert_with(|| cx.context.engine.clock().sleep(call.promote_delay()));
+        let heard = &mut self.heard;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.request.cancelled() => return Ok(Wake::Gone),
+                () = cx.session.ended() => return Err(no_session()),
+                Some(note) = heard.notes.recv(), if self.streams || heard.forwards_at_once => {
+                    if heard.forwards_at_once {
+                        call.forward_note(&note, &mut heard.encoder);
+                    } else if matches!(note, CallNote::Disconnect(_)) || heard.encoder.message(&note, None).is_some() {
+                        heard.earlier.push(note);
+                        return Ok(Wake::Due);
+                    }
+                }
+                () = hold::heartbeat_due(&mut self.beat) => {
+                    if let Some(message) = self.beat.as_mut().and_then(|beat| beat.message(&mut heard.encoder, None)) {
+                        cx.out.try_send(&message);
+                    }
+                }
+                () = due.as_mut(), if self.streams => return Ok(Wake::Due),
+            }
+        }
+    }
+
+    /// What it would have heard from the log, it hears as it comes.
+    fn no_task(&mut self) {
+        let (call, cx, heard) = (self.call, self.call.cx, &mut self.heard);
+        self.streams = false;
+        if cx.context.config.followups && cx.can_stream && !heard.forwards_at_once {
+            heard.forwards_at_once = true;
+            heard.encoder = call.note_encoder();
+            for note in std::mem::take(&mut heard.earlier) {
+                call.forward_note(&note, &mut heard.encoder);
+            }
+            let (clock, began) = (cx.context.engine.clock(), self.request.call_start().map(|(began, _)| began));
+            let began = began.unwrap_or_else(|| clock.now());
+            self.beat = call.progress_token.is_some().then(|| Heartbeat::new(clock, began, began, f64::NEG_INFINITY));
+        }
+    }
+}
+
+impl Call<'_, '_> {
+    /// A call whose caller wants its result, and knows of no task.
+    pub(super) async fn answer_without_task(mut self) -> Result<Reply, Fault> {
+        let cx = self.cx;
+        let engine = &cx.context.engine;
+        self.spec.hidden = true;
+        let hold = Hold::begin(cx.context, &self.tool, self.spec.accepts);
+        let call = (&self.arguments, self.raw_arguments.clone());
+        let mut plan = Plan::new(cx.context, self.spec.clone(), &self.tool, call, hold, (cx.id, cx.out))?;
+        let keyed = self.spec.idempotency_key.is_some();
+        if !(keyed || hold.is_some() || plan.spec.lingers || (cx.can_reconnect && cx.can_stream)) {
+            // Nobody can come back to it.
+            Arc::make_mut(&mut plan.spec).on_interrupt = OnInterrupt::Fail;
+        }
+        // Before it is begun: else it would go on without anybody.
+        let (open, request) = (cx.wait_permit()?, cx.register_request()?);
+        request.set_call_start(hold.map_or_else(|| engine.clock().now(), |hold| hold.started_at), self.progress_token.clone());
+        if !keyed {
+            request.set_waiter(&plan.waiter);
+        }
+        let mut hearing = self.open_notes(&request, None);
+        let mut held = match plan.start(false, &mut hearing).await {
+            Ok(Started::Task { task, .. }) => {
+                let heard = hearing.heard;
+                request.set_task(&task);
+                return self.wait_for_task(&task, request, heard, &plan).await;
+            }
+            Ok(Started::Run(_)) | Err(_) if plan.waiter.is_cancelled() => return Ok(Reply::accepted()),
+            Ok(Started::Run(held)) => held,
+            Err(error) => return Err(error.into()),
+        };
+        held.run().keep_until_end(Box::new(open));
+        request.set_run(held.run());
+        let settled = wait::run(cx.context, &mut held, Some(&plan.waiter), hold, &mut hearing).await?;
+        let heard = hearing.heard;
+        match settled {
+            Settled::NoRoom(result) => {
+                request.answered();
+                Ok(cx.reply(render::call_result(&result, None, None)))
+            }
+            _ if request.is_cancelled() => Ok(Reply::accepted()),
+            Settled::Ended { end: RunEnd::Outcome(outcome), .. } => self.reply_with_outcome(outcome, request, heard, &plan).await,
+            Settled::Task(task) => self.wait_for_task(&task, request, heard, &plan).await,
+            Settled::Ended { end: RunEnd::Suspended(_), .. } | Settled::Gone => Err(Fault::internal("the tool went away")),
+        }
+    }
+
+    fn open_notes<'a>(&'a self, request: &'a RequestGuard, heard: Option<Heard>) -> CallNotes<'a> {
+        // A follow-up tool has nothing to come back to: what it is about is a task already.
+        let aloud = hold::is_followup(self.cx.context, &self.tool);
+        let nothing = || Heard { notes: mpsc::channel(1).1, earlier: Vec::new(), encoder: self.note_encoder(), forwards_at_once: aloud };
+        let heard = heard.unwrap_or_else(nothing);
+        CallNotes { call: self, request, streams: self.cx.can_stream && !heard.forwards_at_once, heard, due: None, beat: None }
+    }
+
+    /// Passes a note on, if there is room for it.
+    fn forward_note(&self, note: &CallNote, wanted: &mut NoteEncoder) {
+        if let Some(message) = wanted.message(note, None) {
+            self.cx.out.try_send(&message);
+        }
+    }
+
+    /// The result is there: what was noted on the way goes before it.
+    async fn reply_with_outcome(&self, outcome: Outcome, request: RequestGuard, mut heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
+        let (cx, waiter) = (self.cx, plan.waiter.clone());
+        while let Ok(note) = heard.notes.try_recv() {
+            heard.earlier.push(note);
+        }
+        if heard.forwards_at_once {
+            for note in std::mem::take(&mut heard.earlier) {
+                self.forward_note(&note, &mut heard.encoder);
+            }
+        }
+        let mut wanted = self.note_encoder();
+        let told = heard.earlier.iter().any(|note| wanted.message(note, None).is_some());
+        if told && cx.can_stream {
+            // A stream leads to something that is kept, so that its reader can come back.
+            let engine = &cx.context.engine;
+            match engine.create_ended(engine.new_id(), plan.spec.clone(), self.raw_arguments.clone(), outcome.clone()).await {
+                Ok(receipt) => {
+                    waiter.wait_for_task(receipt.task.id);
+                    return self.wait_for_task(&receipt.task, request, heard, plan).await;
+                }
+                Err(error) if is_limit(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let off = request.is_cancelled();
+        request.answered();
+        if hold::is_followup(cx.context, &self.tool) {
+            cx.context.calls.followed_up(cx.context, &cx.session.caller, &self.arguments);
+        }
+        let result = match (hold::loose_failure_result(cx.context, &plan.spec, &outcome).filter(|_| !off), outcome) {
+            (Some(result), _) | (None, Outcome::Completed { result, .. }) => Ok(result),
+            (None, Outcome::Failed(error)) => Err(Err(error.into())),
+            (None, Outcome::Cancelled { .. }) if off => Err(Ok(Reply::accepted())),
+            (None, Outcome::Cancelled { reason }) => Err(Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled")))),
+        };
+        match result {
+            Ok(result) => Ok(cx.reply(render::call_result(&result, None, None)).on_sent(Some(waiter.on_answer_sent(true)))),
+            Err(without) => {
+                waiter.answered(true);
+                without
+            }
+        }
+    }
+
+    /// Reads the log of the task that the call became, to its end or for as long as the call is held.
+    async fn wait_for_task(&self, task: &Arc<Task>, request: RequestGuard, heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
+        let (cx, waiter) = (self.cx, plan.waiter.clone());
+        if !cx.can_stream {
+            let mut hearing = self.open_notes(&request, Some(heard));
+            let waited = wait::follow(cx.context, task.id, &waiter, plan.hold, &mut hearing).await;
+            request.answered();
+            return match waited? {
+                Waited::Ended(task) => match outcome::result(cx.context, &task, false, Some(&waiter)) {
+                    Ok(object) => Ok(cx.reply(object).on_sent(Some(waiter.on_answer_sent(true)))),
+                    Err(fault) => {
+                        waiter.answered(true);
+                        Err(fault)
+                    }
+                },
+                Waited::HoldExpired(result) => {
+                    Ok(cx.reply(render::call_result(&result, None, None)).on_sent(Some(waiter.on_answer_sent(false))))
+                }
+                Waited::Handle(_) | Waited::Questions(_) | Waited::Gone => Ok(Reply::accepted()),
+            };
+        }
+        waiter.mark_slow();
+        let stream = task_stream::task_stream_id(StreamKind::Call, task, cx.id);
+        let tail = TaskStream::new(cx.context, cx.session, cx.out, stream, None, task);
+        let tail = tail
+            .for_request(&request)
+            .with_notes(heard.earlier, heard.notes)
+            .with_hold(plan.hold, self.progress_token.as_ref())
+            .for_waiter(waiter);
+        let ended = tail.run().await;
+        if request.stops_work() {
+            cx.context.engine.cancel_soon(cx.session.caller.clone(), task.id, CANCELLED_BY_CALLER);
+        }
+        cx.stream_reply(ended, request)
+    }
+}

@@ -1,0 +1,62 @@
+//! The calls of a session that are not answered yet, found by the same call.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Weak},
+};
+
+use taskwire_core::Timestamp;
+
+use crate::protocol::{
+    call::waiter::{DedupeKey, WaitingCall},
+    prune::Prune,
+};
+
+/// Calls after which those that were answered are forgotten.
+const KEPT_MIN: usize = 64;
+
+/// What makes calls the same is worked out only for those that have waited for a while: most are answered before.
+#[derive(Debug, Default)]
+pub(super) struct UnansweredCalls {
+    /// In the order in which they came.
+    recent: VecDeque<(Timestamp, Weak<WaitingCall>)>,
+    old_by_key: HashMap<DedupeKey, Vec<Weak<WaitingCall>>>,
+    prune: Prune<KEPT_MIN>,
+}
+
+impl UnansweredCalls {
+    pub(super) fn add(&mut self, began: Timestamp, waiting: Weak<WaitingCall>) {
+        while self.recent.pop_front_if(|(_, first)| first.strong_count() == 0).is_some() {}
+        self.recent.push_back((began, waiting));
+    }
+
+    /// Takes those that have become old, to be [kept](Self::keep) by what makes them the same as others.
+    pub(super) fn take_old(&mut self, is_old: impl Fn(Timestamp) -> bool) -> Vec<Arc<WaitingCall>> {
+        let mut old = Vec::new();
+        while let Some((_, waiting)) = self.recent.pop_front_if(|(began, waiting)| waiting.strong_count() == 0 || is_old(*began)) {
+            old.extend(waiting.upgrade());
+        }
+        old
+    }
+
+    pub(super) fn index(&mut self, key: DedupeKey, waiting: &Arc<WaitingCall>) {
+        self.prune.retain(&mut self.old_by_key, |_, calls| calls.iter().any(|call| call.strong_count() > 0));
+        self.old_by_key.entry(key).or_default().push(Arc::downgrade(waiting));
+    }
+
+    /// Whether there are any that have waited for a while.
+    pub(super) fn has_old(&self) -> bool {
+        !self.old_by_key.is_empty()
+    }
+
+    /// Old calls that are the same, the earliest first.
+    pub(super) fn same(&mut self, key: &DedupeKey) -> Vec<Arc<WaitingCall>> {
+        let Some(calls) = self.old_by_key.get_mut(key) else { return Vec::new() };
+        calls.retain(|call| call.strong_count() > 0);
+        let same: Vec<_> = calls.iter().filter_map(Weak::upgrade).collect();
+        if same.is_empty() {
+            self.old_by_key.remove(key);
+        }
+        same
+    }
+}

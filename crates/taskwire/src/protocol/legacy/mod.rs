@@ -1,0 +1,528 @@
+//! The legacy era: 2025-11-25 with its core tasks, and the two versions before it. A client opens a session, and both sides
+//! remember it.
+//!
+//! Start with [`answer`]. Every stream is a reading of a log from a place on (`tail` for one task, `standing` for all of a
+//! session); an event id is such a place (`place`).
+
+mod batch;
+mod call;
+mod catalog;
+mod event_id;
+mod handshake;
+mod live;
+mod modes;
+mod outcome;
+mod render;
+mod session;
+mod session_stream;
+mod streaming;
+mod task_stream;
+mod tasks;
+
+use std::{sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use serde_json::json;
+use taskwire_core::{
+    CallerId, Payload, QuestionKey, TaskId,
+    task::{Authority, Command, RpcError, Task},
+    wire::{IncomingMessage, RequestId, code},
+};
+
+pub(crate) use self::{
+    batch::batch,
+    session::{Session, Sessions},
+};
+use self::{
+    event_id::{EventId, SessionCursor, StreamCursor, StreamKind, TaskStreamId, parse_question_id},
+    live::{CANCELLED_BY_CALLER, RequestGuard},
+    session::SessionTerms,
+    task_stream::{Ended, TaskStream},
+};
+use super::{
+    CallerPermit, ClientGone, Context, Fault, MessageSink, Reply,
+    call::{Cancellation, hold::Hold, waiter::Waiter},
+    json::Object,
+};
+use crate::{
+    engine,
+    tool::{REFUSED, check_answer},
+};
+
+/// The versions that this dialect speaks, the latest first.
+const VERSIONS: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
+
+/// Where a message came from, and the way back.
+pub(crate) struct MessageSource<'a> {
+    pub(crate) caller: &'a CallerId,
+    pub(crate) channel: Channel<'a>,
+    pub(crate) out: &'a MessageSink,
+}
+
+/// The way that a message came.
+#[derive(Clone, Copy)]
+pub(crate) enum Channel<'a> {
+    /// With headers.
+    Http {
+        /// `Mcp-Session-Id`.
+        session: Option<&'a str>,
+        /// `MCP-Protocol-Version`.
+        version: Option<&'a str>,
+        /// Whether the client takes an event stream for an answer.
+        accepts_sse: bool,
+    },
+    /// On a byte stream, which has one session at most.
+    ByteStream(Option<&'a Arc<Session>>),
+}
+
+/// One request of a session.
+struct Cx<'a> {
+    context: &'a Arc<Context>,
+    session: &'a Arc<Session>,
+    id: &'a RequestId,
+    /// The parameters as they came.
+    raw_params: &'a str,
+    out: &'a MessageSink,
+    /// Whether there may be more messages than the response.
+    can_stream: bool,
+    /// Whether a client that goes away means to come back.
+    can_reconnect: bool,
+}
+
+impl Cx<'_> {
+    /// Reads parameters.
+    fn read<'p, T: Deserialize<'p>>(&'p self) -> Result<T, Fault> {
+        serde_json::from_str(self.raw_params).map_err(|error| Fault::params(format!("invalid params: {error}")))
+    }
+
+    fn reply(&self, result: Object) -> Reply {
+        Reply::result(self.id, &result.end())
+    }
+
+    /// Notes the request, so that it can be called off.
+    fn register_request(&self) -> Result<RequestGuard, Fault> {
+        self.session.begin_request(self.id).ok_or_else(|| {
+            Fault::new(400, code::INVALID_REQUEST, format!("the id `{}` is in use by a request that is not answered yet", self.id))
+        })
+    }
+
+    /// One more request that waits, if there is room for it.
+    fn wait_permit(&self) -> Result<CallerPermit, Fault> {
+        let max = self.context.config.waiting_requests_per_caller;
+        let busy = || {
+            Fault::busy(format!(
+                "{max} of your requests are waiting already (configuration key `waiting_requests_per_caller`): try again in a second"
+            ))
+        };
+        self.context.wait_permit(&self.session.caller).ok_or_else(busy)
+    }
+
+    /// What is left to say when a stream has ended: nothing, or why it could not begin.
+    fn stream_reply(&self, ended: Result<bool, Ended>, request: RequestGuard) -> Result<Reply, Fault> {
+        if matches!(ended, Ok(true)) {
+            request.answered();
+        }
+        match ended {
+            Ok(_) | Err(Ended::Gone) => Ok(Reply::new(200, Vec::new())),
+            Err(Ended::Fault(fault)) => Err(fault),
+        }
+    }
+
+    /// The task when it has ended; nothing if the request was called off before. Such a wait ends with the server.
+    async fn wait_until_ended(&self, id: TaskId, request: &RequestGuard) -> Result<Option<Arc<Task>>, Fault> {
+        let engine = &self.context.engine;
+        let watch = engine.watch(vec![id], false);
+        loop {
+            let not_found = || engine::Error::Rejected(taskwire_core::task::Reject::NotFound);
+            let task = engine.task(&self.session.caller, id)?.ok_or_else(not_found)?;
+            if task.ended.is_some() {
+                return Ok(Some(task));
+            }
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = request.cancelled() => return Ok(None),
+                () = self.session.ended() => return Err(no_session()),
+                () = self.context.shutdown_began() => return Err(engine::Error::Unavailable("it is shutting down".into()).into()),
+            }
+        }
+    }
+}
+
+/// Whether more than the response may come in answer to this message.
+pub(crate) fn may_stream(message: &IncomingMessage) -> bool {
+    message.id.is_some() && matches!(message.method.as_deref(), Some("tools/call" | "tasks/result"))
+}
+
+/// Whether this message begins a session.
+pub(crate) fn is_initialize(message: &IncomingMessage) -> bool {
+    message.id.is_some() && message.method.as_deref() == Some("initialize")
+}
+
+/// Begins a session.
+pub(crate) async fn initialize(
+    context: &Arc<Context>,
+    message: &IncomingMessage,
+    bytes: &[u8],
+    origin: MessageSource<'_>,
+) -> (Reply, Option<Arc<Session>>) {
+    let Some(id) = &message.id else { return (Reply::accepted(), None) };
+    match open_session(context, message, bytes, origin).await {
+        Ok(session) => {
+            let result = handshake::result(context, &session.terms());
+            let mut reply = Reply::result(id, &result.end());
+            reply.session = Some(session.id.clone());
+            (reply, Some(session))
+        }
+        Err(fault) => (Reply::fault(Some(id), &fault), None),
+    }
+}
+
+async fn open_session(
+    context: &Arc<Context>,
+    message: &IncomingMessage,
+    bytes: &[u8],
+    origin: MessageSource<'_>,
+) -> Result<Arc<Session>, Fault> {
+    let already = match origin.channel {
+        Channel::Http { session, .. } => session.map(|name| context.sessions.find(context, origin.caller, name)).transpose()?.is_some(),
+        Channel::ByteStream(session) => session.is_some_and(|session| !session.is_ended()),
+    };
+    if already {
+        return Err(Fault::new(400, code::INVALID_REQUEST, "the session has been initialized already: `initialize` comes once"));
+    }
+    let agreed = handshake::negotiate(message.params(bytes).unwrap_or("{}"))?;
+    context.sessions.open(context, origin.caller, agreed).await
+}
+
+/// Answers one message of a session, read from `bytes`.
+pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
+    let found;
+    let within = match origin.channel {
+        Channel::Http { session, version, accepts_sse: events } => match find(context, origin.caller, session, version) {
+            Ok(session) => {
+                found = session;
+                SessionContext { session: &found, out: origin.out, can_stream: events, can_reconnect: true }
+            }
+            Err(fault) => return refused(message, fault),
+        },
+        Channel::ByteStream(Some(session)) if !session.is_ended() => {
+            session.touch(context);
+            SessionContext { session, out: origin.out, can_stream: true, can_reconnect: false }
+        }
+        // So much is allowed before there is a session.
+        Channel::ByteStream(_) if message.method.as_deref() == Some("ping") => {
+            return message.id.as_ref().map_or_else(Reply::accepted, |id| Reply::result(id, b"{}"));
+        }
+        Channel::ByteStream(_) => return refused(message, no_session()),
+    };
+    answer_in_session(context, message, bytes, within).await
+}
+
+/// Where a message belongs, and how it can be answered.
+#[derive(Clone, Copy)]
+struct SessionContext<'a> {
+    session: &'a Arc<Session>,
+    out: &'a MessageSink,
+    /// Whether there may be more messages than the response.
+    can_stream: bool,
+    /// Whether a client that goes away means to come back.
+    can_reconnect: bool,
+}
+
+/// The answer to a message that is not carried out: a response has no name to be repeated.
+fn refused(message: &IncomingMessage, fault: Fault) -> Reply {
+    Reply::fault(message.id.as_ref().filter(|_| message.method.is_some()), &legacy_fault(fault))
+}
+
+async fn answer_in_session(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], within: SessionContext<'_>) -> Reply {
+    let SessionContext { session, out, can_stream: events, can_reconnect: detaches } = within;
+    let text = message.params(bytes).unwrap_or("{}");
+    let answered = match (message.method.as_deref(), &message.id) {
+        (None, id) => take_answer(context, session, id.as_ref(), bytes).await,
+        (Some(method), None) => {
+            on_notification(context, session, method, text);
+            Ok(Reply::accepted())
+        }
+        (Some(method), Some(id)) => {
+            answer_request(&Cx { context, session, id, raw_params: text, out, can_stream: events, can_reconnect: detaches }, method).await
+        }
+    };
+    answered.unwrap_or_else(|fault| refused(message, fault))
+}
+
+async fn answer_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
+    let tasks = cx.session.terms().has_tasks();
+    let object = match method {
+        "ping" => Object::open(),
+        "tools/call" => return call::call(cx).await,
+        "tasks/result" if tasks => return tasks::result(cx).await,
+        "tasks/get" if tasks => tasks::get(cx)?,
+        "tasks/cancel" if tasks => tasks::cancel(cx).await?,
+        "tasks/list" if tasks && cx.context.config.legacy.list_tasks => tasks::list(cx)?,
+        "tools/list" => catalog::tools(cx)?,
+        "prompts/get" => catalog::prompt(cx).await?,
+        "resources/read" => catalog::read(cx).await?,
+        "resources/subscribe" => catalog::subscribe(cx, true).await?,
+        "resources/unsubscribe" => catalog::subscribe(cx, false).await?,
+        "completion/complete" => catalog::complete(cx).await?,
+        "logging/setLevel" => catalog::set_level(cx).await?,
+        _ => catalog::list(cx, method)
+            .unwrap_or_else(|| Err(Fault::new(200, code::METHOD_NOT_FOUND, format!("there is no method `{method}`"))))?,
+    };
+    Ok(cx.reply(object))
+}
+
+/// The session that a request over HTTP names.
+fn find(context: &Arc<Context>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<Arc<Session>, Fault> {
+    let name = session.ok_or_else(no_session)?;
+    if let Some(version) = version.filter(|version| !VERSIONS.contains(version)) {
+        let message = format!("the protocol version `{version}` is not spoken in sessions: use {}", VERSIONS.join(" or "));
+        return Err(Fault::new(400, code::INVALID_REQUEST, message));
+    }
+    context.sessions.find(context, caller, name)
+}
+
+fn no_session() -> Fault {
+    Fault::bad_request(
+        "this message belongs to no session: begin with `initialize` and name the session from then on (over HTTP in `Mcp-Session-Id`), \
+         or say in `_meta` of each request `io.modelcontextprotocol/protocolVersion` (such as \"2026-07-28\") and \
+         `io.modelcontextprotocol/clientCapabilities`",
+    )
+}
+
+fn on_notification(context: &Context, session: &Arc<Session>, method: &str, text: &str) {
+    if method == "notifications/cancelled"
+        && let Some(Cancellation { request_id, timed_out }) = Cancellation::read(text)
+    {
+        session.cancel_request(context, &request_id, timed_out);
+        super::on_cancelled(context, &session.caller, None, text);
+    }
+}
+
+/// Takes the answer to a question.
+async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<&RequestId>, bytes: &[u8]) -> Result<Reply, Fault> {
+    #[derive(Deserialize)]
+    struct Answer {
+        #[serde(default)]
+        result: Option<Payload>,
+        #[serde(default)]
+        error: Option<RpcError>,
+    }
+    let never = || Fault::new(400, code::INVALID_REQUEST, "this answers a question that was never asked");
+    let (task, times, key) = id.and_then(parse_question_id).ok_or_else(never)?;
+    let known = context.engine.task(&session.caller, task)?.ok_or_else(never)?;
+    let key = QuestionKey::new(key);
+    let input = known.questions.get(&key).ok_or_else(never)?;
+    let is_open = input.answer.is_none() && known.outcome.is_none();
+    let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
+    let Answer { result, error } = serde_json::from_slice(bytes).map_err(|error| invalid(format!("not a response: {error}")))?;
+    let answer = match (result, error) {
+        (None, Some(error)) => json!({REFUSED: error}).into(),
+        // What comes too late is taken as it is, and changes nothing.
+        (Some(result), None) if !is_open => result,
+        (Some(result), None) => match check_answer(&input.request, result) {
+            Ok(answer) => answer,
+            Err(why) => {
+                let then = match ask_again(context, session, &known, (&key, times), &why).await? {
+                    true => "the question stays open",
+                    false => "it was asked often enough, and the call goes on without an answer",
+                };
+                let message = format!("the answer to `{}` does not fit its question: {why}; {then}", key.as_str());
+                return Err(Fault::new(400, code::INVALID_PARAMS, message));
+            }
+        },
+        _ => return Err(invalid("a response has an object as its `result`, or an `error`, and not both".to_owned())),
+    };
+    let command = Command::Answer(vec![(key.clone(), answer)]);
+    let answered = context.engine.submit(task, Authority::Caller(session.caller.clone()), command).await;
+    match answered {
+        // Or nobody waits for it any more.
+        Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => {
+            // Not before: else it could be asked once more.
+            session.forget_question(task, &key);
+            Ok(Reply::accepted())
+        }
+        Err(engine::Error::Rejected(reject)) => {
+            ask_again(context, session, &known, (&key, times), &reject.to_string()).await?;
+            Err(invalid(reject.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What came is no answer, so its question is asked again: its client will not respond to it once more. A call that nobody else can
+/// answer for does not wait for ever for a client that cannot: in the end its tool is told so, and decides. Says whether the question
+/// stays open.
+async fn ask_again(
+    context: &Context,
+    session: &Session,
+    task: &Task,
+    (key, times): (&QuestionKey, u32),
+    why: &str,
+) -> Result<bool, engine::Error> {
+    if session.ask_again(task, key, times, why) || !task.spec.hidden {
+        return Ok(true);
+    }
+    let error = RpcError { code: code::INVALID_PARAMS, message: format!("none of its answers fits the question: {why}"), data: None };
+    let command = Command::Answer(vec![(key.clone(), json!({REFUSED: error}).into())]);
+    context.engine.submit(task.id, Authority::Caller(session.caller.clone()), command).await?;
+    session.forget_question(task.id, key);
+    Ok(false)
+}
+
+/// What a GET asks for: to be told what happens in a session, or the rest of a stream that was cut off.
+pub(crate) struct GetStream {
+    session: Arc<Session>,
+    /// Counts against what the caller may have open.
+    _permit: Option<Arc<CallerPermit>>,
+    target: GetTarget,
+}
+
+enum GetTarget {
+    /// What happens in the session, from a place on.
+    Session(Option<SessionCursor>),
+    /// What is left of a stream.
+    Task(TaskStreamId, StreamCursor, Arc<Task>),
+    /// Of a stream nothing is left but to say so.
+    Expired(TaskStreamId),
+}
+
+/// Begins to listen, if that is possible; nothing if there is nothing left to be told.
+pub(crate) fn open_get_stream(
+    context: &Arc<Context>,
+    caller: &CallerId,
+    session: Option<&str>,
+    version: Option<&str>,
+    last: Option<&str>,
+) -> Result<Option<GetStream>, Fault> {
+    let session = find(context, caller, session, version)?;
+    let unknown = || Fault::bad_request("`Last-Event-ID` is not the name of an event of this session");
+    let from = match last.map(|id| EventId::parse(&session.id, id).ok_or_else(unknown)).transpose()? {
+        None => GetTarget::Session(None),
+        Some(EventId::Session(from)) => GetTarget::Session(Some(from)),
+        Some(EventId::Task(stream, at)) => match context.engine.task(caller, stream.task)? {
+            _ if at == StreamCursor::END => return Ok(None),
+            task if session.request_cancelled(&stream.request).is_some() => {
+                let stopped = session.request_cancelled(&stream.request) == Some(true);
+                if let Some(task) = task.filter(|task| stopped && stream.kind == StreamKind::Call && task.ended.is_none()) {
+                    context.calls.stop(context, caller, task.id);
+                }
+                return Ok(None);
+            }
+            None => GetTarget::Expired(stream),
+            Some(task) if task_stream::is_answered(&stream, at, &task) => return Ok(None),
+            Some(task) => GetTarget::Task(stream, at, task),
+        },
+    };
+    let (open, key) = match &from {
+        GetTarget::Session(_) => (session.session_stream_permit(context), "streams_per_caller"),
+        // It has its place already.
+        GetTarget::Task(stream, ..) if stream.kind == StreamKind::Call && session.is_request_running(&stream.request) => {
+            return Ok(Some(GetStream { session, _permit: None, target: from }));
+        }
+        _ => (context.wait_permit(caller).map(Arc::new), "waiting_requests_per_caller"),
+    };
+    let busy = || Fault::busy(format!("you have too many streams open already (configuration key `{key}`): try again in a second"));
+    Ok(Some(GetStream { session, _permit: Some(open.ok_or_else(busy)?), target: from }))
+}
+
+impl GetStream {
+    /// Says what there is to say, for as long as there is.
+    pub(crate) async fn run(self, context: &Arc<Context>, out: &MessageSink) {
+        // Who went away meanwhile need not be told anything.
+        let _ = match self.target {
+            GetTarget::Session(from) => {
+                session_stream::run(context, &self.session, out, from).await;
+                Ok(())
+            }
+            GetTarget::Task(stream, at, task) => {
+                let (plain, request) = (stream.kind == StreamKind::Call, self.session.join_request(&stream.request));
+                if let Some(request) = request.as_ref().filter(|_| plain) {
+                    request.set_task(&task);
+                }
+                // What has a key needs nobody to wait for it.
+                let waiter = (plain && task.spec.idempotency_key.is_none())
+                    .then(|| Waiter::resume(context, request.as_ref().and_then(RequestGuard::waiting_call), &task));
+                if let (Some(request), Some(waiter)) = (&request, &waiter) {
+                    request.set_waiter(waiter);
+                }
+                let made = request.as_ref().and_then(RequestGuard::call_start);
+                let began = made.as_ref().map_or(task.created_at, |(began, _)| *began);
+                let hold = Hold::resume(context, &task, began, self.session.terms().accepts).filter(|_| plain);
+                // What nobody here remembers was as the task was made, if it was made here.
+                let own = task.spec.outbox.as_ref().is_some_and(|follower| follower.session == self.session.id);
+                let token = match made {
+                    Some((_, token)) => token,
+                    None => outcome::progress_token(&task).filter(|_| own),
+                };
+                let tail = TaskStream::new(context, &self.session, out, stream, Some(at), &task).with_hold(hold, token.as_ref());
+                let tail = match waiter {
+                    Some(waiter) => tail.for_waiter(waiter),
+                    None => tail,
+                };
+                let ended = match &request {
+                    Some(request) => tail.for_request(request).run().await,
+                    None => tail.run().await,
+                };
+                if let Some(request) = request.filter(|_| plain) {
+                    if request.stops_work() {
+                        context.engine.cancel_soon(self.session.caller.clone(), task.id, CANCELLED_BY_CALLER);
+                    }
+                    if matches!(ended, Ok(true)) {
+                        request.answered();
+                    }
+                }
+                ended.map(drop)
+            }
+            GetTarget::Expired(stream) => task_stream::send_fault(&self.session, out, &stream, task_stream::task_expired(&stream)).await,
+        };
+    }
+}
+
+/// Tells a session on a byte stream what happens, for as long as it lasts.
+pub(crate) async fn run_session_stream(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink) {
+    session_stream::run(context, session, out, None).await;
+}
+
+/// Ends a session.
+pub(crate) async fn delete_session(
+    context: &Arc<Context>,
+    caller: &CallerId,
+    session: Option<&str>,
+    version: Option<&str>,
+) -> Result<(), Fault> {
+    let session = find(context, caller, session, version)?;
+    Ok(context.sessions.end_now(context, &session.id).await?)
+}
+
+/// Ends the session of a byte stream that has ended.
+pub(crate) async fn end_session(context: &Arc<Context>, session: &Arc<Session>) {
+    if let Err(error) = context.sessions.end_now(context, &session.id).await {
+        tracing::warn!(%error, "the end of a session could not be stored");
+    }
+}
+
+/// A fault in codes that this era knows.
+fn legacy_fault(mut fault: Fault) -> Fault {
+    if fault.error.code == code::MISSING_CAPABILITY {
+        fault.error.code = code::INVALID_REQUEST;
+        fault.status = 200;
+    }
+    fault
+}
+
+/// How long a call of a tool may take before something else than its result is said.
+fn promote_after(context: &Context, tool: &str) -> Duration {
+    let own = context.provider.tool(tool).and_then(|tool| tool.0.policy.promote_after);
+    own.unwrap_or(context.config.promote_after)
+}
+
+/// Gives a client a place to come back to, and says when. One of an earlier version takes every event for a message: for that, a
+/// comment begins the stream.
+async fn send_priming_event(out: &MessageSink, agreed: &SessionTerms, place: &str, retry: Option<Duration>) -> Result<(), ClientGone> {
+    if !agreed.has_priming_events() {
+        return out.send_framed(":\n".into()).await;
+    }
+    let retry = retry.map(|span| format!("retry: {}\n", span.as_millis())).unwrap_or_default();
+    out.send_framed(format!("id: {place}\n{retry}data: \n\n").into()).await
+}

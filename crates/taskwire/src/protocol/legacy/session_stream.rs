@@ -1,0 +1,420 @@
+//! The stream that a session has besides its requests: what happens to its tasks, in the order in which it happened, and
+//! to lists and resources.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::json;
+use taskwire_core::{Payload, QuestionKey, Seq, TaskId, Version, task::Event};
+use tokio::sync::mpsc;
+
+use super::{
+    event_id::SessionCursor,
+    outcome, render,
+    session::Session,
+    task_stream::{UNLOGGED_LEN, is_behind},
+};
+use crate::{
+    engine,
+    protocol::{
+        ClientGone, Context, MessageSink,
+        json::Object,
+        notes::{NoteEncoder, notification},
+    },
+    store::{Cursor, LogItem, OutboxItem},
+    tool::{Changes, missing_capabilities_of},
+};
+
+/// Changes that are read at a time.
+const OUTBOX_PAGE_LEN: usize = 64;
+/// Bytes of output that are read at a time.
+const TURN_BYTES: usize = 256 * 1024;
+/// Why a stream ends.
+#[derive(Debug)]
+enum Ended {
+    Gone,
+    Store(engine::Error),
+}
+
+impl From<ClientGone> for Ended {
+    fn from(_: ClientGone) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<engine::Error> for Ended {
+    fn from(error: engine::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+struct SessionStream<'a> {
+    context: &'a Arc<Context>,
+    session: &'a Arc<Session>,
+    out: &'a MessageSink,
+    cursor: SessionCursor,
+    /// Stands for this stream, for as long as it is there.
+    stream_token: StreamToken<'a>,
+    /// What was told before, and is told again to who was cut off.
+    replay_upto: u64,
+    /// The last place that its reader has the name of.
+    sent_cursor: SessionCursor,
+}
+
+/// A task that is to be told of, until it was.
+struct ReleasedTask<'a> {
+    session: &'a Session,
+    id: Option<TaskId>,
+}
+
+impl ReleasedTask<'_> {
+    fn delivered(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for ReleasedTask<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.session.release(id);
+        }
+    }
+}
+
+/// Stands for a stream. When that is gone, what it asked may have to be asked elsewhere.
+struct StreamToken<'a> {
+    session: &'a Session,
+    token: Option<Arc<()>>,
+}
+
+impl StreamToken<'_> {
+    fn get(&self) -> &Arc<()> {
+        self.token.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for StreamToken<'_> {
+    fn drop(&mut self) {
+        self.token = None;
+        self.session.task_released.notify_waiters();
+    }
+}
+
+/// Tells a session what happens, from a place on; without one, from where it was last told.
+pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink, from: Option<SessionCursor>) {
+    let (unlogged, mut unlogged_messages) = mpsc::channel(UNLOGGED_LEN);
+    let token = StreamToken { session, token: Some(Arc::default()) };
+    let (told, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);
+    let at = from.unwrap_or(SessionCursor { number: told, version: Version(0) });
+    // One that was cut off may have had half of the next.
+    let replay_upto = if from.is_some() { told + 1 } else { told };
+    let mut stream = SessionStream { context, session, out, cursor: at, stream_token: token, replay_upto, sent_cursor: at };
+    let told = tokio::select! {
+        biased;
+        () = replaced => Ok(()),
+        told = stream.run(&mut unlogged_messages, from.is_none()) => told,
+    };
+    if let Err(Ended::Store(error)) = told {
+        tracing::warn!(%error, "a session could not be told what happened");
+    }
+}
+
+impl SessionStream<'_> {
+    async fn run(&mut self, unlogged: &mut mpsc::Receiver<Vec<u8>>, fresh: bool) -> Result<(), Ended> {
+        let (context, session) = (self.context, self.session);
+        if !session.terms().had_session_stream {
+            session.change_terms(context, |agreed| agreed.had_session_stream = true).await?;
+        } else if fresh {
+            self.reask_all()?;
+        }
+        let config = &context.config.legacy;
+        let mut changes = context.provider.changes();
+        let mut seen = changes.borrow_and_update().clone();
+        // Watch first, then read: no change can fall between.
+        let watch = context.engine.watch_session(session.id.clone());
+        let named = self.out.framing().has_event_ids;
+        let agreed = session.terms();
+        let comes_back = named && agreed.has_priming_events();
+        if named {
+            super::send_priming_event(self.out, &agreed, &self.cursor.event_id(&self.session.id), None).await?;
+        }
+        let reconnect = async {
+            match config.reconnect_after.filter(|_| comes_back) {
+                Some(span) => context.engine.clock().sleep(span).await,
+                None => std::future::pending().await,
+            }
+        };
+        let (drained, over, ending) = (context.shutdown_began(), session.ended(), self.out.ending());
+        tokio::pin!(reconnect, drained, over, ending);
+        loop {
+            let wake = session.session_stream_wake.notified();
+            let waits = self.deliver_outbox().await?;
+            while waits && let Some(id) = session.next_released() {
+                let task = ReleasedTask { session, id: Some(id) };
+                if !self.catch_up(id).await? {
+                    break;
+                }
+                task.delivered();
+            }
+            if waits && comes_back && self.sent_cursor != self.cursor {
+                // What was passed over, since it was told elsewhere, is behind the reader too.
+                super::send_priming_event(self.out, &agreed, &self.cursor.event_id(&session.id), None).await?;
+                self.sent_cursor = self.cursor;
+            }
+            tokio::select! {
+                biased;
+                () = &mut over => return Ok(()),
+                () = &mut drained => break,
+                () = &mut ending => return Ok(()),
+                () = &mut reconnect => break,
+                result = changes.changed() => {
+                    if result.is_err() {
+                        return Ok(());
+                    }
+                    let now = changes.borrow_and_update().clone();
+                    self.send_list_changes(&seen, &now).await?;
+                    seen = now;
+                }
+                Some(message) = unlogged.recv() => self.out.send(&message).await?,
+                () = wake => {}
+                _ = watch.changed() => {}
+                () = std::future::ready(()), if !waits => {}
+            }
+        }
+        if comes_back {
+            super::send_priming_event(self.out, &agreed, &self.cursor.event_id(&self.session.id), Some(config.retry)).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells what the session was not told yet, some of it; whether there is nothing more to be told for now.
+    async fn deliver_outbox(&mut self) -> Result<bool, Ended> {
+        let changes =
+            self.context.engine.reader().outbox(&self.session.id, self.cursor.number, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
+        let all = changes.len() < OUTBOX_PAGE_LEN;
+        for change in changes {
+            if self.session.is_withheld(change.task) || !self.deliver_change(change).await? {
+                return Ok(true);
+            }
+            self.cursor = SessionCursor { number: change.position, version: Version(0) };
+            self.session.record_outbox_delivered(change.position, self.stream_token.get());
+        }
+        Ok(all)
+    }
+
+    /// Tells one change; says `false` if its time has not come.
+    async fn deliver_change(&mut self, change: OutboxItem) -> Result<bool, Ended> {
+        let engine = &self.context.engine;
+        let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task))? else { return Ok(true) };
+        let output = task.spec.outbox.as_ref().is_some_and(|follower| follower.output);
+        let meta = render::related(change.task);
+        let mut notes = NoteEncoder::new(outcome::progress_token(&task), None);
+        // What comes before was told when the stream was last here.
+        let resumed = if change.position == self.cursor.number + 1 { self.cursor.version } else { Version(0) };
+        let replays = change.position <= self.replay_upto;
+        let (mut from, mut after) = (change.first_seq, Version(change.first_version.0 - 1).max(resumed));
+        loop {
+            let from_chunk = (output && from < change.end_seq).then_some(from);
+            let cursor = Cursor { after, from: from_chunk, max_bytes: TURN_BYTES, max_chunks: usize::MAX };
+            let Some(mut page) = engine::skip_corrupt(engine.page(change.task, cursor))? else { return Ok(true) };
+            let cut = page.items.iter().position(|entry| version_of(entry) > change.last_version);
+            if let Some(cut) = cut {
+                page.items.truncate(cut);
+            }
+            // What is kept in memory may be a moment behind; then a wake-up is on its way.
+            let short = cut.is_none() && !page.more && page.upto < change.last_version;
+            if short || is_behind(&task, &page) {
+                return Ok(false);
+            }
+            let done = cut.is_some() || !page.more;
+            let last = page.items.iter().rposition(may_have_message).filter(|_| done);
+            for (nth, entry) in page.items.into_iter().enumerate() {
+                // Of a task that another stream tells of, only that is told here which was before, to a reader that was cut off.
+                let claimed = self.session.is_claimed(change.task);
+                match &entry {
+                    LogItem::Chunk(chunk) if claimed && replays && self.session.chunk_delivered_by_outbox(change.task, chunk.seq) => {}
+                    LogItem::Chunk(chunk) if claimed && replays => {
+                        from = chunk.seq.next();
+                        continue;
+                    }
+                    _ if claimed => return Ok(true),
+                    _ => {}
+                }
+                let messages = match &entry {
+                    LogItem::Chunk(chunk) => {
+                        from = chunk.seq.next();
+                        if chunk.version <= resumed || self.session.chunk_delivered_outside_outbox(change.task, chunk.seq) {
+                            continue;
+                        }
+                        vec![render::partial(change.task, chunk, &meta)]
+                    }
+                    LogItem::Event(logged) if self.session.event_delivered_outside_outbox(change.task, logged.version) => {
+                        after = after.max(logged.version);
+                        continue;
+                    }
+                    LogItem::Event(logged) => {
+                        let mut messages = Vec::new();
+                        if let Event::StatusReported { message, progress: Some(progress) } = &logged.event {
+                            messages.extend(notes.progress(*progress, message.as_deref(), Some(&meta)));
+                        }
+                        // An older state need not be told: a newer one will be.
+                        if logged.event.is_visible()
+                            && task.visible_version == logged.version
+                            && !matches!(logged.event, Event::Created { .. })
+                        {
+                            self.session.record_status(change.task, task.visible_version);
+                            messages.push(render::status_notification(&task, engine.clock().now(), &self.context.config));
+                        }
+                        if let Event::Asked { key, request } = &logged.event
+                            && task.open_questions().any(|(open, _)| open == key)
+                        {
+                            messages.extend(self.question(change.task, key, request, replays));
+                        }
+                        messages
+                    }
+                };
+                let version = version_of(&entry);
+                after = after.max(version);
+                // Of a change, every place but the last lies before the next change.
+                self.cursor.version = version;
+                let event_cursor =
+                    if last == Some(nth) { SessionCursor { number: change.position, version: Version(0) } } else { self.cursor };
+                if let LogItem::Chunk(chunk) = &entry
+                    && !claimed
+                    && !self.session.record_chunks_on_session_stream(change.task, chunk.seq..from, self.stream_token.get())
+                {
+                    return Ok(true);
+                }
+                if !messages.is_empty() {
+                    self.sent_cursor = event_cursor;
+                }
+                for (nth, message) in messages.iter().enumerate() {
+                    let name = (nth + 1 == messages.len()).then(|| event_cursor.event_id(&self.session.id));
+                    self.out.send_framed(self.out.framing().frame_with_id(name.as_deref(), message)).await?;
+                }
+            }
+            if done {
+                break;
+            }
+        }
+        if task.ended.is_some_and(|(_, version)| version <= change.last_version) {
+            self.session.forget(change.task);
+        }
+        Ok(true)
+    }
+
+    /// A question as the client is asked here, unless another stream has asked it.
+    fn question(&self, id: TaskId, key: &QuestionKey, asked: &Payload, replays: bool) -> Option<Vec<u8>> {
+        let agreed = self.session.terms();
+        if missing_capabilities_of(asked, agreed.accepts).is_some()
+            || !self.session.record_question_if_new(id, key, self.stream_token.get(), replays)
+        {
+            return None;
+        }
+        let again = self.session.reask(id, key);
+        render::question(id, None, (key, asked), again.as_ref(), &agreed, Some(&render::related(id)))
+    }
+
+    /// Has all questions of the session's tasks asked that are open: who begins anew was asked nothing, for all we know.
+    fn reask_all(&self) -> Result<(), Ended> {
+        let engine = &self.context.engine;
+        let mut tasks = BTreeSet::new();
+        let mut after = 0;
+        loop {
+            let told = engine.reader().outbox(&self.session.id, after, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
+            let Some(last) = told.last() else { break };
+            after = last.position;
+            tasks.extend(told.iter().map(|told| told.task));
+        }
+        for id in tasks {
+            if engine::skip_corrupt(engine.task(&self.session.caller, id))?.is_some_and(|task| task.asked_at.is_some()) {
+                self.session.release(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what was not told of a task whose own stream was cut off, and asks what it asks, unless another stream does; says
+    /// `false` if a later stream has to.
+    async fn catch_up(&self, id: TaskId) -> Result<bool, Ended> {
+        let engine = &self.context.engine;
+        let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, id))? else { return Ok(true) };
+        let Some(follower) = task.spec.outbox.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(true) };
+        if let Some(from) = self.session.delivered_up_to(id) {
+            if follower.output && !self.deliver_rest(id, from).await? {
+                return Ok(self.session.is_claimed(id));
+            }
+            if !self.session.event_delivered_outside_outbox(id, task.visible_version)
+                && self.session.record_status(id, task.visible_version)
+            {
+                self.session.record_events_outside_outbox(id, task.visible_version..task.visible_version.next());
+                self.out.send(&render::status_notification(&task, engine.clock().now(), &self.context.config)).await?;
+            }
+        }
+        if self.session.is_claimed(id) {
+            return Ok(true);
+        }
+        let messages: Vec<_> = task.open_questions().filter_map(|(key, asked)| self.question(id, key, asked, false)).collect();
+        for message in messages {
+            self.out.send(&message).await?;
+        }
+        if task.ended.is_some() {
+            self.session.forget(id);
+        }
+        Ok(true)
+    }
+
+    /// Sends the output of a task from a chunk on; says `false` if that became another stream's to send.
+    async fn deliver_rest(&self, id: TaskId, mut from: Seq) -> Result<bool, Ended> {
+        let meta = render::related(id);
+        loop {
+            let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: TURN_BYTES, max_chunks: usize::MAX };
+            let Some(page) = engine::skip_corrupt(self.context.engine.page(id, cursor))? else { return Ok(false) };
+            let more = page.more;
+            for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
+                from = chunk.seq.next();
+                if !self.session.record_chunks_on_session_stream(id, chunk.seq..from, self.stream_token.get()) {
+                    return Ok(false);
+                }
+                self.session.record_chunks_outside_outbox(id, chunk.seq..from);
+                self.out.send(&render::partial(id, &chunk, &meta)).await?;
+            }
+            if !more {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn send_list_changes(&self, before: &Changes, now: &Changes) -> Result<(), Ended> {
+        for (changed, method) in [
+            (before.tools != now.tools, "notifications/tools/list_changed"),
+            (before.prompts != now.prompts, "notifications/prompts/list_changed"),
+            (before.resources != now.resources, "notifications/resources/list_changed"),
+        ] {
+            if changed {
+                self.out.send(&notification(method, Object::open(), None)).await?;
+            }
+        }
+        for uri in &self.session.terms().resources {
+            if before.updated.get(uri) != now.updated.get(uri) {
+                self.out.notify("notifications/resources/updated", &json!({ "uri": uri })).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether there may be something to say about an entry.
+fn may_have_message(entry: &LogItem) -> bool {
+    match entry {
+        LogItem::Chunk(_) => true,
+        LogItem::Event(logged) => logged.event.is_visible(),
+    }
+}
+
+/// The place of an entry in its task's log.
+fn version_of(entry: &LogItem) -> Version {
+    match entry {
+        LogItem::Event(logged) => logged.version,
+        LogItem::Chunk(chunk) => chunk.version,
+    }
+}

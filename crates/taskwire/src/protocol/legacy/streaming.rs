@@ -1,0 +1,178 @@
+//! Answers that come bit by bit (SEP-1905): content blocks with numbers, from the call itself or by `tasks/result`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use taskwire_core::{
+    Seq, TaskId, Version,
+    task::{Outcome, Task},
+};
+
+use super::render::{self, RELATED_TASK, Segments};
+use crate::{
+    config::FirstAnswer,
+    engine::{self, Engine},
+    protocol::Context,
+    protocol::json::Object,
+    store::{Cursor, LogItem},
+};
+
+/// A part of a task's output.
+#[derive(Debug)]
+pub(super) struct OutputPart {
+    pub(super) segments: Segments,
+    /// The chunk after it.
+    pub(super) next: Seq,
+    /// Whether the task has ended and nothing follows.
+    pub(super) complete: bool,
+    /// Whether there is more already.
+    pub(super) more: bool,
+}
+
+impl OutputPart {
+    /// No output at all.
+    pub(super) fn nothing() -> Self {
+        Self { segments: Segments::default(), next: Seq(0), complete: false, more: false }
+    }
+}
+
+/// Reads output from a chunk on, without blocks before `block`; nothing if there is no such task.
+pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
+    let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: bytes, max_chunks: usize::MAX };
+    let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
+    let mut part = OutputPart { segments: Segments::default(), next: from, complete: false, more: page.more };
+    for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
+        part.segments.add(&chunk, block);
+        part.next = chunk.seq.next();
+    }
+    part.complete = page.ended && part.next >= page.next_seq;
+    Ok(Some(part))
+}
+
+/// Reads all that is left of the output of a task that has ended; `part` is its beginning.
+pub(super) async fn read_on(engine: &Engine, id: TaskId, mut part: OutputPart) -> Result<Option<OutputPart>, engine::Error> {
+    while part.more {
+        let Some(next) = read(engine, id, part.next, 0, MERGE_BYTES)? else { return Ok(None) };
+        part.segments.append(&next.segments);
+        part = OutputPart { segments: part.segments, ..next };
+        // It may be much: others get their turn.
+        tokio::task::yield_now().await;
+    }
+    Ok(Some(part))
+}
+
+/// The chunk that has a block, or the next one that is kept.
+pub(super) fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<Seq, engine::Error> {
+    let span = engine.chunk_range(id)?;
+    let (mut low, mut high) = (span.start.0, span.end.0);
+    // The last chunk whose first block is not behind it.
+    while low + 1 < high {
+        let middle = low + (high - low) / 2;
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(Seq(middle)), max_bytes: 0, max_chunks: 1 };
+        let page = engine.page(id, cursor)?;
+        let first = page.and_then(|page| page.items.into_iter().find_map(LogItem::into_chunk)).map(|chunk| chunk.first_block);
+        if first.is_some_and(|first| first <= block) { low = middle } else { high = middle }
+    }
+    Ok(Seq(low))
+}
+
+/// All blocks that a task has written, as one list.
+pub(super) fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::Error> {
+    let (mut list, mut from) = (String::from("["), engine.chunk_range(id)?.start);
+    loop {
+        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: MERGE_BYTES, max_chunks: usize::MAX };
+        let Some(page) = engine.page(id, cursor)? else { break };
+        let more = page.more;
+        for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
+            for block in render::blocks(chunk.blocks.as_str()) {
+                if list.len() > 1 {
+                    list.push(',');
+                }
+                list.push_str(block.get());
+            }
+            from = chunk.seq.next();
+        }
+        if !more {
+            break;
+        }
+    }
+    list.push(']');
+    Ok(list)
+}
+
+/// Bytes that are read at a time when all are wanted.
+const MERGE_BYTES: usize = 1024 * 1024;
+
+/// The result that carries a part. The last one says how it all ended.
+pub(super) fn result(context: &Context, task: &Arc<Task>, part: OutputPart, with_task: bool) -> Result<Object, engine::Error> {
+    let meta = json!({RELATED_TASK: {"taskId": task.id}});
+    let shown = || render::task(Object::open(), task, context.engine.clock().now(), &context.config).into_text();
+    let object = if with_task { Object::roomy().raw("task", &shown()) } else { Object::roomy() };
+    let end = |object: Object, error: bool, over: bool| object.put("isError", &error).put("isComplete", &over).put("_meta", &meta);
+    let Some(outcome) = task.outcome.as_ref().filter(|_| part.complete) else {
+        return Ok(end(object.raw("partial-content", &part.segments.into_json()), false, false));
+    };
+    let wrote = context.engine.chunk_range(task.id)?.end > Seq(0);
+    Ok(match outcome {
+        Outcome::Completed { result, is_error } => {
+            let object = match structured(outcome) {
+                Some(value) => object.put("structuredContent", &value),
+                None => object,
+            };
+            let object = if *is_error && !wrote {
+                object.put("content", &result.read::<Value>().unwrap_or_default()["content"])
+            } else {
+                object.raw("partial-content", &part.segments.into_json())
+            };
+            end(object, *is_error, true)
+        }
+        Outcome::Failed(error) if !wrote => end(object.put("content", &json!([{"type": "text", "text": error.message}])), true, true),
+        Outcome::Failed(_) | Outcome::Cancelled { .. } => {
+            let object = if with_task { object } else { object.raw("task", &shown()) };
+            end(object.raw("partial-content", &part.segments.into_json()), true, true)
+        }
+    })
+}
+
+/// The result that carries a part to who asked for it by number.
+pub(super) fn pull_result(context: &Context, task: &Task, part: OutputPart) -> Object {
+    let outcome = task.outcome.as_ref().filter(|_| part.complete);
+    let failed = outcome.is_some_and(|outcome| !matches!(outcome, Outcome::Completed { is_error: false, .. }));
+    let object = Object::roomy().raw("partial-content", &part.segments.into_json());
+    let object = match outcome.and_then(structured) {
+        Some(value) => object.put("structuredContent", &value),
+        None => object,
+    };
+    let object = match outcome {
+        Some(Outcome::Failed(_) | Outcome::Cancelled { .. }) => {
+            object.raw("task", &render::task(Object::open(), task, context.engine.clock().now(), &context.config).into_text())
+        }
+        _ => object,
+    };
+    object.put("isError", &failed).put("isComplete", &part.complete).raw("_meta", &render::related(task.id))
+}
+
+/// The structured content of a result, which is an object in this era.
+fn structured(outcome: &Outcome) -> Option<Value> {
+    let Outcome::Completed { result, .. } = outcome else { return None };
+    result.read::<Value>().ok()?.get("structuredContent").filter(|value| value.is_object()).cloned()
+}
+
+/// The first answer to a streamed call. Where it has the task alone, what there is of output comes next.
+pub(super) fn first_result(context: &Context, task: &Arc<Task>, part: OutputPart) -> Result<(Object, bool), engine::Error> {
+    let nothing = part.segments.is_empty() && !part.complete;
+    match context.config.legacy.initial {
+        FirstAnswer::Partial => Ok((result(context, task, part, false)?, true)),
+        FirstAnswer::Both if !nothing => Ok((result(context, task, part, true)?, true)),
+        FirstAnswer::Both | FirstAnswer::Task => {
+            Ok((create_task_result(context, task, &json!({RELATED_TASK: {"taskId": task.id}})), false))
+        }
+    }
+}
+
+/// A task that was made, and whatever else is to be said of it.
+pub(super) fn create_task_result(context: &Context, task: &Task, meta: &Value) -> Object {
+    let shown = render::task(Object::open(), task, context.engine.clock().now(), &context.config).into_text();
+    let object = Object::roomy().raw("task", &shown);
+    if meta.as_object().is_none_or(serde_json::Map::is_empty) { object } else { object.put("_meta", meta) }
+}

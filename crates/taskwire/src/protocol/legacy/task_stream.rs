@@ -1,0 +1,584 @@
+//! A stream of one task: the answer to a call that takes its time, to `tasks/result`, or to a streamed call.
+//!
+//! It reads the task's log from a place on and says what stands there. Begun, resumed, after a restart: all the same.
+//! What it asks on the way is in `questions`, what a call is told when its result takes too long in `instead`.
+
+mod hold_expiry;
+mod questions;
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::json;
+use taskwire_core::{
+    Attempt, QuestionKey, Version,
+    task::{Event, Outcome, Task},
+    wire::{RequestId, write_error},
+};
+use tokio::sync::mpsc;
+
+use super::{
+    event_id::{StreamCursor, StreamKind, TaskStreamId},
+    live::{Claim, RequestGuard},
+    outcome, render,
+    session::{Session, SessionTerms},
+    streaming,
+};
+use crate::{
+    clock::Sleep,
+    engine::{self, CallNote},
+    protocol::{
+        Context, Fault, MessageSink,
+        call::{
+            hold::{self, HoldTimer},
+            waiter::Waiter,
+        },
+        json::Object,
+        notes::NoteEncoder,
+    },
+    store::{Chunk, Cursor, LogItem, Page, StoredEvent},
+};
+
+/// Bytes of output that are read at a time.
+const TURN_BYTES: usize = 256 * 1024;
+/// The same in chunks.
+const TURN_CHUNKS: usize = 1_000;
+/// How much longer than it was told to a client may take to come back.
+const RECONNECT_GRACE: Duration = Duration::from_secs(5);
+/// What may wait for the stream that stands in no log; more is dropped.
+pub(super) const UNLOGGED_LEN: usize = 256;
+
+/// Why a stream ends before its answer.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The client stopped reading; there is nobody to answer.
+    Gone,
+    Fault(Fault),
+}
+
+impl From<crate::protocol::ClientGone> for Ended {
+    fn from(_: crate::protocol::ClientGone) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<engine::Error> for Ended {
+    fn from(error: engine::Error) -> Self {
+        Self::Fault(error.into())
+    }
+}
+
+/// What came of a look at the log.
+enum Turn {
+    /// There is nothing more for now.
+    Idle,
+    /// There is more.
+    More,
+    /// The answer was given.
+    Done,
+}
+
+pub(super) struct TaskStream<'a> {
+    context: &'a Arc<Context>,
+    session: &'a Arc<Session>,
+    out: &'a MessageSink,
+    agreed: Arc<SessionTerms>,
+    id: TaskStreamId,
+    event_id_prefix: Option<String>,
+    cursor: StreamCursor,
+    /// Names the task, for clients that know of it.
+    meta: Option<String>,
+    encoder: NoteEncoder,
+    /// Where notes of the running work come from, if it runs here and its caller is still the first one.
+    live_notes: Option<mpsc::Receiver<CallNote>>,
+    /// Notes that came before the stream began.
+    earlier: Vec<CallNote>,
+    /// Whether its log was begun when all was done.
+    logged_after_end: bool,
+    /// How the call is held if its caller can come back to it otherwise.
+    hold: HoldTimer<'a>,
+    /// Whether its reader was cut off, and came back.
+    resumed: bool,
+    /// Whether its reader was told of progress since its last sign of life.
+    progressed: bool,
+    /// Whether the session is given its output in answer to the call that made it.
+    output_is_answer: bool,
+    request: Option<&'a RequestGuard>,
+    /// The call that it answers, if that knows of no task.
+    waiter: Option<Waiter>,
+    /// Within which time the first answer to a streamed call must be given.
+    promote_delay: Duration,
+    /// Done when the client was told the name of the task.
+    on_announced: Option<crate::protocol::OnSent>,
+    /// Stands for this stream, for as long as it is there; gone before its claim is.
+    stream_token: Arc<()>,
+    claim: Option<Claim>,
+    /// What is to be said of the task that stands in no log.
+    unlogged: mpsc::Receiver<Vec<u8>>,
+    had_claim: bool,
+    /// Questions that the client was asked on its standing stream, and is asked here if that ends.
+    deferred: Vec<QuestionKey>,
+}
+
+impl<'a> TaskStream<'a> {
+    /// Reads on at a place.
+    pub(super) fn new(
+        context: &'a Arc<Context>,
+        session: &'a Arc<Session>,
+        out: &'a MessageSink,
+        stream: TaskStreamId,
+        at: Option<StreamCursor>,
+        task: &Task,
+    ) -> Self {
+        let agreed = session.terms();
+        let meta = (stream.kind != StreamKind::Call).then(|| render::related(stream.task));
+        let notes = NoteEncoder::new(outcome::progress_token(task), Some(agreed.level));
+        let promote_delay = super::promote_after(context, &task.spec.tool);
+        let (aside, asides) = mpsc::channel(UNLOGGED_LEN);
+        let claim = (stream.kind == StreamKind::Result).then(|| session.claim(stream.task, aside));
+        // What a resumed stream left to the standing one it may have to ask yet.
+        let open = task.open_questions().filter(|_| claim.is_some() && at.is_some_and(|at| at.begun));
+        let deferred = open.map(|(key, _)| key.clone()).filter(|key| session.session_stream_asked(stream.task, key)).collect();
+        if claim.is_some() && at.is_some() {
+            session.forget_result_wait(stream.task);
+        }
+        let resumed = at.is_some();
+        // A new wait goes on where the session was last told of the task; the claim comes first, so that nobody tells on.
+        let at = at.unwrap_or_else(|| match stream.kind {
+            StreamKind::Result => StreamCursor { begun: false, version: task.version, seq: session.result_wait_from(stream.task) },
+            StreamKind::Call | StreamKind::Streaming => StreamCursor::default(),
+        });
+        Self {
+            context,
+            session,
+            out,
+            agreed,
+            event_id_prefix: stream.event_id_prefix(&session.id),
+            had_claim: true,
+            stream_token: Arc::default(),
+            deferred,
+            claim,
+            unlogged: asides,
+            id: stream,
+            cursor: at,
+            meta,
+            encoder: notes,
+            live_notes: None,
+            earlier: Vec::new(),
+            hold: HoldTimer::new(context, None, false),
+            resumed,
+            progressed: false,
+            logged_after_end: task.attempt == Attempt(1) && task.ended.is_some() && task.version == Version(2),
+            output_is_answer: task.spec.output_is_result
+                && task.spec.outbox.as_ref().is_some_and(|follower| follower.session == session.id && !follower.output),
+            request: None,
+            waiter: None,
+            promote_delay,
+            on_announced: None,
+        }
+    }
+
+    /// The request that can be called off.
+    pub(super) fn for_request(mut self, request: &'a RequestGuard) -> Self {
+        self.request = Some(request);
+        self
+    }
+
+    /// The call that it answers, which leaves its work if it is not.
+    pub(super) fn for_waiter(mut self, waiter: Waiter) -> Self {
+        self.waiter = Some(waiter);
+        self
+    }
+
+    /// Passes on what the running work has to say besides: what it said before, and what it will say.
+    pub(super) fn with_notes(mut self, earlier: Vec<CallNote>, live: mpsc::Receiver<CallNote>) -> Self {
+        self.earlier = earlier;
+        self.live_notes = Some(live);
+        self
+    }
+
+    /// Has this done when the client was told the name of the task.
+    pub(super) fn on_announced(mut self, named: crate::protocol::OnSent) -> Self {
+        self.on_announced = Some(named);
+        self
+    }
+
+    /// Runs to the answer, or until the stream ends otherwise; says whether there is nothing left of it.
+    pub(super) async fn run(mut self) -> Result<bool, Ended> {
+        let ended = self.run_to_answer().await;
+        if ended.is_ok() && self.id.kind == StreamKind::Result {
+            // Not cut off: its reader knows what it has.
+            self.session.forget_result_wait(self.id.task);
+        }
+        match ended {
+            // The answer to the request, whatever became of the stream.
+            Err(Ended::Fault(fault)) => send_fault(self.session, self.out, &self.id, fault).await.map(|()| true),
+            ended => ended,
+        }
+    }
+
+    async fn run_to_answer(&mut self) -> Result<bool, Ended> {
+        let context = self.context;
+        let engine = &context.engine;
+        // Watch first, then read: no change can fall between.
+        let watch = engine.watch(vec![self.id.task], self.wants_output());
+        self.send_priming_event(None).await?;
+        let comes_back = self.comes_back();
+        let request = self.request;
+        let mut earlier = std::mem::take(&mut self.earlier);
+        while let Some(Ok(note)) = self.live_notes.as_mut().map(mpsc::Receiver::try_recv) {
+            earlier.push(note);
+        }
+        for note in earlier {
+            match note {
+                CallNote::Disconnect(retry) if comes_back => return self.disconnect(retry).await,
+                // Progress stands in the log, unless the work was done before there was one.
+                CallNote::Progress { .. } if !self.logged_after_end => {}
+                note => self.send_note(&note).await?,
+            }
+        }
+        let config = &context.config.legacy;
+        let (drained, over, ending) = (context.shutdown_began(), self.session.ended(), self.out.ending());
+        let reconnect = async {
+            match config.reconnect_after.filter(|_| comes_back) {
+                Some(span) => engine.clock().sleep(span).await,
+                None => std::future::pending().await,
+            }
+        };
+        let off = async {
+            match request {
+                Some(request) => request.cancelled().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut promote_delay: Sleep = engine.clock().sleep(self.promote_delay);
+        tokio::pin!(drained, over, ending, reconnect, off);
+        let session = self.session;
+        let mut beat = self.heartbeat()?;
+        loop {
+            let released = session.task_released.notified();
+            let turn = match self.id.kind {
+                StreamKind::Streaming => self.send_segments(false).await?,
+                StreamKind::Call | StreamKind::Result => self.read_log().await?,
+            };
+            match turn {
+                Turn::Done => return Ok(true),
+                Turn::More => continue,
+                Turn::Idle => {}
+            }
+            if let Some(result) = self.hold_expiry_result()? {
+                return self.respond_hold_expired(&result).await;
+            }
+            if std::mem::take(&mut self.progressed)
+                && let Some(beat) = &mut beat
+            {
+                beat.postpone();
+            }
+            let waits = self.id.kind == StreamKind::Result;
+            tokio::select! {
+                biased;
+                () = &mut off => return Ok(true),
+                () = &mut over => return Ok(true),
+                () = self.hold.expired() => {}
+                // What has a place to go on from goes on after the restart.
+                () = &mut drained, if comes_back => return self.disconnect(config.retry).await,
+                () = &mut ending, if waits => return Ok(true),
+                () = &mut reconnect => return self.disconnect(config.retry).await,
+                Some(note) = next_note(&mut self.live_notes) => match note {
+                    CallNote::Disconnect(retry) if comes_back => return self.disconnect(retry).await,
+                    // How it is getting on stands in the log.
+                    CallNote::Progress { .. } | CallNote::Status(_) | CallNote::Disconnect(_) => {}
+                    note @ CallNote::Log { .. } => self.send_note(&note).await?,
+                },
+                () = &mut promote_delay, if self.id.kind == StreamKind::Streaming && !self.cursor.begun => {
+                    self.send_segments(true).await?;
+                }
+                Some(message) = self.unlogged.recv() => self.send(&message, false).await?,
+                _ = watch.changed() => {}
+                () = hold::heartbeat_due(&mut beat) => {
+                    let task = self.task()?;
+                    if let Some(message) = beat.as_mut().and_then(|beat| beat.message(&mut self.encoder, task.as_deref())) {
+                        self.send(&message, false).await?;
+                    }
+                }
+                () = released, if self.id.kind != StreamKind::Streaming => {}
+            }
+        }
+    }
+
+    /// Whether a reader that is sent away comes back.
+    fn comes_back(&self) -> bool {
+        self.out.framing().has_event_ids && self.event_id_prefix.is_some() && self.agreed.has_priming_events()
+    }
+
+    /// Whether it is this stream that tells of the task, and no later one. One that tells again asks what is open, and goes
+    /// on where the later one was.
+    fn has_claim(&mut self) -> bool {
+        let Some(claim) = &self.claim else { return true };
+        let holds = claim.holds();
+        if holds && !self.had_claim {
+            self.cursor.seq = self.cursor.seq.max(self.session.next_undelivered(self.id.task));
+            self.cursor.begun = false;
+        }
+        self.had_claim = holds;
+        holds
+    }
+
+    fn wants_output(&self) -> bool {
+        match self.id.kind {
+            StreamKind::Call => false,
+            StreamKind::Result => self.agreed.partial && !self.output_is_answer,
+            StreamKind::Streaming => true,
+        }
+    }
+
+    /// The name of the place where the stream is.
+    fn event_id(&self) -> Option<String> {
+        self.event_id_prefix.as_deref().map(|prefix| self.cursor.event_id(prefix))
+    }
+
+    /// Sends a message, named if `named`.
+    async fn send(&self, message: &[u8], named: bool) -> Result<(), Ended> {
+        let name = if named { self.event_id() } else { None };
+        Ok(self.out.send_framed(self.out.framing().frame_with_id(name.as_deref(), message)).await?)
+    }
+
+    /// Gives the client a place to come back to, before there is anything to say.
+    async fn send_priming_event(&self, retry: Option<Duration>) -> Result<(), Ended> {
+        if let Some(place) = self.event_id().filter(|_| self.out.framing().has_event_ids) {
+            super::send_priming_event(self.out, &self.agreed, &place, retry).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, not the stream, of a client that can come back.
+    async fn disconnect(&mut self, retry: Duration) -> Result<bool, Ended> {
+        self.send_priming_event(Some(retry)).await?;
+        // The task is this stream's to tell of until its reader has had time to come back.
+        let (token, claim, waiter) = (self.stream_token.clone(), self.claim.take(), self.waiter.take());
+        let back = self.context.engine.clock().sleep(retry + RECONNECT_GRACE);
+        let context = self.context.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = back => drop(waiter),
+                // It is come back to after the restart.
+                () = context.shutdown_began() => drop(waiter.map(|waiter| waiter.answered(false))),
+            }
+            drop((token, claim));
+        });
+        Ok(false)
+    }
+
+    async fn send_note(&mut self, note: &CallNote) -> Result<(), Ended> {
+        if let Some(message) = self.encoder.message(note, self.meta.as_deref()) {
+            self.send(&message, false).await?;
+        }
+        Ok(())
+    }
+
+    fn task(&self) -> Result<Option<Arc<Task>>, engine::Error> {
+        self.context.engine.task(&self.session.caller, self.id.task)
+    }
+
+    /// Sends messages that belong together: who has the last has them all.
+    async fn send_all(&self, messages: &[Vec<u8>]) -> Result<(), Ended> {
+        for (nth, message) in messages.iter().enumerate() {
+            self.send(message, nth + 1 == messages.len()).await?;
+        }
+        Ok(())
+    }
+
+    /// Says what stands in the log from here on.
+    async fn read_log(&mut self) -> Result<Turn, Ended> {
+        let holds = self.has_claim();
+        if holds {
+            self.ask_open().await?;
+            self.ask_deferred().await?;
+        }
+        let from = (holds && self.wants_output()).then_some(self.cursor.seq);
+        let cursor = Cursor { after: self.cursor.version, from, max_bytes: TURN_BYTES, max_chunks: TURN_CHUNKS };
+        let Some(page) = self.context.engine.page(self.id.task, cursor)? else { return Err(self.expired()) };
+        let Some(task) = self.task()? else { return Err(self.expired()) };
+        if is_behind(&task, &page) {
+            return Ok(Turn::Idle);
+        }
+        for entry in page.items {
+            match entry {
+                LogItem::Chunk(chunk) => self.send_chunk(&chunk).await?,
+                LogItem::Event(logged) if logged.event.outcome().is_some() => return self.send_result(&task, logged.version).await,
+                LogItem::Event(logged) if holds => self.send_event(&task, &logged).await?,
+                LogItem::Event(logged) => self.cursor.version = logged.version,
+            }
+        }
+        if page.more {
+            return Ok(Turn::More);
+        }
+        self.cursor.version = self.cursor.version.max(page.upto);
+        // Its end is behind us: the answer was given.
+        Ok(if page.ended { Turn::Done } else { Turn::Idle })
+    }
+
+    async fn send_chunk(&mut self, chunk: &Chunk) -> Result<(), Ended> {
+        self.cursor.seq = chunk.seq.next();
+        self.advance(chunk.version);
+        // A wait that begins where another was cut off does not tell what was told by itself since.
+        if self.id.kind == StreamKind::Result && self.session.chunk_delivered_by_outbox(self.id.task, chunk.seq) {
+            return Ok(());
+        }
+        let message = render::partial(self.id.task, chunk, self.meta.as_deref().unwrap_or("{}"));
+        self.session.record_chunks_outside_outbox(self.id.task, chunk.seq..self.cursor.seq);
+        self.send(&message, true).await
+    }
+
+    async fn send_event(&mut self, task: &Task, logged: &StoredEvent) -> Result<(), Ended> {
+        self.advance(logged.version);
+        let mut messages = Vec::new();
+        if let Event::StatusReported { message, progress: Some(progress) } = &logged.event {
+            messages.extend(self.encoder.progress(*progress, message.as_deref(), self.meta.as_deref()));
+            self.progressed |= !messages.is_empty();
+        }
+        // An older state need not be told: a newer one will be.
+        if self.id.kind == StreamKind::Result && logged.event.is_visible() && task.visible_version == logged.version {
+            messages.push(self.status(task));
+        }
+        if let Event::Asked { key, request } = &logged.event
+            && is_open(task, key)
+        {
+            messages.extend(self.question(key, request));
+        }
+        self.send_all(&messages).await
+    }
+
+    /// Goes on to an event. All up to there is told here, and need not be told elsewhere.
+    fn advance(&mut self, version: Version) {
+        if version > self.cursor.version {
+            if self.id.kind == StreamKind::Result {
+                self.session.record_events_outside_outbox(self.id.task, self.cursor.version.next()..version.next());
+            }
+            self.cursor.version = version;
+        }
+    }
+
+    fn status(&self, task: &Task) -> Vec<u8> {
+        render::status_notification(task, self.context.engine.clock().now(), &self.context.config)
+    }
+
+    /// Answers the request, now that the task has ended.
+    async fn send_result(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, Ended> {
+        if self.id.kind == StreamKind::Result {
+            if self.had_claim && self.session.record_end(task.id, &self.id.request) {
+                self.advance(ended);
+                self.send(&self.status(task), false).await?;
+            }
+        } else if matches!(task.outcome, Some(Outcome::Cancelled { .. })) && self.request.is_none_or(RequestGuard::is_cancelled) {
+            // Called off by who made the call: nobody waits for an answer.
+            return Ok(Turn::Done);
+        }
+        self.cursor.version = ended;
+        let known = self.id.kind == StreamKind::Result;
+        let message = outcome::message(self.context, &self.id.request, task, known, self.waiter.as_ref())?;
+        let answering = self.waiter.take().map(|waiter| waiter.on_answer_sent(true));
+        self.send(&message, true).await?;
+        if let Some(answering) = answering {
+            answering.sent();
+        }
+        Ok(Turn::Done)
+    }
+
+    /// Sends what was written since; the first time also if that is nothing, if it `must`.
+    async fn send_segments(&mut self, must: bool) -> Result<Turn, Ended> {
+        if self.cursor.version > Version(0) {
+            return Ok(Turn::Done);
+        }
+        let engine = &self.context.engine;
+        let Some(mut part) = streaming::read(engine, self.id.task, self.cursor.seq, 0, TURN_BYTES)? else { return Err(self.expired()) };
+        let Some(task) = self.task()? else { return Err(self.expired()) };
+        // What is kept in memory may be a moment behind; then a wake-up is on its way.
+        part.complete &= task.ended.is_some();
+        let (over, more, next) = (part.complete, part.more, part.next);
+        if part.segments.is_empty() && !over && (self.cursor.begun || !must) {
+            return Ok(Turn::Idle);
+        }
+        let (result, all) = match self.cursor.begun {
+            false => streaming::first_result(self.context, &task, part)?,
+            true => (streaming::result(self.context, &task, part, false)?, true),
+        };
+        self.cursor.begun = true;
+        if all {
+            self.cursor.seq = next;
+            self.cursor.version = Version(u64::from(over));
+        }
+        self.respond(result).await?;
+        Ok(match (all, over) {
+            (true, true) => Turn::Done,
+            (true, false) if !more => Turn::Idle,
+            _ => Turn::More,
+        })
+    }
+
+    async fn respond(&mut self, result: Object) -> Result<(), Ended> {
+        self.send(&render::response(&self.id.request, result), true).await?;
+        if let Some(named) = self.on_announced.take() {
+            named.sent();
+        }
+        Ok(())
+    }
+
+    fn expired(&self) -> Ended {
+        Ended::Fault(task_expired(&self.id))
+    }
+}
+
+/// Answers the request that a stream belongs to with an error; nothing follows.
+pub(super) async fn send_fault(session: &Session, out: &MessageSink, stream: &TaskStreamId, fault: Fault) -> Result<(), Ended> {
+    let mut message = Vec::new();
+    if let Err(error) = write_error(&mut message, Some(&stream.request), &super::legacy_fault(fault).error) {
+        tracing::error!(%error, "an error could not be written");
+    }
+    let name = stream.event_id_prefix(&session.id).map(|prefix| StreamCursor::END.event_id(&prefix));
+    Ok(out.send_framed(out.framing().frame_with_id(name.as_deref(), &message)).await?)
+}
+
+/// The task was kept long enough.
+pub(super) fn task_expired(stream: &TaskStreamId) -> Fault {
+    Fault::params("Task not found: it has expired").with_data(json!({"taskId": stream.task}))
+}
+
+/// Whether the task, which may come from memory, is a moment behind what was read of its log; then a wake-up is on its way.
+pub(super) fn is_behind(task: &Task, page: &Page) -> bool {
+    page.items
+        .iter()
+        .any(|entry| matches!(entry, LogItem::Event(logged) if logged.event.is_visible() && logged.version > task.visible_version))
+}
+
+/// Whether a question waits for an answer.
+fn is_open(task: &Task, key: &QuestionKey) -> bool {
+    task.open_questions().any(|(open, _)| open == key)
+}
+
+async fn next_note(notes: &mut Option<mpsc::Receiver<CallNote>>) -> Option<CallNote> {
+    match notes {
+        Some(live) => {
+            let note = live.recv().await;
+            if note.is_none() {
+                *notes = None;
+            }
+            note
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the answer that a stream leads to was given before this place, or will never be.
+pub(super) fn is_answered(stream: &TaskStreamId, at: StreamCursor, task: &Task) -> bool {
+    match (stream.kind, task.ended) {
+        (StreamKind::Streaming, _) => at.version > Version(0),
+        // By who made the call, unless others could.
+        (StreamKind::Call, Some(_)) if matches!(task.outcome, Some(Outcome::Cancelled { .. })) && !task.spec.findable => true,
+        (_, ended) => ended.is_some_and(|(_, version)| at.version >= version),
+    }
+}
+
+/// The request that a stream is the answer to.
+pub(super) fn task_stream_id(kind: StreamKind, task: &Task, request: &RequestId) -> TaskStreamId {
+    TaskStreamId { kind, task: task.id, request: request.clone() }
+}

@@ -1,0 +1,64 @@
+//! A call that is held for a while: signs of life meanwhile, and what is said instead of a result that takes longer.
+
+use taskwire_core::{Payload, wire::RequestId};
+
+use super::{Ended, TaskStream};
+use crate::protocol::{
+    call::hold::{Heartbeat, Hold, HoldTimer},
+    legacy::{
+        event_id::{StreamCursor, StreamKind},
+        live::RequestGuard,
+        render,
+    },
+};
+
+impl TaskStream<'_> {
+    /// Gives the answer when the call was held long enough, and tells progress under this name: that of the call, which may share
+    /// its task with another.
+    pub(in crate::protocol::legacy) fn with_hold(mut self, hold: Option<Hold>, token: Option<&RequestId>) -> Self {
+        if hold.is_some() {
+            self.hold = HoldTimer::new(self.context, hold, !self.comes_back());
+            self.encoder.progress_token = token.cloned();
+        }
+        self
+    }
+
+    /// Signs of life, for a call whose caller wants to hear of progress.
+    pub(super) fn heartbeat(&self) -> Result<Option<Heartbeat>, Ended> {
+        if self.id.kind != StreamKind::Call || self.encoder.progress_token.is_none() || !self.context.config.followups {
+            return Ok(None);
+        }
+        let (clock, task) = (self.context.engine.clock(), self.task()?);
+        let now = clock.now();
+        let work = task.as_deref().map_or(now, |task| task.began_at());
+        let call_started_at = self.request.and_then(RequestGuard::call_start).map_or(work, |(began, _)| began);
+        let began = self.hold.hold().map_or(call_started_at, |hold| hold.started_at);
+        // Who came back has just heard from us.
+        let since = if self.resumed { now } else { began };
+        // What its reader was told before it was cut off is less than this.
+        let floor = task.filter(|_| self.resumed).map_or(f64::NEG_INFINITY, |task| Heartbeat::progress_floor(&task, now));
+        Ok(Some(Heartbeat::new(clock, began, since, floor)))
+    }
+
+    /// What the client is told instead of the result, if it is time for that.
+    pub(super) fn hold_expiry_result(&mut self) -> Result<Option<Payload>, Ended> {
+        if self.hold.hold().is_none() {
+            return Ok(None);
+        }
+        let Some(task) = self.task()? else { return Err(self.expired()) };
+        Ok(self.hold.result(&task))
+    }
+
+    /// Answers the request with something else than the result; nothing follows.
+    pub(super) async fn respond_hold_expired(&mut self, result: &Payload) -> Result<bool, Ended> {
+        self.cursor = StreamCursor::END;
+        let waiter = self.waiter.take();
+        let result = waiter.as_ref().map_or_else(|| result.clone(), |waiter| waiter.with_joined_text(result.clone()));
+        let answering = waiter.map(|waiter| waiter.on_answer_sent(false));
+        self.send(&render::response(&self.id.request, render::call_result(&result, None, None)), true).await?;
+        if let Some(answering) = answering {
+            answering.sent();
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,80 @@
+//! What a task asks on a stream of its own, each question where it is not asked already.
+
+use std::collections::BTreeSet;
+
+use taskwire_core::{Payload, QuestionKey, task::Event};
+
+use super::{Ended, TaskStream};
+use crate::{
+    protocol::legacy::{event_id::StreamKind, render},
+    store::{Cursor, LogItem},
+    tool::missing_capabilities_of,
+};
+
+impl TaskStream<'_> {
+    /// Asks what was open before the stream began.
+    pub(super) async fn ask_open(&mut self) -> Result<(), Ended> {
+        if self.id.kind != StreamKind::Result || self.cursor.begun {
+            return Ok(());
+        }
+        let Some(task) = self.task()? else { return Err(self.expired()) };
+        // What was asked after this place is asked when it is read.
+        let later = self.asked_later()?;
+        let open = task.open_questions().filter(|(key, _)| !later.contains(*key));
+        let open: Vec<(QuestionKey, Payload)> = open.map(|(key, asked)| (key.clone(), asked.clone())).collect();
+        self.cursor.begun = true;
+        let messages: Vec<_> = open.iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
+        self.send_all(&messages).await
+    }
+
+    /// What was asked after the place where the stream is.
+    fn asked_later(&self) -> Result<BTreeSet<QuestionKey>, Ended> {
+        let (mut later, mut after) = (BTreeSet::new(), self.cursor.version);
+        loop {
+            let cursor = Cursor { after, from: None, max_bytes: 0, max_chunks: 1 };
+            let Some(page) = self.context.engine.page(self.id.task, cursor)? else { return Ok(later) };
+            for logged in page.items.into_iter().filter_map(LogItem::into_event) {
+                if let Event::Asked { key, .. } = logged.event {
+                    later.insert(key);
+                }
+            }
+            if !page.more {
+                return Ok(later);
+            }
+            after = page.upto;
+        }
+    }
+
+    /// A question as the client is asked here; not if it cannot answer it, or was asked on its standing stream.
+    pub(super) fn question(&mut self, key: &QuestionKey, asked: &Payload) -> Option<Vec<u8>> {
+        if missing_capabilities_of(asked, self.agreed.accepts).is_some() {
+            return None;
+        }
+        let (task, request) = (self.id.task, Some(&self.id.request));
+        if self.id.kind == StreamKind::Result {
+            if self.session.session_stream_asked(task, key) {
+                self.deferred.push(key.clone());
+                return None;
+            }
+            self.session.record_question(task, key, &self.stream_token);
+        }
+        let again = self.session.reask(task, key);
+        render::question(task, request, (key, asked), again.as_ref(), &self.agreed, self.meta.as_deref())
+    }
+
+    /// Asks what was asked on a standing stream that is gone, and what is to be asked again.
+    pub(super) async fn ask_deferred(&mut self) -> Result<(), Ended> {
+        self.deferred.extend(self.session.take_due_reasks(self.id.task));
+        if self.deferred.is_empty() {
+            return Ok(());
+        }
+        let Some(task) = self.task()? else { return Err(self.expired()) };
+        let deferred = std::mem::take(&mut self.deferred);
+        let open: Vec<_> = task.open_questions().filter(|(key, _)| deferred.contains(key)).collect();
+        let messages: Vec<_> = open.into_iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
+        for message in messages {
+            self.send(&message, false).await?;
+        }
+        Ok(())
+    }
+}

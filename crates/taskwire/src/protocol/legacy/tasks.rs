@@ -1,0 +1,147 @@
+//! `tasks/get`, `tasks/result`, `tasks/list`, `tasks/cancel`.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use taskwire_core::{
+    TaskId,
+    task::{Authority, Command, Reject, Task},
+};
+
+use super::{
+    Cx,
+    event_id::StreamKind,
+    outcome, render, streaming,
+    task_stream::{self, TaskStream},
+};
+use crate::{
+    engine,
+    protocol::{
+        Fault, Reply,
+        json::Object,
+        params::{present, text},
+        reply_budget::ReplyPermit,
+        task_list::{self, TaskPage},
+    },
+};
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Params<'a> {
+    #[serde(borrow, deserialize_with = "present")]
+    task_id: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    last_seq_nr: Option<&'a RawValue>,
+}
+
+fn not_found() -> Fault {
+    engine::Error::Rejected(Reject::NotFound).into()
+}
+
+/// The task that is named. Text that cannot be an id names no task: the same answer as for any other unknown one.
+fn task_id(params: &Params<'_>) -> Result<TaskId, Fault> {
+    text(params.task_id, "taskId")?.parse().map_err(|_| not_found())
+}
+
+fn task(cx: &Cx<'_>, id: TaskId) -> Result<Arc<Task>, Fault> {
+    cx.context.engine.task(&cx.session.caller, id)?.filter(|task| !task.spec.hidden).ok_or_else(not_found)
+}
+
+fn shown(cx: &Cx<'_>, task: &Task) -> Object {
+    render::task(Object::roomy(), task, cx.context.engine.clock().now(), &cx.context.config)
+}
+
+pub(super) fn get(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let task = task(cx, task_id(&cx.read()?)?)?;
+    Ok(shown(cx, &task))
+}
+
+pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let id = task(cx, task_id(&cx.read()?)?)?.id;
+    let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
+    let receipt = cx.context.engine.submit(id, Authority::Caller(cx.session.caller.clone()), command).await?;
+    if !receipt.changed {
+        let status = render::status(&receipt.task);
+        return Err(Fault::params(format!("the task has already ended: it is {status}, and cannot be cancelled any more")));
+    }
+    Ok(shown(cx, &receipt.task))
+}
+
+/// The caller's tasks, the latest first.
+pub(super) fn list(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let TaskPage { tasks, next } = task_list::task_page(cx.context, &cx.session.caller, cx.raw_params, false)?;
+    let tasks: Vec<String> = tasks.iter().map(|task| shown(cx, task).into_text()).collect();
+    let object = Object::roomy().raw("tasks", &format!("[{}]", tasks.join(",")));
+    Ok(match next {
+        Some(next) => object.put("nextCursor", &next),
+        None => object,
+    })
+}
+
+pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
+    let params: Params<'_> = cx.read()?;
+    let id = task_id(&params)?;
+    let mut task = task(cx, id)?;
+    if let Some(raw) = params.last_seq_nr.filter(|_| cx.session.terms().modes.is_some()) {
+        return pull(cx, &task, raw).await;
+    }
+    if task.ended.is_none() {
+        let _open = cx.wait_permit()?;
+        let request = cx.register_request()?;
+        if cx.can_stream {
+            let stream = task_stream::task_stream_id(StreamKind::Result, &task, cx.id);
+            return cx.stream_reply(
+                TaskStream::new(cx.context, cx.session, cx.out, stream, None, &task).for_request(&request).run().await,
+                request,
+            );
+        }
+        match cx.wait_until_ended(id, &request).await? {
+            Some(ended) => task = ended,
+            None => return Ok(Reply::accepted()),
+        }
+        request.answered();
+    }
+    let room = if task.spec.output_is_result { reply_permit(cx, &task).await? } else { None };
+    outcome::result(cx.context, &task, true, None).map(|object| with_permit(cx.reply(object), room))
+}
+
+/// What follows a block (SEP-1905): of a task that has ended all of it, else about as much as one answer has.
+async fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Reply, Fault> {
+    let number: Option<u64> = serde_json::from_str(raw.get()).ok();
+    let last = number.filter(|number| *number > 0).ok_or_else(|| Fault::params("`lastSeqNr` must be a whole number from 1 on"))?;
+    let engine = &cx.context.engine;
+    let block = last.saturating_add(1);
+    let from = streaming::chunk_of(engine, task.id, block)?;
+    let mut part = streaming::read(engine, task.id, from, block, cx.context.config.read_bytes)?.ok_or_else(not_found)?;
+    let mut taken = None;
+    if task.ended.is_some() && part.more {
+        taken = reply_permit(cx, task).await?;
+        part = streaming::read_on(engine, task.id, part).await?.ok_or_else(not_found)?;
+    }
+    part.complete &= task.ended.is_some();
+    Ok(with_permit(cx.reply(streaming::pull_result(cx.context, task, part)), taken))
+}
+
+/// Room for an answer that may have all that a task has written, once there is some; none is needed for little.
+async fn reply_permit(cx: &Cx<'_>, task: &Task) -> Result<Option<ReplyPermit>, Fault> {
+    let (engine, config) = (&cx.context.engine, &cx.context.config);
+    let bytes = task.output.bytes.saturating_sub(task.dropped_bytes(engine.limits()));
+    if bytes <= config.read_bytes as u64 {
+        return Ok(None);
+    }
+    tokio::select! {
+        biased;
+        taken = cx.context.reply_budget.acquire(bytes) => Ok(Some(taken)),
+        () = engine.clock().sleep(config.wait_max) => {
+            Err(Fault::busy("too many answers as large as this one are on their way already: try again in a second"))
+        }
+    }
+}
+
+fn with_permit(reply: Reply, room: Option<ReplyPermit>) -> Reply {
+    match room {
+        Some(room) => reply.with_guard(room),
+        None => reply,
+    }
+}

@@ -1,0 +1,474 @@
+//! `tools/call`: the result at once, a question first, or a task.
+//!
+//! A call is run in memory. It becomes a task when its caller has waited `promote_after`. A caller that can handle tasks is given it
+//! then; any other is held until the result is there, or for a while (`held`): then it is told how to come back to it. A
+//! caller that hangs up leaves its work running for a while, and the same call joins it (`waiter`). A call that carries an
+//! idempotency key, or may share its task with others that are the same, is durable before it runs.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use serde_json::Value;
+use taskwire_core::{
+    Payload, Seq, TaskId,
+    task::{Authority, Command, Outcome, Spec, Task},
+};
+use tokio::sync::mpsc;
+
+use super::{
+    Cx, MethodResult, headers,
+    json::{Object, complete_result, typed, with_info},
+    render,
+    request_state::{Binding, RequestState},
+    tasks::{answers, fitting, for_task, misfitting},
+};
+use crate::{
+    clock::Sleep,
+    engine::{CallNote, Continuation, RunEnd, UnstartedRun},
+    followup,
+    protocol::{
+        Fault,
+        call::{
+            self as calls, CallOptions, find_tool,
+            hold::{self, Heartbeat, Hold},
+            invalid_arguments,
+            plan::{Plan, Started},
+            wait::{self, CallEra, Settled, Waited, Wake, is_limit},
+            waiter::Waiter,
+        },
+        notes::NoteEncoder,
+        params::text,
+    },
+    tool::{ReadyTool, TaskMode, answer_constraints, check_any_answer, missing_capabilities_of},
+    wakeup::Watch,
+};
+
+/// How long a client has to come back with answers.
+const STATE_GOOD_FOR: Duration = Duration::from_secs(3600);
+/// Notes that wait for a client to read; more are dropped, the newest first.
+const NOTES_MAX: usize = 256;
+
+/// How a call waits for its result.
+#[derive(Debug, Clone, Copy, Default)]
+struct WaitPlan {
+    /// How long, before its caller is given a task; for ever if absent.
+    promote_delay: Option<Duration>,
+    /// After which time a call that is held becomes a task, which its caller is not told of yet.
+    hidden_promote_delay: Duration,
+    /// Whether its caller wants to see the first output rather than wait.
+    promote_on_output: bool,
+    /// How it is held if its caller has no tasks and can get on otherwise.
+    hold: Option<Hold>,
+    /// Whether its caller is given signs of life.
+    heartbeats: bool,
+}
+
+pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
+    let name = text(cx.params.name, "name")?;
+    let name = &*name;
+    let tool = find_tool(cx.context, name)?;
+    if tool.0.policy.task == TaskMode::Required {
+        cx.needs_tasks()?;
+    }
+    let (arguments, request) = calls::arguments(&tool, cx.params.arguments)?;
+    if let Some(headers) = &cx.headers {
+        headers::check_arguments(headers, &tool, &arguments)?;
+    }
+    let binding = Binding { secret: cx.context.engine.secret(), caller: cx.caller, method: "tools/call", name, arguments: &arguments };
+    let (resumed, continued) = read_request_state(cx, &binding)?;
+    let is_followup = hold::is_followup(cx.context, &tool);
+    let wait = WaitPlan {
+        hold: if cx.meta.tasks { None } else { Hold::begin(cx.context, &tool, cx.meta.accepts) },
+        // The follow-up tools give some themselves.
+        heartbeats: cx.context.config.followups && !cx.meta.tasks && !is_followup,
+        ..WaitPlan::default()
+    };
+    if let Some(id) = continued {
+        return resume_with_answers(cx, &binding, id, resumed, wait).await;
+    }
+    if let Some(misfit) = invalid_arguments(&tool, &arguments) {
+        return Ok(outcome_result(cx, &misfit.into_outcome())?.into());
+    }
+    let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
+    let wanted = CallOptions { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
+    let spec = Spec { hidden: mode == TaskMode::Never, ..calls::spec(cx.context, &tool, &wanted)? };
+    let mut plan = Plan::new(cx.context, spec, &tool, (&arguments, request), wait.hold, (cx.id, cx.out))?;
+    plan.resumed = resumed;
+    let mut teller = NoteForwarder::new(cx, wait.promoting(cx, &tool, mode));
+    let must = teller.wait.promote_delay == Some(Duration::ZERO);
+    let done = match plan.start(must, &mut teller).await? {
+        Started::Task { task, .. } if must => Ok(handle(cx, &task, plan.waiter)),
+        Started::Task { task, joined } => wait_for_task(cx, &binding, task.id, joined, teller, plan.waiter).await,
+        Started::Run(held) => run(cx, &binding, &plan, held, teller).await,
+    };
+    if is_followup && done.is_ok() {
+        cx.context.calls.followed_up(cx.context, cx.caller, &arguments);
+    }
+    done
+}
+
+impl WaitPlan {
+    /// The same for a call of this tool, which may become a task as `mode` says.
+    fn promoting(self, cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Self {
+        let hidden_promote_delay = tool.0.policy.promote_after.unwrap_or(cx.context.config.promote_after);
+        let promote_delay = match mode {
+            TaskMode::Never => None,
+            TaskMode::Auto => Some(hidden_promote_delay),
+            TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
+        };
+        // Who wants to see output while it is produced need not wait for a task to see the first of it.
+        let eager = promote_delay.is_some() && cx.meta.partials && tool.0.policy.streams;
+        Self { promote_delay, hidden_promote_delay, promote_on_output: eager, ..self }
+    }
+}
+
+/// Runs the call in memory until it ends, becomes a task, or has had its time.
+async fn run(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    plan: &Plan,
+    mut held: UnstartedRun,
+    mut teller: NoteForwarder<'_, '_>,
+) -> Result<MethodResult, Fault> {
+    let (wait, waiter) = (teller.wait, plan.waiter.clone());
+    teller.set_task(held.run().id(), false);
+    if wait.promote_on_output {
+        held.run().promote_on_output();
+    }
+    if wait.promote_delay.is_some() || wait.hold.is_some() {
+        teller.due_after = Some(wait.promote_delay.unwrap_or(wait.hidden_promote_delay));
+    }
+    let settled = wait::run(cx.context, &mut held, Some(&waiter), wait.hold, &mut teller).await?;
+    teller.forward_rest();
+    match settled {
+        Settled::Ended { end: RunEnd::Outcome(outcome), at_once } => {
+            let result = match hold::loose_failure_result(cx.context, &plan.spec, &outcome) {
+                Some(result) => Ok(complete_result(&result, cx.context)),
+                None => outcome_result(cx, &outcome),
+            };
+            // Who was answered in the same breath cannot have hung up.
+            let answering = (!at_once && result.is_ok()).then(|| waiter.clone().on_answer_sent(true));
+            if answering.is_none() {
+                waiter.answered(true);
+            }
+            Ok(MethodResult { result: result?.end(), on_sent: answering })
+        }
+        Settled::Ended { end: RunEnd::Suspended(round), .. } => match ask_round(cx, binding, &round) {
+            // What its caller cannot be asked by a second call, it is asked as a task: its caller answers with a follow-up tool.
+            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => match plan.create(teller.open_notes()).await {
+                Ok(task) => wait_for_task(cx, binding, task.id, false, teller, waiter).await,
+                Err(error) if is_limit(&error) => Err(fault),
+                Err(error) => Err(error.into()),
+            },
+            again => Ok(again?.into()),
+        },
+        Settled::Task(task) if wait.promote_delay.is_some() => Ok(handle(cx, &task, waiter)),
+        Settled::Task(task) => wait_for_task(cx, binding, task.id, false, teller, waiter).await,
+        Settled::NoRoom(result) => Ok(complete_result(&result, cx.context).into()),
+        Settled::Gone => Err(Fault::internal("nobody waits for the call")),
+    }
+}
+
+/// Waits for a task that its caller does not know of, or not yet; `joined` if it is that of an earlier call.
+async fn wait_for_task(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    id: TaskId,
+    joined: bool,
+    mut teller: NoteForwarder<'_, '_>,
+    waiter: Waiter,
+) -> Result<MethodResult, Fault> {
+    teller.set_task(id, joined);
+    (teller.due_after, teller.due) = (teller.wait.promote_delay, None);
+    let waited = wait::follow(cx.context, id, &waiter, teller.wait.hold, &mut teller).await;
+    teller.forward_rest();
+    match waited? {
+        Waited::Ended(task) => ended_task_result(cx, &task, waiter),
+        Waited::Handle(task) => Ok(handle(cx, &task, waiter)),
+        Waited::Questions(task) => {
+            let questions = task.open_questions().map(|(key, request)| (key.as_str(), request));
+            let result = input_required(cx, binding, questions, RequestState::Task(id)).end();
+            Ok(MethodResult { result, on_sent: Some(waiter.on_answer_sent(false)) })
+        }
+        Waited::HoldExpired(result) => {
+            Ok(MethodResult { result: complete_result(&result, cx.context).end(), on_sent: Some(waiter.on_answer_sent(false)) })
+        }
+        Waited::Gone => Err(Fault::internal("nobody waits for the call")),
+    }
+}
+
+/// Whether a result leaves out output that can be read from its task.
+fn is_cut(task: &Task, outcome: &Outcome) -> bool {
+    let uri = followup::resource::uri(task.id);
+    matches!(outcome, Outcome::Completed { result, .. } if result.as_str().contains(&uri))
+}
+
+/// The answer of a task that has ended.
+fn ended_task_result(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Result<MethodResult, Fault> {
+    let ended = match (hold::failure_result(cx.context, task), &task.outcome) {
+        (Some(result), _) => Ok(complete_result(&waiter.with_joined_text(result), cx.context)),
+        (None, Some(Outcome::Completed { result, .. })) => Ok(complete_result(&waiter.with_joined_text(result.clone()), cx.context)),
+        (None, Some(outcome)) => outcome_result(cx, outcome),
+        (None, None) => Err(Fault::internal("the task has no outcome")),
+    };
+    match ended {
+        Ok(object) => Ok(MethodResult { result: object.end(), on_sent: Some(waiter.on_answer_sent(true)) }),
+        Err(fault) => {
+            waiter.answered(true);
+            Err(fault)
+        }
+    }
+}
+
+/// The caller came back with answers for a task that it knows only by the state it carried.
+async fn resume_with_answers(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    id: TaskId,
+    resumed: Continuation,
+    wait: WaitPlan,
+) -> Result<MethodResult, Fault> {
+    let engine = &cx.context.engine;
+    let task = engine.require_task(cx.caller, id)?;
+    let answers = for_task(&task, resumed.answers)?;
+    // As in the first call. What has a key needs nobody to wait for it.
+    let waiter = Waiter::resume(cx.context, None, &task);
+    if task.spec.idempotency_key.is_some() {
+        waiter.clone().answered(false);
+    }
+    if let Err(error) = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await {
+        waiter.answered(false);
+        return Err(error.into());
+    }
+    wait_for_task(cx, binding, id, wait.hold.is_some(), NoteForwarder::new(cx, wait), waiter).await
+}
+
+/// The handle of a task. If it does not reach its caller, that has left the task.
+fn handle(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> MethodResult {
+    let object = with_info(typed("task"), cx.context);
+    let now = cx.context.engine.clock().now();
+    let result = render::task(object, task, now, cx.context.config.poll_interval).end();
+    MethodResult { result, on_sent: Some(waiter.on_answer_sent(false)) }
+}
+
+fn outcome_result(cx: &Cx<'_>, outcome: &Outcome) -> Result<Object, Fault> {
+    match outcome {
+        Outcome::Completed { result, .. } => Ok(complete_result(result, cx.context)),
+        Outcome::Failed(error) => Err(error.clone().into()),
+        Outcome::Cancelled { reason } => Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled"))),
+    }
+}
+
+/// A round that a tool asks for, as the engine carried it.
+fn ask_round(cx: &Cx<'_>, binding: &Binding<'_>, round: &Payload) -> Result<Object, Fault> {
+    #[derive(Deserialize)]
+    struct Round {
+        questions: BTreeMap<String, Payload>,
+        state: Option<Value>,
+    }
+    let round: Round = round.read()?;
+    ask_to_call_again(cx, binding, &round.questions, round.state)
+}
+
+/// Asks the caller to call again, if it can answer what is asked.
+pub(super) fn ask_to_call_again(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    questions: &BTreeMap<String, Payload>,
+    state: Option<Value>,
+) -> Result<Object, Fault> {
+    if let Some(lacking) = questions.values().find_map(|question| missing_capabilities_of(question, cx.meta.accepts)) {
+        return Err(Fault::missing_capability(&lacking));
+    }
+    let carried = RequestState::Round {
+        questions: questions.iter().map(|(key, question)| (key.clone(), answer_constraints(question))).collect(),
+        state,
+    };
+    let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
+    Ok(input_required(cx, binding, questions, carried))
+}
+
+/// Asks the caller to call again with answers.
+fn input_required<'a>(
+    cx: &Cx<'_>,
+    binding: &Binding<'_>,
+    questions: impl Iterator<Item = (&'a str, &'a Payload)>,
+    carried: RequestState,
+) -> Object {
+    let object = with_info(typed("input_required"), cx.context).raw("inputRequests", &render::requests(questions));
+    let until = cx.context.engine.clock().now().after(STATE_GOOD_FOR);
+    object.put("requestState", &binding.seal(carried, until))
+}
+
+/// What the caller brings along because it was asked to call again: answers and state, and the task that they are for
+/// if there is one. What was asked in a round is held against its answers here; a task knows itself what it asked.
+pub(super) fn read_request_state(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(Continuation, Option<TaskId>), Fault> {
+    let responses = cx.params.input_responses.map(answers).transpose()?.unwrap_or_default();
+    if cx.params.request_state.is_none() {
+        // It brings answers to what it was never asked, for all we know: a tool may take them, if they are any.
+        for (key, answer) in &responses {
+            check_any_answer(answer).map_err(|why| misfitting(key, &why))?;
+        }
+        return Ok((Continuation { answers: responses, state: None }, None));
+    }
+    match binding.open(&text(cx.params.request_state, "requestState")?, cx.context.engine.clock().now())? {
+        RequestState::Task(id) => Ok((Continuation { answers: responses, state: None }, Some(id))),
+        RequestState::Round { questions, state } => {
+            let responses = fitting(responses, |key| questions.get(key))?;
+            Ok((Continuation { answers: responses, state: state.map(Into::into) }, None))
+        }
+    }
+}
+
+/// Passes notes on to the caller of an open call. A note that the caller does not read in time is dropped.
+struct NoteForwarder<'a, 'c> {
+    cx: &'a Cx<'c>,
+    wait: WaitPlan,
+    notes: Option<mpsc::Receiver<CallNote>>,
+    encoder: NoteEncoder,
+    heartbeat: Option<Heartbeat>,
+    /// The task that the call is, or may become.
+    task: Option<TaskId>,
+    /// Wakes where the notes go to another call, so that progress is read from the task.
+    progress_watch: Option<Watch<TaskId>>,
+    /// After which time, from when it is first waited for, the call has waited long enough.
+    due_after: Option<Duration>,
+    due: Option<Sleep>,
+}
+
+impl CallEra for NoteForwarder<'_, '_> {
+    fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
+        if !self.encoder.wants_any() {
+            return None;
+        }
+        let (sender, notes) = mpsc::channel(NOTES_MAX);
+        self.notes = Some(notes);
+        Some(sender)
+    }
+
+    async fn meanwhile(&mut self) -> Result<Wake, Fault> {
+        if let Some(span) = self.due_after.take() {
+            self.due = Some(self.cx.context.engine.clock().sleep(span));
+        }
+        loop {
+            tokio::select! {
+                biased;
+                note = next_note(&mut self.notes) => match note {
+                    Some(note) => self.forward(&note),
+                    None => self.notes = None,
+                },
+                () = changed(self.progress_watch.as_ref()) => self.send_stored_progress(),
+                () = hold::heartbeat_due(&mut self.heartbeat) => self.send_heartbeat(),
+                () = passed(&mut self.due) => {
+                    self.due = None;
+                    return Ok(Wake::Due);
+                }
+            }
+        }
+    }
+
+    fn wants_output(&self) -> bool {
+        self.wait.promote_on_output
+    }
+
+    fn answer_early(&self, task: &Arc<Task>, due: bool) -> Result<Option<Waited>, Fault> {
+        let WaitPlan { promote_delay, promote_on_output: eager, hold, .. } = self.wait;
+        if let Some(outcome) = &task.outcome {
+            // Who wants to see all of the output gets the task where the result has only a part of it.
+            return Ok((eager && is_cut(task, outcome)).then(|| Waited::Handle(task.clone())));
+        }
+        let asks = task.asked_at.is_some();
+        if due || (promote_delay.is_some() && asks) || (eager && self.cx.context.engine.chunk_range(task.id)?.end > Seq(0)) {
+            return Ok(Some(Waited::Handle(task.clone())));
+        }
+        Ok((asks && !hold.is_some_and(|hold| hold.has_unsupported_question(task))).then(|| Waited::Questions(task.clone())))
+    }
+}
+
+impl<'a, 'c> NoteForwarder<'a, 'c> {
+    fn new(cx: &'a Cx<'c>, wait: WaitPlan) -> Self {
+        let wanted = NoteEncoder::new(cx.meta.progress_token.clone(), cx.meta.log_level);
+        let clock = cx.context.engine.clock();
+        let beat = (wait.heartbeats && wanted.progress_token.is_some())
+            .then(|| Heartbeat::new(clock, clock.now(), clock.now(), f64::NEG_INFINITY));
+        Self { cx, wait, notes: None, encoder: wanted, heartbeat: beat, task: None, progress_watch: None, due_after: None, due: None }
+    }
+
+    /// Names the task, which `reads` if its notes go elsewhere.
+    fn set_task(&mut self, id: TaskId, reads_progress: bool) {
+        self.task = Some(id);
+        if reads_progress && self.encoder.progress_token.is_some() {
+            self.progress_watch = Some(self.cx.context.engine.watch(vec![id], false));
+            self.send_stored_progress();
+        }
+    }
+
+    /// Passes on what has been sent so far: it goes before the response.
+    fn forward_rest(&mut self) {
+        while let Some(Ok(note)) = self.notes.as_mut().map(mpsc::Receiver::try_recv) {
+            self.forward(&note);
+        }
+        if self.progress_watch.is_some() {
+            self.send_stored_progress();
+        }
+    }
+
+    fn forward(&mut self, note: &CallNote) {
+        let message = self.encoder.message(note, None);
+        self.send(message, matches!(note, CallNote::Progress { .. }));
+    }
+
+    /// Sends a message, if there is one; after progress the next sign of life has time.
+    fn send(&mut self, message: Option<Vec<u8>>, progress: bool) {
+        let Some(message) = message else { return };
+        self.cx.out.try_send(&message);
+        if let Some(beat) = self.heartbeat.as_mut().filter(|_| progress) {
+            beat.postpone();
+        }
+    }
+
+    /// The task as it is now, if it is one.
+    fn current_task(&self) -> Option<Arc<Task>> {
+        self.cx.context.engine.task(self.cx.caller, self.task?).ok()?
+    }
+
+    /// Tells how far the task is.
+    fn send_stored_progress(&mut self) {
+        if let Some(task) = self.current_task()
+            && let Some(progress) = task.progress
+        {
+            let message = self.encoder.progress(progress, task.message.as_deref(), None);
+            self.send(message, true);
+        }
+    }
+
+    fn send_heartbeat(&mut self) {
+        let task = self.current_task();
+        let message = self.heartbeat.as_mut().and_then(|beat| beat.message(&mut self.encoder, task.as_deref()));
+        self.send(message, true);
+    }
+}
+
+/// The next note; waits for ever if none can come.
+async fn next_note(notes: &mut Option<mpsc::Receiver<CallNote>>) -> Option<CallNote> {
+    match notes {
+        Some(notes) => notes.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the task changes, if it is watched.
+async fn changed(watch: Option<&Watch<TaskId>>) {
+    match watch {
+        Some(watch) => drop(watch.changed().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until a time has passed; for ever if there is none.
+async fn passed(sleep: &mut Option<Sleep>) {
+    match sleep {
+        Some(sleep) => sleep.as_mut().await,
+        None => std::future::pending().await,
+    }
+}

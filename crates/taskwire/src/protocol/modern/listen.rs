@@ -1,0 +1,444 @@
+//! `subscriptions/listen`: the current state of each task right after the acknowledgement, then every change, and the
+//! output of those whose output was asked for, from any chunk on.
+//!
+//! For each task the stream keeps a cursor into its log. A wake-up makes it read on; what it reads it folds into the
+//! task and shows, in the order of the log. A slow reader lags and misses nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json, value::RawValue};
+use taskwire_core::{
+    Seq, TaskId, Version,
+    task::{Task, evolve_to},
+};
+use tokio::sync::watch;
+
+use super::{
+    Cx, MethodResult, PARTIALS, SUBSCRIPTION_ID,
+    json::{Object, typed},
+    render,
+};
+use crate::{
+    engine,
+    protocol::{
+        Fault,
+        params::{Members, number, present},
+    },
+    store::{Chunk, Cursor, LogItem},
+    tool::Changes,
+    wakeup::Watch,
+};
+
+/// Bytes of output that one task may send before it is another one's turn.
+const TURN_BYTES: usize = 256 * 1024;
+/// The same in chunks: what stands around a small one is larger than itself.
+const TURN_CHUNKS: usize = 1_000;
+
+#[derive(Deserialize)]
+struct Listen<'a> {
+    #[serde(borrow)]
+    notifications: Members<Filter<'a>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Filter<'a> {
+    tools_list_changed: bool,
+    prompts_list_changed: bool,
+    resources_list_changed: bool,
+    resource_subscriptions: Vec<String>,
+    task_ids: Option<Vec<String>>,
+    #[serde(borrow, rename = "dev.taskwire/partials", deserialize_with = "present")]
+    partials: Option<&'a RawValue>,
+}
+
+impl Filter<'_> {
+    /// Whether nothing is asked for but the output of tasks.
+    fn is_empty(&self) -> bool {
+        let lists = self.tools_list_changed || self.prompts_list_changed || self.resources_list_changed;
+        !lists && self.resource_subscriptions.is_empty() && self.task_ids.is_none()
+    }
+}
+
+/// A task whose output is wanted, and its first chunk that is.
+type Output = (String, Option<Seq>);
+
+/// The same as it came.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OutputParam<'a> {
+    task_id: String,
+    #[serde(borrow, default, deserialize_with = "present")]
+    from_seq: Option<&'a RawValue>,
+}
+
+pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
+    let Listen { notifications: Members(mut filter) } = cx.read()?;
+    if filter.partials.is_some() {
+        cx.needs_partials()?;
+    }
+    if filter.task_ids.is_some() {
+        cx.needs_tasks()?;
+    }
+    let wanted = requested_outputs(filter.partials)?;
+    let named = filter.task_ids.as_ref().map_or(0, Vec::len) + wanted.as_ref().map_or(0, Vec::len) + filter.resource_subscriptions.len();
+    let max = cx.context.config.subscriptions_per_stream;
+    if named > max {
+        return Err(Fault::limit(format!(
+            "a stream may name {max} tasks and resources, not {named} (configuration key `subscriptions_per_stream`)"
+        )));
+    }
+    let max = cx.context.config.streams_per_caller;
+    let _open = cx
+        .context
+        .listen_permit(cx.caller)
+        .ok_or_else(|| Fault::limit(format!("you have {max} listen streams open already (configuration key `streams_per_caller`)")))?;
+    let mut changes = cx.context.provider.changes();
+    let seen = ListVersions::of(&changes.borrow_and_update(), &filter);
+    // Watch first, then read: no change can fall between.
+    let status_ids: BTreeSet<TaskId> = filter.task_ids.iter().flatten().filter_map(|text| text.parse().ok()).collect();
+    let outputs = wanted.iter().flatten().filter_map(|(text, from)| Some((text.parse().ok()?, *from)));
+    let mut outputs: BTreeMap<TaskId, Option<Seq>> = outputs.collect();
+    let ids: BTreeSet<TaskId> = status_ids.iter().chain(outputs.keys()).copied().collect();
+    let watch = cx.context.engine.watch(ids.iter().copied().collect(), wanted.is_some());
+    let mut owned = BTreeMap::new();
+    for id in ids {
+        // Somebody else's task, and one that never was, are left out alike.
+        if engine::skip_corrupt(cx.context.engine.owner(id))?.is_none_or(|owner| owner != *cx.caller) {
+            continue;
+        }
+        // Nor is one of which nothing can be told: who asks for it hears why.
+        let output = outputs.remove(&id).map(|from| output_range(cx, id, from)).transpose();
+        if let Some(output) = engine::skip_corrupt(output.map(Some))? {
+            owned.insert(id, TaskSubscription { wants_status: status_ids.contains(&id), output });
+        }
+    }
+    if let Some(asked) = &mut filter.task_ids {
+        asked.retain(|text| text.parse().is_ok_and(|id: TaskId| owned.contains_key(&id)));
+    }
+    let outputs = wanted.map(|wanted| {
+        let known = wanted.iter().filter_map(|(text, _)| Some((text, owned.get(&text.parse().ok()?)?.output?)));
+        known.map(|(text, at)| json!({"taskId": text, "fromSeq": at.from.0, "nextSeq": at.next.0})).collect()
+    });
+    let stream = ListenStream { cx, filter, outputs, subscription: render::subscription(cx.id) };
+    match stream.run(owned, &watch, changes, seen).await {
+        Ok(()) | Err(Ended::Gone) => Ok(stream.end().into()),
+        Err(Ended::Fault(fault)) => Err(fault),
+    }
+}
+
+/// The tasks whose output is wanted, each once.
+fn requested_outputs(partials: Option<&RawValue>) -> Result<Option<Vec<Output>>, Fault> {
+    let Some(raw) = partials else { return Ok(None) };
+    let list: Vec<Members<OutputParam<'_>>> =
+        serde_json::from_str(raw.get()).map_err(|error| Fault::params(format!("invalid `{PARTIALS}`: {error}")))?;
+    let mut wanted: Vec<Output> = Vec::with_capacity(list.len());
+    let mut seen = BTreeSet::new();
+    for Members(entry) in list {
+        let from = entry.from_seq.map(|raw| number(Some(raw), "fromSeq", 0)).transpose()?.map(Seq);
+        if !seen.insert(entry.task_id.clone()) {
+            return Err(Fault::params(format!("`{PARTIALS}` names the task `{}` more than once", entry.task_id)));
+        }
+        wanted.push((entry.task_id, from));
+    }
+    Ok(Some(wanted))
+}
+
+/// Where a task's output begins for this stream, and where it is now.
+#[derive(Clone, Copy)]
+struct OutputRange {
+    from: Seq,
+    next: Seq,
+}
+
+fn output_range(cx: &Cx<'_>, id: TaskId, from: Option<Seq>) -> Result<OutputRange, engine::Error> {
+    let span = cx.context.engine.chunk_range(id)?;
+    Ok(OutputRange { from: from.map_or(span.end, |from| from.max(span.start)), next: span.end })
+}
+
+/// What was asked for of one task.
+struct TaskSubscription {
+    /// Its changes.
+    wants_status: bool,
+    /// Its output.
+    output: Option<OutputRange>,
+}
+
+/// A task that is followed.
+struct FollowedTask {
+    /// As it was last seen; absent if it had ended before the stream began.
+    task: Option<Arc<Task>>,
+    /// The last event that was read.
+    read: Version,
+    /// Whether its changes are shown.
+    wants_status: bool,
+    /// The next chunk to be sent, if its output is.
+    next_seq: Option<Seq>,
+    /// Whether it is waiting for its turn.
+    queued: bool,
+}
+
+/// What came of a task's turn.
+enum Turn {
+    /// There is nothing more to read for now.
+    Idle,
+    /// There is more.
+    More,
+    /// What should come next is gone: the stream ends, so that its reader asks anew.
+    Lost,
+}
+
+/// What a stream has seen of the lists and resources that it asked for.
+#[derive(PartialEq)]
+struct ListVersions {
+    tools: u64,
+    prompts: u64,
+    resources: u64,
+    updated: Vec<u64>,
+}
+
+impl ListVersions {
+    fn of(changes: &Changes, filter: &Filter<'_>) -> Self {
+        let updated = filter.resource_subscriptions.iter().map(|uri| changes.updated.get(uri).copied().unwrap_or(0));
+        Self { tools: changes.tools, prompts: changes.prompts, resources: changes.resources, updated: updated.collect() }
+    }
+}
+
+enum Ended {
+    /// The client stopped reading; there is nobody to answer.
+    Gone,
+    Fault(Fault),
+}
+
+impl From<engine::Error> for Ended {
+    fn from(error: engine::Error) -> Self {
+        Self::Fault(error.into())
+    }
+}
+
+struct ListenStream<'a, 'c> {
+    cx: &'a Cx<'c>,
+    filter: Filter<'c>,
+    /// The outputs that will be sent, as the acknowledgement names them.
+    outputs: Option<Vec<Value>>,
+    /// The name of the listen request, as JSON text.
+    subscription: String,
+}
+
+impl ListenStream<'_, '_> {
+    async fn run(
+        &self,
+        owned: BTreeMap<TaskId, TaskSubscription>,
+        watch: &Watch<TaskId>,
+        mut changes: watch::Receiver<Changes>,
+        mut seen: ListVersions,
+    ) -> Result<(), Ended> {
+        self.acknowledge().await?;
+        let (mut tasks, mut queue) = (BTreeMap::new(), VecDeque::new());
+        for (id, asked) in owned {
+            if let Some(followed) = self.follow(id, &asked).await? {
+                tasks.insert(id, followed);
+                enqueue(&mut tasks, &mut queue, id);
+            }
+        }
+        let drained = self.cx.context.shutdown_began();
+        let ending = self.cx.out.ending();
+        tokio::pin!(drained, ending);
+        loop {
+            if tasks.is_empty() && self.outputs.is_some() && self.filter.is_empty() {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                () = &mut drained => return Ok(()),
+                () = &mut ending => return Ok(()),
+                result = changes.changed() => {
+                    if result.is_err() {
+                        return Ok(());
+                    }
+                    let now = ListVersions::of(&changes.borrow_and_update(), &self.filter);
+                    self.send_list_changes(&seen, &now).await?;
+                    seen = now;
+                }
+                changed = watch.changed() => {
+                    for id in changed {
+                        enqueue(&mut tasks, &mut queue, id);
+                    }
+                }
+                Some(id) = async { queue.pop_front() } => match self.turn(&mut tasks, id).await? {
+                    Turn::Idle => {}
+                    Turn::More => enqueue(&mut tasks, &mut queue, id),
+                    Turn::Lost => return Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Begins to follow a task, if there will be anything to tell. Only live ones are kept: results can be large.
+    async fn follow(&self, id: TaskId, asked: &TaskSubscription) -> Result<Option<FollowedTask>, Ended> {
+        let Some(task) = engine::skip_corrupt(self.cx.context.engine.task(self.cx.caller, id))? else { return Ok(None) };
+        let next = asked.output.map(|begin| begin.from);
+        let over = task.ended.is_some();
+        // The end of a task comes after its output.
+        if asked.wants_status && !(over && next.is_some()) {
+            self.send_status(&task).await?;
+        }
+        // Of one that has ended only its output is read.
+        let read = if over { Version(u64::MAX) } else { task.version };
+        let more = !over || next.is_some();
+        Ok(more.then(|| FollowedTask {
+            task: (!over).then_some(task),
+            read,
+            wants_status: asked.wants_status,
+            next_seq: next,
+            queued: false,
+        }))
+    }
+
+    /// Shows what happened to a task since the last time, and sends its output, in the order of the log; as much as one
+    /// task may before it is another's turn. After its end there is nothing more.
+    async fn turn(&self, tasks: &mut BTreeMap<TaskId, FollowedTask>, id: TaskId) -> Result<Turn, Ended> {
+        let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
+        followed.queued = false;
+        let cursor = Cursor { after: followed.read, from: followed.next_seq, max_bytes: TURN_BYTES, max_chunks: TURN_CHUNKS };
+        let page = match self.cx.context.engine.page(id, cursor) {
+            Ok(Some(page)) => page,
+            // Forgotten before its end could be shown.
+            Ok(None) => return Ok(Turn::Lost),
+            Err(engine::Error::Corrupt(error)) => {
+                tracing::error!(%error, "a stream tells nothing more of a task");
+                tasks.remove(&id);
+                return Ok(Turn::Idle);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let mut chunks = Vec::new();
+        for entry in page.items {
+            match entry {
+                LogItem::Chunk(chunk) if followed.next_seq != Some(chunk.seq) => return Ok(Turn::Lost),
+                LogItem::Chunk(chunk) => {
+                    followed.next_seq = Some(chunk.seq.next());
+                    chunks.push(chunk);
+                }
+                LogItem::Event(logged) => {
+                    self.send_output(id, &mut chunks).await?;
+                    let Some(task) = followed.task.as_mut().map(Arc::make_mut) else { continue };
+                    evolve_to(task, logged.version, &logged.event, logged.at);
+                    if followed.wants_status && logged.event.is_visible() {
+                        self.send_status(task).await?;
+                    }
+                }
+            }
+        }
+        self.send_output(id, &mut chunks).await?;
+        followed.read = page.upto;
+        if page.more {
+            return Ok(Turn::More);
+        }
+        match &followed.task {
+            Some(task) if task.ended.is_none() => return Ok(Turn::Idle),
+            Some(_) => {}
+            // What is kept in memory may be a moment behind; then a wake-up is on its way.
+            None if !page.ended => return Ok(Turn::Idle),
+            None if followed.wants_status => match self.cx.context.engine.task(self.cx.caller, id)? {
+                None => return Ok(Turn::Lost),
+                Some(task) if task.ended.is_none() => return Ok(Turn::Idle),
+                Some(task) => self.send_status(&task).await?,
+            },
+            None => {}
+        }
+        tasks.remove(&id);
+        Ok(Turn::Idle)
+    }
+
+    /// Sends chunks that follow each other.
+    async fn send_output(&self, id: TaskId, chunks: &mut Vec<Chunk>) -> Result<(), Ended> {
+        if !chunks.is_empty() {
+            let pieces = render::partials(&render::partial_head(&self.subscription, id), chunks, self.cx.out.framing());
+            chunks.clear();
+            for piece in pieces {
+                self.cx.out.send_framed(piece).await.map_err(|_| Ended::Gone)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_status(&self, task: &Task) -> Result<(), Ended> {
+        let context = self.cx.context;
+        let message = render::task_notification(
+            &context.task_json_cache,
+            task,
+            &self.subscription,
+            context.engine.clock().now(),
+            context.config.poll_interval,
+        );
+        self.cx.out.send(&message).await.map_err(|_| Ended::Gone)
+    }
+
+    async fn acknowledge(&self) -> Result<(), Ended> {
+        let filter = &self.filter;
+        let mut honoured = Map::new();
+        for (key, wanted) in [
+            ("toolsListChanged", filter.tools_list_changed),
+            ("promptsListChanged", filter.prompts_list_changed),
+            ("resourcesListChanged", filter.resources_list_changed),
+        ] {
+            if wanted {
+                honoured.insert(key.to_owned(), true.into());
+            }
+        }
+        if !filter.resource_subscriptions.is_empty() {
+            honoured.insert("resourceSubscriptions".to_owned(), filter.resource_subscriptions.clone().into());
+        }
+        if let Some(ids) = &filter.task_ids {
+            honoured.insert("taskIds".to_owned(), ids.clone().into());
+        }
+        if let Some(outputs) = &self.outputs {
+            honoured.insert(PARTIALS.to_owned(), outputs.clone().into());
+        }
+        self.notify("notifications/subscriptions/acknowledged", json!({ "notifications": honoured })).await
+    }
+
+    async fn send_list_changes(&self, before: &ListVersions, now: &ListVersions) -> Result<(), Ended> {
+        let filter = &self.filter;
+        for (wanted, changed, method) in [
+            (filter.tools_list_changed, before.tools != now.tools, "notifications/tools/list_changed"),
+            (filter.prompts_list_changed, before.prompts != now.prompts, "notifications/prompts/list_changed"),
+            (filter.resources_list_changed, before.resources != now.resources, "notifications/resources/list_changed"),
+        ] {
+            if wanted && changed {
+                self.notify(method, json!({})).await?;
+            }
+        }
+        let counts = before.updated.iter().zip(&now.updated);
+        for (uri, (before, now)) in filter.resource_subscriptions.iter().zip(counts) {
+            if before != now {
+                self.notify("notifications/resources/updated", json!({ "uri": uri })).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn notify(&self, method: &str, mut params: Value) -> Result<(), Ended> {
+        params["_meta"] = json!({SUBSCRIPTION_ID: self.cx.id});
+        self.cx.out.notify(method, &params).await.map_err(|_| Ended::Gone)
+    }
+
+    /// The response that ends the stream in good order.
+    fn end(&self) -> Object {
+        let meta = Object::open().raw(SUBSCRIPTION_ID, &self.subscription).splice(&self.cx.context.server_info_meta);
+        typed("complete").raw("_meta", &meta.into_text())
+    }
+}
+
+/// Gives a task its turn, unless it is waiting for it already.
+fn enqueue(tasks: &mut BTreeMap<TaskId, FollowedTask>, queue: &mut VecDeque<TaskId>, id: TaskId) {
+    if let Some(followed) = tasks.get_mut(&id).filter(|followed| !followed.queued) {
+        followed.queued = true;
+        queue.push_back(id);
+    }
+}

@@ -1,0 +1,192 @@
+//! The modern era: 2026-07-28 with the Tasks extension. Every request describes itself; nothing is remembered between
+//! requests.
+//!
+//! Start with [`answer`], which holds the order of checks that the protocol and its conformance suite demand.
+
+mod call;
+mod catalog;
+mod headers;
+mod json;
+mod listen;
+mod long_poll;
+mod meta;
+mod partials;
+mod render;
+mod request_state;
+mod tasks;
+
+use std::sync::Arc;
+
+use hyper::HeaderMap;
+use serde::Deserialize;
+use serde_json::json;
+use taskwire_core::{
+    CallerId,
+    wire::{IncomingMessage, RequestId, code},
+};
+
+use self::{
+    json::Object,
+    meta::{Meta, Params},
+};
+pub(crate) use self::{json::server_meta, render::TaskJsonCache};
+use super::{Fault, LIST, MessageSink, OnSent, PARTIALS, Peer, Reply};
+use crate::protocol::Context;
+
+/// The versions that this dialect speaks.
+const VERSIONS: [&str; 1] = ["2026-07-28"];
+/// The Tasks extension.
+const TASKS: &str = "io.modelcontextprotocol/tasks";
+const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
+
+/// One request, after the checks that all methods share.
+struct Cx<'a> {
+    context: &'a Arc<Context>,
+    caller: &'a CallerId,
+    id: &'a RequestId,
+    meta: Meta<'a>,
+    params: Params<'a>,
+    /// The parameters as they came.
+    raw_params: &'a str,
+    /// Kept for tool calls, whose arguments they may repeat; absent where the transport has none.
+    headers: Option<HeaderMap>,
+    out: &'a MessageSink,
+    peer: &'a Peer,
+}
+
+impl Cx<'_> {
+    /// Reads parameters that only this method has.
+    fn read<'p, T: Deserialize<'p>>(&'p self) -> Result<T, Fault> {
+        serde_json::from_str(self.raw_params).map_err(|error| Fault::params(format!("invalid params: {error}")))
+    }
+
+    /// Refuses callers that did not declare the Tasks extension on this very request.
+    fn needs_tasks(&self) -> Result<(), Fault> {
+        if self.meta.tasks { Ok(()) } else { Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}}}))) }
+    }
+
+    /// Refuses callers that did not declare both extensions that a list of tasks needs.
+    fn needs_list(&self) -> Result<(), Fault> {
+        if self.meta.tasks && self.meta.list {
+            return Ok(());
+        }
+        Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}, LIST: {}}})))
+    }
+
+    /// Refuses callers that did not declare both extensions that partial results need.
+    fn needs_partials(&self) -> Result<(), Fault> {
+        if self.meta.tasks && self.meta.partials {
+            return Ok(());
+        }
+        Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}, PARTIALS: {}}})))
+    }
+}
+
+/// What a method comes to: the text of its result.
+struct MethodResult {
+    result: Vec<u8>,
+    /// What is to be done when it was sent, or was not.
+    on_sent: Option<OnSent>,
+}
+
+impl From<Object> for MethodResult {
+    fn from(object: Object) -> Self {
+        Self { result: object.end(), on_sent: None }
+    }
+}
+
+/// What may come besides the response to a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResponseKind {
+    Single,
+    /// Notes on how it is getting on.
+    WithNotes,
+    /// As much as there is to say, for as long as the client listens.
+    Stream,
+}
+
+/// What may come besides the response to this message.
+pub(crate) fn response_kind(message: &IncomingMessage, bytes: &[u8]) -> ResponseKind {
+    let asks = |key: &str| message.params(bytes).is_some_and(|params| params.contains(key));
+    match message.method.as_deref() {
+        Some("tools/call") if asks("\"progressToken\"") || asks("/logLevel\"") => ResponseKind::WithNotes,
+        Some("subscriptions/listen") => ResponseKind::Stream,
+        _ => ResponseKind::Single,
+    }
+}
+
+/// Where a message came from, and the way back.
+pub(crate) struct MessageSource<'a> {
+    pub(crate) caller: &'a CallerId,
+    pub(crate) peer: &'a Peer,
+    /// Absent where the transport has none.
+    pub(crate) headers: Option<HeaderMap>,
+    pub(crate) out: &'a MessageSink,
+}
+
+/// Answers one message, read from `bytes`.
+pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
+    let Some(method) = message.method.as_deref() else {
+        let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
+        return Reply::fault(None, &fault);
+    };
+    let Some(id) = &message.id else {
+        if method == "notifications/cancelled" {
+            super::on_cancelled(context, origin.caller, origin.out.byte_stream(), message.params(bytes).unwrap_or("{}"));
+        }
+        return Reply::accepted();
+    };
+    match respond(context, method, id, message.params(bytes).unwrap_or("{}"), origin).await {
+        Err(fault) => Reply::fault(Some(id), &fault),
+        Ok(done) => Reply::result(id, &done.result).on_sent(done.on_sent),
+    }
+}
+
+async fn respond(
+    context: &Arc<Context>,
+    method: &str,
+    id: &RequestId,
+    text: &str,
+    origin: MessageSource<'_>,
+) -> Result<MethodResult, Fault> {
+    let MessageSource { caller, peer, headers, out } = origin;
+    let mut params = Params::read(text)?;
+    let meta = params.meta(method)?;
+    if let Some(headers) = &headers {
+        headers::check(headers, method, &params, &meta.version, context.config.http.strict_headers)?;
+    }
+    if !VERSIONS.contains(&&*meta.version) {
+        return Err(unsupported(&meta.version));
+    }
+    let headers = headers.filter(|_| method == "tools/call");
+    let cx = Cx { context, caller, id, meta, params, raw_params: text, headers, out, peer };
+    match method {
+        "tools/call" => call::call(&cx).await,
+        "tasks/get" => tasks::get(&cx).await,
+        "tasks/update" => tasks::update(&cx).await,
+        "tasks/cancel" => tasks::cancel(&cx).await,
+        "subscriptions/listen" => listen::listen(&cx).await,
+        "dev.taskwire/partials/read" => partials::read(&cx).await,
+        "dev.taskwire/tasks/list" => tasks::list(&cx),
+        "server/discover" => Ok(catalog::discover(&cx).into()),
+        "tools/list" => catalog::tools(&cx).map(Into::into),
+        "prompts/get" => catalog::prompt(&cx).await.map(Into::into),
+        "resources/read" => catalog::read(&cx).await.map(Into::into),
+        "completion/complete" => catalog::complete(&cx).await.map(Into::into),
+        _ => match catalog::list(&cx, method) {
+            Some(page) => page.map(Into::into),
+            None => Err(Fault::new(404, code::METHOD_NOT_FOUND, format!("there is no method `{method}`"))),
+        },
+    }
+}
+
+/// The version is not spoken here; says which ones are.
+fn unsupported(requested: &str) -> Fault {
+    Fault::new(
+        400,
+        code::UNSUPPORTED_VERSION,
+        format!("the protocol version `{requested}` is not supported: use {}", VERSIONS.join(" or ")),
+    )
+    .with_data(json!({"supported": VERSIONS, "requested": requested}))
+}

@@ -1,0 +1,112 @@
+//! `requestState`: what a client carries for us between two calls. It is signed, bound to its caller and its call, and
+//! good for a while only; anything else is refused.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use hmac::{Hmac, Mac};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use taskwire_core::{CallerId, Payload, TaskId, Timestamp};
+
+use crate::protocol::Fault;
+
+/// What is carried.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RequestState {
+    /// What a handler asked, as far as answers are held against it, and what it wants to be given back.
+    Round { questions: BTreeMap<String, Payload>, state: Option<Value> },
+    /// The task that goes on when the answers come.
+    Task(TaskId),
+}
+
+/// The call that it belongs to: the same caller must make the same call again.
+#[derive(Debug, Clone)]
+pub(super) struct Binding<'a> {
+    pub(super) secret: &'a [u8; 32],
+    pub(super) caller: &'a CallerId,
+    pub(super) method: &'a str,
+    pub(super) name: &'a str,
+    pub(super) arguments: &'a Value,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SignedState {
+    until: Timestamp,
+    call: String,
+    carried: RequestState,
+}
+
+impl Binding<'_> {
+    fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        for part in [self.caller.as_str(), self.method, self.name, &self.arguments.to_string()] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        URL_SAFE_NO_PAD.encode(hash.finalize())
+    }
+
+    fn mac(&self, body: &str) -> Hmac<Sha256> {
+        Hmac::new_from_slice(self.secret).expect("any key length will do").chain_update(b"requestState").chain_update(body)
+    }
+
+    /// Seals something until then.
+    pub(super) fn seal(&self, carried: RequestState, until: Timestamp) -> String {
+        let sealed = SignedState { until, call: self.digest(), carried };
+        let body = URL_SAFE_NO_PAD.encode(super::json::text(&sealed));
+        let tag = URL_SAFE_NO_PAD.encode(self.mac(&body).finalize().into_bytes());
+        format!("{body}.{tag}")
+    }
+
+    /// Opens what was sealed for this call.
+    pub(super) fn open(&self, text: &str, now: Timestamp) -> Result<RequestState, Fault> {
+        let refuse = |why: &str| Fault::params(format!("`requestState` {why}: make the call again without it"));
+        let (body, tag) = text.split_once('.').ok_or_else(|| refuse("was not issued here"))?;
+        let tag = URL_SAFE_NO_PAD.decode(tag).map_err(|_| refuse("was changed on the way"))?;
+        self.mac(body).verify_slice(&tag).map_err(|_| refuse("was changed on the way"))?;
+        let json = URL_SAFE_NO_PAD.decode(body).map_err(|_| refuse("was changed on the way"))?;
+        let sealed: SignedState = serde_json::from_slice(&json).map_err(|_| refuse("was not issued here"))?;
+        if sealed.until < now {
+            return Err(refuse("has expired"));
+        }
+        if sealed.call != self.digest() {
+            return Err(refuse("belongs to another call"));
+        }
+        Ok(sealed.carried)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_the_same_call_by_the_same_caller_in_time_opens_it() {
+        let me = CallerId::new("me");
+        let other = CallerId::new("other");
+        let call = Binding { secret: &[1; 32], caller: &me, method: "tools/call", name: "t", arguments: &json!({"a": 1, "b": 2}) };
+        let at = Timestamp::from_millis;
+        let questions = BTreeMap::from([("k".to_owned(), json!({"method": "roots/list"}).into())]);
+        let round = RequestState::Round { questions, state: Some(json!({"step": 1})) };
+        let text = call.seal(round.clone(), at(10));
+        assert_eq!(call.open(&text, at(10)), Ok(round));
+        assert!(call.open(&text, at(11)).is_err(), "expired");
+        for changed in [format!("{text}-TAMPERED"), format!("x{text}"), text.replace('.', ""), text.to_uppercase(), String::new()] {
+            assert!(call.open(&changed, at(1)).is_err(), "{changed}");
+        }
+        for wrong in [
+            Binding { secret: &[2; 32], ..call.clone() },
+            Binding { caller: &other, ..call.clone() },
+            Binding { method: "prompts/get", ..call.clone() },
+            Binding { name: "u", ..call.clone() },
+            Binding { arguments: &json!({"a": 1}), ..call.clone() },
+        ] {
+            assert!(wrong.open(&text, at(1)).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A data directory: whose it is, and which process has it. One at a time may; a second one learns who the first is.
+
+use std::{
+    fs::{self, File, OpenOptions, Permissions, TryLockError},
+    io::{self, Read, Seek, Write},
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+};
+
+use super::{
+    Error,
+    files::{DB, FileIdentity, SHM, WAL},
+    wal::END_FILE,
+};
+use crate::owned_files::{self, FileKind};
+
+const LOCK: &str = "lock";
+
+/// What can be in a data directory, by whoever put it there; anything else is not touched.
+const CONTENTS: [(&str, FileKind); 9] = [
+    (LOCK, FileKind::File),
+    (DB, FileKind::File),
+    (WAL, FileKind::File),
+    (SHM, FileKind::File),
+    ("tasks.db-journal", FileKind::File),
+    (END_FILE, FileKind::File),
+    ("spool", FileKind::Directory),
+    ("control", FileKind::Socket),
+    ("join", FileKind::Socket),
+];
+
+/// What is said when a file of a data directory cannot be used.
+pub(super) fn file_error(path: &Path, source: io::Error) -> Error {
+    // What has no code of the system is in words of ours, and names the path itself.
+    match source.raw_os_error() {
+        None => Error::NotOwned(source),
+        Some(_) => Error::File { path: path.display().to_string(), source },
+    }
+}
+
+/// Makes sure that a directory and what we know in it are ours, before anything is read, written or run. `dir` has no link in it.
+pub(super) fn secure_data_dir(dir: &Path) -> Result<(), Error> {
+    let refused = |source| file_error(dir, source);
+    owned_files::check(dir, FileKind::Directory).map_err(refused)?;
+    for (name, kind) in CONTENTS {
+        owned_files::check(&dir.join(name), kind).map_err(refused)?;
+    }
+    let mode = fs::metadata(dir).map_err(refused)?.mode();
+    if mode & 0o077 != 0 {
+        let narrowed = fs::set_permissions(dir, Permissions::from_mode(mode & 0o7700));
+        let now = if narrowed.is_ok() { "they cannot any more" } else { "that cannot be changed" };
+        tracing::warn!(dir = %dir.display(), mode = %format_args!("{:04o}", mode & 0o777), "other users could look into the data directory: {now}");
+    }
+    Ok(())
+}
+
+/// Holds the directory until dropped; the operating system lets go even if the process is killed.
+#[derive(Debug)]
+pub(super) struct DirLock {
+    _file: File,
+}
+
+impl DirLock {
+    /// Takes the directory, which its user calls `shown`. Gives its lock file too, to be looked at later.
+    pub(super) fn take(dir: &Path, shown: &Path) -> Result<(Self, FileIdentity), Error> {
+        let path = dir.join(LOCK);
+        let failed = |source| file_error(&path, source);
+        let mut file = owned_files::open(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder);
+                let holder = if holder.trim().is_empty() { "another process".to_owned() } else { holder.trim().to_owned() };
+                return Err(Error::Locked { path: shown.display().to_string(), holder });
+            }
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        Ok((Self { _file: file }, FileIdentity::new(path, &found)))
+    }
+}
