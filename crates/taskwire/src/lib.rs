@@ -52,7 +52,7 @@ pub mod form;
 mod owned_files;
 #[cfg(feature = "server")]
 mod protocol;
-#[cfg_attr(not(feature = "server"), expect(dead_code, reason = "only the server has tools whose schemas it checks"))]
+#[cfg_attr(not(feature = "server"), expect(dead_code, unused_imports, reason = "only the server has tools whose schemas it checks"))]
 mod schema;
 #[cfg(feature = "server")]
 pub mod server;

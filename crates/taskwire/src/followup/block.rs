@@ -1,7 +1,7 @@
 //! A block that was too large for the output itself as a resource: `taskwire://task/ID/block/NAME`.
 
 use serde_json::{Value, json};
-use taskwire_core::{Seq, TaskId, Version};
+use taskwire_core::{Seq, TaskId};
 
 use super::resource::ReadError;
 use crate::{
@@ -16,7 +16,7 @@ const READ_BYTES: usize = 1024 * 1024;
 pub(super) async fn read(engine: &Engine, id: TaskId, name: &str, uri: &str) -> Result<Value, ReadError> {
     let (mut from, mut parts) = (Seq(0), BlockAssembler::default());
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: READ_BYTES, max_chunks: usize::MAX };
+        let cursor = Cursor::output(from, READ_BYTES);
         let page = engine.page(id, cursor)?.ok_or(ReadError::NotFound)?;
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {

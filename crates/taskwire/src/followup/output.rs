@@ -133,7 +133,7 @@ fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<O
     let mut gathered = ShownBlocks { screen: Screen::after(&before(engine, id, from)?), ..ShownBlocks::default() };
     let mut taken = 0;
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(written.next), max_bytes: bytes, max_chunks: usize::MAX };
+        let cursor = Cursor::output(written.next, bytes);
         let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
         (written.more, written.ended) = (page.more, page.ended);
         // A number that is too large is brought back to where there will be something.

@@ -5,7 +5,7 @@
 //! character: one that begins within a character begins with it, and one that ends within a character ends before it.
 
 use serde_json::{Value, json};
-use taskwire_core::{CallerId, Seq, TaskId, Version};
+use taskwire_core::{CallerId, Seq, TaskId};
 
 use super::{block, output::each_text};
 use crate::{
@@ -140,7 +140,7 @@ pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_byte
 async fn scan(engine: &Engine, id: TaskId, part: &mut RangeReader) -> Result<bool, ReadError> {
     let (mut from, mut missed) = (Seq(0), false);
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: READ_BYTES, max_chunks: usize::MAX };
+        let cursor = Cursor::output(from, READ_BYTES);
         let page = engine.page(id, cursor)?.ok_or(ReadError::NotFound)?;
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {

@@ -6,6 +6,7 @@ mod context;
 mod era;
 mod json;
 pub(crate) mod legacy;
+mod log;
 pub(crate) mod modern;
 mod notes;
 mod params;

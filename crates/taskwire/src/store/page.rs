@@ -17,6 +17,14 @@ pub struct Cursor {
     pub max_chunks: usize,
 }
 
+impl Cursor {
+    /// Chunks alone, from this one on.
+    #[must_use]
+    pub fn output(from: Seq, max_bytes: usize) -> Self {
+        Self { after: Version(u64::MAX), from: Some(from), max_bytes, max_chunks: usize::MAX }
+    }
+}
+
 /// Events of one page.
 pub(crate) const PAGE_EVENTS: usize = 64;
 

@@ -324,7 +324,7 @@ fn a_value_of_the_wrong_kind_is_marked() {
         ("k11", "env = { A = 1 }", 13, "write A = \"1\""),
         ("k12", "title = 1", 9, "write title = \"1\""),
         ("k13", "redact = \"x\"", 10, "redact = [\"x\"]"),
-        ("k14", "journal_bytes = -1", 15, "from 0 up, not -1"),
+        ("k14", "journal_bytes = -1", 17, "from 0 up, not -1"),
         ("k15", "retention = \"forever\"", 13, "only the server's own `retention`"),
         ("k16", "retention = \"never\"", 13, "nor \"forever\""),
         ("k17", "timeout = 60", 11, "write \"60s\""),
@@ -351,7 +351,7 @@ fn a_value_that_cannot_be_used_is_marked() {
         ("v13", "input_schema = { type = \"array\" }", 16),
         ("v14", "timeout = \"0s\"", 11),
         ("v15", "retention = \"10ms\"", 13),
-        ("v16", "journal_bytes = 65535", 15),
+        ("v16", "journal_bytes = 65535", 17),
     ] {
         is_at(&refusal(name, keys), 4, column, "");
     }

@@ -349,7 +349,7 @@ fn time_runs_out_while_no_server_is_there() {
 #[test]
 fn a_command_that_writes_more_than_may_wait_is_made_to_wait_and_loses_nothing() {
     let script = "import os\nopen('starts', 'a').write('start\\n')\nfor n in range(200000):\n    os.write(1, b'line %d\\n' % n)\n";
-    let keys = "command = [\"python3\", \"much.py\"]\ntask = \"always\"\nspool_bytes = 65536";
+    let keys = "command = [\"python3\", \"much.py\"]\ntask = \"always\"\njournal_bytes = 65536";
     let place = ServerDir::new(&tool("much", keys));
     place.write("much.py", script);
     let node = place.start();

@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use taskwire_core::{
-    Limits, Payload, Seq, TaskId, Timestamp, Version,
+    Limits, Payload, Seq, TaskId, Timestamp,
     task::{Overflow, Progress, Reject},
 };
 
@@ -485,7 +485,7 @@ fn exit_problem(ended: &JobEnd, settings: &OutputSettings) -> Option<ExitProblem
 fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, digest: &mut OutputExcerpt) -> Result<(), engine::Error> {
     let begin = from;
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: READ_BACK_BYTES, max_chunks: usize::MAX };
+        let cursor = Cursor::output(from, READ_BACK_BYTES);
         let Some(page) = engine.page(id, cursor)? else { return Ok(()) };
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {

@@ -10,7 +10,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
 use taskwire_core::{
-    Payload, Seq, TaskId, Version,
+    Payload, Seq, TaskId,
     task::{Authority, Blocks, Command, Outcome, Reject},
 };
 
@@ -347,7 +347,7 @@ impl Run {
     fn digest_log(&self, id: TaskId, written: &mut ContentDigest) -> Result<(), Error> {
         let mut from = Seq(0);
         loop {
-            let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: READ_BACK_BYTES, max_chunks: usize::MAX };
+            let cursor = Cursor::output(from, READ_BACK_BYTES);
             let Some(page) = self.engine.page(id, cursor)? else { return Ok(()) };
             let more = page.more;
             for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {

@@ -37,12 +37,13 @@ use self::{
     event_id::{EventId, SessionCursor, StreamCursor, StreamKind, TaskStreamId, parse_question_id},
     live::{CANCELLED_BY_CALLER, RequestGuard},
     session::SessionTerms,
-    task_stream::{Ended, TaskStream},
+    task_stream::TaskStream,
 };
 use super::{
     CallerPermit, ClientGone, Context, Fault, MessageSink, Reply,
     call::{Cancellation, hold::Hold, waiter::Waiter},
     json::Object,
+    log::StreamEnd,
 };
 use crate::{
     engine,
@@ -118,13 +119,13 @@ impl Cx<'_> {
     }
 
     /// What is left to say when a stream has ended: nothing, or why it could not begin.
-    fn stream_reply(&self, ended: Result<bool, Ended>, request: RequestGuard) -> Result<Reply, Fault> {
+    fn stream_reply(&self, ended: Result<bool, StreamEnd>, request: RequestGuard) -> Result<Reply, Fault> {
         if matches!(ended, Ok(true)) {
             request.answered();
         }
         match ended {
-            Ok(_) | Err(Ended::Gone) => Ok(Reply::new(200, Vec::new())),
-            Err(Ended::Fault(fault)) => Err(fault),
+            Ok(_) | Err(StreamEnd::Gone) => Ok(Reply::new(200, Vec::new())),
+            Err(StreamEnd::Fault(fault)) => Err(fault),
         }
     }
 

@@ -7,17 +7,13 @@ use serde_json::json;
 use taskwire_core::{Payload, QuestionKey, Seq, TaskId, Version, task::Event};
 use tokio::sync::mpsc;
 
-use super::{
-    event_id::SessionCursor,
-    outcome, render,
-    session::Session,
-    task_stream::{UNLOGGED_LEN, is_behind},
-};
+use super::{event_id::SessionCursor, outcome, render, session::Session, task_stream::UNLOGGED_LEN};
 use crate::{
     engine,
     protocol::{
-        ClientGone, Context, MessageSink,
+        Context, MessageSink,
         json::Object,
+        log::{self, Next, StreamEnd, TURN_BYTES},
         notes::{NoteEncoder, notification},
     },
     store::{Cursor, LogItem, OutboxItem},
@@ -26,27 +22,6 @@ use crate::{
 
 /// Changes that are read at a time.
 const OUTBOX_PAGE_LEN: usize = 64;
-/// Bytes of output that are read at a time.
-const TURN_BYTES: usize = 256 * 1024;
-/// Why a stream ends.
-#[derive(Debug)]
-enum Ended {
-    Gone,
-    Store(engine::Error),
-}
-
-impl From<ClientGone> for Ended {
-    fn from(_: ClientGone) -> Self {
-        Self::Gone
-    }
-}
-
-impl From<engine::Error> for Ended {
-    fn from(error: engine::Error) -> Self {
-        Self::Store(error)
-    }
-}
-
 struct SessionStream<'a> {
     context: &'a Arc<Context>,
     session: &'a Arc<Session>,
@@ -113,13 +88,13 @@ pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &Me
         () = replaced => Ok(()),
         told = stream.run(&mut unlogged_messages, from.is_none()) => told,
     };
-    if let Err(Ended::Store(error)) = told {
-        tracing::warn!(%error, "a session could not be told what happened");
+    if let Err(StreamEnd::Fault(fault)) = told {
+        tracing::warn!(error = %fault.error.message, "a session stream ended: the store could not be read");
     }
 }
 
 impl SessionStream<'_> {
-    async fn run(&mut self, unlogged: &mut mpsc::Receiver<Vec<u8>>, fresh: bool) -> Result<(), Ended> {
+    async fn run(&mut self, unlogged: &mut mpsc::Receiver<Vec<u8>>, fresh: bool) -> Result<(), StreamEnd> {
         let (context, session) = (self.context, self.session);
         if !session.terms().had_session_stream {
             session.change_terms(context, |agreed| agreed.had_session_stream = true).await?;
@@ -187,7 +162,7 @@ impl SessionStream<'_> {
     }
 
     /// Tells what the session was not told yet, some of it; whether there is nothing more to be told for now.
-    async fn deliver_outbox(&mut self) -> Result<bool, Ended> {
+    async fn deliver_outbox(&mut self) -> Result<bool, StreamEnd> {
         let changes =
             self.context.engine.reader().outbox(&self.session.id, self.cursor.number, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
         let all = changes.len() < OUTBOX_PAGE_LEN;
@@ -202,9 +177,9 @@ impl SessionStream<'_> {
     }
 
     /// Tells one change; says `false` if its time has not come.
-    async fn deliver_change(&mut self, change: OutboxItem) -> Result<bool, Ended> {
+    async fn deliver_change(&mut self, change: OutboxItem) -> Result<bool, StreamEnd> {
         let engine = &self.context.engine;
-        let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task))? else { return Ok(true) };
+        let Some(mut task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task))? else { return Ok(true) };
         let output = task.spec.outbox.as_ref().is_some_and(|follower| follower.output);
         let meta = render::related(change.task);
         let mut notes = NoteEncoder::new(outcome::progress_token(&task), None);
@@ -214,15 +189,22 @@ impl SessionStream<'_> {
         let (mut from, mut after) = (change.first_seq, Version(change.first_version.0 - 1).max(resumed));
         loop {
             let from_chunk = (output && from < change.end_seq).then_some(from);
-            let cursor = Cursor { after, from: from_chunk, max_bytes: TURN_BYTES, max_chunks: usize::MAX };
-            let Some(mut page) = engine::skip_corrupt(engine.page(change.task, cursor))? else { return Ok(true) };
+            let next = engine::skip_corrupt(log::read(engine, &self.session.caller, change.task, after, from_chunk).map(Some))?;
+            let mut page = match next {
+                Some(Next::Page(now, page)) => {
+                    task = now;
+                    page
+                }
+                Some(Next::Behind) => return Ok(false),
+                Some(Next::Expired) | None => return Ok(true),
+            };
             let cut = page.items.iter().position(|entry| version_of(entry) > change.last_version);
             if let Some(cut) = cut {
                 page.items.truncate(cut);
             }
             // What is kept in memory may be a moment behind; then a wake-up is on its way.
             let short = cut.is_none() && !page.more && page.upto < change.last_version;
-            if short || is_behind(&task, &page) {
+            if short {
                 return Ok(false);
             }
             let done = cut.is_some() || !page.more;
@@ -315,7 +297,7 @@ impl SessionStream<'_> {
     }
 
     /// Has all questions of the session's tasks asked that are open: who begins anew was asked nothing, for all we know.
-    fn reask_all(&self) -> Result<(), Ended> {
+    fn reask_all(&self) -> Result<(), StreamEnd> {
         let engine = &self.context.engine;
         let mut tasks = BTreeSet::new();
         let mut after = 0;
@@ -335,7 +317,7 @@ impl SessionStream<'_> {
 
     /// Says what was not told of a task whose own stream was cut off, and asks what it asks, unless another stream does; says
     /// `false` if a later stream has to.
-    async fn catch_up(&self, id: TaskId) -> Result<bool, Ended> {
+    async fn catch_up(&self, id: TaskId) -> Result<bool, StreamEnd> {
         let engine = &self.context.engine;
         let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, id))? else { return Ok(true) };
         let Some(follower) = task.spec.outbox.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(true) };
@@ -364,10 +346,10 @@ impl SessionStream<'_> {
     }
 
     /// Sends the output of a task from a chunk on; says `false` if that became another stream's to send.
-    async fn deliver_rest(&self, id: TaskId, mut from: Seq) -> Result<bool, Ended> {
+    async fn deliver_rest(&self, id: TaskId, mut from: Seq) -> Result<bool, StreamEnd> {
         let meta = render::related(id);
         loop {
-            let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: TURN_BYTES, max_chunks: usize::MAX };
+            let cursor = Cursor::output(from, TURN_BYTES);
             let Some(page) = engine::skip_corrupt(self.context.engine.page(id, cursor))? else { return Ok(false) };
             let more = page.more;
             for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
@@ -384,7 +366,7 @@ impl SessionStream<'_> {
         }
     }
 
-    async fn send_list_changes(&self, before: &Changes, now: &Changes) -> Result<(), Ended> {
+    async fn send_list_changes(&self, before: &Changes, now: &Changes) -> Result<(), StreamEnd> {
         for (changed, method) in [
             (before.tools != now.tools, "notifications/tools/list_changed"),
             (before.prompts != now.prompts, "notifications/prompts/list_changed"),

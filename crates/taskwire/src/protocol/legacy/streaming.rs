@@ -38,7 +38,7 @@ impl OutputPart {
 
 /// Reads output from a chunk on, without blocks before `block`; nothing if there is no such task.
 pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
-    let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: bytes, max_chunks: usize::MAX };
+    let cursor = Cursor::output(from, bytes);
     let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
     let mut part = OutputPart { segments: Segments::default(), next: from, complete: false, more: page.more };
     for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
@@ -80,7 +80,7 @@ pub(super) fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<Seq, e
 pub(super) fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::Error> {
     let (mut list, mut from) = (String::from("["), engine.chunk_range(id)?.start);
     loop {
-        let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: MERGE_BYTES, max_chunks: usize::MAX };
+        let cursor = Cursor::output(from, MERGE_BYTES);
         let Some(page) = engine.page(id, cursor)? else { break };
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {

@@ -33,39 +33,16 @@ use crate::{
             waiter::Waiter,
         },
         json::Object,
+        log::{self, Next, StreamEnd, TURN_BYTES},
         notes::NoteEncoder,
     },
-    store::{Chunk, Cursor, LogItem, Page, StoredEvent},
+    store::{Chunk, LogItem, StoredEvent},
 };
 
-/// Bytes of output that are read at a time.
-const TURN_BYTES: usize = 256 * 1024;
-/// The same in chunks.
-const TURN_CHUNKS: usize = 1_000;
 /// How much longer than it was told to a client may take to come back.
 const RECONNECT_GRACE: Duration = Duration::from_secs(5);
 /// What may wait for the stream that stands in no log; more is dropped.
 pub(super) const UNLOGGED_LEN: usize = 256;
-
-/// Why a stream ends before its answer.
-#[derive(Debug)]
-pub(super) enum Ended {
-    /// The client stopped reading; there is nobody to answer.
-    Gone,
-    Fault(Fault),
-}
-
-impl From<crate::protocol::ClientGone> for Ended {
-    fn from(_: crate::protocol::ClientGone) -> Self {
-        Self::Gone
-    }
-}
-
-impl From<engine::Error> for Ended {
-    fn from(error: engine::Error) -> Self {
-        Self::Fault(error.into())
-    }
-}
 
 /// What came of a look at the log.
 enum Turn {
@@ -203,7 +180,7 @@ impl<'a> TaskStream<'a> {
     }
 
     /// Runs to the answer, or until the stream ends otherwise; says whether there is nothing left of it.
-    pub(super) async fn run(mut self) -> Result<bool, Ended> {
+    pub(super) async fn run(mut self) -> Result<bool, StreamEnd> {
         let ended = self.run_to_answer().await;
         if ended.is_ok() && self.id.kind == StreamKind::Result {
             // Not cut off: its reader knows what it has.
@@ -211,12 +188,12 @@ impl<'a> TaskStream<'a> {
         }
         match ended {
             // The answer to the request, whatever became of the stream.
-            Err(Ended::Fault(fault)) => send_fault(self.session, self.out, &self.id, fault).await.map(|()| true),
+            Err(StreamEnd::Fault(fault)) => send_fault(self.session, self.out, &self.id, fault).await.map(|()| true),
             ended => ended,
         }
     }
 
-    async fn run_to_answer(&mut self) -> Result<bool, Ended> {
+    async fn run_to_answer(&mut self) -> Result<bool, StreamEnd> {
         let context = self.context;
         let engine = &context.engine;
         // Watch first, then read: no change can fall between.
@@ -337,13 +314,13 @@ impl<'a> TaskStream<'a> {
     }
 
     /// Sends a message, named if `named`.
-    async fn send(&self, message: &[u8], named: bool) -> Result<(), Ended> {
+    async fn send(&self, message: &[u8], named: bool) -> Result<(), StreamEnd> {
         let name = if named { self.event_id() } else { None };
         Ok(self.out.send_framed(self.out.framing().frame_with_id(name.as_deref(), message)).await?)
     }
 
     /// Gives the client a place to come back to, before there is anything to say.
-    async fn send_priming_event(&self, retry: Option<Duration>) -> Result<(), Ended> {
+    async fn send_priming_event(&self, retry: Option<Duration>) -> Result<(), StreamEnd> {
         if let Some(place) = self.event_id().filter(|_| self.out.framing().has_event_ids) {
             super::send_priming_event(self.out, &self.agreed, &place, retry).await?;
         }
@@ -351,7 +328,7 @@ impl<'a> TaskStream<'a> {
     }
 
     /// Ends the connection, not the stream, of a client that can come back.
-    async fn disconnect(&mut self, retry: Duration) -> Result<bool, Ended> {
+    async fn disconnect(&mut self, retry: Duration) -> Result<bool, StreamEnd> {
         self.send_priming_event(Some(retry)).await?;
         // The task is this stream's to tell of until its reader has had time to come back.
         let (token, claim, waiter) = (self.stream_token.clone(), self.claim.take(), self.waiter.take());
@@ -368,7 +345,7 @@ impl<'a> TaskStream<'a> {
         Ok(false)
     }
 
-    async fn send_note(&mut self, note: &CallNote) -> Result<(), Ended> {
+    async fn send_note(&mut self, note: &CallNote) -> Result<(), StreamEnd> {
         if let Some(message) = self.encoder.message(note, self.meta.as_deref()) {
             self.send(&message, false).await?;
         }
@@ -380,7 +357,7 @@ impl<'a> TaskStream<'a> {
     }
 
     /// Sends messages that belong together: who has the last has them all.
-    async fn send_all(&self, messages: &[Vec<u8>]) -> Result<(), Ended> {
+    async fn send_all(&self, messages: &[Vec<u8>]) -> Result<(), StreamEnd> {
         for (nth, message) in messages.iter().enumerate() {
             self.send(message, nth + 1 == messages.len()).await?;
         }
@@ -388,19 +365,18 @@ impl<'a> TaskStream<'a> {
     }
 
     /// Says what stands in the log from here on.
-    async fn read_log(&mut self) -> Result<Turn, Ended> {
+    async fn read_log(&mut self) -> Result<Turn, StreamEnd> {
         let holds = self.has_claim();
         if holds {
             self.ask_open().await?;
             self.ask_deferred().await?;
         }
         let from = (holds && self.wants_output()).then_some(self.cursor.seq);
-        let cursor = Cursor { after: self.cursor.version, from, max_bytes: TURN_BYTES, max_chunks: TURN_CHUNKS };
-        let Some(page) = self.context.engine.page(self.id.task, cursor)? else { return Err(self.expired()) };
-        let Some(task) = self.task()? else { return Err(self.expired()) };
-        if is_behind(&task, &page) {
-            return Ok(Turn::Idle);
-        }
+        let (task, page) = match log::read(&self.context.engine, &self.session.caller, self.id.task, self.cursor.version, from)? {
+            Next::Page(task, page) => (task, page),
+            Next::Behind => return Ok(Turn::Idle),
+            Next::Expired => return Err(self.expired()),
+        };
         for entry in page.items {
             match entry {
                 LogItem::Chunk(chunk) => self.send_chunk(&chunk).await?,
@@ -417,7 +393,7 @@ impl<'a> TaskStream<'a> {
         Ok(if page.ended { Turn::Done } else { Turn::Idle })
     }
 
-    async fn send_chunk(&mut self, chunk: &Chunk) -> Result<(), Ended> {
+    async fn send_chunk(&mut self, chunk: &Chunk) -> Result<(), StreamEnd> {
         self.cursor.seq = chunk.seq.next();
         self.advance(chunk.version);
         // A wait that begins where another was cut off does not tell what was told by itself since.
@@ -429,7 +405,7 @@ impl<'a> TaskStream<'a> {
         self.send(&message, true).await
     }
 
-    async fn send_event(&mut self, task: &Task, logged: &StoredEvent) -> Result<(), Ended> {
+    async fn send_event(&mut self, task: &Task, logged: &StoredEvent) -> Result<(), StreamEnd> {
         self.advance(logged.version);
         let mut messages = Vec::new();
         if let Event::StatusReported { message, progress: Some(progress) } = &logged.event {
@@ -463,7 +439,7 @@ impl<'a> TaskStream<'a> {
     }
 
     /// Answers the request, now that the task has ended.
-    async fn send_result(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, Ended> {
+    async fn send_result(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, StreamEnd> {
         if self.id.kind == StreamKind::Result {
             if self.had_claim && self.session.record_end(task.id, &self.id.request) {
                 self.advance(ended);
@@ -485,7 +461,7 @@ impl<'a> TaskStream<'a> {
     }
 
     /// Sends what was written since; the first time also if that is nothing, if it `must`.
-    async fn send_segments(&mut self, must: bool) -> Result<Turn, Ended> {
+    async fn send_segments(&mut self, must: bool) -> Result<Turn, StreamEnd> {
         if self.cursor.version > Version(0) {
             return Ok(Turn::Done);
         }
@@ -515,7 +491,7 @@ impl<'a> TaskStream<'a> {
         })
     }
 
-    async fn respond(&mut self, result: Object) -> Result<(), Ended> {
+    async fn respond(&mut self, result: Object) -> Result<(), StreamEnd> {
         self.send(&render::response(&self.id.request, result), true).await?;
         if let Some(named) = self.on_announced.take() {
             named.sent();
@@ -523,13 +499,13 @@ impl<'a> TaskStream<'a> {
         Ok(())
     }
 
-    fn expired(&self) -> Ended {
-        Ended::Fault(task_expired(&self.id))
+    fn expired(&self) -> StreamEnd {
+        StreamEnd::Fault(task_expired(&self.id))
     }
 }
 
 /// Answers the request that a stream belongs to with an error; nothing follows.
-pub(super) async fn send_fault(session: &Session, out: &MessageSink, stream: &TaskStreamId, fault: Fault) -> Result<(), Ended> {
+pub(super) async fn send_fault(session: &Session, out: &MessageSink, stream: &TaskStreamId, fault: Fault) -> Result<(), StreamEnd> {
     let mut message = Vec::new();
     if let Err(error) = write_error(&mut message, Some(&stream.request), &super::legacy_fault(fault).error) {
         tracing::error!(%error, "an error could not be written");
@@ -541,13 +517,6 @@ pub(super) async fn send_fault(session: &Session, out: &MessageSink, stream: &Ta
 /// The task was kept long enough.
 pub(super) fn task_expired(stream: &TaskStreamId) -> Fault {
     Fault::params("Task not found: it has expired").with_data(json!({"taskId": stream.task}))
-}
-
-/// Whether the task, which may come from memory, is a moment behind what was read of its log; then a wake-up is on its way.
-pub(super) fn is_behind(task: &Task, page: &Page) -> bool {
-    page.items
-        .iter()
-        .any(|entry| matches!(entry, LogItem::Event(logged) if logged.event.is_visible() && logged.version > task.visible_version))
 }
 
 /// Whether a question waits for an answer.

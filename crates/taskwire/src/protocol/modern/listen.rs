@@ -26,17 +26,13 @@ use crate::{
     engine,
     protocol::{
         Fault,
+        log::{self, Next, StreamEnd},
         params::{Members, number, present},
     },
-    store::{Chunk, Cursor, LogItem},
+    store::{Chunk, LogItem},
     tool::Changes,
     wakeup::Watch,
 };
-
-/// Bytes of output that one task may send before it is another one's turn.
-const TURN_BYTES: usize = 256 * 1024;
-/// The same in chunks: what stands around a small one is larger than itself.
-const TURN_CHUNKS: usize = 1_000;
 
 #[derive(Deserialize)]
 struct Listen<'a> {
@@ -126,8 +122,8 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     });
     let stream = ListenStream { cx, filter, outputs, subscription: render::subscription(cx.id) };
     match stream.run(owned, &watch, changes, seen).await {
-        Ok(()) | Err(Ended::Gone) => Ok(stream.end().into()),
-        Err(Ended::Fault(fault)) => Err(fault),
+        Ok(()) | Err(StreamEnd::Gone) => Ok(stream.end().into()),
+        Err(StreamEnd::Fault(fault)) => Err(fault),
     }
 }
 
@@ -208,18 +204,6 @@ impl ListVersions {
     }
 }
 
-enum Ended {
-    /// The client stopped reading; there is nobody to answer.
-    Gone,
-    Fault(Fault),
-}
-
-impl From<engine::Error> for Ended {
-    fn from(error: engine::Error) -> Self {
-        Self::Fault(error.into())
-    }
-}
-
 struct ListenStream<'a, 'c> {
     cx: &'a Cx<'c>,
     filter: Filter<'c>,
@@ -236,7 +220,7 @@ impl ListenStream<'_, '_> {
         watch: &Watch<TaskId>,
         mut changes: watch::Receiver<Changes>,
         mut seen: ListVersions,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), StreamEnd> {
         self.acknowledge().await?;
         let (mut tasks, mut queue) = (BTreeMap::new(), VecDeque::new());
         for (id, asked) in owned {
@@ -279,7 +263,7 @@ impl ListenStream<'_, '_> {
     }
 
     /// Begins to follow a task, if there will be anything to tell. Only live ones are kept: results can be large.
-    async fn follow(&self, id: TaskId, asked: &TaskSubscription) -> Result<Option<FollowedTask>, Ended> {
+    async fn follow(&self, id: TaskId, asked: &TaskSubscription) -> Result<Option<FollowedTask>, StreamEnd> {
         let Some(task) = engine::skip_corrupt(self.cx.context.engine.task(self.cx.caller, id))? else { return Ok(None) };
         let next = asked.output.map(|begin| begin.from);
         let over = task.ended.is_some();
@@ -301,14 +285,15 @@ impl ListenStream<'_, '_> {
 
     /// Shows what happened to a task since the last time, and sends its output, in the order of the log; as much as one
     /// task may before it is another's turn. After its end there is nothing more.
-    async fn turn(&self, tasks: &mut BTreeMap<TaskId, FollowedTask>, id: TaskId) -> Result<Turn, Ended> {
+    async fn turn(&self, tasks: &mut BTreeMap<TaskId, FollowedTask>, id: TaskId) -> Result<Turn, StreamEnd> {
         let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
         followed.queued = false;
-        let cursor = Cursor { after: followed.read, from: followed.next_seq, max_bytes: TURN_BYTES, max_chunks: TURN_CHUNKS };
-        let page = match self.cx.context.engine.page(id, cursor) {
-            Ok(Some(page)) => page,
-            // Forgotten before its end could be shown.
-            Ok(None) => return Ok(Turn::Lost),
+        let engine = &self.cx.context.engine;
+        let (now, page) = match log::read(engine, self.cx.caller, id, followed.read, followed.next_seq) {
+            Ok(Next::Page(task, page)) => (task, page),
+            Ok(Next::Behind) => return Ok(Turn::Idle),
+            // Before its end could be shown.
+            Ok(Next::Expired) => return Ok(Turn::Lost),
             Err(engine::Error::Corrupt(error)) => {
                 tracing::error!(%error, "a stream tells nothing more of a task");
                 tasks.remove(&id);
@@ -342,13 +327,9 @@ impl ListenStream<'_, '_> {
         match &followed.task {
             Some(task) if task.ended.is_none() => return Ok(Turn::Idle),
             Some(_) => {}
-            // What is kept in memory may be a moment behind; then a wake-up is on its way.
-            None if !page.ended => return Ok(Turn::Idle),
-            None if followed.wants_status => match self.cx.context.engine.task(self.cx.caller, id)? {
-                None => return Ok(Turn::Lost),
-                Some(task) if task.ended.is_none() => return Ok(Turn::Idle),
-                Some(task) => self.send_status(&task).await?,
-            },
+            // A wake-up is on its way.
+            None if !page.ended || now.ended.is_none() => return Ok(Turn::Idle),
+            None if followed.wants_status => self.send_status(&now).await?,
             None => {}
         }
         tasks.remove(&id);
@@ -356,18 +337,18 @@ impl ListenStream<'_, '_> {
     }
 
     /// Sends chunks that follow each other.
-    async fn send_output(&self, id: TaskId, chunks: &mut Vec<Chunk>) -> Result<(), Ended> {
+    async fn send_output(&self, id: TaskId, chunks: &mut Vec<Chunk>) -> Result<(), StreamEnd> {
         if !chunks.is_empty() {
             let pieces = render::partials(&render::partial_head(&self.subscription, id), chunks, self.cx.out.framing());
             chunks.clear();
             for piece in pieces {
-                self.cx.out.send_framed(piece).await.map_err(|_| Ended::Gone)?;
+                self.cx.out.send_framed(piece).await?;
             }
         }
         Ok(())
     }
 
-    async fn send_status(&self, task: &Task) -> Result<(), Ended> {
+    async fn send_status(&self, task: &Task) -> Result<(), StreamEnd> {
         let context = self.cx.context;
         let message = render::task_notification(
             &context.task_json_cache,
@@ -376,10 +357,10 @@ impl ListenStream<'_, '_> {
             context.engine.clock().now(),
             context.config.poll_interval,
         );
-        self.cx.out.send(&message).await.map_err(|_| Ended::Gone)
+        Ok(self.cx.out.send(&message).await?)
     }
 
-    async fn acknowledge(&self) -> Result<(), Ended> {
+    async fn acknowledge(&self) -> Result<(), StreamEnd> {
         let filter = &self.filter;
         let mut honoured = Map::new();
         for (key, wanted) in [
@@ -403,7 +384,7 @@ impl ListenStream<'_, '_> {
         self.notify("notifications/subscriptions/acknowledged", json!({ "notifications": honoured })).await
     }
 
-    async fn send_list_changes(&self, before: &ListVersions, now: &ListVersions) -> Result<(), Ended> {
+    async fn send_list_changes(&self, before: &ListVersions, now: &ListVersions) -> Result<(), StreamEnd> {
         let filter = &self.filter;
         for (wanted, changed, method) in [
             (filter.tools_list_changed, before.tools != now.tools, "notifications/tools/list_changed"),
@@ -423,9 +404,9 @@ impl ListenStream<'_, '_> {
         Ok(())
     }
 
-    async fn notify(&self, method: &str, mut params: Value) -> Result<(), Ended> {
+    async fn notify(&self, method: &str, mut params: Value) -> Result<(), StreamEnd> {
         params["_meta"] = json!({SUBSCRIPTION_ID: self.cx.id});
-        self.cx.out.notify(method, &params).await.map_err(|_| Ended::Gone)
+        self.cx.out.notify(method, &params).await.map_err(|_| StreamEnd::Gone)
     }
 
     /// The response that ends the stream in good order.

@@ -2,7 +2,7 @@
 
 use taskwire_core::{Payload, wire::RequestId};
 
-use super::{Ended, TaskStream};
+use super::{StreamEnd, TaskStream};
 use crate::protocol::{
     call::hold::{Heartbeat, Hold, HoldTimer},
     legacy::{
@@ -24,7 +24,7 @@ impl TaskStream<'_> {
     }
 
     /// Signs of life, for a call whose caller wants to hear of progress.
-    pub(super) fn heartbeat(&self) -> Result<Option<Heartbeat>, Ended> {
+    pub(super) fn heartbeat(&self) -> Result<Option<Heartbeat>, StreamEnd> {
         if self.id.kind != StreamKind::Call || self.encoder.progress_token.is_none() || !self.context.config.followups {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl TaskStream<'_> {
     }
 
     /// What the client is told instead of the result, if it is time for that.
-    pub(super) fn hold_expiry_result(&mut self) -> Result<Option<Payload>, Ended> {
+    pub(super) fn hold_expiry_result(&mut self) -> Result<Option<Payload>, StreamEnd> {
         if self.hold.hold().is_none() {
             return Ok(None);
         }
@@ -50,7 +50,7 @@ impl TaskStream<'_> {
     }
 
     /// Answers the request with something else than the result; nothing follows.
-    pub(super) async fn respond_hold_expired(&mut self, result: &Payload) -> Result<bool, Ended> {
+    pub(super) async fn respond_hold_expired(&mut self, result: &Payload) -> Result<bool, StreamEnd> {
         self.cursor = StreamCursor::END;
         let waiter = self.waiter.take();
         let result = waiter.as_ref().map_or_else(|| result.clone(), |waiter| waiter.with_joined_text(result.clone()));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use taskwire_core::{Payload, QuestionKey, task::Event};
 
-use super::{Ended, TaskStream};
+use super::{StreamEnd, TaskStream};
 use crate::{
     protocol::legacy::{event_id::StreamKind, render},
     store::{Cursor, LogItem},
@@ -13,7 +13,7 @@ use crate::{
 
 impl TaskStream<'_> {
     /// Asks what was open before the stream began.
-    pub(super) async fn ask_open(&mut self) -> Result<(), Ended> {
+    pub(super) async fn ask_open(&mut self) -> Result<(), StreamEnd> {
         if self.id.kind != StreamKind::Result || self.cursor.begun {
             return Ok(());
         }
@@ -28,7 +28,7 @@ impl TaskStream<'_> {
     }
 
     /// What was asked after the place where the stream is.
-    fn asked_later(&self) -> Result<BTreeSet<QuestionKey>, Ended> {
+    fn asked_later(&self) -> Result<BTreeSet<QuestionKey>, StreamEnd> {
         let (mut later, mut after) = (BTreeSet::new(), self.cursor.version);
         loop {
             let cursor = Cursor { after, from: None, max_bytes: 0, max_chunks: 1 };
@@ -63,7 +63,7 @@ impl TaskStream<'_> {
     }
 
     /// Asks what was asked on a standing stream that is gone, and what is to be asked again.
-    pub(super) async fn ask_deferred(&mut self) -> Result<(), Ended> {
+    pub(super) async fn ask_deferred(&mut self) -> Result<(), StreamEnd> {
         self.deferred.extend(self.session.take_due_reasks(self.id.task));
         if self.deferred.is_empty() {
             return Ok(());

@@ -1,0 +1,56 @@
+//! Reads on in the log of one task: beneath listen streams, the streams of a session, and calls that wait for their task.
+
+use std::sync::Arc;
+
+use taskwire_core::{CallerId, Seq, TaskId, Version, task::Task};
+
+use super::{ClientGone, Fault};
+use crate::{
+    engine::{self, Engine},
+    store::{Cursor, LogItem, Page},
+};
+
+/// Bytes of output that one task may send before it is another one's turn.
+pub(super) const TURN_BYTES: usize = 256 * 1024;
+/// The same in chunks: what stands around a small one is larger than itself.
+const TURN_CHUNKS: usize = 1_000;
+
+/// Why a stream ends before it has sent everything.
+#[derive(Debug)]
+pub(super) enum StreamEnd {
+    /// The client does not read any more.
+    Gone,
+    Fault(Fault),
+}
+
+impl From<ClientGone> for StreamEnd {
+    fn from(_: ClientGone) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<engine::Error> for StreamEnd {
+    fn from(error: engine::Error) -> Self {
+        Self::Fault(error.into())
+    }
+}
+
+/// What comes next in a log.
+pub(super) enum Next {
+    /// These items, and the task as it was after them or later.
+    Page(Arc<Task>, Page),
+    /// The task in memory is a moment behind its log: a wake-up is on its way.
+    Behind,
+    /// The task has expired.
+    Expired,
+}
+
+/// Reads events after a version and, if wanted, chunks from a seq on.
+pub(super) fn read(engine: &Engine, caller: &CallerId, id: TaskId, after: Version, from: Option<Seq>) -> Result<Next, engine::Error> {
+    let cursor = Cursor { after, from, max_bytes: TURN_BYTES, max_chunks: TURN_CHUNKS };
+    let Some(page) = engine.page(id, cursor)? else { return Ok(Next::Expired) };
+    let Some(task) = engine.task(caller, id)? else { return Ok(Next::Expired) };
+    let is_later =
+        |item: &LogItem| matches!(item, LogItem::Event(logged) if logged.event.is_visible() && logged.version > task.visible_version);
+    Ok(if page.items.iter().any(is_later) { Next::Behind } else { Next::Page(task, page) })
+}
