@@ -1,4 +1,4 @@
-//! How many commands of one tool run at one time. The others wait, in the order in which they came.
+//! Limits how many commands of one tool run at once. The others wait, in the order in which they came.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::lock;
 
-/// The way into a tool.
+/// The limit of one tool.
 #[derive(Debug)]
 pub(super) struct ConcurrencyLimit {
     semaphore: Arc<Semaphore>,
@@ -20,9 +20,9 @@ pub(super) struct ConcurrencyLimit {
 #[derive(Debug)]
 struct State {
     max: usize,
-    /// Places to be taken away as soon as they are given back: the limit was lowered.
+    /// Permits to take away as soon as they are returned, because the limit was lowered.
     surplus: usize,
-    /// Commands that run since an earlier life of the server, and the places that they have.
+    /// Commands that run since before the restart; None for those above the limit.
     reserved: HashMap<TaskId, Option<OwnedSemaphorePermit>>,
 }
 
@@ -32,12 +32,11 @@ impl ConcurrencyLimit {
         Arc::new(Self { semaphore: Arc::new(Semaphore::new(max)), state: Mutex::new(state) })
     }
 
-    /// How many may run.
     pub(super) fn max(&self) -> usize {
         lock(&self.state).max
     }
 
-    /// Lets more or fewer run from now on. What runs is left alone.
+    /// Changes the limit. Commands that run go on.
     pub(super) fn resize(&self, max: usize) {
         let mut state = lock(&self.state);
         if max >= state.max {
@@ -53,13 +52,12 @@ impl ConcurrencyLimit {
         state.max = max;
     }
 
-    /// Keeps a place for a command that runs already, even if there is none left.
+    /// Reserves a slot for a command that runs already, even above the limit.
     pub(super) fn reserve(&self, id: TaskId) {
         let permit = self.semaphore.clone().try_acquire_owned().ok();
         lock(&self.state).reserved.insert(id, permit);
     }
 
-    /// Gives up the place that was kept.
     pub(super) fn release_reserved(self: &Arc<Self>, id: TaskId) {
         let kept = lock(&self.state).reserved.remove(&id);
         if let Some(permit) = kept {
@@ -67,7 +65,7 @@ impl ConcurrencyLimit {
         }
     }
 
-    /// A place at once: one that was kept, or a free one.
+    /// A slot without waiting: the reserved one, or a free one.
     pub(super) fn try_acquire(self: &Arc<Self>, id: TaskId) -> Option<Slot> {
         let kept = lock(&self.state).reserved.remove(&id);
         let permit = match kept {
@@ -77,15 +75,14 @@ impl ConcurrencyLimit {
         Some(Slot { limit: self.clone(), permit })
     }
 
-    /// Waits for a place.
     pub(super) async fn acquire(self: &Arc<Self>) -> Slot {
-        // The gate is never closed.
+        // The semaphore is never closed.
         let permit = self.semaphore.clone().acquire_owned().await.ok();
         Slot { limit: self.clone(), permit }
     }
 }
 
-/// A place among those that run; given back when dropped.
+/// The right to run one command; returned when dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
     limit: Arc<ConcurrencyLimit>,
@@ -116,10 +113,10 @@ mod tests {
 
     #[test]
     fn no_more_than_the_limit_get_in_and_the_next_when_one_leaves() {
-        let gate = ConcurrencyLimit::new(2);
-        let (first, _second) = (gate.try_acquire(id(1)).expect("room"), gate.try_acquire(id(2)).expect("room"));
-        assert!(gate.try_acquire(id(3)).is_none());
-        let mut third = Box::pin(gate.acquire());
+        let limit = ConcurrencyLimit::new(2);
+        let (first, _second) = (limit.try_acquire(id(1)).expect("room"), limit.try_acquire(id(2)).expect("room"));
+        assert!(limit.try_acquire(id(3)).is_none());
+        let mut third = Box::pin(limit.acquire());
         assert!(third.as_mut().now_or_never().is_none());
         drop(first);
         assert!(third.now_or_never().is_some(), "who waited is let in");
@@ -127,36 +124,36 @@ mod tests {
 
     #[test]
     fn what_runs_since_an_earlier_life_has_its_place_even_above_the_limit() {
-        let gate = ConcurrencyLimit::new(1);
-        gate.reserve(id(1));
-        gate.reserve(id(2));
-        assert!(gate.try_acquire(id(3)).is_none());
-        let (one, two) = (gate.try_acquire(id(1)).expect("kept"), gate.try_acquire(id(2)).expect("kept"));
+        let limit = ConcurrencyLimit::new(1);
+        limit.reserve(id(1));
+        limit.reserve(id(2));
+        assert!(limit.try_acquire(id(3)).is_none());
+        let (one, two) = (limit.try_acquire(id(1)).expect("kept"), limit.try_acquire(id(2)).expect("kept"));
         drop(two);
-        assert!(gate.try_acquire(id(3)).is_none(), "the one above the limit leaves no place behind");
+        assert!(limit.try_acquire(id(3)).is_none(), "the one above the limit leaves no place behind");
         drop(one);
-        let three = gate.try_acquire(id(3)).expect("room");
+        let three = limit.try_acquire(id(3)).expect("room");
         drop(three);
-        gate.reserve(id(4));
-        gate.release_reserved(id(4));
-        assert!(gate.try_acquire(id(5)).is_some());
+        limit.reserve(id(4));
+        limit.release_reserved(id(4));
+        assert!(limit.try_acquire(id(5)).is_some());
     }
 
     #[test]
     fn the_limit_can_be_changed_while_commands_run() {
-        let gate = ConcurrencyLimit::new(3);
-        let passes: Vec<Slot> = (0..3).map(|n| gate.try_acquire(id(n)).expect("room")).collect();
-        gate.resize(1);
-        drop(passes);
-        let only = gate.try_acquire(id(9)).expect("room for one");
-        assert!(gate.try_acquire(id(10)).is_none());
-        gate.resize(2);
-        let second = gate.try_acquire(id(10)).expect("room for two");
-        assert!(gate.try_acquire(id(11)).is_none());
-        gate.resize(1);
-        gate.resize(3);
+        let limit = ConcurrencyLimit::new(3);
+        let slots: Vec<Slot> = (0..3).map(|n| limit.try_acquire(id(n)).expect("room")).collect();
+        limit.resize(1);
+        drop(slots);
+        let only = limit.try_acquire(id(9)).expect("room for one");
+        assert!(limit.try_acquire(id(10)).is_none());
+        limit.resize(2);
+        let second = limit.try_acquire(id(10)).expect("room for two");
+        assert!(limit.try_acquire(id(11)).is_none());
+        limit.resize(1);
+        limit.resize(3);
         drop((only, second));
-        let all: Vec<Option<Slot>> = (0..4).map(|n| gate.try_acquire(id(n))).collect();
+        let all: Vec<Option<Slot>> = (0..4).map(|n| limit.try_acquire(id(n))).collect();
         assert_eq!(all.iter().flatten().count(), 3);
     }
 }

@@ -1,13 +1,13 @@
-//! For programs that a command tool runs: the way to the task they run for.
+//! For programs that a command tool runs: access to the task that they run for.
 //!
-//! The command finds its task by the environment. What it reports goes into the task's log; what it asks goes to whoever
-//! called the tool, and the answer comes back here. `taskwire ask`, `progress`, `status` and `emit` do this for scripts.
+//! The command finds its task by its environment. Its reports go into the task's log. Its questions go to the caller, and the answers come
+//! back here. `taskwire ask`, `progress`, `status` and `emit` do this for scripts.
 //!
 //! ```no_run
-//! use taskwire::command::{Inside, Note};
+//! use taskwire::command::{CurrentTask, Note};
 //!
 //! # fn main() -> std::io::Result<()> {
-//! if let Some(mut task) = Inside::here()? {
+//! if let Some(mut task) = CurrentTask::from_env()? {
 //!     task.note(&Note::Status { message: "reading".to_owned() })?;
 //! }
 //! # Ok(()) }
@@ -29,50 +29,49 @@ use super::{
     socket,
 };
 
-/// Something that a command tells about its task.
+/// A report of a command about its task.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Note {
-    /// How far it is.
+    /// How much of the work is done.
     Progress {
-        /// What is done; not negative, not infinite.
+        /// The amount that is done; neither negative nor infinite.
         done: f64,
-        /// Out of so much.
+        /// The amount that there is to do.
         total: Option<f64>,
-        /// What is being done.
+        /// What the command is doing.
         message: Option<String>,
     },
-    /// What is being done.
+    /// What the command is doing.
     Status {
-        /// In words.
+        /// For people.
         message: String,
     },
-    /// A content block of the output, in its wire shape.
+    /// A content block of the output, as in MCP.
     Block {
-        /// As [`crate::tool::Content`] makes it.
+        /// For example [`crate::tool::Content`] as JSON.
         block: Payload,
     },
-    /// What the call comes to. The last one counts.
+    /// The result of the call. The last one counts.
     Result {
-        /// For programs.
+        /// The structured content.
         structured: Option<Payload>,
-        /// Whether the tool says that it failed, whatever its exit code.
+        /// Whether the tool failed, whatever its exit code.
         is_error: bool,
     },
 }
 
-/// What came back.
+/// The caller's answer to a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Agreed; with the form's values, or with nothing where a page was to be opened.
+    /// Accepted, with the form's values; None for a page that was opened.
     Accept(Option<Payload>),
-    /// No.
+    /// Declined.
     Decline,
-    /// Neither yes nor no.
+    /// Dismissed without a choice.
     Cancel,
 }
 
-/// What is said to the supervisor.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum CommandMessage<'a> {
@@ -99,10 +98,10 @@ pub struct CurrentTask {
 }
 
 impl CurrentTask {
-    /// Finds the task; nothing where this process runs for none.
+    /// Finds the task; None if this process runs for none.
     ///
     /// # Errors
-    /// When there was a task and it cannot be reached, in words for who reads the command's errors.
+    /// When the task cannot be reached; the text is for people.
     pub fn from_env() -> io::Result<Option<Self>> {
         match std::env::var_os(DIR_VARIABLE) {
             Some(dir) if !dir.is_empty() => Self::connect(Path::new(&dir)).map(Some),
@@ -129,14 +128,14 @@ impl CurrentTask {
         Self { stream: BufReader::new(stream), has_said_hello: false }
     }
 
-    /// Tells something about the task. When this returns it is written down, in the order of the command's output.
+    /// Reports something. When this returns, the journal has it, in order with the command's output.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] when it can never be told: a progress that is no number, or more than a megabyte at once.
-    /// Otherwise when it was refused, or the task is over.
+    /// [`ErrorKind::InvalidInput`] when it can never be sent: progress that is no finite number from 0 up, or more than a megabyte.
+    /// Otherwise when it was refused, or the task has ended.
     pub fn note(&mut self, note: &Note) -> io::Result<()> {
         if let Note::Progress { done, total, .. } = note {
-            // JSON has no word for these.
+            // JSON has no NaN and no infinity.
             let is_usable = |number: &f64| number.is_finite() && *number >= 0.0;
             if !is_usable(done) || !total.as_ref().is_none_or(is_usable) {
                 return Err(io::Error::new(ErrorKind::InvalidInput, "progress is told in finite numbers from 0 up"));
@@ -151,10 +150,10 @@ impl CurrentTask {
 
     /// Asks the caller, and waits for the answer as long as it takes.
     ///
-    /// A question with a key can be asked again: who asks the same under the same key gets the same answer.
+    /// A question with a key can be asked again: the same question under the same key gets the same answer.
     ///
     /// # Errors
-    /// When nobody can be asked, with why, or the task is over; [`ErrorKind::InvalidInput`] as for [`Inside::note`].
+    /// When nobody can be asked, with why, or the task has ended; [`ErrorKind::InvalidInput`] as for [`CurrentTask::note`].
     pub fn ask(&mut self, key: Option<&str>, question: &Question) -> io::Result<Answer> {
         let answer: ElicitResult = match self.exchange(&CommandMessage::Ask { key, question })? {
             ToCommand::Answer { value, .. } => value.read().map_err(|error| not_understood(&error.to_string()))?,
@@ -169,16 +168,16 @@ impl CurrentTask {
         }
     }
 
-    /// Says something, and waits for what comes back.
-    fn exchange(&mut self, say: &CommandMessage<'_>) -> io::Result<ToCommand> {
+    /// Sends a message and waits for the reply.
+    fn exchange(&mut self, message: &CommandMessage<'_>) -> io::Result<ToCommand> {
         let mut text = Vec::new();
         if !self.has_said_hello {
             push_line(&mut text, &Hello::Command)?;
         }
-        push_line(&mut text, say)?;
+        push_line(&mut text, message)?;
         let sent = self.stream.get_mut().write_all(&text);
         self.has_said_hello = true;
-        // Who refuses a line may close before all of it was sent: why is still there to be read.
+        // A supervisor that refuses a line may close before all of it was sent. Its reason can still be read.
         match (sent, self.line()) {
             (_, Ok(Some(line))) => serde_json::from_str(&line).map_err(|error| not_understood(&error.to_string())),
             (Ok(()), Ok(None)) => Err(closed()),
@@ -190,7 +189,7 @@ impl CurrentTask {
         }
     }
 
-    /// The next whole line; none if the other side closed.
+    /// The next whole line; None if the other side closed.
     fn line(&mut self) -> io::Result<Option<String>> {
         let mut line = Vec::new();
         self.stream.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
@@ -202,9 +201,9 @@ impl CurrentTask {
     }
 }
 
-fn push_line(text: &mut Vec<u8>, say: &impl Serialize) -> io::Result<()> {
+fn push_line(text: &mut Vec<u8>, message: &impl Serialize) -> io::Result<()> {
     let start = text.len();
-    serde_json::to_writer(&mut *text, say)?;
+    serde_json::to_writer(&mut *text, message)?;
     text.push(b'\n');
     let bytes = text.len() - start;
     if bytes > LINE_BYTES_MAX {
@@ -215,7 +214,7 @@ fn push_line(text: &mut Vec<u8>, say: &impl Serialize) -> io::Result<()> {
 }
 
 fn closed() -> io::Error {
-    let words = "the connection to the task was closed: the task was called off, or is over";
+    let words = "the connection to the task was closed: the task was cancelled, or has ended";
     io::Error::new(ErrorKind::UnexpectedEof, words)
 }
 
@@ -232,28 +231,28 @@ mod tests {
 
     use super::*;
 
-    /// Runs `inside` against a supervisor that says this as soon as a message came, and gives what it was told.
-    fn talk<T>(replies: &[&str], inside: impl FnOnce(&mut CurrentTask) -> T) -> (T, Vec<Value>) {
+    /// Runs `command` against a supervisor that sends these replies, one for each message, and returns what the supervisor received.
+    fn talk<T>(replies: &[&str], command: impl FnOnce(&mut CurrentTask) -> T) -> (T, Vec<Value>) {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let replies: Vec<String> = replies.iter().map(|&reply| reply.to_owned()).collect();
         let supervisor = thread::spawn(move || {
-            let mut told = Vec::new();
+            let mut received = Vec::new();
             let mut lines = BufReader::new(theirs.try_clone().expect("another handle")).lines();
             let mut next = || lines.next().and_then(Result::ok);
-            told.extend(next());
+            received.extend(next());
             for reply in replies {
-                told.extend(next());
+                received.extend(next());
                 (&theirs).write_all(reply.as_bytes()).expect("it is read");
             }
             let _ = theirs.shutdown(Shutdown::Write);
-            told.extend(std::iter::from_fn(next));
-            told
+            received.extend(std::iter::from_fn(next));
+            received
         });
-        let mut here = CurrentTask::from_stream(ours);
-        let result = inside(&mut here);
-        drop(here);
-        let told = supervisor.join().expect("a supervisor that does not panic");
-        (result, told.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect())
+        let mut task = CurrentTask::from_stream(ours);
+        let result = command(&mut task);
+        drop(task);
+        let received = supervisor.join().expect("a supervisor that does not panic");
+        (result, received.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect())
     }
 
     fn status(message: &str) -> Note {
@@ -273,8 +272,8 @@ mod tests {
             Note::Result { structured: Some(json!({"n": 1}).into()), is_error: false },
             Note::Result { structured: None, is_error: true },
         ];
-        let (result, told) =
-            talk(&["{\"ok\":{}}\n"; 5], |inside| notes.iter().map(|note| inside.note(note)).collect::<io::Result<Vec<()>>>());
+        let (result, received) =
+            talk(&["{\"ok\":{}}\n"; 5], |task| notes.iter().map(|note| task.note(note)).collect::<io::Result<Vec<()>>>());
         assert_eq!(result.expect("all are taken").len(), 5);
         let expected = [
             json!({"hello": "inside"}),
@@ -284,17 +283,17 @@ mod tests {
             json!({"note": {"result": {"structured": {"n": 1}, "is_error": false}}}),
             json!({"note": {"result": {"structured": null, "is_error": true}}}),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(received, expected);
     }
 
     #[test]
     fn a_question_says_only_what_it_has() {
-        let (_, told) = talk(&["{\"error\":\"no\"}\n"; 2], |inside| {
-            let _ = inside.ask(None, &question());
-            let _ = inside.ask(Some("k"), &Question::url("Sign in", "https://example.com"));
+        let (_, received) = talk(&["{\"error\":\"no\"}\n"; 2], |task| {
+            let _ = task.ask(None, &question());
+            let _ = task.ask(Some("k"), &Question::url("Sign in", "https://example.com"));
         });
-        assert_eq!(told[1], json!({"ask": {"question": {"message": "Who?", "schema": {"type": "object"}}}}));
-        assert_eq!(told[2], json!({"ask": {"key": "k", "question": {"message": "Sign in", "url": "https://example.com"}}}));
+        assert_eq!(received[1], json!({"ask": {"question": {"message": "Who?", "schema": {"type": "object"}}}}));
+        assert_eq!(received[2], json!({"ask": {"key": "k", "question": {"message": "Sign in", "url": "https://example.com"}}}));
     }
 
     #[test]
@@ -315,16 +314,16 @@ mod tests {
             (r#"{"action":"cancel","_meta":{}}"#, Answer::Cancel),
         ] {
             let line = format!("{{\"answer\":{{\"key\":\"ask-1\",\"value\":{reply}}}}}\n");
-            let (answer, _) = talk(&[&line], |inside| inside.ask(None, &question()));
+            let (answer, _) = talk(&[&line], |task| task.ask(None, &question()));
             assert_eq!(answer.expect("an answer"), expected, "{reply}");
         }
     }
 
     #[test]
     fn a_refusal_keeps_its_words() {
-        let (error, _) = talk(&["{\"error\":\"the caller cannot be asked\"}\n"], |inside| inside.ask(None, &question()).unwrap_err());
+        let (error, _) = talk(&["{\"error\":\"the caller cannot be asked\"}\n"], |task| task.ask(None, &question()).unwrap_err());
         assert_eq!(error.to_string(), "the caller cannot be asked");
-        let (error, _) = talk(&["{\"error\":\"too large\"}\n"], |inside| inside.note(&status("x")).unwrap_err());
+        let (error, _) = talk(&["{\"error\":\"too large\"}\n"], |task| task.note(&status("x")).unwrap_err());
         assert_eq!(error.to_string(), "too large");
     }
 
@@ -345,7 +344,7 @@ mod tests {
         ] {
             let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
             let reply = reply.to_owned();
-            // The other end stays open until it is read: nobody may wait for more.
+            // The other end stays open until the reply was read: nothing may wait for more.
             let (send, shown) = (theirs.try_clone().expect("another handle"), reply.chars().take(40).collect::<String>());
             let sender = thread::spawn(move || (&send).write_all(reply.as_bytes()));
             let error = CurrentTask::from_stream(ours).ask(None, &question()).unwrap_err();
@@ -358,13 +357,13 @@ mod tests {
     #[test]
     fn a_supervisor_that_closes_before_during_or_after_an_answer_ends_the_wait() {
         for reply in ["", "{\"answer\":{\"key\":\"k\",\"value\":{\"action\":\"accept\"}}}", "{\"ok\":{}"] {
-            let (error, _) = talk(&[reply], |inside| inside.ask(None, &question()).unwrap_err());
+            let (error, _) = talk(&[reply], |task| task.ask(None, &question()).unwrap_err());
             assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "half a line is no line: {reply}");
         }
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         drop(theirs);
         let error = CurrentTask::from_stream(ours).note(&status("x")).unwrap_err();
-        assert!(error.to_string().contains("is over"), "{error}");
+        assert!(error.to_string().contains("has ended"), "{error}");
     }
 
     #[test]
@@ -386,21 +385,21 @@ mod tests {
             progress(1.0, Some(f64::NAN)),
             status(&"x".repeat(LINE_BYTES_MAX)),
         ];
-        let ((), told) = talk(&[], |inside| {
+        let ((), received) = talk(&[], |task| {
             for note in &notes {
-                assert_eq!(inside.note(note).unwrap_err().kind(), ErrorKind::InvalidInput);
+                assert_eq!(task.note(note).unwrap_err().kind(), ErrorKind::InvalidInput);
             }
         });
-        assert_eq!(told, Vec::<Value>::new());
+        assert_eq!(received, Vec::<Value>::new());
     }
 
     #[test]
     fn the_longest_line_is_sent() {
         let empty = serde_json::to_vec(&CommandMessage::Note(&status(""))).expect("it can be written").len();
         let longest = status(&"x".repeat(LINE_BYTES_MAX - 1 - empty));
-        let (result, told) = talk(&["{\"ok\":{}}\n"], |inside| inside.note(&longest));
+        let (result, received) = talk(&["{\"ok\":{}}\n"], |task| task.note(&longest));
         result.expect("it is taken");
-        assert_eq!(told[1].to_string().len() + 1, LINE_BYTES_MAX);
+        assert_eq!(received[1].to_string().len() + 1, LINE_BYTES_MAX);
     }
 
     #[test]

@@ -17,31 +17,31 @@ mod schema_error;
 mod tests;
 mod warnings;
 
-/// How many commands of a tool run at once if nothing else is said.
+/// How many commands of a tool run at once by default.
 pub(super) const CONCURRENCY: usize = 8;
 
-/// How long a command has to end by itself if nothing else is said.
+/// How long a command has to end by itself by default.
 pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
 
-/// The longest time that a command may be given to end by itself.
+/// The longest `kill_after`.
 pub(super) const KILL_AFTER_MAX: Duration = Duration::from_secs(600);
 
-/// Less of the output in a result would say nothing.
+/// The least output in a result that is of use.
 pub(super) const INLINE_BYTES_MIN: usize = 256;
 
-/// With less room than this for output, a command would wait more than it works.
+/// With less space for output than this, a command would wait more than it works.
 pub(super) const SPOOL_BYTES_MIN: u64 = 64 << 10;
 
-/// Where programs are looked for when nobody says.
+/// The PATH if the environment has none.
 pub(super) const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Groups that the pattern for progress may have.
+/// The groups that the pattern for progress may have.
 const PROGRESS_GROUPS: [&str; 4] = ["done", "total", "percent", "message"];
 
-/// Tells a process of a command which task it runs for.
+/// The variable that tells a process of a command which task it runs for.
 pub(super) const TASK_VARIABLE: &str = "TASKWIRE_TASK";
 
-/// Tells it where that task is, and us whose process it is.
+/// The variable with the job's directory: the process finds its task there, and the server finds the process by it.
 pub(super) const DIR_VARIABLE: &str = "TASKWIRE_TASK_DIR";
 
 /// Whether and how standard error is kept.
@@ -72,7 +72,7 @@ pub enum Format {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leftovers {
-    /// They are ended.
+    /// They are killed.
     #[default]
     Kill,
     /// They are left alone.
@@ -92,7 +92,7 @@ pub enum Inherit {
 /// A tool that runs a command.
 #[derive(Debug, Clone)]
 pub struct Definition {
-    /// Its name.
+    /// The tool's name.
     pub name: String,
     /// A title for people.
     pub title: Option<String>,
@@ -114,7 +114,7 @@ pub struct Definition {
     pub inherit_env: Inherit,
     /// Variables of the server that it never gets.
     pub remove_env: Vec<String>,
-    /// Where it runs: an absolute path.
+    /// The working directory: an absolute path.
     pub cwd: PathBuf,
     /// What it reads from its standard input: a template. Nothing if absent.
     pub stdin: Option<String>,
@@ -122,13 +122,13 @@ pub struct Definition {
     pub output: Format,
     /// Whether and how its standard error is kept.
     pub stderr: Stderr,
-    /// Whether it writes to a pseudo-terminal, so that what it writes comes at once.
+    /// Whether it writes to a pseudo-terminal, so that programs do not buffer their output.
     pub pty: bool,
     /// What becomes of processes that are left when it has ended.
     pub leftovers: Leftovers,
     /// A regular expression for lines that report progress, with groups named `done`, `total`, `percent` and `message`.
     pub progress: Option<String>,
-    /// Regular expressions for what nobody may see of its output.
+    /// Regular expressions for secrets in its output.
     pub redact: Vec<String>,
     /// Exit codes that are no error.
     pub ok_codes: Vec<i32>,
@@ -136,13 +136,13 @@ pub struct Definition {
     pub concurrency: usize,
     /// How long it has to end by itself when it is cancelled.
     pub kill_after: Duration,
-    /// How much of the output the result has.
+    /// How many bytes of the output the result has.
     pub inline_bytes: usize,
-    /// How much output may wait for the server; then the command is made to wait.
+    /// How many bytes of output may wait for the server; then the command waits.
     pub journal_bytes: u64,
     /// How its calls are treated.
     pub policy: Policy,
-    /// What happens when the command itself was lost, because the machine restarted.
+    /// What happens when the command itself is lost, because the machine restarted.
     pub on_interrupt: OnInterrupt,
 }
 
@@ -152,7 +152,7 @@ pub struct Definition {
 pub struct Problem {
     /// The key.
     pub key: &'static str,
-    /// Where in its value: the keys that lead there. Empty for all of it.
+    /// The keys that lead to the error in its value. Empty for all of it.
     pub path: Vec<String>,
     /// What is wrong.
     pub message: String,
@@ -167,7 +167,7 @@ impl Problem {
         move |message| Self::new(key, message)
     }
 
-    /// What is wrong with a schema: in words that name the place where they can, or in these.
+    /// An error in a schema. The text names the parameter if it can, and otherwise is `why`.
     fn of_schema(key: &'static str, schema: &Value, why: String) -> Self {
         let what = if key == "output_schema" { "result" } else { "arguments" };
         let (path, why) = schema_error::schema_error(schema).unwrap_or_else(|| (Vec::new(), why));
@@ -176,7 +176,7 @@ impl Problem {
 }
 
 impl Definition {
-    /// A tool without parameters that runs this command here, with the defaults for everything else.
+    /// A tool without parameters that runs this command in the current directory, with the defaults for everything else.
     pub fn new(name: impl Into<String>, description: impl Into<String>, command: Vec<Part>) -> Self {
         Self {
             name: name.into(),
@@ -203,13 +203,13 @@ impl Definition {
             kill_after: KILL_AFTER,
             inline_bytes: 32 << 10,
             journal_bytes: 64 << 20,
-            // A command that has worked for hours is not to end for what it wrote; and it is the end of that which tells.
+            // A command that has worked for hours must not fail because it wrote much, and the end of its output is what matters.
             policy: Policy { overflow: Overflow::DropOldest, ..Policy::default() },
             on_interrupt: OnInterrupt::Fail,
         }
     }
 
-    /// Whether it can be used.
+    /// Checks whether the definition can be used.
     ///
     /// # Errors
     /// The first thing that is wrong, and under which key.
@@ -241,14 +241,14 @@ impl Definition {
         refuse_code(&argv, &env, stdin.as_ref())?;
 
         let compiled = CompiledDefinition { argv, env, stdin, defaults, schema: self.input_schema.clone() };
-        // What is wrong with a default would be wrong in every call.
+        // A default that is wrong would be wrong in every call.
         if let Err(problems) = compiled.fill(&json!({})) {
             return Err(Problem::new("input_schema", format!("the defaults of the schema cannot be used: {}", problems.join("; "))));
         }
         Ok(compiled)
     }
 
-    /// Checks the schemas, and finds the defaults of the parameters.
+    /// Checks the schemas, and returns the defaults of the parameters.
     fn check_schemas(&self) -> Result<Map<String, Value>, Problem> {
         let input = &self.input_schema;
         let unusable = |why: String| Problem::new("input_schema", format!("the schema of the arguments cannot be used: {why}"));
@@ -269,7 +269,7 @@ impl Definition {
 
         let defaults = Parameters::of(input).all().filter_map(|(name, schema)| Some((name.to_owned(), schema.get("default")?.clone())));
         let defaults: Map<String, Value> = defaults.collect();
-        // One default at a time: the others that are required are not what this is about.
+        // Each default is checked alone, so required parameters may be absent.
         let mut lenient = input.clone();
         if let Some(members) = lenient.as_object_mut() {
             members.remove("required");
@@ -383,7 +383,7 @@ impl Definition {
     }
 }
 
-/// Refuses values that programs would run, though they stand in no argument.
+/// Refuses values that programs would run as code although they are in no argument.
 fn refuse_code(argv: &CommandTemplate, env: &[(String, TextTemplate)], stdin: Option<&TextTemplate>) -> Result<(), Problem> {
     for (name, text) in env {
         if let Some(value) = text.free_text_parameter().filter(|_| is_code_variable(name)) {
@@ -407,18 +407,18 @@ fn refuse_code(argv: &CommandTemplate, env: &[(String, TextTemplate)], stdin: Op
     Ok(())
 }
 
-/// A definition that has been checked, ready to be filled.
+/// A definition that was checked, with its templates compiled.
 #[derive(Debug)]
 pub(crate) struct CompiledDefinition {
     pub(crate) argv: CommandTemplate,
     pub(crate) env: Vec<(String, TextTemplate)>,
     pub(crate) stdin: Option<TextTemplate>,
     pub(crate) defaults: Map<String, Value>,
-    /// That of the arguments.
+    /// The input schema.
     schema: Value,
 }
 
-/// What a command is given.
+/// What a command gets in one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Invocation {
     pub(crate) argv: Vec<String>,
@@ -427,16 +427,16 @@ pub(crate) struct Invocation {
 }
 
 impl CompiledDefinition {
-    /// Everything the command is given; all problems at once, each names its field.
+    /// Fills the templates; returns all problems at once, and each names its field.
     pub(crate) fn fill(&self, arguments: &Value) -> Result<Invocation, Vec<String>> {
         let nothing = Map::new();
-        let given = match arguments {
-            Value::Object(given) => given,
+        let passed = match arguments {
+            Value::Object(passed) => passed,
             Value::Null => &nothing,
             _ => return Err(vec!["the arguments must be an object".to_owned()]),
         };
-        let mut values = Cow::Borrowed(given);
-        for (name, default) in self.defaults.iter().filter(|(name, _)| !given.contains_key(*name)) {
+        let mut values = Cow::Borrowed(passed);
+        for (name, default) in self.defaults.iter().filter(|(name, _)| !passed.contains_key(*name)) {
             values.to_mut().insert(name.clone(), default.clone());
         }
         let parameters = Parameters::of(&self.schema);
@@ -446,8 +446,8 @@ impl CompiledDefinition {
             }
         }
 
-        let mut bill = ArgvBuilder::default();
-        self.argv.fill(&values, &mut bill);
+        let mut argv = ArgvBuilder::default();
+        self.argv.fill(&values, &mut argv);
         let mut env = BTreeMap::new();
         for (name, text) in &self.env {
             match text.fill(&values) {
@@ -455,39 +455,39 @@ impl CompiledDefinition {
                 Ok(Some(value)) => {
                     let bytes = name.len() + 1 + value.len();
                     if bytes > ARG_BYTES_MAX {
-                        bill.problem(too_long(largest(text.parameters(), &values).unwrap_or(name), bytes));
+                        argv.problem(too_long(largest(text.parameters(), &values).unwrap_or(name), bytes));
                     } else {
-                        bill.add(bytes);
+                        argv.add(bytes);
                         env.insert(name.clone(), value);
                     }
                 }
-                Err(problem) => bill.problem(problem),
+                Err(problem) => argv.problem(problem),
             }
         }
         let stdin = match self.stdin.as_ref().map(|text| text.fill(&values)).transpose() {
             Ok(stdin) => stdin.flatten(),
             Err(problem) => {
-                bill.problem(problem);
+                argv.problem(problem);
                 None
             }
         };
-        if bill.is_too_large() {
+        if argv.is_too_large() {
             let used = self.argv.parameters().chain(self.env.iter().flat_map(|(_, text)| text.parameters()));
             let field = largest(used, &values).map_or_else(String::new, |field| format!("`{field}`: "));
-            bill.problem(format!(
+            argv.problem(format!(
                 "{field}the arguments and variables for the command are larger than {ARGS_BYTES_MAX} bytes together, which is all that a \
                  command can be given; give less or shorter values, or make several calls"
             ));
         }
-        match bill.problems.is_empty() {
-            true => Ok(Invocation { argv: bill.argv, env, stdin }),
-            false => Err(bill.problems),
+        match argv.problems.is_empty() {
+            true => Ok(Invocation { argv: argv.argv, env, stdin }),
+            false => Err(argv.problems),
         }
     }
 }
 
-/// The value with integers where its schema wants them and `3.0` was given: that is one for a schema, but not for most commands.
-/// None if it is right as it is.
+/// The value with integers where its schema wants them and `3.0` was passed: a schema accepts that, but most commands do not. None if
+/// nothing changes.
 fn with_integers<'a>(parameters: Parameters<'a>, schema: &'a Value, value: &Value) -> Option<Value> {
     let schema = parameters.resolve_ref(schema);
     match value {
@@ -502,7 +502,7 @@ fn with_integers<'a>(parameters: Parameters<'a>, schema: &'a Value, value: &Valu
     }
 }
 
-/// Whether a number that fits the schema is surely an integer.
+/// Whether every number that fits the schema is an integer.
 fn wants_integer(schema: &Value) -> bool {
     match schema.get("type") {
         Some(Value::String(only)) => only == "integer",
@@ -511,7 +511,7 @@ fn wants_integer(schema: &Value) -> bool {
     }
 }
 
-/// The parameter with the largest value: what an error about sizes is about.
+/// The parameter with the largest value, for an error about sizes.
 fn largest<'a>(parameters: impl Iterator<Item = &'a str>, values: &Map<String, Value>) -> Option<&'a str> {
     parameters.max_by_key(|name| values.get(*name).map_or(0, |value| value.to_string().len()))
 }

@@ -1,8 +1,8 @@
-//! What of the output the result has: all of it if that is little, else its beginning and its end, and where the rest is.
+//! The excerpt of the output in a result: all of it if it is short, else its beginning and its end, and where the rest is.
 //!
-//! Output is fed as it comes and may be endless; what is kept is bounded. Text is taken as a terminal shows it: of progress that is drawn
-//! over and over, what was drawn last. Text blocks that follow each other are one block, as they are one text in the task's output; what was written to standard error stays apart, and so do text blocks that say more about themselves
-//! (annotations and the like). Each text block after the first counts as some more bytes, so that a command that
+//! Output may be endless, but the excerpt is bounded. Text is kept as a terminal shows it: of progress that is drawn again and again, what
+//! was drawn last. Text blocks that follow each other are joined, as in the task's output; standard error stays apart, and so do text
+//! blocks with other members (annotations and the like). Each text block after the first counts as some more bytes, so that a command that
 //! switches between its streams all the time cannot make a result of nothing but punctuation.
 
 use std::{collections::VecDeque, fmt::Write as _};
@@ -13,30 +13,28 @@ use taskwire_core::screen::{self, Screen};
 use super::{definition::INLINE_BYTES_MIN, parser::STREAM};
 use crate::engine::large_block;
 
-/// Bytes of blocks that are not text, all together.
+/// Bytes of all blocks that are not text.
 const OTHERS_BYTES: usize = 1024 * 1024;
-/// What a block costs besides what is in it.
+/// What a block costs besides its content.
 const BLOCK_BYTES: usize = 64;
-/// The longest line that is told as the last one.
+/// The longest line that [`OutputExcerpt::last_line`] returns.
 const LAST_LINE_BYTES: usize = 200;
-/// Text is taken in parts of this size, so that a large one is not copied whole to be cut then.
+/// Text is added in parts of this size, so that a large one is not copied whole only to be cut.
 const PART_BYTES: usize = 16 * 1024;
 
-/// How many bytes of text a command wrote, where the resource that is linked to has more or less.
+/// In a link's `_meta`: how many bytes of text the command wrote, if the resource has more or less.
 const WRITTEN: &str = "dev.taskwire/written";
 
-/// What comes first where the output does not begin with what was written first.
+/// Stands first if the beginning of the output was dropped.
 const LOST_BEGINNING: &str = "[What the command wrote first is no longer kept, because it wrote more than is kept of a task's output \
     (configuration key `limits.task_output_bytes`). Bytes are counted without it.]\n";
 
 /// Where all of the output can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OutputLink {
-    /// The resource.
     pub(crate) uri: String,
-    /// What it is called.
     pub(crate) name: String,
-    /// Whether it has all of the output and nothing else; else its beginning may be gone, or be that of a run that was lost.
+    /// Whether the resource has all of the output and nothing else. Otherwise its beginning may be dropped, or come from a lost job.
     pub(crate) is_whole: bool,
 }
 
@@ -44,35 +42,34 @@ pub(crate) struct OutputLink {
 #[derive(Debug)]
 pub(crate) struct OutputExcerpt {
     inline_bytes: usize,
-    /// Bytes of text that were written so far.
+    /// Bytes of text that the command wrote so far.
     written_bytes: u64,
-    /// Of these, as a terminal shows them; those that can still be drawn over come later.
+    /// Bytes of the text as a terminal shows it, without what is still on `screen`.
     shown_bytes: u64,
-    /// The text that can still be drawn over, and its kind. Whatever is of another kind ends it.
+    /// The text that later output can still draw over, and its kind. Output of another kind ends it.
     screen: Screen,
     on_screen: Option<TextKind>,
-    /// What was written first is no longer kept, and not in here either.
+    /// The beginning of the output was dropped from the log, and is not in here either.
     lost_beginning: bool,
-    /// The beginning; its bytes. Once something did not fit it stays as it is.
+    /// The beginning of the output. It grows until something does not fit.
     head: Vec<Item>,
     head_bytes: usize,
     is_head_full: bool,
-    /// Its last text goes on behind it.
+    /// The last text of the head goes on in what follows.
     head_is_cut: bool,
-    /// Blocks that are not text, from between the beginning and the end.
+    /// Blocks that are not text, from between head and tail.
     between: Vec<Value>,
-    /// The end; its bytes. Text is dropped from its front.
+    /// The end of the output. Text is dropped from its front.
     tail: VecDeque<Item>,
     tail_bytes: usize,
-    /// Its first text has lost its beginning.
+    /// The first text of the tail has lost its beginning.
     tail_is_cut: bool,
-    /// Text was dropped.
     has_dropped_text: bool,
-    /// There are links to blocks that are in the task's log.
+    /// There are links to blocks in the task's log.
     has_links: bool,
     /// Bytes of all blocks that are not text.
     others_bytes: usize,
-    /// How many of them there was no room for, and their bytes.
+    /// Blocks that were left out because they did not fit: how many, and their bytes.
     left_out: (u64, u64),
 }
 
@@ -82,16 +79,15 @@ enum Item {
     Other(Value),
 }
 
-/// Text of one kind.
 #[derive(Debug)]
 struct TextPiece {
     kind: TextKind,
     /// What it costs besides its text.
     extra: usize,
     text: String,
-    /// The first byte that still counts: moving the rest each time would be slow.
+    /// Where the text that still counts begins. Moving it to the front each time would be slow.
     start: usize,
-    /// Goes on with the last text of the beginning.
+    /// Whether it goes on with the last text of the head.
     continues: bool,
 }
 
@@ -99,12 +95,12 @@ struct TextPiece {
 enum TextKind {
     Out,
     Err,
-    /// A text block with these other members, which is never joined with another.
+    /// A text block with these other members. It is never joined with another.
     Annotated(Map<String, Value>),
 }
 
 impl TextKind {
-    /// The kind of this block and its text, if it is text.
+    /// The kind of a block and its text, if it is a text block.
     fn of(block: &Value) -> Option<(Self, &str)> {
         let members = block.as_object().filter(|members| members.get("type").is_some_and(|kind| kind == "text"))?;
         let text = members.get("text")?.as_str()?;
@@ -126,7 +122,7 @@ impl TextKind {
         }
     }
 
-    /// The same without what it says about itself.
+    /// The same kind without annotations.
     fn without_annotations(self) -> Self {
         match self {
             Self::Annotated(mut members) => {
@@ -151,7 +147,7 @@ impl TextKind {
 }
 
 impl Item {
-    /// Whether more text of this kind is part of it.
+    /// Whether text of this kind is joined to it.
     fn joins(&self, kind: &TextKind) -> bool {
         matches!(
             (self, kind),
@@ -175,7 +171,7 @@ impl TextPiece {
 }
 
 impl OutputExcerpt {
-    /// Nothing yet; at most these bytes of text are kept.
+    /// An empty excerpt for at most this many bytes of text.
     pub(crate) fn new(inline_bytes: usize) -> Self {
         Self {
             // With less there would be blocks without room for any text.
@@ -200,12 +196,12 @@ impl OutputExcerpt {
         }
     }
 
-    /// More text.
+    /// Adds text.
     pub(crate) fn text(&mut self, text: &str) {
         self.draw(TextKind::Out, text);
     }
 
-    /// Another content block.
+    /// Adds a content block.
     pub(crate) fn block(&mut self, block: &Value) {
         match TextKind::of(block) {
             // There must be room for the text too.
@@ -221,12 +217,12 @@ impl OutputExcerpt {
         }
     }
 
-    /// What was written before is no longer kept.
+    /// Notes that the beginning of the output was dropped from the log.
     pub(crate) fn lost_beginning(&mut self) {
         self.lost_beginning = true;
     }
 
-    /// There is no more for now: what could still have been drawn over stays as it is.
+    /// Ends the text on the screen, which nothing can draw over any more.
     pub(crate) fn finish(&mut self) {
         if let Some(kind) = self.on_screen.take() {
             let mut last = String::new();
@@ -235,27 +231,26 @@ impl OutputExcerpt {
         }
     }
 
-    /// Bytes of all text that was written.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
 
-    /// Whether the text is not as it was written, because some of it was drawn over or is not seen. Known at the [end](Self::end).
+    /// Whether the text is not as the command wrote it, because some of it was drawn over or is not visible. Valid after [`Self::finish`].
     pub(crate) fn is_collapsed(&self) -> bool {
         self.shown_bytes < self.written_bytes
     }
 
-    /// Whether something is left out. Known at the [end](Self::end).
+    /// Whether something is left out. Valid after [`Self::finish`].
     pub(crate) fn is_cut(&self) -> bool {
         self.has_dropped_text || self.lost_beginning || self.left_out.0 > 0
     }
 
-    /// Whether there must be a task, for what is left out or linked to to be read from.
+    /// Whether there must be a task, so that what is left out or linked to can be read.
     pub(crate) fn needs_task(&self) -> bool {
         self.is_cut() || self.has_links
     }
 
-    /// The last line of text, if it is there as a whole and short: of standard error, where that is apart. After the [end](Self::end).
+    /// The last line of text, if it is complete and short; of standard error if that is apart. Valid after [`Self::finish`].
     pub(crate) fn last_line(&self) -> Option<&str> {
         let texts = || {
             self.head.iter().chain(&self.tail).rev().filter_map(|item| match item {
@@ -267,14 +262,14 @@ impl OutputExcerpt {
         let text = last.shown().trim_end();
         let line = match text.rsplit_once('\n') {
             Some((_, line)) => line,
-            // Its beginning may be among what was left out.
+            // Its beginning may be in what was left out.
             None if last.continues || self.has_dropped_text => return None,
             None => text,
         };
         Some(line.trim()).filter(|line| line.len() <= LAST_LINE_BYTES)
     }
 
-    /// The content of a result, after the [end](Self::end).
+    /// The content of a result. Valid after [`Self::finish`].
     pub(crate) fn content(&self, link: Option<&OutputLink>) -> Vec<Value> {
         let mut content = if self.has_dropped_text { self.cut(link) } else { self.whole() };
         if self.lost_beginning {
@@ -331,7 +326,7 @@ impl OutputExcerpt {
                 continue;
             };
             let shown = piece.shown();
-            // A whole line reads better, unless that costs too much of what is there.
+            // A whole line reads better, unless that costs too much of the text.
             let end = shown.rfind('\n').filter(|end| at == last && self.head_is_cut && *end >= shown.len() / 2);
             let text = end.map_or(shown, |end| &shown[..=end]);
             before += text.len();
@@ -354,7 +349,7 @@ impl OutputExcerpt {
         content
     }
 
-    /// Tells a model what it does not see. It stands between two texts and may be joined with them by a client.
+    /// Tells a model what is left out here. Clients may join this text with those around it.
     fn notice(&self, before: usize, after: usize, link: Option<&OutputLink>) -> String {
         let left_out = self.shown_bytes.saturating_sub((before + after) as u64);
         let mut notice = format!(
@@ -376,7 +371,7 @@ impl OutputExcerpt {
         let most = self.inline_bytes;
         let _ = match (link.is_whole, self.is_collapsed()) {
             (true, false) => write!(notice, "To read on, read the resource {}?from={before}&bytes={most}", link.uri),
-            // Places in it are not those of the lines above.
+            // Offsets in the resource are not those of the lines above.
             (true, true) => write!(notice, "All that it wrote is in the resource {}", link.uri),
             (false, _) => write!(notice, "What is kept of them is in the resource {}", link.uri),
         };
@@ -387,7 +382,7 @@ impl OutputExcerpt {
         notice
     }
 
-    /// Takes text that can still be drawn over by what follows it.
+    /// Adds text that later output can still draw over.
     fn draw(&mut self, kind: TextKind, text: &str) {
         if text.is_empty() {
             return;
@@ -425,7 +420,7 @@ impl OutputExcerpt {
         }
         while !rest.is_empty() {
             let (part, others) = rest.split_at(rest.floor_char_boundary(PART_BYTES));
-            // What is dropped never reaches the last piece's own end, so this is always the one from above.
+            // The last piece is never dropped, so this is always the one from above.
             if let Some(Item::Text(piece)) = self.tail.back_mut() {
                 piece.text.push_str(part);
                 self.tail_bytes += part.len();
@@ -435,7 +430,7 @@ impl OutputExcerpt {
         }
     }
 
-    /// Takes what fits. The rest, and whether it goes on with the last text of the beginning.
+    /// Adds what fits to the head. Returns the rest, and whether it goes on with the last text of the head.
     fn add_to_head<'a>(&mut self, kind: &TextKind, extra: usize, text: &'a str) -> (&'a str, bool) {
         let joins = self.head.last().is_some_and(|last| last.joins(kind));
         let extra = if joins { 0 } else { extra };
@@ -451,7 +446,7 @@ impl OutputExcerpt {
         (rest, true)
     }
 
-    /// Drops what is too much from the front of the end. Blocks that are not text stay.
+    /// Drops what is too much from the front of the tail. Blocks that are not text stay.
     fn drop_from_tail(&mut self) {
         let most = self.inline_bytes - self.head_bytes;
         while let Some(over) = self.tail_bytes.checked_sub(most).filter(|over| *over > 0) {
@@ -498,7 +493,6 @@ impl OutputExcerpt {
     }
 }
 
-/// Bytes of the JSON text.
 fn json_len(value: &Value) -> usize {
     value.to_string().len()
 }

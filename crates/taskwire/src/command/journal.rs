@@ -1,8 +1,8 @@
 //! The journal of a command: everything it wrote and reported, in order, in one file.
 //!
-//! The supervisor appends, one `write` for each record; the server reads, and goes on where it stopped. After the eight
-//! bytes of [`MAGIC`] the file has records: kind (one byte), length (four bytes, the low one first), and that many bytes.
-//! What is cut off at the end is a record that is not there yet.
+//! The supervisor appends, with one `write` for each record; the server reads, and goes on where it stopped. The file has the eight bytes
+//! of [`MAGIC`], then records: kind (one byte), length (four bytes, little-endian), and that many bytes. A record that is cut off at the
+//! end of the file is not complete yet.
 
 use std::{
     fs::{File, OpenOptions},
@@ -16,62 +16,52 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::messages::Note;
 
-/// The file in the spool.
 pub(crate) const FILE: &str = "journal";
-/// What the file begins with.
 const MAGIC: &[u8; 8] = b"TWJOURN1";
-/// Kind and length of a record.
 const HEAD_BYTES: usize = 5;
-/// The most that one record has of the command's output.
+/// The most output that one record has.
 pub(crate) const OUTPUT_BYTES_MAX: usize = 16 * 1024;
-/// The most that any other record has. A note came on a line of at most one megabyte, but its numbers may be longer here.
+/// The longest other record. A note came on a line of at most one megabyte, but its numbers may be longer here.
 const RECORD_BYTES_MAX: usize = 8 << 20;
-/// Bytes that a reader asks for at one time.
+/// Bytes that a reader asks for at once.
 const READ_BYTES: usize = 32 * 1024;
-/// Pages of the file that are given back are whole.
+/// [`free_before`] frees whole pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// One entry.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Record {
-    /// Bytes of standard output; of standard error too, where they are together.
+    /// Bytes of standard output; of standard error too, if both have one pipe.
     Out(Vec<u8>),
     /// Bytes of standard error.
     Err(Vec<u8>),
-    /// What a process of the command reported.
+    /// A report of a process of the command.
     Note(Note),
-    /// The command runs.
+    /// The command was started.
     Began(JobStart),
-    /// The command has ended. Always the last.
+    /// The command has ended. Always the last record.
     Ended(JobEnd),
 }
 
-/// What runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JobStart {
-    /// The command's own process, and its process group.
+    /// The command's own process, and the process group that it leads.
     pub(crate) pid: u32,
-    /// The control group that was made for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cgroup: Option<PathBuf>,
 }
 
-/// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct JobEnd {
-    /// Its exit code.
     #[serde(default)]
     pub(crate) code: Option<i32>,
-    /// The signal that ended it.
     #[serde(default)]
     pub(crate) signal: Option<i32>,
     /// Why it could not be started, for people.
     #[serde(rename = "failed", default)]
     pub(crate) start_error: Option<String>,
-    /// Whether it was told to stop before its own process had ended.
+    /// Whether the supervisor was told to stop before the command's own process had ended.
     #[serde(default)]
     pub(crate) stopped: bool,
-    /// Processes that could not be killed.
     #[serde(rename = "left", default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) unkilled: Vec<u32>,
 }
@@ -83,7 +73,6 @@ const BEGAN: u8 = 4;
 const ENDED: u8 = 5;
 
 impl Record {
-    /// Head and content.
     fn encode(&self) -> io::Result<Vec<u8>> {
         let mut json = Vec::new();
         let (kind, content) = match self {
@@ -95,7 +84,7 @@ impl Record {
         };
         let length = content.len();
         if !is_allowed(kind, length) {
-            return Err(io::Error::new(ErrorKind::InvalidInput, format!("{length} bytes are too many for one entry")));
+            return Err(io::Error::new(ErrorKind::InvalidInput, format!("{length} bytes are too many for one record")));
         }
         let length = u32::try_from(length).map_err(io::Error::other)?;
         let mut bytes = Vec::with_capacity(HEAD_BYTES + content.len());
@@ -112,18 +101,18 @@ impl Record {
             NOTE => Self::Note(read_json(content)?),
             BEGAN => Self::Began(read_json(content)?),
             ENDED => Self::Ended(read_json(content)?),
-            _ => return Err(broken(format!("it has an entry of the unknown kind {kind}"))),
+            _ => return Err(broken(format!("it has a record of the unknown kind {kind}"))),
         })
     }
 }
 
-fn write_json<'a, T: Serialize>(place: &'a mut Vec<u8>, value: &T) -> io::Result<&'a Vec<u8>> {
-    *place = serde_json::to_vec(value)?;
-    Ok(place)
+fn write_json<'a, T: Serialize>(buffer: &'a mut Vec<u8>, value: &T) -> io::Result<&'a Vec<u8>> {
+    *buffer = serde_json::to_vec(value)?;
+    Ok(buffer)
 }
 
 fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
-    serde_json::from_slice(bytes).map_err(|error| broken(format!("it has an entry that cannot be read: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| broken(format!("it has a record that cannot be read: {error}")))
 }
 
 fn is_allowed(kind: u8, length: usize) -> bool {
@@ -137,7 +126,7 @@ fn broken(what: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the journal of a command is damaged: {what}"))
 }
 
-/// The writer. There is only ever one for a journal.
+/// The writer. A journal never has a second one.
 #[derive(Debug)]
 pub(crate) struct JournalWriter {
     file: File,
@@ -145,15 +134,15 @@ pub(crate) struct JournalWriter {
 }
 
 impl JournalWriter {
-    /// Begins the journal of a run.
+    /// Creates the journal of a job.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: the command ran before.
+    /// [`ErrorKind::AlreadyExists`]: the command was run before.
     pub(crate) fn create(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
         let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
         if let Err(error) = file.write_all(MAGIC) {
-            // Nothing has been started: another try may begin.
+            // Nothing was started yet, so another supervisor may try again.
             let _ = std::fs::remove_file(&path);
             return Err(error);
         }
@@ -164,7 +153,7 @@ impl JournalWriter {
     pub(crate) fn append(&mut self, record: &Record) -> io::Result<()> {
         let bytes = record.encode()?;
         if let Err(error) = self.file.write_all(&bytes) {
-            // Half a record in the middle would make everything after it unreadable.
+            // Half a record would make everything after it unreadable.
             self.file.set_len(self.len)?;
             return Err(error);
         }
@@ -172,36 +161,34 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Bytes of the whole journal.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Makes sure that it survives a loss of power.
+    /// Makes sure that the journal survives a loss of power.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-/// Reads a journal, also while it grows, and also before it is there.
+/// Reads a journal, even while it grows, and even before it exists.
 #[derive(Debug)]
 pub(crate) struct JournalReader {
     path: PathBuf,
     file: Option<File>,
-    /// Where the next record begins.
     offset: u64,
-    /// What was read ahead; `buffer[used..]` begins at `position`.
+    /// What was read ahead; `buffer[used..]` begins at `offset`.
     buffer: Vec<u8>,
     used: usize,
 }
 
 impl JournalReader {
-    /// A reader of the journal in `dir` whose next record is at `at`, which is 0 or a place that this or another reader was at.
+    /// Reads the journal in `dir` from `at`, which is 0 or an [`Self::offset()`] of any reader.
     pub(crate) fn open(dir: &Path, at: u64) -> Self {
         Self { path: dir.join(FILE), file: None, offset: at.max(MAGIC.len() as u64), buffer: Vec::new(), used: 0 }
     }
 
-    /// Whether the file was there when it was last looked for; it is not looked for again.
+    /// Whether the file was found; it is not opened again.
     pub(crate) fn is_open(&self) -> bool {
         self.file.is_some()
     }
@@ -211,7 +198,7 @@ impl JournalReader {
         self.offset
     }
 
-    /// The next record, and where it is; nothing if it is not there yet, or not yet as a whole.
+    /// The next record, and its range in the file; None if it is not complete yet.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidData`] when the file is no journal, or a damaged one.
@@ -222,7 +209,7 @@ impl JournalReader {
         let head = &self.buffer[self.used..];
         let (kind, length) = (head[0], u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize);
         if !(OUT..=ENDED).contains(&kind) || !is_allowed(kind, length) {
-            return Err(broken(format!("at byte {} it has an entry of kind {kind} with {length} bytes", self.offset)));
+            return Err(broken(format!("at byte {} it has a record of kind {kind} with {length} bytes", self.offset)));
         }
         let whole = HEAD_BYTES + length;
         if !self.fill_buffer(whole)? {
@@ -235,7 +222,7 @@ impl JournalReader {
         Ok(Some((record, start..self.offset)))
     }
 
-    /// Opens the file, if it is there and has begun.
+    /// Opens the file, if it is there and has its first bytes.
     fn has_file(&mut self) -> io::Result<bool> {
         if self.file.is_some() {
             return Ok(true);
@@ -256,7 +243,7 @@ impl JournalReader {
         Ok(true)
     }
 
-    /// Reads until so many bytes are there; says whether they are.
+    /// Reads until so many bytes are in the buffer. Returns whether they are.
     fn fill_buffer(&mut self, wanted: usize) -> io::Result<bool> {
         let Some(file) = &self.file else { return Ok(false) };
         while self.buffer.len() - self.used < wanted {
@@ -268,8 +255,8 @@ impl JournalReader {
             self.buffer.truncate(there + read.as_ref().map_or(0, |n| *n));
             match read {
                 Ok(0) => {
-                    // Half a record may yet become another one, where the disk was full. And many readers wait at an end: what
-                    // they waste adds up.
+                    // The writer may replace half a record after the disk was full, so it must be read again. Many readers wait at an end,
+                    // so their buffers are freed.
                     self.buffer = Vec::new();
                     return Ok(false);
                 }
@@ -281,7 +268,7 @@ impl JournalReader {
     }
 }
 
-/// What runs, or ran, by the journal in `dir`.
+/// The start of the command, if the journal in `dir` has one.
 pub(crate) fn job_start(dir: &Path) -> Option<JobStart> {
     match JournalReader::open(dir, 0).next() {
         Ok(Some((Record::Began(began), _))) => Some(began),
@@ -289,8 +276,8 @@ pub(crate) fn job_start(dir: &Path) -> Option<JobStart> {
     }
 }
 
-/// Gives back the disk space of what was taken. The file keeps its length, so that every place in it stays what it is;
-/// its first page stays, for [`MAGIC`] and [`began`]. Where the file system cannot do that, nothing happens.
+/// Frees the disk space of what was imported. The file keeps its length, so all offsets stay valid; its first page stays, for [`MAGIC`] and
+/// [`job_start`]. Where the file system cannot do that, nothing happens.
 pub(crate) fn free_before(dir: &Path, before: u64) {
     let end = before / PAGE_BYTES * PAGE_BYTES;
     if end <= PAGE_BYTES {

@@ -1,7 +1,7 @@
-//! What is said over the socket of a supervisor: JSON, one object a line.
+//! The messages on a supervisor's socket: JSON, one object a line.
 //!
-//! Who connects says first who it is ([`Hello`]). The server then says [`ToSupervisor`] and hears [`FromSupervisor`]; a
-//! process of the command says [`FromInside`] and hears one [`ToInside`] for each.
+//! Whoever connects sends [`Hello`] first. The server then sends [`ToSupervisor`] and receives [`FromSupervisor`]; a process of the command
+//! sends [`FromCommand`] and receives one [`ToCommand`] for each.
 
 use std::io::{self, ErrorKind};
 
@@ -10,85 +10,78 @@ use serde_json::Value;
 use taskwire_core::Payload;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 
-/// The socket in the spool.
 pub(crate) const SOCKET: &str = "sock";
-/// The longest line of a process of the command, and the longest that it is sent; with its end.
+/// The longest line from or to a process of the command, with its end.
 pub(crate) const LINE_BYTES_MAX: usize = 1 << 20;
-/// The same for the server, which is trusted with more.
+/// The longest line from the server, which is trusted with more.
 pub(crate) const SERVER_LINE_BYTES_MAX: usize = 16 << 20;
 
-/// The first line of who connects.
+/// The first line of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "hello", rename_all = "snake_case")]
 pub(crate) enum Hello {
-    /// The server. A later one takes the place of an earlier one.
+    /// The server. A later one replaces an earlier one.
     Server,
-    /// A process of the command.
     #[serde(rename = "inside")]
     Command,
 }
 
-/// What the server says.
+/// What the server sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ToSupervisor {
-    /// End the command: gently, and after a while by force.
+    /// End the command: first by SIGTERM, after a while by SIGKILL.
     Stop {},
     /// A question was answered.
     Answer {
-        /// Which.
         key: String,
-        /// As the protocol has it: `action`, and perhaps `content`.
+        /// As in the protocol: `action`, and perhaps `content`.
         value: Payload,
     },
     /// A question cannot be asked.
     Refuse {
-        /// Which.
         key: String,
         /// Why, for people.
         message: String,
     },
-    /// The journal was taken up to here.
+    /// The journal was imported up to this offset.
     Consumed(u64),
 }
 
-/// What the server hears.
+/// What the server receives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromSupervisor {
     /// The journal has so many bytes.
     Len(u64),
-    /// The command asks something. All open questions are told to each server that attaches.
+    /// The command asks something. Each server that attaches is sent all open questions.
     Ask(OpenQuestion),
-    /// The names of all questions that wait for an answer, after they were told. Any other that the task has is not asked any
-    /// more.
+    /// The keys of all open questions, sent after the questions. The command does not ask any other question of the task any more.
     Open(Vec<String>),
 }
 
 /// A question that waits for its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OpenQuestion {
-    /// Its name.
     pub(crate) key: String,
-    /// What is asked.
     pub(crate) question: Question,
-    /// Bytes of the journal when it was asked: what comes before it.
+    /// The length of the journal when it was asked: this output comes before it.
     #[serde(rename = "at")]
     pub(crate) journal_offset: u64,
-    /// Grows with each question, for the supervisor alone: a name can be asked again after it was refused.
+    /// Grows with each question, for the supervisor alone: a key can be asked again after it was refused.
     #[serde(skip)]
     pub(crate) serial: u64,
 }
 
-/// Something that only the caller knows.
+/// A question to the caller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
     /// For a person.
     pub(crate) message: String,
-    /// The form's fields, in the order in which they were written.
+    /// The form's fields, in the order in which the command gave them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) schema: Option<Payload>,
-    /// A page to open instead.
+    /// A page to open instead of the form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) url: Option<String>,
 }
@@ -107,70 +100,59 @@ impl Question {
     }
 }
 
-/// What a process of the command says.
+/// What a process of the command sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromCommand {
-    /// How it is getting on.
     Note(Note),
-    /// A question.
     Ask {
-        /// Its name; without one it is numbered.
+        /// Without a key the supervisor numbers the question.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<String>,
-        /// What is asked.
         question: Question,
     },
 }
 
-/// What a process of the command hears.
+/// What a process of the command receives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ToCommand {
     /// The note is in the journal.
     Ok {},
-    /// It was not understood, or cannot be done; for people.
+    /// The message was not understood, or cannot be handled; for people.
     Error(String),
-    /// What was asked.
+    /// The answer to a question.
     Answer {
-        /// Which question.
         key: String,
-        /// As the server gave it.
+        /// As the server sent it.
         value: Payload,
     },
 }
 
-/// What a process of the command reports.
+/// A report of a process of the command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Note {
-    /// How far it is.
     Progress {
-        /// What is done.
         done: f64,
-        /// Out of so much.
         #[serde(default)]
         total: Option<f64>,
-        /// What is being done.
         #[serde(default)]
         message: Option<String>,
     },
-    /// What is being done.
     Status {
-        /// In words.
         message: String,
     },
-    /// A content block of the output.
     Block {
         /// In its wire shape.
         block: Value,
     },
-    /// What the call comes to. The last one counts.
+    /// The result of the call. The last one counts.
     Result {
-        /// For programs; `null` for nothing.
+        /// The structured content; `null` for none.
         #[serde(default)]
         structured: Value,
-        /// Whether it failed, whatever the exit code.
+        /// Whether the tool failed, whatever the exit code.
         #[serde(default)]
         is_error: bool,
     },
@@ -183,17 +165,15 @@ pub(crate) fn line<T: Serialize>(message: &T) -> Vec<u8> {
     line
 }
 
-/// Sends a message.
 pub(crate) async fn send<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
     to.write_all(&line(message)).await
 }
 
-/// What a line says.
 pub(crate) fn parse<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
     serde_json::from_slice(line).map_err(|error| io::Error::new(ErrorKind::InvalidData, format!("this is not understood: {error}")))
 }
 
-/// Lines from a connection, none of them too long. Waiting for one can be given up at any time without a loss.
+/// Lines from a connection, of bounded length. Dropping a wait for the next line loses nothing.
 #[derive(Debug)]
 pub(crate) struct BoundedLines<R> {
     from: BufReader<R>,
@@ -202,20 +182,19 @@ pub(crate) struct BoundedLines<R> {
 }
 
 impl<R: AsyncRead + Unpin> BoundedLines<R> {
-    /// The lines of `from`.
     pub(crate) fn new(from: R) -> Self {
         Self { from: BufReader::new(from), unfinished: Vec::new(), max: LINE_BYTES_MAX }
     }
 
-    /// Takes lines of up to `max` bytes from now on.
+    /// Accepts lines of up to `max` bytes from now on.
     pub(crate) fn set_max_bytes(&mut self, max: usize) {
         self.max = max;
     }
 
-    /// The next line, without its end; nothing when there are no more. A last line without an end was cut off and does not count.
+    /// The next line, without its end; None when there are no more. A last line without an end was cut off and does not count.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidData`] when it is too long; there is no way on from there.
+    /// [`ErrorKind::InvalidData`] when it is too long; then nothing more can be read.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let there = self.from.fill_buf().await?;
@@ -236,7 +215,7 @@ impl<R: AsyncRead + Unpin> BoundedLines<R> {
         }
     }
 
-    /// Waits until there is more, or the other side is gone; says whether it is gone.
+    /// Waits until there is more to read, or the other side is gone. Returns whether it is gone.
     pub(crate) async fn is_closed(&mut self) -> bool {
         self.from.fill_buf().await.map_or(true, <[u8]>::is_empty)
     }

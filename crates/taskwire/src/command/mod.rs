@@ -1,13 +1,13 @@
-//! Commands as tools: a program of yours, run for a call, durable and live.
+//! Commands as tools: a program of yours runs for a call, durable and live.
 //!
-//! Start with [`Definition`], what a command tool is, and [`Commands`], which makes tools of definitions. A command does not run
-//! under the server but under a small process of ours, the supervisor, which outlives the server: it owns the command's
-//! processes and writes down what they write, in order, in a journal. The server reads the journal and puts it into the
-//! task's log, together with how far it has read: so after a crash it goes on at the next byte.
+//! Start with [`Definition`], what a command tool is, and [`Commands`], which makes tools of definitions. A command does not run under the
+//! server but under a small process, the supervisor, which outlives the server. The supervisor owns the command's processes and writes
+//! their output to a journal, in order. The server imports the journal into the task's log and saves with it how far it has read, so after
+//! a crash it goes on at the next byte.
 //!
-//! `template` arguments without a shell · `view` what output means · `digest` what of it the result has ·
-//! `supervisor` the process · `journal`, `talk` what it and the server share · `attach` the server's side of a run ·
-//! `gate` how many run · `sweep` what nobody wants any more · [`Inside`] what a command can say.
+//! `template`: arguments without a shell · `parser`: what output means · `excerpt`: what a result shows of it · `supervisor`: the process ·
+//! `journal`, `messages`: what it shares with the server · `run`: the server's side · `concurrency`: how many run at once · `sweep`: stops
+//! and removes what no task needs · [`CurrentTask`]: what a command can report and ask.
 
 mod concurrency;
 mod current_task;
@@ -53,12 +53,12 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// This very program, with these arguments and the directory after them.
+    /// This very program, with these arguments followed by the directory.
     ///
     /// # Errors
     /// When the program's own file cannot be found.
     pub fn this_program<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> io::Result<Self> {
-        // This name leads to the right file even when another version has been put in its place.
+        // This path leads to the running file even after another version has replaced it.
         let own = Path::new("/proc/self/exe");
         let program = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
         Ok(Self::program(program, args))
@@ -76,11 +76,11 @@ pub struct Commands(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Has a directory for each run.
+    /// Has a directory for each job.
     spool: PathBuf,
     supervisor: Supervisor,
     concurrency_limits: Mutex<HashMap<String, Arc<concurrency::ConcurrencyLimit>>>,
-    /// Tasks whose commands are in the hands of a run of this process.
+    /// Tasks whose commands a run of this process follows.
     active: Mutex<HashSet<TaskId>>,
 }
 
@@ -89,10 +89,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Commands {
-    /// Commands whose output waits in `data`, beside the store.
+    /// Keeps the journals of commands in `data`, beside the store.
     ///
     /// # Errors
-    /// When the directory cannot be used, or is not this user's alone: what is in it is run.
+    /// When the directory cannot be used, or is not this user's alone: the server runs what it finds there.
     pub fn open(data: &Path, supervisor: Supervisor) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(data)?;
         let data = data.canonicalize()?;
@@ -104,10 +104,10 @@ impl Commands {
         Ok(Self(Arc::new(Inner { spool, supervisor, concurrency_limits: Mutex::default(), active: Mutex::default() })))
     }
 
-    /// Makes tools of definitions. How many of each may run at one time is as they say from now on.
+    /// Makes tools of definitions, and sets how many commands of each may run at once.
     ///
     /// # Errors
-    /// What is wrong with one of them, and which one. Nothing has changed then.
+    /// What is wrong with the first bad definition, and its index. Nothing has changed then.
     pub fn tools(&self, definitions: Vec<Definition>) -> Result<Vec<Tool>, (usize, Problem)> {
         let mut tools = Vec::with_capacity(definitions.len());
         let mut limits = Vec::with_capacity(definitions.len());
@@ -126,11 +126,11 @@ impl Commands {
         let mut policy = definition.policy.clone();
         policy.streams = true;
         policy.output_exceeds_result = true;
-        // The command goes on without us; what becomes of a command that was lost itself is decided by who finds that out.
+        // The command outlives the server, so its task resumes. If the command itself is lost, the definition's policy decides.
         policy.on_interrupt = OnInterrupt::Resume;
         let (name, description, schema) = (definition.name.clone(), definition.description.clone(), definition.input_schema.clone());
         let (title, output, annotations) = (definition.title.clone(), definition.output_schema.clone(), definition.annotations.clone());
-        // It was checked already.
+        // `compile` has checked it.
         let output_schema = output.as_ref().and_then(|schema| Schema::compile(schema).ok());
         let command = Arc::new(run::CommandTool { definition, compiled, output_schema });
         let commands = self.clone();
@@ -147,7 +147,7 @@ impl Commands {
         Ok(tool.policy(policy))
     }
 
-    /// Lets tasks go on whose tool is no longer in `registry`: their commands run all the same.
+    /// Lets tasks whose tool is no longer in `registry` go on with their commands.
     #[must_use]
     pub fn with_retired_tool(&self, registry: Registry) -> Registry {
         let commands = self.clone();
@@ -161,36 +161,34 @@ impl Commands {
         registry
     }
 
-    /// Takes stock of the commands that an earlier life left running, and from now on ends those that belong to no task.
-    /// Call it once, before the server serves.
+    /// Reserves slots for the commands that run since before the restart, and from now on ends those that belong to no task. Call it once,
+    /// before the server serves.
     pub fn start_sweep(&self, server: &Server) {
         sweep::begin(self, server.engine());
     }
 
-    /// The way into a tool. A tool that nobody knows any more lets everybody in.
+    /// The limit of a tool, set to `max` if one is given. A tool without one gets the default.
     fn concurrency_limit(&self, tool: &str, max: Option<usize>) -> Arc<concurrency::ConcurrencyLimit> {
-        let mut gates = lock(&self.0.concurrency_limits);
-        let gate =
-            gates.entry(tool.to_owned()).or_insert_with(|| concurrency::ConcurrencyLimit::new(max.unwrap_or(definition::CONCURRENCY)));
-        if let Some(max) = max.filter(|max| *max != gate.max()) {
-            gate.resize(max);
+        let mut limits = lock(&self.0.concurrency_limits);
+        let limit =
+            limits.entry(tool.to_owned()).or_insert_with(|| concurrency::ConcurrencyLimit::new(max.unwrap_or(definition::CONCURRENCY)));
+        if let Some(max) = max.filter(|max| *max != limit.max()) {
+            limit.resize(max);
         }
-        gate.clone()
+        limit.clone()
     }
 
-    /// The directory of one run of a task's command.
-    fn job_dir(&self, id: TaskId, run: u64) -> PathBuf {
-        self.0.spool.join(format!("{id}.{run}"))
+    fn job_dir(&self, id: TaskId, job_number: u64) -> PathBuf {
+        self.0.spool.join(format!("{id}.{job_number}"))
     }
 
-    /// Says that a run of this process has the task's command in hand.
     fn activate(&self, id: TaskId) -> ActiveGuard {
         lock(&self.0.active).insert(id);
         ActiveGuard { commands: self.clone(), id }
     }
 }
 
-/// As long as this lives, the command is in the hands of a run.
+/// While this exists, the sweep leaves the command alone.
 #[derive(Debug)]
 struct ActiveGuard {
     commands: Commands,

@@ -1,15 +1,14 @@
-//! What the bytes of a command mean: text as it comes, lines of JSON, progress, and what nobody may see.
+//! Parses the output of a command: text, lines of JSON, progress, and secrets to hide.
 //!
-//! A [`View`] remembers nothing that matters but the bytes it still holds, and says how many these are: so after a crash
-//! a new one that is fed from the first held byte on gives out exactly what the old one would have given out.
-//! Three things follow from that, and all are on purpose:
-//! - A line that is longer than [`Settings::line_bytes`] goes out in pieces, and what is left of it at the end is taken for a line of its
-//!   own. With `redact` half of that is held back behind each piece, so that no secret of that length is cut in two; of a longer one the
-//!   rest of its line is hidden too (which is the one thing that must be remembered: [`View::hidden`]).
-//! - With `redact`, a line is held until its end, so that no part of a secret goes out before the rest of it has come. A carriage
-//!   return ends a line too, for commands that draw progress bars.
-//! - Without `redact` text goes out at once, so the beginning of a line may be given out already when the server is
-//!   restarted. The `progress` expression then misses this one line (see [`View::resumed`]). Its text is never missed.
+//! The only state of an [`OutputParser`] that matters is its pending bytes, and it says how many these are. So after a crash a new parser
+//! that is fed from the first pending byte on returns exactly what the old one would have returned. Three things follow from that:
+//! - A line that is longer than [`OutputSettings::line_bytes`] is returned in pieces, and its last piece is parsed as a line of its own.
+//!   With `redact` half of that length stays pending behind each piece, so that no secret of that length is split. If a secret is longer,
+//!   the rest of its line is hidden too. That must be remembered: [`OutputParser::hidden`].
+//! - With `redact` a line is pending until its end, so that no part of a secret goes out before the rest has come. A carriage return
+//!   ends a line too, for commands that draw progress bars.
+//! - Without `redact` text is returned at once, so the beginning of a line may be in the log when the server restarts. The `progress`
+//!   expression then misses this one line (see [`OutputParser::resume`]). Its text is never missed.
 
 use std::{borrow::Cow, mem};
 
@@ -26,61 +25,50 @@ use super::{
 
 mod redact;
 
-/// Names the stream in the `_meta` of a block that was not written to standard output.
+/// Names the stream in the `_meta` of a block that came from standard error.
 pub(crate) const STREAM: &str = "dev.taskwire/stream";
 /// Longer messages of progress and status are cut: they are for one line on a screen.
 const MESSAGE_BYTES: usize = 1024;
-/// The longest character has four bytes, and at least one must go out of what is full.
+/// The longest character has four bytes, and a full line must yield at least one character.
 const LINE_BYTES_MIN: usize = 4;
 
-/// What a server must know to understand the output of a command, also one that an earlier server has started.
+/// What a server must know to parse the output of a command, even one that an earlier server has started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OutputSettings {
-    /// What standard output consists of.
     pub(crate) format: Format,
-    /// Where standard error goes.
     pub(crate) stderr: Stderr,
-    /// Finds progress in a line.
+    /// The regular expression that finds progress in a line.
     pub(crate) progress: Option<String>,
-    /// Find what nobody may see.
+    /// The regular expressions that find secrets.
     pub(crate) redact: Vec<String>,
-    /// Exit codes that are no failure.
     pub(crate) ok_codes: Vec<i32>,
     /// Bytes of output in the result.
     pub(crate) inline_bytes: usize,
-    /// What happens when the command itself was lost.
     pub(crate) on_interrupt: OnInterrupt,
-    /// How often it is run at most.
+    /// How often the command is started at most.
     pub(crate) attempts_max: u64,
-    /// Bytes of one line that are held; the rest is taken for another line.
+    /// Bytes of one line that may be pending; the rest is parsed as another line.
     pub(crate) line_bytes: usize,
 }
 
-/// Where a command wrote something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// Standard output, and standard error too where they are together.
+    /// Standard output, and standard error too if both have one pipe.
     Out,
-    /// Standard error, where it is apart.
+    /// Standard error, if it has a pipe of its own.
     Err,
 }
 
-/// What a command said.
+/// What the parser found in the output. Of several results the last one counts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum OutputItem {
-    /// Text for the output.
     Text(String),
-    /// A content block for the output.
     Block(Value),
-    /// How far it is.
     Progress { done: f64, total: Option<f64>, message: Option<String> },
-    /// What it is doing.
     Status(String),
-    /// What it comes to. The last one counts.
     Result { structured: Value, is_error: bool, content: Option<Vec<Value>> },
 }
 
-/// Reads the output of one command.
 #[derive(Debug)]
 pub(crate) struct OutputParser {
     rules: ParseRules,
@@ -89,10 +77,10 @@ pub(crate) struct OutputParser {
 }
 
 impl OutputParser {
-    /// A view on streams that are read from their beginning.
+    /// A parser for streams from their beginning.
     ///
     /// # Errors
-    /// When one of the regular expressions is none; says which.
+    /// When a regular expression is wrong; says which.
     pub(crate) fn new(settings: &OutputSettings) -> Result<Self, String> {
         let progress = match &settings.progress {
             Some(pattern) => Some(Regex::new(pattern).map_err(|error| format!("`progress` is not a regular expression: {error}"))?),
@@ -108,9 +96,8 @@ impl OutputParser {
         Ok(Self { rules, pipes: Default::default() })
     }
 
-    /// The same for streams that were read up to somewhere by another view. The rest of a line whose beginning has been given
-    /// out already is then not searched for progress: of `120/200` it could see no more than `20/200`. What was [hidden](Self::hidden)
-    /// still is.
+    /// Goes on with streams that another parser read so far. The rest of a line that was returned in part is not searched for progress: of
+    /// `120/200` this parser might see only `20/200`. What was [hidden](Self::hidden) still is.
     pub(crate) fn resume(mut self, hidden: [bool; 2]) -> Self {
         for (pipe, hidden) in self.pipes.iter_mut().zip(hidden) {
             (pipe.skip_progress, pipe.hidden) = (true, hidden);
@@ -118,17 +105,17 @@ impl OutputParser {
         self
     }
 
-    /// Whether what comes next of standard output, and of standard error, is the rest of a line of which nothing more may be seen.
+    /// For standard output and standard error: whether the stream goes on with the rest of a line that must stay hidden.
     pub(crate) fn hidden(&self) -> [bool; 2] {
         self.pipes.each_ref().map(|pipe| pipe.hidden)
     }
 
-    /// What these bytes say, in order; of several progresses only the last.
+    /// Parses these bytes, in order; of several progress reports only the last is returned.
     pub(crate) fn feed(&mut self, stream: Stream, bytes: &[u8]) -> Vec<OutputItem> {
         self.parse_bytes(stream, bytes, false)
     }
 
-    /// What was said from inside the command, without what nobody may see.
+    /// Parses a report of the command, and hides secrets in it.
     pub(crate) fn note(&mut self, note: Note) -> Vec<OutputItem> {
         let rules = &self.rules;
         vec![match note {
@@ -138,7 +125,7 @@ impl OutputParser {
             }
             Note::Status { message } => OutputItem::Status(rules.message(&message)),
             Note::Block { block } if is_block(&block) => OutputItem::Block(rules.redact.block(block)),
-            // Clients refuse a whole result because of one bad block, so it is shown as the text that it is.
+            // Clients refuse a whole result because of one bad block, so it is shown as text.
             Note::Block { block } => OutputItem::Text(format!("{}\n", rules.redact.redact_value(block))),
             Note::Result { structured, is_error } => {
                 OutputItem::Result { structured: rules.redact.redact_value(structured), is_error, content: None }
@@ -146,18 +133,18 @@ impl OutputParser {
         }]
     }
 
-    /// A text that is no output, for others to see.
+    /// A text without its secrets.
     pub(crate) fn redact_text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.rules.redact.line(text)
     }
 
-    /// A question as others may see it. Choices stay as they are, since an answer must be one of them.
+    /// A question without its secrets. Choices stay as they are, since an answer must be one of them.
     pub(crate) fn redact_question(&self, mut question: Question) -> Question {
         question.message = self.redact_text(&question.message).into_owned();
         if let Some(Ok(written)) = question.schema.as_ref().map(|schema| schema.read::<Value>()) {
             let mut shown = written.clone();
             self.redact_descriptions(&mut shown);
-            // Where there is nothing to hide, its fields stay in the order in which they were written.
+            // If nothing was hidden, the fields stay in the order in which the command gave them.
             if shown != written {
                 question.schema = Some(shown.into());
             }
@@ -165,7 +152,7 @@ impl OutputParser {
         question
     }
 
-    /// What a schema says to people.
+    /// Hides secrets in the titles and descriptions of a schema.
     fn redact_descriptions(&self, schema: &mut Value) {
         match schema {
             Value::Object(members) => {
@@ -183,14 +170,14 @@ impl OutputParser {
         }
     }
 
-    /// What was held back: nothing more will come.
+    /// Parses the pending bytes: no more will come.
     pub(crate) fn finish(&mut self) -> Vec<OutputItem> {
-        let mut said = self.parse_bytes(Stream::Out, &[], true);
-        said.extend(self.parse_bytes(Stream::Err, &[], true));
-        said
+        let mut items = self.parse_bytes(Stream::Out, &[], true);
+        items.extend(self.parse_bytes(Stream::Err, &[], true));
+        items
     }
 
-    /// The bytes of this stream that were fed and not yet given out: the last ones.
+    /// How many bytes at the end of what was fed were not returned yet.
     pub(crate) fn pending_bytes(&self, stream: Stream) -> u64 {
         self.pipes[stream as usize].pending.len() as u64
     }
@@ -198,30 +185,29 @@ impl OutputParser {
     fn parse_bytes(&mut self, stream: Stream, bytes: &[u8], end: bool) -> Vec<OutputItem> {
         let Self { rules, pipes } = self;
         let pipe = &mut pipes[stream as usize];
-        let mut said = Vec::new();
+        let mut items = Vec::new();
         match (stream, rules.format, rules.stderr) {
             (Stream::Err, _, Stderr::Drop) => {}
-            (Stream::Out, Format::Jsonl, _) => pipe.json_lines(rules, bytes, end, &mut said),
+            (Stream::Out, Format::Jsonl, _) => pipe.json_lines(rules, bytes, end, &mut items),
             (Stream::Out | Stream::Err, _, stderr) => {
                 let (text, progress) = pipe.text(rules, bytes, end);
                 if stream == Stream::Out || stderr != Stderr::Apart {
-                    push_text(&mut said, &text);
+                    push_text(&mut items, &text);
                 } else if !text.is_empty() {
-                    said.push(OutputItem::Block(json!({"type": "text", "text": text, "_meta": {STREAM: "stderr"}})));
+                    items.push(OutputItem::Block(json!({"type": "text", "text": text, "_meta": {STREAM: "stderr"}})));
                 }
-                said.extend(progress);
+                items.extend(progress);
             }
         }
         let is_progress = |one: &OutputItem| matches!(one, OutputItem::Progress { .. });
-        if let Some(last) = said.iter().rposition(is_progress) {
+        if let Some(last) = items.iter().rposition(is_progress) {
             let mut at = 0..;
-            said.retain(|one| at.next() == Some(last) || !is_progress(one));
+            items.retain(|one| at.next() == Some(last) || !is_progress(one));
         }
-        said
+        items
     }
 }
 
-/// How bytes are understood. Never changes.
 #[derive(Debug)]
 struct ParseRules {
     format: Format,
@@ -232,7 +218,7 @@ struct ParseRules {
 }
 
 impl ParseRules {
-    /// The progress in a line that is given without its end.
+    /// The progress in a line, which comes without its end.
     fn progress(&self, line: &str) -> Option<OutputItem> {
         let found = self.progress.as_ref()?.captures(line)?;
         let number = |name: &str| -> Option<f64> {
@@ -250,7 +236,7 @@ impl ParseRules {
         Some(OutputItem::Progress { done, total, message: message.map(|text| self.message(text)) })
     }
 
-    /// What a line of JSON says; nothing if it is not exactly of a shape that means something.
+    /// Parses a line of JSON; None if it does not have exactly a shape that means something.
     fn parse_json_line(&self, line: &str) -> Option<OutputItem> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -295,7 +281,7 @@ impl ParseRules {
         Some(OutputItem::Result { structured: self.redact.redact_value(result), is_error: is_error.unwrap_or(false), content })
     }
 
-    /// A message for people, of a length that fits everywhere.
+    /// A message for people, without secrets and not too long.
     fn message(&self, text: &str) -> String {
         let mut text = self.redact.line(text).into_owned();
         if text.len() > MESSAGE_BYTES {
@@ -306,25 +292,24 @@ impl ParseRules {
     }
 }
 
-/// One stream.
 #[derive(Debug, Default)]
 struct StreamParser {
-    /// What was fed and not given out. Has no end of a line in it.
+    /// Bytes that were fed and not returned. They have no end of a line.
     pending: Vec<u8>,
-    /// The line so far that progress is looked for in, where its text is given out already.
+    /// The line so far, to search for progress, if its text was returned already.
     line: String,
     /// This line is not searched for progress: it is too long, or its beginning is not known.
     skip_progress: bool,
-    /// Nothing more of this line may be seen: it has something to be hidden that is longer than what is held.
+    /// The rest of this line must stay hidden: it has a secret that is longer than what may be pending.
     hidden: bool,
 }
 
-/// A line that was cut off a stream.
+/// A line, or a piece of one that is too long.
 struct Line<'a> {
     text: Cow<'a, str>,
     /// What ended it; empty at the end of the stream.
     end: &'static str,
-    /// Not only a piece of one that is too long.
+    /// False for a piece.
     whole: bool,
 }
 
@@ -333,17 +318,17 @@ impl StreamParser {
         if rules.redact.is_empty() { self.text_at_once(rules, bytes, end) } else { self.redacted_lines(rules, bytes, end) }
     }
 
-    /// Text at once. Only a character that is not complete is held.
+    /// Returns text at once. Only an incomplete character stays pending.
     fn text_at_once(&mut self, rules: &ParseRules, bytes: &[u8], end: bool) -> (String, Option<OutputItem>) {
         let mut all = Cow::Borrowed(bytes);
         if !self.pending.is_empty() {
-            let mut held = mem::take(&mut self.pending);
-            held.extend_from_slice(bytes);
-            all = Cow::Owned(held);
+            let mut pending = mem::take(&mut self.pending);
+            pending.extend_from_slice(bytes);
+            all = Cow::Owned(pending);
         }
-        let (given, held) = all.split_at(if end { all.len() } else { complete(&all) });
-        let text = String::from_utf8_lossy(given).into_owned();
-        self.pending.extend_from_slice(held);
+        let (whole, rest) = all.split_at(if end { all.len() } else { complete(&all) });
+        let text = String::from_utf8_lossy(whole).into_owned();
+        self.pending.extend_from_slice(rest);
         let progress = if rules.progress.is_some() { self.find_progress(rules, &text, end) } else { None };
         (text, progress)
     }
@@ -381,7 +366,7 @@ impl StreamParser {
         }
     }
 
-    /// Text without what nobody may see, line by line. Progress is looked for in what is left of a line.
+    /// Text without its secrets, line by line. Progress is searched in what is left of a line.
     fn redacted_lines(&mut self, rules: &ParseRules, bytes: &[u8], end: bool) -> (String, Option<OutputItem>) {
         let (mut text, mut progress) = (String::new(), None);
         let find = |bytes: &[u8]| memchr::memchr2(b'\n', b'\r', bytes);
@@ -396,7 +381,7 @@ impl StreamParser {
         (text, progress)
     }
 
-    fn json_lines(&mut self, rules: &ParseRules, bytes: &[u8], end: bool, said: &mut Vec<OutputItem>) {
+    fn json_lines(&mut self, rules: &ParseRules, bytes: &[u8], end: bool, items: &mut Vec<OutputItem>) {
         let find = |bytes: &[u8]| memchr::memchr(b'\n', bytes);
         self.lines(rules, find, bytes, end, |line| {
             let (text, carriage) = line.text.strip_suffix('\r').map_or((&*line.text, ""), |text| (text, "\r"));
@@ -406,19 +391,19 @@ impl StreamParser {
             if line.whole
                 && let Some(meaning) = rules.parse_json_line(text)
             {
-                said.push(meaning);
+                items.push(meaning);
                 return;
             }
             let shown = rules.redact.line(text);
-            push_text(said, &format!("{shown}{carriage}{}", line.end));
+            push_text(items, &format!("{shown}{carriage}{}", line.end));
             if line.whole {
-                said.extend(rules.progress(&shown));
+                items.extend(rules.progress(&shown));
             }
         });
     }
 
-    /// Cuts what is held and these bytes into lines, and pieces of lines that are longer than may be held. Where the next cut is depends on
-    /// nothing but the bytes since the last one, and on whether the rest of the line is hidden.
+    /// Cuts the pending bytes and these into lines, and pieces of lines that are too long. Where the next cut is depends only on the bytes
+    /// since the last one, and on whether the rest of the line is hidden.
     fn lines(
         &mut self,
         rules: &ParseRules,
@@ -428,7 +413,7 @@ impl StreamParser {
         mut take: impl FnMut(Line<'_>),
     ) {
         let most = rules.line_bytes;
-        // What is held was searched before. A long line that comes byte by byte must not be searched from its start for each.
+        // Pending bytes were searched before. A long line that comes byte by byte must not be searched from its start each time.
         let searched = self.pending.len();
         self.pending.extend_from_slice(bytes);
         let mut from = 0;
@@ -465,8 +450,7 @@ impl StreamParser {
     }
 }
 
-/// How many bytes these characters were, which stand at the beginning of the text that was made of them: bytes that are no text are one
-/// character each time, of three bytes.
+/// How many source bytes make the first `text` bytes of the lossy text. Each invalid sequence became one character of three bytes.
 fn source_len(bytes: &[u8], text: usize) -> usize {
     let (mut seen, mut taken) = (0, 0);
     for chunk in bytes.utf8_chunks() {
@@ -480,7 +464,7 @@ fn source_len(bytes: &[u8], text: usize) -> usize {
     taken
 }
 
-/// How many of these bytes come before a last character that is not complete.
+/// How many of these bytes come before a last, incomplete character.
 fn complete(bytes: &[u8]) -> usize {
     for at in (bytes.len().saturating_sub(3)..bytes.len()).rev() {
         match bytes[at] {
@@ -492,11 +476,11 @@ fn complete(bytes: &[u8]) -> usize {
     bytes.len()
 }
 
-fn push_text(said: &mut Vec<OutputItem>, text: &str) {
-    match said.last_mut() {
+fn push_text(items: &mut Vec<OutputItem>, text: &str) {
+    match items.last_mut() {
         _ if text.is_empty() => {}
         Some(OutputItem::Text(last)) => last.push_str(text),
-        _ => said.push(OutputItem::Text(text.to_owned())),
+        _ => items.push(OutputItem::Text(text.to_owned())),
     }
 }
 

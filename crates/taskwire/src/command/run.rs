@@ -1,7 +1,7 @@
-//! The server's side of a run: starts the command or finds it again, and takes its journal into the task's log.
+//! The server's side of a command: starts it or attaches to it, and imports its journal into the task's log.
 //!
-//! How far the journal was taken is saved with the output that it covers, in one commit. So whatever is killed and whenever,
-//! the next attempt goes on at the next byte: nothing is missing and nothing is there twice.
+//! The server saves how far it has imported the journal in the same commit as the output. So whatever is killed and whenever, the next
+//! attempt goes on at the next byte: nothing is missing and nothing is there twice.
 
 mod importer;
 mod questions;
@@ -48,64 +48,59 @@ use crate::{
     tool::{CallResult, Content, Ctx, Schema, ToolError, from_engine},
 };
 
-/// How long a supervisor may take to answer.
+/// How long a supervisor may take to accept a connection.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait before it is tried again.
 const ATTACH_RETRY_PAUSE: Duration = Duration::from_millis(25);
-/// How long to wait where the machine is short of something.
+/// How long to wait when the machine is short of files, memory or processes.
 const SHORTAGE_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 const LOST: &str =
     "interrupted: the command was lost while it ran (its machine was restarted, its processes were killed, or its files were removed)";
 
-/// A command tool.
 pub(super) struct CommandTool {
     pub(super) definition: Definition,
     pub(super) compiled: CompiledDefinition,
-    /// What its structured result must be.
     pub(super) output_schema: Option<Schema>,
 }
 
-/// How far the journal was taken. Saved as the task's checkpoint.
+/// How far the journal was imported. Saved as the task's checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct JournalCheckpoint {
-    /// How often the command itself was started.
+    /// How often the command was started for this task.
     #[serde(rename = "run")]
     job_number: u64,
-    /// The number of the first chunk of this run.
+    /// The first chunk of this job.
     #[serde(rename = "seq")]
     first_seq: u64,
-    /// A place in the journal; everything before it was taken.
+    /// Everything before this offset of the journal was imported.
     #[serde(rename = "at")]
     offset: u64,
-    /// Bytes of standard output behind that place that were taken too.
+    /// Bytes of standard output behind `offset` that were imported too.
     #[serde(rename = "out")]
     stdout_bytes: u64,
-    /// The same of standard error.
+    /// The same for standard error.
     #[serde(rename = "err")]
     stderr_bytes: u64,
-    /// The same of notes, in number.
+    /// The same for notes, as a count.
     notes: u64,
-    /// Whether what comes next of the two streams is the rest of a line of which nothing more may be seen.
+    /// For each stream: whether it goes on with the rest of a line that must stay hidden.
     #[serde(default)]
     hidden: [bool; 2],
 }
 
 impl JournalCheckpoint {
-    fn start(run: u64, seq: u64) -> Self {
-        Self { job_number: run, first_seq: seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2] }
+    fn start(job_number: u64, first_seq: u64) -> Self {
+        Self { job_number, first_seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2] }
     }
 }
 
-/// How following a command ended.
 enum JobOutcome {
-    /// It ended.
     Ended(JobEnd),
-    /// It is gone, and nobody knows how it ended.
+    /// It is gone, and nothing says how it ended.
     Lost,
 }
 
-/// A run and what it holds. Dropped before its end, it stops a command that belongs to no task: nobody would ever hear of it.
+/// A run of a command tool. If it is dropped while its call is no task, it stops the command, because nobody would get the result.
 struct CommandRun {
     commands: Commands,
     ctx: Ctx,
@@ -123,58 +118,58 @@ impl Drop for CommandRun {
     }
 }
 
-/// Runs a command, or goes on with one that runs. Without `command`, only the latter.
+/// Runs a command, or attaches to one that runs. Without `command` it only attaches.
 pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, ctx: Ctx) -> Result<CallResult, ToolError> {
     let run = ctx.run().clone();
-    let mut mark = ctx.saved()?.unwrap_or_else(|| JournalCheckpoint::start(1, 0));
+    let mut checkpoint = ctx.saved()?.unwrap_or_else(|| JournalCheckpoint::start(1, 0));
     let active = Some(commands.activate(run.id()));
-    let mut hand = CommandRun { commands, ctx, run, active, slot: None, supervisor: None };
-    for earlier in 1..mark.job_number {
-        // Where a life ended between the two, something of it may be left.
-        sweep::remove_job(hand.commands.job_dir(hand.run.id(), earlier), Leftovers::Kill).await;
+    let mut command_run = CommandRun { commands, ctx, run, active, slot: None, supervisor: None };
+    for earlier in 1..checkpoint.job_number {
+        // A server that was killed between two jobs may not have removed the first.
+        sweep::remove_job(command_run.commands.job_dir(command_run.run.id(), earlier), Leftovers::Kill).await;
     }
     loop {
-        let dir = hand.commands.job_dir(hand.run.id(), mark.job_number);
-        let prepared = hand.prepare(command.as_deref(), &dir, &mark).await;
-        let taken = prepared.and_then(|job| JournalImporter::new(&hand, &dir, &job, &mark).map(|taking| (job, taking)));
-        let (job, mut taking) = match taken {
-            Ok(taken) => taken,
+        let dir = command_run.commands.job_dir(command_run.run.id(), checkpoint.job_number);
+        let prepared = command_run.prepare(command.as_deref(), &dir, &checkpoint).await;
+        let opened = prepared.and_then(|job| JournalImporter::new(&command_run, &dir, &job, &checkpoint).map(|importer| (job, importer)));
+        let (job, mut importer) = match opened {
+            Ok(opened) => opened,
             Err(error) => {
-                // It may run all the same.
+                // The command may run all the same.
                 if dir.exists() {
-                    hand.stop_and_clean_up(dir);
+                    command_run.stop_and_clean_up(dir);
                 }
                 return Err(error);
             }
         };
-        match hand.follow(&dir, &job, &mut taking).await {
-            // Not stopped by us: then it was lost like everything else on the machine.
+        match command_run.follow(&dir, &job, &mut importer).await {
+            // `stopped` means lost: a machine that shuts down stopped it, not this server.
             Ok(JobOutcome::Ended(ended)) if !ended.stopped => {
                 if let Some(why) = &ended.start_error {
                     let (program, cwd) = (job.argv.first(), job.cwd.display());
                     tracing::warn!(tool = %job.tool, ?program, %cwd, %why, "a command could not be started");
                 }
-                let mut result = taking.result(&ended).await;
+                let mut result = importer.result(&ended).await;
                 if let (Ok(result), Some(schema)) = (&mut result, command.as_ref().and_then(|command| command.output_schema.as_ref())) {
                     check_output_schema(result, schema);
                 }
-                hand.clean_up(dir, job.leftovers);
+                command_run.clean_up(dir, job.leftovers);
                 return result;
             }
             Ok(_) => {
-                hand.supervisor = None;
-                taking.write_pending().await?;
-                mark = match hand.restart_lost_command(&dir, &job, &mark).await {
+                command_run.supervisor = None;
+                importer.write_pending().await?;
+                checkpoint = match command_run.restart_lost_command(&dir, &job, &checkpoint).await {
                     Ok(next) => next,
                     Err(error) => {
-                        hand.stop_and_clean_up(dir);
+                        command_run.stop_and_clean_up(dir);
                         return Err(error);
                     }
                 };
             }
             Err(error) => {
-                let short = taking.output_limit_result().await;
-                hand.stop_and_clean_up(dir);
+                let short = importer.output_limit_result().await;
+                command_run.stop_and_clean_up(dir);
                 return short.ok_or(error);
             }
         }
@@ -182,28 +177,27 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, c
 }
 
 impl CommandRun {
-    /// The job of this run: as it was begun, or a new one once it is this one's turn.
-    async fn prepare(&mut self, command: Option<&CommandTool>, dir: &Path, mark: &JournalCheckpoint) -> Result<Job, ToolError> {
+    /// The job in `dir`, or a new one as soon as the tool has a free slot.
+    async fn prepare(&mut self, command: Option<&CommandTool>, dir: &Path, checkpoint: &JournalCheckpoint) -> Result<Job, ToolError> {
         if let Some(job) = self.retry_while_short(|| Job::read(dir)).await.map_err(|error| files_unusable(dir, &error))? {
             if self.slot.is_none() {
                 self.slot = self.commands.concurrency_limit(&job.tool, None).try_acquire(self.run.id());
             }
             return Ok(job);
         }
-        if mark.offset > 0 || mark.job_number > 1 || dir.join(journal::FILE).exists() {
+        if checkpoint.offset > 0 || checkpoint.job_number > 1 || dir.join(journal::FILE).exists() {
             return Err(file_removed(dir, JOB));
         }
         let Some(command) = command else {
             return Err(internal(format!("the tool `{}` is no longer there", self.run.spec().tool)));
         };
-        let (job, stdin) = self.job(command, mark.job_number)?;
+        let (job, stdin) = self.job(command, checkpoint.job_number)?;
         self.wait_for_slot(&job.tool).await?;
         self.retry_while_short(|| write_job(dir, &job, stdin.as_deref())).await.map_err(|error| files_unusable(dir, &error))?;
         Ok(job)
     }
 
-    /// Tries something again for as long as only the machine is short of something for a moment: a command that runs well
-    /// must not be lost for that.
+    /// Tries again while the machine is short of something: a command that runs well must not be lost for that.
     async fn retry_while_short<T>(&self, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match attempt() {
@@ -219,7 +213,7 @@ impl CommandRun {
         }
     }
 
-    fn job(&self, command: &CommandTool, run: u64) -> Result<(Job, Option<String>), ToolError> {
+    fn job(&self, command: &CommandTool, job_number: u64) -> Result<(Job, Option<String>), ToolError> {
         let CommandTool { definition, compiled, .. } = command;
         let arguments: Value = self.ctx.arguments().read()?;
         let filled = compiled.fill(&arguments).map_err(|problems| {
@@ -240,24 +234,23 @@ impl CommandRun {
             progress: definition.progress.clone(),
             redact: definition.redact.clone(),
             ok_codes: definition.ok_codes.clone(),
-            // JSON may make a text six times as long, and a result has its own limit.
+            // JSON can make a text six times as long, and a result has its own limit.
             inline_bytes: definition.inline_bytes.min(usize::try_from(limits.result_bytes / 8).unwrap_or(usize::MAX)),
             on_interrupt: definition.on_interrupt,
             attempts_max: self.run.spec().attempts_max,
-            // A line may be a whole result.
             line_bytes: usize::try_from(match definition.output {
                 Format::Text => limits.chunk_bytes / 2,
-                // Or a block with what stands around it, which is said to be too large if it is.
+                // A line may be a whole result, or a block with JSON around it; a block that is too large must be parsed to be reported.
                 Format::Jsonl => (limits.result_bytes / 2).max(limits.block_bytes.saturating_mul(2)).max(limits.chunk_bytes / 2),
             })
             .unwrap_or(usize::MAX),
         };
-        // A variable whose parameter is absent is absent too, whatever the server's own environment has.
+        // If its parameter is absent, the variable is removed, even if the server's own environment has it.
         let unset: Vec<&String> = definition.env.keys().filter(|name| !filled.env.contains_key(*name)).collect();
         let job = Job {
             version: 1,
             task: self.run.id().to_string(),
-            number: run,
+            number: job_number,
             tool: definition.name.clone(),
             argv: filled.argv,
             cwd: definition.cwd.clone(),
@@ -278,70 +271,69 @@ impl CommandRun {
         Ok((job, filled.stdin))
     }
 
-    /// Waits until there is room for one more command of this tool.
     async fn wait_for_slot(&mut self, tool: &str) -> Result<(), ToolError> {
         if self.slot.is_some() {
             return Ok(());
         }
-        let gate = self.commands.concurrency_limit(tool, None);
-        self.slot = gate.try_acquire(self.run.id());
+        let limit = self.commands.concurrency_limit(tool, None);
+        self.slot = limit.try_acquire(self.run.id());
         if self.slot.is_none() {
-            let max = gate.max();
+            let max = limit.max();
             let waiting = format!("waiting for its turn: {max} of {max} are running (`concurrency`)");
             self.ctx.status(waiting).await?;
-            let pass = tokio::select! {
-                pass = gate.acquire() => pass,
+            let slot = tokio::select! {
+                slot = limit.acquire() => slot,
                 () = self.run.stopped() => return Err(ToolError::stopped()),
             };
-            self.slot = Some(pass);
+            self.slot = Some(slot);
             self.ctx.status("running").await?;
         }
         Ok(())
     }
 
-    /// Takes the journal, answers questions, until the command has ended or is lost.
-    async fn follow(&mut self, dir: &Path, job: &Job, taking: &mut JournalImporter) -> Result<JobOutcome, ToolError> {
+    /// Imports the journal and relays questions until the command has ended or is lost.
+    async fn follow(&mut self, dir: &Path, job: &Job, importer: &mut JournalImporter) -> Result<JobOutcome, ToolError> {
         let mut questions = FuturesUnordered::new();
-        let mut is_begun = taking.reported_offset() > 0;
+        let mut is_begun = importer.reported_offset() > 0;
         loop {
             let Some(mut lines) = self.attach_or_start(dir, job, is_begun).await? else {
-                // Nobody runs it any more: the journal says how it ended, or nothing does.
+                // No supervisor runs. If the journal has no end, the command is lost.
                 loop {
-                    match taking.import().await? {
+                    match importer.import().await? {
                         importer::ImportStep::Ended(ended) => return Ok(JobOutcome::Ended(ended)),
                         importer::ImportStep::More => {}
                         importer::ImportStep::CaughtUp => return Ok(JobOutcome::Lost),
                     }
                 }
             };
-            if is_begun && taking.is_journal_gone() {
+            if is_begun && importer.is_journal_gone() {
                 return Err(file_removed(dir, journal::FILE));
             }
             let mut open: Vec<messages::OpenQuestion> = Vec::new();
-            // It may have waited for room since before it lost the server that had taken this.
-            self.tell(&ToSupervisor::Consumed(taking.reported_offset())).await;
+            // The supervisor may have waited for space since before it lost the server that had imported this.
+            self.tell(&ToSupervisor::Consumed(importer.reported_offset())).await;
             loop {
-                let more = match taking.import().await? {
+                let more = match importer.import().await? {
                     importer::ImportStep::Ended(ended) => return Ok(JobOutcome::Ended(ended)),
                     importer::ImportStep::More => true,
                     importer::ImportStep::CaughtUp => false,
                 };
-                if let Some(taken) = taking.offset_to_report().await? {
-                    self.tell(&ToSupervisor::Consumed(taken)).await;
+                if let Some(offset) = importer.offset_to_report().await? {
+                    self.tell(&ToSupervisor::Consumed(offset)).await;
                 }
-                // What leads up to a question comes before it.
-                for asked in open.extract_if(.., |asked| asked.journal_offset <= taking.offset()) {
-                    let question = taking.question(asked.question);
+                // The caller gets the output before a question first, then the question.
+                for asked in open.extract_if(.., |asked| asked.journal_offset <= importer.offset()) {
+                    let question = importer.question(asked.question);
                     questions.push(ask(self.ctx.clone(), messages::OpenQuestion { question, ..asked }));
                 }
                 tokio::select! {
                     biased;
                     () = self.run.stopped() => return Err(ToolError::stopped()),
                     Some(answer) = questions.next() => if let Some(answer) = answer { self.tell(&answer).await },
-                    () = taking.report_status_when_due() => {}
+                    () = importer.report_status_when_due() => {}
                     line = lines.next_line() => match line.ok().flatten().map(|line| serde_json::from_str(&line)) {
                         Some(Ok(FromSupervisor::Ask(asked))) => open.push(asked),
-                        // Nobody says so before there is a journal.
+                        // A supervisor reports this only when there is a journal.
                         Some(Ok(FromSupervisor::Len(_))) => is_begun = true,
                         Some(Ok(FromSupervisor::Open(keys))) => self.withdraw(&keys).await?,
                         Some(Err(error)) => {
@@ -356,7 +348,7 @@ impl CommandRun {
         }
     }
 
-    /// Closes questions of the task that its command does not ask any more: who asked them has given up, or was lost.
+    /// Closes questions of the task that its command does not ask any more, because the asking process gave up or was killed.
     async fn withdraw(&self, open: &[String]) -> Result<(), ToolError> {
         let Phase::Task(id) = self.run.phase() else { return Ok(()) };
         let engine = self.run.engine();
@@ -375,15 +367,15 @@ impl CommandRun {
         Ok(())
     }
 
-    /// Tells the supervisor something. One that is gone will be noticed soon enough.
+    /// Sends a message to the supervisor. If it is gone, `follow` notices when its connection closes.
     async fn tell(&mut self, what: &ToSupervisor) {
         if let Some(out) = &mut self.supervisor {
             let _ = out.write_all(&messages::line(what)).await;
         }
     }
 
-    /// Finds the supervisor, or starts it; nothing if the command ran already and no longer does. One that was begun is never begun again,
-    /// even if its journal was removed.
+    /// Attaches to the supervisor, or starts it. None if the command ran and no longer does. A command that was started is never started
+    /// again here, even if its journal was removed.
     async fn attach_or_start(
         &mut self,
         dir: &Path,
@@ -418,19 +410,19 @@ impl CommandRun {
         }
     }
 
-    /// What the supervisor says, if there is one that listens.
+    /// Attaches to the supervisor, if one listens, and returns the lines that it sends.
     async fn connect(&mut self, dir: &Path) -> Option<Lines<BufReader<OwnedReadHalf>>> {
         let (lines, out) = sweep::attach(dir).await.ok()?.into_split();
         self.supervisor = Some(out);
         Some(BufReader::new(lines).lines())
     }
 
-    /// Starts a supervisor. Where there is one already, or was, it says so and does nothing.
+    /// Starts a supervisor. A second one for the same job does nothing and says so.
     async fn start_supervisor(&self, dir: &Path, job: &Job) -> Result<StartResult, ToolError> {
         let supervisor = &self.commands.0.supervisor;
         let mut process = tokio::process::Command::new(&supervisor.program);
         process.arg0("taskwire").args(&supervisor.args).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // What the command must not see, it must not find with its supervisor either.
+        // The command could read its supervisor's environment too.
         for name in &job.remove_env {
             process.env_remove(name);
         }
@@ -454,13 +446,13 @@ impl CommandRun {
         }
     }
 
-    /// The command was lost. Begins it anew, if that is safe.
-    async fn restart_lost_command(&mut self, dir: &Path, job: &Job, mark: &JournalCheckpoint) -> Result<JournalCheckpoint, ToolError> {
+    /// Starts a lost command again, if the tool allows it.
+    async fn restart_lost_command(&mut self, dir: &Path, job: &Job, last: &JournalCheckpoint) -> Result<JournalCheckpoint, ToolError> {
         let settings = &job.settings;
         let lost = |why: String| internal(format!("{LOST}, and {why}"));
         let why = match settings.on_interrupt {
-            OnInterrupt::Retry if mark.job_number < settings.attempts_max => None,
-            OnInterrupt::Retry => Some(format!("it was already started {} times", mark.job_number)),
+            OnInterrupt::Retry if last.job_number < settings.attempts_max => None,
+            OnInterrupt::Retry => Some(format!("it was already started {} times", last.job_number)),
             OnInterrupt::Fail | OnInterrupt::Resume => Some("the tool is not marked as safe to run again (`on_interrupt`)".to_owned()),
         };
         if let Some(why) = why {
@@ -469,15 +461,15 @@ impl CommandRun {
         if !matches!(self.run.promote().await.map_err(from_engine)?, Phase::Task(_)) {
             return Err(ToolError::stopped());
         }
-        // What it wrote last is still on its way into the log.
+        // Some of its output may still be on the way into the log; the next job's first chunk comes after it.
         self.ctx.flush().await?;
         let seq = self.run.engine().chunk_range(self.run.id()).map_err(from_engine)?.end;
-        let next = JournalCheckpoint::start(mark.job_number + 1, seq.0);
+        let next = JournalCheckpoint::start(last.job_number + 1, seq.0);
         let next_dir = self.commands.job_dir(self.run.id(), next.job_number);
         let stdin = job.stdin.then(|| fs::read_to_string(dir.join(STDIN))).transpose().map_err(|error| files_unusable(dir, &error))?;
         let again = Job { number: next.job_number, ..job.clone() };
         write_job(&next_dir, &again, stdin.as_deref()).map_err(|error| files_unusable(&next_dir, &error))?;
-        // Nothing of the lost run is left when the next one begins.
+        // No process of the lost job may run when the next one starts.
         sweep::kill_orphans(dir.to_owned()).await;
         self.ctx.checkpoint(&next).await?;
         sweep::remove_job(dir.to_owned(), Leftovers::Kill).await;
@@ -485,7 +477,7 @@ impl CommandRun {
         Ok(next)
     }
 
-    /// Stops the command and clears it away, in the background.
+    /// Stops the command and removes its files, in the background.
     fn stop_and_clean_up(&mut self, dir: PathBuf) {
         self.supervisor = None;
         if let Some(active) = self.active.take() {
@@ -493,7 +485,7 @@ impl CommandRun {
         }
     }
 
-    /// The command has ended: clears it away once that is known for good.
+    /// Removes the files of a command that has ended, once the task's end is durable.
     fn clean_up(&mut self, dir: PathBuf, leftovers: Leftovers) {
         (self.supervisor, self.slot) = (None, None);
         if let Some(active) = self.active.take() {
@@ -502,15 +494,14 @@ impl CommandRun {
     }
 }
 
-/// What starting a supervisor came to.
 enum StartResult {
-    /// There is one.
+    /// A supervisor runs.
     Running,
-    /// There was one.
+    /// The command was run before.
     Over,
 }
 
-/// A result that is not what the tool promises is an error that says so, with all that the command wrote.
+/// Turns a result that does not fit the tool's output schema into an error that says so. The output stays in it.
 fn check_output_schema(result: &mut CallResult, schema: &Schema) {
     if result.is_error {
         return;
@@ -533,20 +524,20 @@ fn internal(message: String) -> ToolError {
     ToolError::protocol(code::INTERNAL_ERROR, message)
 }
 
-/// Whether an error says that the machine is short of something (files, memory, processes), and nothing else is wrong.
+/// Whether an error only says that the machine is short of something (files, memory, processes).
 fn is_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let code = error.raw_os_error();
     [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN].iter().any(|passing| code == Some(passing.raw_os_error()))
 }
 
-/// That a run cannot be gone on with. Its caller is not told where its files are; the log is.
+/// The server cannot use the files of a job. Their path goes to the server's log, not to the caller.
 fn files_unusable(dir: &Path, error: &io::Error) -> ToolError {
     tracing::error!(dir = %dir.display(), %error, "the files of a command cannot be used");
     internal(format!("the files that the server keeps of the command cannot be used: {}", without(dir, &error.to_string())))
 }
 
-/// That a command which may still run cannot be gone on with, because this file of it is gone.
+/// The server cannot go on with a command, which may still run, because one of its files is gone.
 fn file_removed(dir: &Path, file: &str) -> ToolError {
     tracing::error!(dir = %dir.display(), file, "a file of a command that was begun is gone");
     internal(format!(
@@ -555,12 +546,12 @@ fn file_removed(dir: &Path, file: &str) -> ToolError {
     ))
 }
 
-/// A text without the path of this directory.
+/// Replaces the path of this directory in a text.
 fn without(dir: &Path, text: &str) -> String {
     text.replace(&dir.display().to_string(), "its directory")
 }
 
-/// Writes a job for a supervisor, whole or not at all.
+/// Writes a job for a supervisor. `job.json` comes last and whole: the job exists from then on.
 fn write_job(dir: &Path, job: &Job, stdin: Option<&str>) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     if let Some(stdin) = stdin {
@@ -570,7 +561,6 @@ fn write_job(dir: &Path, job: &Job, stdin: Option<&str>) -> io::Result<()> {
     write_atomically(&dir.join(JOB), &text)
 }
 
-/// Puts a file in its place, whole or not at all.
 fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     write_private(&new, bytes)?;

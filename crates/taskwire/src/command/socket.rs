@@ -1,7 +1,6 @@
 //! Unix sockets in a directory, however long its path is.
 //!
-//! The system takes about a hundred bytes of a socket's path. Where a path is longer, it is gone by way of the open
-//! directory.
+//! A socket's address holds a path of about a hundred bytes. A longer path is reached through a descriptor of the open directory.
 
 use std::{
     fs::{self, File, Permissions},
@@ -19,11 +18,11 @@ use std::{
 
 use tokio::net::{UnixListener, UnixStream};
 
-/// How often a listener with a full queue is tried again, and how long in between.
+/// How often we try to connect to a listener whose queue is full, and how long we wait in between.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A path that the system takes. It holds as long as this lives.
+/// A path that fits into a socket's address. It is valid as long as this exists.
 struct Address {
     path: PathBuf,
     _dir: Option<File>,
@@ -49,8 +48,8 @@ fn through(dir: &Path, name: &str) -> io::Result<(File, PathBuf)> {
     Ok((dir, path))
 }
 
-/// Listens on the socket `name` in `dir`; only for this user. A socket that nobody listens on any more is replaced.
-/// Two that do this at the same time must agree on who may, by a lock.
+/// Listens on the socket `name` in `dir`; only for this user. Replaces a socket that nobody listens on any more. Two processes that do this
+/// at the same time must use a lock.
 ///
 /// # Errors
 /// [`ErrorKind::AddrInUse`] when somebody listens already.
@@ -82,7 +81,7 @@ pub async fn connect(dir: &Path, name: &str) -> io::Result<UnixStream> {
     let mut tries = 0;
     loop {
         match UnixStream::connect(&address.path).await {
-            // So many want in at once that the queue is full.
+            // The listener's queue is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock && tries < TRIES => {
                 tries += 1;
                 tokio::time::sleep(PAUSE).await;
@@ -92,7 +91,7 @@ pub async fn connect(dir: &Path, name: &str) -> io::Result<UnixStream> {
     }
 }
 
-/// The same for those who wait.
+/// Like [`connect`], but blocks.
 ///
 /// # Errors
 /// As for [`connect`].

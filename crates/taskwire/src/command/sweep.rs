@@ -1,7 +1,7 @@
-//! What nobody wants any more: commands of tasks that have ended, and what they left on the disk.
+//! Stops commands that no task needs any more, and removes their files.
 //!
-//! A command runs for a task that has not ended, or for a call that a run of this process has in hand; any other is stopped.
-//! That is looked at again and again, from the tasks and the disk alone, so that nothing is left after a crash either.
+//! A command may run for a task that has not ended, or for a call that a run of this process follows; any other is stopped. The sweep looks
+//! at the tasks and the disk from time to time, so that nothing is left after a crash either.
 
 use std::{
     fs, io,
@@ -30,19 +30,17 @@ use crate::{
     engine::{Engine, Phase, Run},
 };
 
-/// How long a look at the disk holds.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
-/// How long a supervisor may take to say anything when it is told to stop.
+/// How long a supervisor may take to send its first message.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// One run of a task's command, as the disk has it.
+/// The directory of a job.
 #[derive(Debug)]
 struct JobDir {
     id: TaskId,
     dir: PathBuf,
 }
 
-/// All runs on the disk.
 fn job_dirs(commands: &Commands) -> io::Result<Vec<JobDir>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(&commands.0.spool)? {
@@ -56,7 +54,7 @@ fn job_dirs(commands: &Commands) -> io::Result<Vec<JobDir>> {
     Ok(all)
 }
 
-/// Keeps a place for each command that runs already, then looks for what nobody wants, from time to time.
+/// Reserves a slot for each command that runs already, then sweeps from time to time.
 pub(super) fn begin(commands: &Commands, engine: &Engine) {
     match job_dirs(commands) {
         Err(error) => tracing::error!(%error, dir = %commands.0.spool.display(), "cannot look for commands that are running"),
@@ -80,7 +78,7 @@ pub(super) fn begin(commands: &Commands, engine: &Engine) {
     });
 }
 
-/// Stops what belongs to no task, and clears it away.
+/// Stops commands that belong to no task, and removes their files.
 fn sweep(commands: &Commands, engine: &Engine) {
     let all = match job_dirs(commands) {
         Ok(all) => all,
@@ -101,10 +99,10 @@ fn sweep(commands: &Commands, engine: &Engine) {
     }
 }
 
-/// Stops the command of a task that has ended, if it runs, and clears away what it left, once it is gone.
+/// Stops the command of a task that has ended, if it runs, and then removes its files.
 async fn clean_up_job(commands: Commands, clock: Arc<dyn Clock>, dir: PathBuf, active: ActiveGuard) {
     if !stop_supervisor(&dir, &*clock).await {
-        // The next look will tell.
+        // The next sweep tries again.
         return;
     }
     if let Some(job) = Job::read(&dir).ok().flatten() {
@@ -114,27 +112,27 @@ async fn clean_up_job(commands: Commands, clock: Arc<dyn Clock>, dir: PathBuf, a
     drop(active);
 }
 
-/// Stops the command of a run that has failed or was called off, and clears it away once that is durable.
-pub(super) async fn stop_then_clean_up(run: Arc<Run>, dir: PathBuf, active: ActiveGuard, pass: Option<Slot>) {
+/// Stops the command of a run that has failed or was cancelled, and removes its files once that is durable.
+pub(super) async fn stop_then_clean_up(run: Arc<Run>, dir: PathBuf, active: ActiveGuard, slot: Option<Slot>) {
     stop_supervisor(&dir, &**run.engine().clock()).await;
-    drop(pass);
+    drop(slot);
     remove_when_durable(run, dir, Leftovers::Kill, active).await;
 }
 
-/// Stops a command, if it runs, and waits until it is gone; says whether it is. A supervisor that does not do its part, because somebody
-/// has halted it, is woken up, and in the end killed with all that it has started.
+/// Stops a command, if it runs, and waits until it is gone. Returns whether it is. A supervisor that was halted is resumed; one that does
+/// not stop is killed with all that it has started.
 async fn stop_supervisor(dir: &Path, clock: &dyn Clock) -> bool {
-    let Ok(wire) = attach(dir).await else {
-        // Else it is about to begin or to end.
+    let Ok(stream) = attach(dir).await else {
+        // If it is alive, it is about to start or to end.
         return !supervisor::is_alive(dir);
     };
-    let supervisor = wire.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
+    let supervisor = stream.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
     let kill_after = Job::read(dir).ok().flatten().map_or(KILL_AFTER, |job| Duration::from_millis(job.kill_after_ms));
-    let (lines, mut out) = wire.into_split();
-    // One that is gone need not be told.
+    let (lines, mut out) = stream.into_split();
+    // The supervisor may be gone.
     let _ = out.write_all(&messages::line(&ToSupervisor::Stop {})).await;
     let mut lines = BufReader::new(lines).lines();
-    // Whoever comes is told how it is, at once.
+    // A supervisor sends its state to each server that attaches, at once.
     let is_silent = tokio::select! {
         line = lines.next_line() => if let Ok(Some(_)) = line { false } else { return true },
         () = clock.sleep(ANSWER_TIMEOUT) => true,
@@ -150,25 +148,24 @@ async fn stop_supervisor(dir: &Path, clock: &dyn Clock) -> bool {
     }
     if let Some(supervisor) = supervisor {
         tracing::warn!(supervisor, dir = %dir.display(), "a supervisor does not stop, and is killed with all that it has started");
-        let of = dir.to_owned();
-        let _ = tokio::task::spawn_blocking(move || supervisor::kill_supervisor(&of, supervisor)).await;
+        let job_dir = dir.to_owned();
+        let _ = tokio::task::spawn_blocking(move || supervisor::kill_supervisor(&job_dir, supervisor)).await;
     }
     !supervisor::is_alive(dir)
 }
 
-/// Attaches to a supervisor.
 pub(super) async fn attach(dir: &Path) -> io::Result<UnixStream> {
-    let mut wire = socket::connect(dir, messages::SOCKET).await?;
-    wire.write_all(&messages::line(&Hello::Server)).await?;
-    Ok(wire)
+    let mut stream = socket::connect(dir, messages::SOCKET).await?;
+    stream.write_all(&messages::line(&Hello::Server)).await?;
+    Ok(stream)
 }
 
-/// Ends what a run left of processes.
+/// Kills the processes that a job left.
 pub(super) async fn kill_orphans(dir: PathBuf) {
     let _ = tokio::task::spawn_blocking(move || supervisor::kill_orphans(&dir)).await;
 }
 
-/// Ends what a run left of processes, and removes its directory.
+/// Kills the processes that a job left, if they are not to stay, and removes its directory.
 pub(super) async fn remove_job(dir: PathBuf, leftovers: Leftovers) {
     let cleared = tokio::task::spawn_blocking(move || {
         if leftovers == Leftovers::Kill {
@@ -184,7 +181,7 @@ pub(super) async fn remove_job(dir: PathBuf, leftovers: Leftovers) {
     }
 }
 
-/// Clears a run away once its end is durable, and not before: else the command would be started again after a crash.
+/// Removes a job once its task's end is durable, and not before: after a crash the command would be started again.
 pub(super) async fn remove_when_durable(run: Arc<Run>, dir: PathBuf, leftovers: Leftovers, active: ActiveGuard) {
     loop {
         match run.phase() {
@@ -195,7 +192,7 @@ pub(super) async fn remove_when_durable(run: Arc<Run>, dir: PathBuf, leftovers: 
                 match run.engine().any_task(id) {
                     Ok(Some(task)) if task.ended.is_none() => drop(watch.changed().await),
                     Ok(_) => break,
-                    // The next life will see to it.
+                    // The sweep of the next start removes it.
                     Err(_) => return,
                 }
             }

@@ -1,8 +1,8 @@
-//! Templates: how the arguments of a call become the arguments, the environment and the standard input of a command.
+//! Templates: they turn the arguments of a call into the arguments, the environment and the standard input of a command.
 //!
-//! No shell stands between a value and the command. An element of a template becomes one argument whatever the value
-//! contains, or none if its parameter is absent, or one for each item of a list. Values are chosen by whoever calls, so
-//! what could change the meaning of a command is refused here, with words that name the field.
+//! No shell stands between a value and the command. An element of a template becomes one argument whatever the value contains, or none if
+//! its parameter is absent, or one for each item of a list. Callers choose the values, so a value that could change the meaning of a
+//! command is refused here, and the error names the field.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -23,21 +23,21 @@ pub use part::Part;
 /// The longest argument: what Linux allows, without the NUL that ends it.
 pub(crate) const ARG_BYTES_MAX: usize = 131_071;
 
-/// All arguments and the environment that a tool sets, together. Linux allows at least twice as much, and the environment
-/// that is inherited must fit as well.
+/// All arguments and variables that a tool sets, together. Linux allows at least twice as much, and the inherited environment must fit as
+/// well.
 pub(crate) const ARGS_BYTES_MAX: usize = 1 << 20;
 
-/// What an argument costs beside its text: the NUL at its end and the pointer to it. A list of very many empty texts is
-/// large by this alone.
+/// What an argument costs besides its text: the NUL at its end and the pointer to it. A list of very many empty texts is large by this
+/// alone.
 const ARG_COST: usize = 9;
 
-/// Problems that one answer lists.
+/// How many problems an error lists.
 const PROBLEMS_MAX: usize = 10;
 
 /// Characters of a value that an error shows.
 const SHOWN_CHARS: usize = 40;
 
-/// A text for people, models and terminals: short, in quotes, and without anything that a terminal would obey.
+/// A text for people, models and terminals: short, in quotes, and without control characters.
 fn quoted(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS) {
         Some((at, _)) => format!("{:?}…", &text[..at]),
@@ -84,7 +84,7 @@ impl Element {
             return Err(format!("{} contains a NUL character, which cannot be given to a command", quoted(source)));
         }
         let mut pieces = Vec::new();
-        let mut loose = None;
+        let mut free_text_parameter = None;
         let mut literal = String::new();
         let mut rest = source;
         while let Some(at) = rest.find(['{', '}']) {
@@ -106,7 +106,7 @@ impl Element {
                     pieces.push(TemplatePiece::Literal(std::mem::take(&mut literal)));
                 }
                 pieces.push(TemplatePiece::Parameter(name.to_owned()));
-                loose = loose.or_else(|| Some(name.to_owned()).filter(|name| !parameters.cannot_be_code(name)));
+                free_text_parameter = free_text_parameter.or_else(|| Some(name.to_owned()).filter(|name| !parameters.cannot_be_code(name)));
                 rest = &rest[name.len() + 2..];
                 if wrapped.is_some() {
                     literal.push('}');
@@ -129,7 +129,7 @@ impl Element {
         if !literal.is_empty() {
             pieces.push(TemplatePiece::Literal(literal));
         }
-        Ok(Self { source: source.to_owned(), pieces, free_text_parameter: loose })
+        Ok(Self { source: source.to_owned(), pieces, free_text_parameter })
     }
 
     fn parameters(&self) -> impl Iterator<Item = &str> {
@@ -139,7 +139,7 @@ impl Element {
         })
     }
 
-    /// The text, if it is the same for every call.
+    /// The text, if it is the same in every call.
     fn literal(&self) -> Option<&str> {
         match self.pieces.as_slice() {
             [] => Some(""),
@@ -148,7 +148,7 @@ impl Element {
         }
     }
 
-    /// The text that it surely begins with.
+    /// The text that it always begins with.
     fn literal_prefix(&self) -> &str {
         match self.pieces.first() {
             Some(TemplatePiece::Literal(text)) => text,
@@ -156,20 +156,19 @@ impl Element {
         }
     }
 
-    /// The argument that it becomes.
-    fn argument(&self, given: &[ParameterValue<'_>], allow_dash: &BTreeSet<String>) -> Result<String, String> {
+    fn argument(&self, values: &[ParameterValue<'_>], allow_dash: &BTreeSet<String>) -> Result<String, String> {
         let parts: Vec<(&str, Option<&ParameterValue<'_>>)> = self
             .pieces
             .iter()
             .map(|piece| match piece {
                 TemplatePiece::Literal(text) => (text.as_str(), None),
                 TemplatePiece::Parameter(name) => {
-                    let value = given.iter().find(|value| value.name == name).expect("a step looks up every parameter of its elements");
+                    let value = values.iter().find(|value| value.name == name).expect("a step looks up every parameter of its elements");
                     (&*value.text, Some(value))
                 }
             })
             .collect();
-        // Not only the first: a value before it may be empty.
+        // Not only the first piece: a value before the dash may be empty.
         if let Some((text, Some(value))) = parts.iter().find(|(text, _)| !text.is_empty())
             && text.starts_with('-')
             && !allow_dash.contains(value.name)
@@ -185,7 +184,7 @@ impl Element {
     }
 }
 
-/// Writes a template that stands for `text` itself, whatever it contains.
+/// Writes a template for exactly `text`, whatever it contains.
 #[must_use]
 pub fn literal(text: &str) -> String {
     let mut template = String::with_capacity(text.len());
@@ -208,13 +207,12 @@ pub fn literal(text: &str) -> String {
     template + rest
 }
 
-/// The name in a text that begins with `{{name}}`, which stands for `{name}`.
+/// The name in a text that begins with `{{name}}`, which is the template for `{name}`.
 fn escaped(text: &str) -> Option<&str> {
     let name = placeholder(text.strip_prefix('{')?)?;
     text[name.len() + 3..].starts_with('}').then_some(name)
 }
 
-/// The name at the beginning of a text like `{name} and more`.
 fn placeholder(text: &str) -> Option<&str> {
     let (name, _) = text.strip_prefix('{')?.split_once('}')?;
     (name.starts_with(can_begin) && name.chars().all(can_follow)).then_some(name)
@@ -228,7 +226,7 @@ fn can_follow(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '-'
 }
 
-/// A name that can stand in braces, as near to this one as can be.
+/// A name that can stand in braces, as much like this one as possible.
 fn valid_name_like(name: &str) -> String {
     let fitting: String = name.trim().chars().map(|c| if can_follow(c) { c } else { '_' }).collect();
     if fitting.starts_with(can_begin) { fitting } else { format!("_{fitting}") }
@@ -241,11 +239,11 @@ pub(super) fn too_long(field: &str, bytes: usize) -> String {
     )
 }
 
-/// The value of a parameter in one round.
+/// The value of a parameter, or one item if it is a list.
 #[derive(Debug)]
 struct ParameterValue<'a> {
     name: &'a str,
-    /// Which item of a list.
+    /// The index in a list.
     item: Option<usize>,
     text: Cow<'a, str>,
     is_number: bool,
@@ -258,7 +256,7 @@ impl<'a> ParameterValue<'a> {
         Ok(this)
     }
 
-    /// As errors of the schema name it, too.
+    /// The field's name, as schema errors write it too.
     fn field(&self) -> String {
         self.item.map_or_else(|| self.name.to_owned(), |item| format!("{}/{item}", self.name))
     }
@@ -280,16 +278,15 @@ impl<'a> ParameterValue<'a> {
     }
 }
 
-/// A part of a command, ready to be filled.
 #[derive(Debug)]
 struct CompiledPart {
     when: Option<String>,
     elements: Vec<Element>,
-    /// Those of its elements, each once.
+    /// The parameters of its elements, each once.
     parameters: Vec<String>,
-    /// It is there in every call.
+    /// Whether it is there in every call.
     always: bool,
-    /// It may be there more than once.
+    /// Whether it may be there more than once.
     repeats: bool,
 }
 
@@ -336,12 +333,12 @@ impl CompiledPart {
         Ok(Self { when, elements, parameters: names, always, repeats })
     }
 
-    fn fill<'a>(&'a self, values: &'a Map<String, Value>, allow_dash: &BTreeSet<String>, bill: &mut ArgvBuilder) {
+    fn fill<'a>(&'a self, values: &'a Map<String, Value>, allow_dash: &BTreeSet<String>, argv: &mut ArgvBuilder) {
         if let Some(when) = &self.when {
             match values.get(when) {
                 Some(Value::Bool(true)) => {}
                 None | Some(Value::Null | Value::Bool(false)) => return,
-                Some(other) => return bill.problem(format!("`{when}`: it must be true or false, not {}", quoted(&rendered(other)))),
+                Some(other) => return argv.problem(format!("`{when}`: it must be true or false, not {}", quoted(&rendered(other)))),
             }
         }
         let absent = |name: &String| match values.get(name) {
@@ -352,54 +349,54 @@ impl CompiledPart {
         if self.parameters.iter().any(absent) {
             return;
         }
-        let mut given = Vec::with_capacity(self.parameters.len());
+        let mut parameter_values = Vec::with_capacity(self.parameters.len());
         let mut list: Option<(&str, &[Value])> = None;
         for (name, value) in self.parameters.iter().filter_map(|name| Some((name.as_str(), values.get(name)?))) {
             match (value, list) {
                 (Value::Array(_), Some((other, _))) => {
-                    return bill.problem(format!("`{name}`: it and `{other}` are both lists, and only one of them can be: give one value"));
+                    return argv.problem(format!("`{name}`: it and `{other}` are both lists, and only one of them can be: give one value"));
                 }
                 (Value::Array(items), None) => list = Some((name, items.as_slice())),
                 (value, _) => match ParameterValue::new(name, None, value) {
-                    Ok(value) => given.push(value),
-                    Err(problem) => return bill.problem(problem),
+                    Ok(value) => parameter_values.push(value),
+                    Err(problem) => return argv.problem(problem),
                 },
             }
         }
-        let Some((name, items)) = list else { return self.add_arguments(&given, allow_dash, bill) };
+        let Some((name, items)) = list else { return self.add_arguments(&parameter_values, allow_dash, argv) };
         for (at, item) in items.iter().enumerate() {
-            if bill.is_full() {
+            if argv.is_full() {
                 return;
             }
             match ParameterValue::new(name, Some(at), item) {
-                Ok(_) if item.is_null() => bill.problem(format!("`{name}/{at}`: it is null; leave the item out, or give a value")),
+                Ok(_) if item.is_null() => argv.problem(format!("`{name}/{at}`: it is null; leave the item out, or give a value")),
                 Ok(value) => {
-                    given.push(value);
-                    self.add_arguments(&given, allow_dash, bill);
-                    given.pop();
+                    parameter_values.push(value);
+                    self.add_arguments(&parameter_values, allow_dash, argv);
+                    parameter_values.pop();
                 }
-                Err(problem) => bill.problem(problem),
+                Err(problem) => argv.problem(problem),
             }
         }
     }
 
-    fn add_arguments(&self, given: &[ParameterValue<'_>], allow_dash: &BTreeSet<String>, bill: &mut ArgvBuilder) {
+    fn add_arguments(&self, values: &[ParameterValue<'_>], allow_dash: &BTreeSet<String>, argv: &mut ArgvBuilder) {
         for element in &self.elements {
-            if bill.is_full() {
+            if argv.is_full() {
                 return;
             }
-            match element.argument(given, allow_dash) {
+            match element.argument(values, allow_dash) {
                 Ok(argument) => {
-                    bill.add(argument.len());
-                    bill.argv.push(argument);
+                    argv.add(argument.len());
+                    argv.argv.push(argument);
                 }
-                Err(problem) => bill.problem(problem),
+                Err(problem) => argv.problem(problem),
             }
         }
     }
 }
 
-/// What a call has come to so far: arguments, their size, and what is wrong. It stays small whatever a call holds.
+/// The arguments so far, their size, and the problems. It stays small however large the call is.
 #[derive(Debug, Default)]
 pub(super) struct ArgvBuilder {
     pub(super) argv: Vec<String>,
@@ -408,12 +405,12 @@ pub(super) struct ArgvBuilder {
 }
 
 impl ArgvBuilder {
-    /// A text of so many bytes is given to the command.
+    /// Counts an argument or a variable of so many bytes.
     pub(super) fn add(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes + ARG_COST);
     }
 
-    /// The first problems, each once.
+    /// Keeps the first problems, each once.
     pub(super) fn problem(&mut self, problem: String) {
         if self.problems.len() < PROBLEMS_MAX && !self.problems.contains(&problem) {
             self.problems.push(problem);
@@ -424,13 +421,12 @@ impl ArgvBuilder {
         self.bytes > ARGS_BYTES_MAX
     }
 
-    /// Nothing that comes could change the answer.
+    /// Nothing that follows could change the result.
     fn is_full(&self) -> bool {
         self.is_too_large() || self.problems.len() >= PROBLEMS_MAX
     }
 }
 
-/// A command, ready to be filled.
 #[derive(Debug)]
 pub(crate) struct CommandTemplate {
     steps: Vec<CompiledPart>,
@@ -460,45 +456,43 @@ impl CommandTemplate {
         Ok(Self { steps, allow_dash })
     }
 
-    /// The arguments for these values, the program first, and what is wrong with them: both on the bill.
-    pub(super) fn fill(&self, values: &Map<String, Value>, bill: &mut ArgvBuilder) {
+    /// Adds the arguments for these values, the program first, and what is wrong with them.
+    pub(super) fn fill(&self, values: &Map<String, Value>, argv: &mut ArgvBuilder) {
         for step in &self.steps {
-            step.fill(values, &self.allow_dash, bill);
+            step.fill(values, &self.allow_dash, argv);
         }
     }
 
-    /// The parameters that are put into it.
     pub(super) fn parameters(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().flat_map(|step| &step.parameters).map(String::as_str)
     }
 
-    /// The parameters that decide what is there.
+    /// The parameters of `when`.
     pub(super) fn conditions(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().filter_map(|step| step.when.as_deref())
     }
 
-    /// The program.
     pub(super) fn program(&self) -> &str {
         self.steps.first().and_then(|step| step.elements.first()).and_then(Element::literal).unwrap_or_default()
     }
 
-    /// What can be filled, but probably does not do what was meant, or lets callers choose what is run.
+    /// Warns of commands that probably do not do what their author wants, or let callers choose what is run.
     pub(super) fn warnings(&self) -> Vec<String> {
         code::warnings(&self.steps)
     }
 
-    /// Who runs what comes on the command's standard input.
+    /// The program that runs what comes on the command's standard input.
     pub(super) fn stdin_reader(&self) -> Option<StdinReader<'_>> {
         code::stdin_reader(&self.steps)
     }
 
-    /// The scripts of shells that are files of their own, and get values.
+    /// The shell scripts in files of their own that get values.
     pub(super) fn scripts(&self) -> Vec<Script<'_>> {
         code::scripts(&self.steps)
     }
 }
 
-/// A text for the environment or the standard input of a command. It is one text in any case: a list in it is JSON.
+/// A template for the environment or the standard input of a command. It is always one text: a list in it is JSON.
 #[derive(Debug)]
 pub(crate) struct TextTemplate(Element);
 
@@ -508,7 +502,7 @@ impl TextTemplate {
         Element::parse(text, Parameters::of(schema)).map(Self)
     }
 
-    /// The text for these values; nothing if a parameter that it needs is absent.
+    /// The text for these values; None if one of its parameters is absent.
     pub(crate) fn fill(&self, values: &Map<String, Value>) -> Result<Option<String>, String> {
         let mut filled = String::new();
         for piece in &self.0.pieces {
@@ -527,12 +521,11 @@ impl TextTemplate {
         Ok(Some(filled))
     }
 
-    /// The parameters that it uses.
     pub(super) fn parameters(&self) -> impl Iterator<Item = &str> {
         self.0.parameters()
     }
 
-    /// The first of them that may be any text.
+    /// The first parameter that may be any text.
     pub(super) fn free_text_parameter(&self) -> Option<&str> {
         self.0.free_text_parameter.as_deref()
     }

@@ -1,11 +1,10 @@
-//! What is wrong with a schema, in words that name the parameter and the key.
+//! Describes an error in a schema in words that name the parameter and the key.
 
 use serde_json::Value;
 
-/// What `type` can be.
 const TYPES: &str = "string, integer, number, boolean, array, object or null";
 
-/// Where in the schema, and what; nothing if it is one that JSON Schema allows.
+/// Where in the schema the error is, and what it is; None if JSON Schema allows the schema.
 pub(super) fn schema_error(schema: &Value) -> Option<(Vec<String>, String)> {
     let error = jsonschema::draft202012::meta::validate(schema).err()?;
     let pointer = error.instance_path().to_string();
@@ -34,7 +33,7 @@ mod tests {
     #[test]
     fn the_parameter_and_the_key_are_named() {
         let properties = |properties: Value| json!({"type": "object", "properties": properties});
-        for (schema, place, words) in [
+        for (schema, expected_path, words) in [
             (properties(json!({"p": {"type": "strng"}})), "properties p type", "`p`: `type` cannot be \"strng\": it is string, integer, "),
             (properties(json!({"a/b": {"type": 5}})), "properties a/b type", "`a/b`: `type` cannot be 5: it is "),
             (properties(json!({"p": {"items": {"type": "x"}}})), "properties p items type", "`p`: `items/type` cannot be \"x\": "),
@@ -44,7 +43,7 @@ mod tests {
             (json!({"type": "object", "required": "p"}), "required", "`required`: \"p\""),
         ] {
             let (path, message) = schema_error(&schema).expect("a flaw");
-            assert_eq!(path.join(" "), place, "{message}");
+            assert_eq!(path.join(" "), expected_path, "{message}");
             assert!(message.starts_with(words), "{message}");
         }
         assert_eq!(schema_error(&properties(json!({"p": {"type": ["string", "null"]}}))), None);

@@ -1,4 +1,4 @@
-//! What a definition may say, and what becomes of a call.
+//! Tests of definitions: what they may say, and what a call makes of them.
 
 use super::*;
 
@@ -176,7 +176,7 @@ fn a_float_without_a_fraction_is_written_as_an_integer_where_the_schema_wants_on
     it.stdin = Some("{n} {f}".into());
     let compiled = it.compile().expect("usable");
     let argv = |arguments: Value| compiled.fill(&arguments).expect("filled").argv[1..].join(" ");
-    for (given, written) in [
+    for (number, written) in [
         (json!(3.0), "3"),
         (json!(1e3), "1000"),
         (json!(-4.0), "-4"),
@@ -186,10 +186,10 @@ fn a_float_without_a_fraction_is_written_as_an_integer_where_the_schema_wants_on
         (json!(9_007_199_254_740_991.0), "9007199254740991"),
         (json!(u64::MAX), "18446744073709551615"),
     ] {
-        assert_eq!(argv(json!({"n": given, "r": given, "t": given})), format!("n={written} r={written} t={written}"), "{given}");
+        assert_eq!(argv(json!({"n": number, "r": number, "t": number})), format!("n={written} r={written} t={written}"), "{number}");
     }
-    for given in [json!(9_007_199_254_740_992.0), json!(-9_007_199_254_740_992.0), json!(1e300)] {
-        assert_eq!(argv(json!({"n": given})), format!("n={given}"), "not surely what was meant");
+    for number in [json!(9_007_199_254_740_992.0), json!(-9_007_199_254_740_992.0), json!(1e300)] {
+        assert_eq!(argv(json!({"n": number})), format!("n={number}"), "not surely what was meant");
     }
     assert_eq!(argv(json!({})), "n=10", "a default, too");
     assert_eq!(argv(json!({"n": null, "m": 3.0, "u": 3.0, "t": "3.0"})), "m=3.0 t=3.0 u=3.0");

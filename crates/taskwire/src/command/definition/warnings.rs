@@ -1,4 +1,4 @@
-//! What can be used, but is probably not meant so.
+//! Warnings about definitions that can be used, but probably do not do what their author wants.
 
 use std::{
     collections::BTreeSet,
@@ -14,13 +14,13 @@ use serde_json::Map;
 use super::{CompiledDefinition, Definition, Inherit, Parameters, TextTemplate, USUAL_PATH};
 use crate::tool::portability;
 
-/// How much of a script is looked at.
+/// How much of a script is read.
 const SCRIPT_BYTES_MAX: u64 = 256 * 1024;
 
 impl Definition {
-    /// What is probably not meant so, for whoever wrote it: parameters that nothing uses, values where a script does not look
-    /// for them, or that it seems to run, a program that is not there, a description that tells nothing, a name or a schema that some clients
-    /// refuse. Nothing if it cannot be used at all: see [`check`](Self::check).
+    /// What is probably a mistake: parameters that nothing uses, values that a script does not read or seems to run, a program that is not
+    /// there, a description that says nothing, a name or a schema that some clients refuse. Empty if the definition cannot be used at all:
+    /// see [`check`](Self::check).
     pub fn warnings(&self) -> Vec<String> {
         let Ok(compiled) = self.compile() else { return Vec::new() };
         let mut warnings = compiled.argv.warnings();
@@ -47,7 +47,7 @@ impl Definition {
         warnings
     }
 
-    /// Scripts in files, as far as they can be read: those that seem to run a value.
+    /// Warnings about script files that seem to run a value.
     fn script_warnings(&self, compiled: &CompiledDefinition) -> Vec<String> {
         let scripts = compiled.argv.scripts();
         let found = scripts.iter().flat_map(|script| {
@@ -69,7 +69,7 @@ impl Definition {
             .map(|(name, _)| format!("nothing uses the parameter `{name}`: {{{name}}} is neither in `command` nor in `env` nor in `stdin`"))
     }
 
-    /// Where the command's program is looked for; nothing if that depends on the call.
+    /// The PATH that the command's program is searched in; None if that depends on the call.
     fn search_path(&self, compiled: &CompiledDefinition) -> Option<OsString> {
         let is_inherited = match &self.inherit_env {
             Inherit::All => true,
@@ -87,9 +87,9 @@ impl Definition {
     }
 }
 
-/// The beginning of a file, if that is the script of a shell: a program says so in its first line.
+/// The beginning of a file, if it is a shell script: a program says so in its first line.
 fn shell_script(file: &Path, is_program: bool) -> Option<String> {
-    // What is no file could keep us waiting.
+    // Reading from anything but a file, such as a pipe, could block.
     fs::metadata(file).ok().filter(fs::Metadata::is_file)?;
     let mut bytes = Vec::new();
     fs::File::open(file).ok()?.take(SCRIPT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
@@ -99,7 +99,7 @@ fn shell_script(file: &Path, is_program: bool) -> Option<String> {
     (is_shell || !is_program).then_some(text)
 }
 
-/// Whether a description tells no more than the name of the program.
+/// Whether a description says no more than the name of the program.
 fn says_nothing(description: &str, program: &str) -> bool {
     let plain = description.replace(['`', '"', '\''], "").to_lowercase();
     let words: Vec<&str> = plain.split_whitespace().map(|word| word.trim_end_matches(['.', '!'])).collect();
@@ -117,7 +117,7 @@ fn says_nothing(description: &str, program: &str) -> bool {
     }
 }
 
-/// Why a program cannot be run, as far as can be seen.
+/// Why a program cannot be run, as far as we can see.
 fn missing(program: &str, cwd: &Path, path: &OsStr) -> Option<String> {
     if !program.contains('/') {
         let is_found = std::env::split_paths(path).any(|dir| program_problem(&cwd.join(dir).join(program)).is_none());

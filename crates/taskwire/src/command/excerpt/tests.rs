@@ -1,4 +1,4 @@
-//! Tests of what of an output the result has.
+//! Tests of the excerpt of an output in a result.
 
 use proptest::prelude::*;
 use taskwire_core::{TaskId, Timestamp, id::ID_RANDOM_BYTES};
@@ -21,39 +21,39 @@ fn image(bytes: usize) -> Value {
     json!({"type": "image", "data": "A".repeat(bytes), "mimeType": "image/png"})
 }
 
-/// The content when all was written.
-fn ended(digest: &mut OutputExcerpt, link: Option<&OutputLink>) -> Vec<Value> {
-    digest.finish();
-    digest.content(link)
+/// The content after all output.
+fn ended(excerpt: &mut OutputExcerpt, link: Option<&OutputLink>) -> Vec<Value> {
+    excerpt.finish();
+    excerpt.content(link)
 }
 
 fn text_of(block: &Value) -> &str {
     block["text"].as_str().expect("it is text")
 }
 
-/// All text in it, whether it still counts or not.
-fn kept(digest: &OutputExcerpt) -> usize {
+/// Bytes of all text in memory, whether it still counts or not.
+fn kept(excerpt: &OutputExcerpt) -> usize {
     let text = |item: &Item| if let Item::Text(piece) = item { piece.text.len() } else { 0 };
-    digest.head.iter().map(text).sum::<usize>() + digest.tail.iter().map(text).sum::<usize>()
+    excerpt.head.iter().map(text).sum::<usize>() + excerpt.tail.iter().map(text).sum::<usize>()
 }
 
 #[test]
 fn nothing_is_nothing() {
-    let mut digest = OutputExcerpt::new(256);
-    digest.text("");
-    digest.block(&text(""));
-    digest.block(&stderr(""));
-    assert_eq!(ended(&mut digest, Some(&link())), Vec::<Value>::new());
-    assert_eq!((digest.written_bytes(), digest.is_cut()), (0, false));
+    let mut excerpt = OutputExcerpt::new(256);
+    excerpt.text("");
+    excerpt.block(&text(""));
+    excerpt.block(&stderr(""));
+    assert_eq!(ended(&mut excerpt, Some(&link())), Vec::<Value>::new());
+    assert_eq!((excerpt.written_bytes(), excerpt.is_cut()), (0, false));
 }
 
 #[test]
 fn the_last_line_is_told_if_it_is_whole_and_short() {
     let last = |blocks: &[Value]| {
-        let mut digest = OutputExcerpt::new(256);
-        blocks.iter().for_each(|block| digest.block(block));
-        digest.finish();
-        digest.last_line().map(ToOwned::to_owned)
+        let mut excerpt = OutputExcerpt::new(256);
+        blocks.iter().for_each(|block| excerpt.block(block));
+        excerpt.finish();
+        excerpt.last_line().map(ToOwned::to_owned)
     };
     assert_eq!(last(&[]), None);
     assert_eq!(last(&[text("one\n two \n \n")]).as_deref(), Some("two"));
@@ -70,33 +70,33 @@ fn the_last_line_is_told_if_it_is_whole_and_short() {
 #[test]
 fn text_that_just_fits_is_one_block_and_one_byte_more_is_cut() {
     for part in [1, 7, 300, 1024] {
-        let mut digest = OutputExcerpt::new(1024);
+        let mut excerpt = OutputExcerpt::new(1024);
         let all = "é€ab".repeat(200)[..].chars().take(450).collect::<String>();
         let all = format!("{all}{}", "x".repeat(1024 - all.len()));
         let chars: Vec<char> = all.chars().collect();
         for some in chars.chunks(part) {
-            digest.text(&some.iter().collect::<String>());
+            excerpt.text(&some.iter().collect::<String>());
         }
-        assert_eq!(ended(&mut digest, Some(&link())), [text(&all)]);
-        assert!(!digest.is_cut());
-        digest.text("y");
-        digest.finish();
-        assert!(digest.is_cut());
-        assert_eq!(digest.written_bytes(), 1025);
-        assert_eq!(ended(&mut digest, None).len(), 3);
+        assert_eq!(ended(&mut excerpt, Some(&link())), [text(&all)]);
+        assert!(!excerpt.is_cut());
+        excerpt.text("y");
+        excerpt.finish();
+        assert!(excerpt.is_cut());
+        assert_eq!(excerpt.written_bytes(), 1025);
+        assert_eq!(ended(&mut excerpt, None).len(), 3);
     }
 }
 
 #[test]
 fn of_much_text_there_are_whole_lines_of_both_ends_and_where_the_rest_is() {
-    let mut digest = OutputExcerpt::new(1000);
+    let mut excerpt = OutputExcerpt::new(1000);
     let mut all = String::new();
     for line in 0..10_000 {
         let line = format!("line {line}\n");
-        digest.text(&line);
+        excerpt.text(&line);
         all.push_str(&line);
     }
-    let content = ended(&mut digest, Some(&link()));
+    let content = ended(&mut excerpt, Some(&link()));
     let [head, notice, tail, link] = &content[..] else { panic!("four blocks: {content:?}") };
     let (head, tail) = (text_of(head), text_of(tail));
     assert!(all.starts_with(head) && head.ends_with('\n') && (230..=250).contains(&head.len()));
@@ -111,78 +111,78 @@ fn of_much_text_there_are_whole_lines_of_both_ends_and_where_the_rest_is() {
         json!({"type": "resource_link", "uri": "taskwire://task/abc/output", "name": "output of x", "description": description,
             "mimeType": "text/plain", "size": all.len()})
     );
-    assert!(text_of(&ended(&mut digest, None)[1]).contains("not kept"), "without a link nothing is promised");
+    assert!(text_of(&ended(&mut excerpt, None)[1]).contains("not kept"), "without a link nothing is promised");
 }
 
 #[test]
 fn a_line_without_an_end_is_cut_between_characters() {
-    let mut digest = OutputExcerpt::new(257);
-    digest.text(&"€".repeat(100_000));
-    let content = ended(&mut digest, None);
+    let mut excerpt = OutputExcerpt::new(257);
+    excerpt.text(&"€".repeat(100_000));
+    let content = ended(&mut excerpt, None);
     let (head, tail) = (text_of(&content[0]), text_of(&content[2]));
     assert!(head.chars().chain(tail.chars()).all(|char| char == '€'));
     assert!((head.len() + tail.len()) > 250 && (head.len() + tail.len()) <= 257);
-    assert!(kept(&digest) < 2 * 257, "what is dropped is not kept");
+    assert!(kept(&excerpt) < 2 * 257, "what is dropped is not kept");
 }
 
 #[test]
 fn standard_error_stays_apart_and_in_order() {
-    let mut digest = OutputExcerpt::new(4096);
-    digest.text("a");
-    digest.block(&text("b"));
-    digest.block(&stderr("x"));
-    digest.block(&stderr("y"));
-    digest.text("c");
-    assert_eq!(ended(&mut digest, None), [text("ab"), stderr("xy"), text("c")]);
+    let mut excerpt = OutputExcerpt::new(4096);
+    excerpt.text("a");
+    excerpt.block(&text("b"));
+    excerpt.block(&stderr("x"));
+    excerpt.block(&stderr("y"));
+    excerpt.text("c");
+    assert_eq!(ended(&mut excerpt, None), [text("ab"), stderr("xy"), text("c")]);
 }
 
 #[test]
 fn standard_error_is_joined_again_where_the_beginning_ends() {
-    let mut digest = OutputExcerpt::new(1024);
+    let mut excerpt = OutputExcerpt::new(1024);
     for _ in 0..90 {
-        digest.block(&stderr("0123456789"));
+        excerpt.block(&stderr("0123456789"));
     }
-    assert_eq!(ended(&mut digest, None), [stderr(&"0123456789".repeat(90))]);
+    assert_eq!(ended(&mut excerpt, None), [stderr(&"0123456789".repeat(90))]);
 }
 
 #[test]
 fn a_text_block_that_says_more_about_itself_is_not_joined_and_loses_that_only_if_it_is_too_much() {
-    let mut digest = OutputExcerpt::new(4096);
+    let mut excerpt = OutputExcerpt::new(4096);
     let own = json!({"type": "text", "text": "for you", "annotations": {"audience": ["user"]}});
-    digest.text("a");
-    digest.block(&own);
-    digest.block(&own);
-    digest.block(&json!({"type": "text", "text": "big", "_meta": {"x": "y".repeat(5000)}}));
-    digest.text("b");
-    assert_eq!(ended(&mut digest, None), [text("a"), own.clone(), own, text("big"), text("b")]);
-    assert!(!digest.is_cut());
+    excerpt.text("a");
+    excerpt.block(&own);
+    excerpt.block(&own);
+    excerpt.block(&json!({"type": "text", "text": "big", "_meta": {"x": "y".repeat(5000)}}));
+    excerpt.text("b");
+    assert_eq!(ended(&mut excerpt, None), [text("a"), own.clone(), own, text("big"), text("b")]);
+    assert!(!excerpt.is_cut());
 }
 
 #[test]
 fn a_command_that_switches_between_its_streams_makes_no_endless_list() {
-    let mut digest = OutputExcerpt::new(4096);
+    let mut excerpt = OutputExcerpt::new(4096);
     for _ in 0..100_000 {
-        digest.text("o");
-        digest.block(&stderr("e"));
+        excerpt.text("o");
+        excerpt.block(&stderr("e"));
     }
-    let content = ended(&mut digest, Some(&link()));
+    let content = ended(&mut excerpt, Some(&link()));
     assert!(content.len() < 80, "{}", content.len());
-    assert_eq!(digest.written_bytes(), 200_000);
+    assert_eq!(excerpt.written_bytes(), 200_000);
     assert!(text_of(&content[content.len() - 2]).ends_with('e'), "the end is the end");
 }
 
 #[test]
 fn images_keep_their_place() {
-    let mut digest = OutputExcerpt::new(4096);
-    digest.text("before ");
-    digest.block(&image(5000));
-    digest.text("after");
-    assert_eq!(ended(&mut digest, None), [text("before "), image(5000), text("after")]);
-    digest.text(&"x".repeat(1100));
-    digest.block(&image(1));
-    digest.text(&"y\n".repeat(10_000));
-    digest.block(&image(2));
-    let content = ended(&mut digest, None);
+    let mut excerpt = OutputExcerpt::new(4096);
+    excerpt.text("before ");
+    excerpt.block(&image(5000));
+    excerpt.text("after");
+    assert_eq!(ended(&mut excerpt, None), [text("before "), image(5000), text("after")]);
+    excerpt.text(&"x".repeat(1100));
+    excerpt.block(&image(1));
+    excerpt.text(&"y\n".repeat(10_000));
+    excerpt.block(&image(2));
+    let content = ended(&mut excerpt, None);
     let kinds: Vec<_> = content.iter().map(|block| block["type"].as_str().expect("a type")).collect();
     assert_eq!(kinds, ["text", "image", "text", "text", "image", "text", "image"]);
     assert!(text_of(&content[3]).contains("left out"));
@@ -192,15 +192,15 @@ fn images_keep_their_place() {
 
 #[test]
 fn of_too_many_images_it_is_said_how_many_are_left_out() {
-    let mut digest = OutputExcerpt::new(4096);
+    let mut excerpt = OutputExcerpt::new(4096);
     for _ in 0..5 {
-        digest.block(&image(300_000));
+        excerpt.block(&image(300_000));
     }
-    digest.block(&image(2_000_000));
-    digest.block(&image(10));
-    digest.text("end");
-    let content = ended(&mut digest, Some(&link()));
-    assert!(digest.is_cut());
+    excerpt.block(&image(2_000_000));
+    excerpt.block(&image(10));
+    excerpt.text("end");
+    let content = ended(&mut excerpt, Some(&link()));
+    assert!(excerpt.is_cut());
     assert_eq!(content.len(), 6);
     assert_eq!(content[3], image(10), "a small one still fits");
     assert_eq!(content[4], text("end"));
@@ -209,16 +209,16 @@ fn of_too_many_images_it_is_said_how_many_are_left_out() {
 
 #[test]
 fn progress_that_is_drawn_over_counts_as_what_is_seen_of_it() {
-    let mut digest = OutputExcerpt::new(1024);
-    digest.text("copying\n");
+    let mut excerpt = OutputExcerpt::new(1024);
+    excerpt.text("copying\n");
     for percent in 0..=100 {
         for part in ["\r\u{1b}[3".to_owned(), format!("2m{percent}%"), "\u{1b}[0m".to_owned()] {
-            digest.text(&part);
+            excerpt.text(&part);
         }
     }
-    digest.text("\r\ncopied\n");
-    assert_eq!(ended(&mut digest, Some(&link())), [text("copying\n100%\ncopied\n")], "all of it is there, and no link is needed");
-    assert!(digest.is_collapsed() && !digest.is_cut() && digest.written_bytes() > 1024);
+    excerpt.text("\r\ncopied\n");
+    assert_eq!(ended(&mut excerpt, Some(&link())), [text("copying\n100%\ncopied\n")], "all of it is there, and no link is needed");
+    assert!(excerpt.is_collapsed() && !excerpt.is_cut() && excerpt.written_bytes() > 1024);
     let mut plain = OutputExcerpt::new(1024);
     plain.text("copied\n");
     plain.finish();
@@ -227,33 +227,33 @@ fn progress_that_is_drawn_over_counts_as_what_is_seen_of_it() {
 
 #[test]
 fn a_line_is_drawn_over_by_its_own_stream_only() {
-    let mut digest = OutputExcerpt::new(4096);
-    digest.text("10%");
-    digest.block(&stderr("warning\r\n"));
-    digest.text("\r20%");
-    digest.block(&image(3));
-    digest.text("\r30%\r40%");
-    digest.block(&json!({"type": "text", "text": "a\rb", "_meta": {"a": 1}}));
+    let mut excerpt = OutputExcerpt::new(4096);
+    excerpt.text("10%");
+    excerpt.block(&stderr("warning\r\n"));
+    excerpt.text("\r20%");
+    excerpt.block(&image(3));
+    excerpt.text("\r30%\r40%");
+    excerpt.block(&json!({"type": "text", "text": "a\rb", "_meta": {"a": 1}}));
     let own = json!({"type": "text", "text": "b", "_meta": {"a": 1}});
-    assert_eq!(ended(&mut digest, None), [text("10%"), stderr("warning\n"), text("20%"), image(3), text("40%"), own]);
+    assert_eq!(ended(&mut excerpt, None), [text("10%"), stderr("warning\n"), text("20%"), image(3), text("40%"), own]);
 }
 
 #[test]
 fn sizes_are_true_where_lines_were_drawn_over() {
-    let mut digest = OutputExcerpt::new(1000);
+    let mut excerpt = OutputExcerpt::new(1000);
     let mut written = 0;
     for line in 0..2000 {
         let line = format!("0%\r50%\rline {line}\n");
         written += line.len();
-        digest.text(&line);
+        excerpt.text(&line);
     }
     let seen: usize = (0..2000).map(|line| format!("line {line}\n").len()).sum();
-    let content = ended(&mut digest, Some(&link()));
+    let content = ended(&mut excerpt, Some(&link()));
     let [head, notice, tail, link] = &content[..] else { panic!("four blocks: {content:?}") };
     let left_out = seen - text_of(head).len() - text_of(tail).len();
     let notice = text_of(notice);
     assert!(notice.contains(&format!("[{left_out} of {seen} bytes")) && notice.contains(&format!("wrote {written} bytes")), "{notice}");
-    assert!(notice.contains("taskwire://task/abc/output,") && !notice.contains("?from="), "a place in it would be another: {notice}");
+    assert!(notice.contains("taskwire://task/abc/output,") && !notice.contains("?from="), "an offset in it would be another: {notice}");
     assert_eq!(
         (&link["size"], link["description"].as_str().is_some_and(|text| text.contains(&written.to_string()))),
         (&json!(written), true)
@@ -262,27 +262,27 @@ fn sizes_are_true_where_lines_were_drawn_over() {
 
 #[test]
 fn of_a_block_in_parts_the_link_is_shown_where_it_leads_somewhere() {
-    let mut digest = OutputExcerpt::new(1000);
+    let mut excerpt = OutputExcerpt::new(1000);
     let part = json!({"type": "resource", "resource": {"uri": "x:", "blob": "AAAA"}, "_meta": {"dev.taskwire/part": {"of": "0a", "part": 0, "parts": 1}}});
     let id = TaskId::new(Timestamp::from_millis(5_000), [7; ID_RANDOM_BYTES]);
     let uri = format!("taskwire://task/{id}/block/0a");
     let block = json!({"type": "resource_link", "uri": uri, "name": "image", "size": 3});
-    digest.block(&part);
-    assert!(!digest.needs_task());
-    digest.block(&block);
-    assert!(digest.needs_task() && !digest.is_cut());
-    assert_eq!(ended(&mut digest, Some(&link())), [block]);
-    assert!(text_of(&ended(&mut digest, None)[0]).contains("3 bytes was left out"));
+    excerpt.block(&part);
+    assert!(!excerpt.needs_task());
+    excerpt.block(&block);
+    assert!(excerpt.needs_task() && !excerpt.is_cut());
+    assert_eq!(ended(&mut excerpt, Some(&link())), [block]);
+    assert!(text_of(&ended(&mut excerpt, None)[0]).contains("3 bytes was left out"));
 }
 
 #[test]
 fn what_is_no_longer_kept_is_told_first() {
-    let mut digest = OutputExcerpt::new(1000);
-    digest.lost_beginning();
-    digest.text("the rest\n");
+    let mut excerpt = OutputExcerpt::new(1000);
+    excerpt.lost_beginning();
+    excerpt.text("the rest\n");
     let lost = OutputLink { is_whole: false, ..link() };
-    let content = ended(&mut digest, Some(&lost));
-    assert!(digest.is_cut() && text_of(&content[0]).contains("limits.task_output_bytes"), "{content:?}");
+    let content = ended(&mut excerpt, Some(&lost));
+    assert!(excerpt.is_cut() && text_of(&content[0]).contains("limits.task_output_bytes"), "{content:?}");
     assert_eq!((&content[1], &content[2]["uri"], content[2].get("size")), (&text("the rest\n"), &json!(lost.uri), None));
 }
 
@@ -302,27 +302,27 @@ fn fed() -> impl Strategy<Value = Fed> {
 proptest! {
     #[test]
     fn beginning_and_end_are_exact_and_bounded(all in proptest::collection::vec(fed(), 0..60), inline_bytes in 256usize..2000) {
-        let mut digest = OutputExcerpt::new(inline_bytes);
+        let mut excerpt = OutputExcerpt::new(inline_bytes);
         let mut written = String::new();
         let mut images = 0;
         for one in &all {
             match one {
-                Fed::Text(some) => digest.text(some),
-                Fed::Err(some) => digest.block(&stderr(some)),
-                Fed::Own(some) => digest.block(&json!({"type": "text", "text": some, "_meta": {"a": 1}})),
-                Fed::Image => digest.block(&image(3)),
+                Fed::Text(some) => excerpt.text(some),
+                Fed::Err(some) => excerpt.block(&stderr(some)),
+                Fed::Own(some) => excerpt.block(&json!({"type": "text", "text": some, "_meta": {"a": 1}})),
+                Fed::Image => excerpt.block(&image(3)),
             }
             match one {
                 Fed::Text(some) | Fed::Err(some) | Fed::Own(some) => written.push_str(some),
                 Fed::Image => images += 1,
             }
         }
-        prop_assert_eq!(digest.written_bytes(), written.len() as u64);
-        let content = ended(&mut digest, None);
+        prop_assert_eq!(excerpt.written_bytes(), written.len() as u64);
+        let content = ended(&mut excerpt, None);
         prop_assert_eq!(content.iter().filter(|block| **block == image(3)).count(), images);
         let texts: Vec<&str> = content.iter().filter_map(|block| block["text"].as_str()).collect();
         prop_assert!(texts.iter().all(|text| !text.is_empty()));
-        if digest.is_cut() {
+        if excerpt.is_cut() {
             let notice = texts.iter().position(|text| text.starts_with("\n[") && text.contains("left out here")).expect("it is said");
             let (head, tail) = (texts[..notice].concat(), texts[notice + 1..].concat());
             prop_assert!(written.starts_with(&head) && written.ends_with(&tail));

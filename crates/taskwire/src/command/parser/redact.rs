@@ -1,5 +1,4 @@
-//! What nobody may see: found in text, also where a terminal does not show what stands within it, and across the places where a long line
-//! is cut.
+//! Hides secrets in text, even those that are seen only as a terminal shows the text, and those across the cuts of a long line.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -7,19 +6,19 @@ use regex::{Captures, Regex, RegexBuilder};
 use serde_json::Value;
 use taskwire_core::screen;
 
-/// What is there instead of a match.
+/// What replaces a secret.
 pub(super) const REDACTED: &str = "[redacted]";
 
-/// How many places are tried for a cut where something is a secret only as a terminal shows it.
+/// How many positions are tried for a cut if something is a secret only as a terminal shows it.
 const SHOWN_TRIES: usize = 16;
 
-/// What nobody may see.
+/// The regular expressions that find secrets.
 #[derive(Debug)]
 pub(super) struct Redactor(Vec<Regex>);
 
 impl Redactor {
     /// # Errors
-    /// Which of these is no regular expression.
+    /// Which pattern is no regular expression.
     pub(super) fn new(patterns: &[String]) -> Result<Self, String> {
         let built = patterns.iter().map(|pattern| {
             // Blocks may have several lines, and `^`, `$` and `.` should mean the same there as in the lines of a text.
@@ -29,7 +28,6 @@ impl Redactor {
         built.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether there is nothing to hide.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -37,7 +35,7 @@ impl Redactor {
     fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let mut shown = Cow::Borrowed(text);
         for pattern in &self.0 {
-            // An expression like `x*` also matches nothing at all, everywhere; there is nothing to hide in that.
+            // An expression like `x*` also matches the empty text everywhere; there is nothing to hide in that.
             let hide = |found: &Captures<'_>| if found[0].is_empty() { "" } else { REDACTED };
             let changed = match pattern.replace_all(&shown, hide) {
                 Cow::Owned(changed) => Some(changed),
@@ -50,7 +48,7 @@ impl Redactor {
         shown
     }
 
-    /// What a terminal shows of a text, where only there something is seen that nobody may see.
+    /// What a terminal shows of a text that is redacted already, redacted again; None if that finds no secret.
     fn redact_as_shown(&self, hidden: &str) -> Option<String> {
         match screen::render(hidden) {
             Cow::Borrowed(_) => None,
@@ -58,8 +56,8 @@ impl Redactor {
         }
     }
 
-    /// A line, or several. Where a secret is seen only because a terminal does not show what is written within it, such as a colour, the
-    /// line is what a terminal shows.
+    /// Hides secrets in one or more lines. If a secret is seen only because a terminal does not show what stands within it, such as a
+    /// colour, the line becomes what a terminal shows.
     pub(super) fn line<'a>(&self, line: &'a str) -> Cow<'a, str> {
         if self.0.is_empty() {
             return Cow::Borrowed(line);
@@ -71,10 +69,9 @@ impl Redactor {
         }
     }
 
-    /// Where the beginning of a line that goes on behind this text can be cut off, so that no secret is cut in two: at `most`, or before
-    /// it if something to be hidden lies across that place. What is not found yet, because the rest of it has not come, lies behind the cut as
-    /// long as it has no more bytes than there are behind `most`. Nothing if there is no such place: what is to be hidden goes from the
-    /// beginning to the end, and perhaps beyond it.
+    /// Where the beginning of a line that goes on after this text can be cut off without splitting a secret: at `most`, or before it if a
+    /// secret lies across that position. A secret that is not found yet, because the rest has not come, stays behind the cut if it has no
+    /// more bytes than there are behind `most`. None if a secret goes from the beginning to the end, and perhaps beyond.
     pub(super) fn safe_cut(&self, text: &str, most: usize) -> Option<usize> {
         if self.0.is_empty() {
             return Some(text.len());
@@ -103,7 +100,7 @@ impl Redactor {
                 return None;
             }
         }
-        // The letter beside a match may be what makes it one.
+        // The character beside a match may be what makes it one.
         let beside = if found.iter().any(|range| range.end == at) {
             text.ceil_char_boundary(at + 1)
         } else if found.iter().any(|range| range.start == at) {
@@ -111,15 +108,15 @@ impl Redactor {
         } else {
             at
         };
-        let is_inside = |place: usize| found.iter().any(|range| range.start < place && place < range.end);
+        let is_inside = |position: usize| found.iter().any(|range| range.start < position && position < range.end);
         if (1..text.len()).contains(&beside) && !is_inside(beside) {
             at = beside;
         }
         let cuts = (1..=SHOWN_TRIES).rev().map(|n| text.floor_char_boundary(at * n / SHOWN_TRIES));
-        cuts.filter(|place| *place > 0 && !is_inside(*place)).find(|place| self.cut_keeps_redaction(text, *place))
+        cuts.filter(|position| *position > 0 && !is_inside(*position)).find(|position| self.cut_keeps_redaction(text, *position))
     }
 
-    /// Whether what only a terminal shows as a secret is hidden in the two parts as it is in the whole.
+    /// Whether a secret that only a terminal shows is hidden in the two parts as it is in the whole.
     fn cut_keeps_redaction(&self, text: &str, at: usize) -> bool {
         let Some(whole) = self.redact_as_shown(&self.text(text)) else { return true };
         let (before, behind) = text.split_at(at);
@@ -127,17 +124,17 @@ impl Redactor {
         whole == shown(before) + &shown(behind)
     }
 
-    /// A content block. What is no text but needed to read it (kinds, encoded bytes) stays as it is.
+    /// Hides secrets in a content block. Members that are needed to read it (kinds, encoded bytes) stay as they are.
     pub(super) fn block(&self, block: Value) -> Value {
         self.within(block, &["type", "mimeType", "data", "blob"])
     }
 
-    /// Any value, with every text in it: the names of members too.
+    /// Hides secrets in every text of a value, and in the names of members.
     pub(super) fn redact_value(&self, value: Value) -> Value {
         self.within(value, &[])
     }
 
-    /// With members that are spared, the names of members are too: a block without them would be no block.
+    /// If `spared` names members, all names stay as they are: a block without them would be no block.
     fn within(&self, value: Value, spared: &[&str]) -> Value {
         match value {
             _ if self.0.is_empty() => value,

@@ -1,4 +1,4 @@
-//! Taking a journal into a task's log.
+//! Imports a command's journal into the task's log, and makes the call's result of it.
 
 use std::{
     fs, io,
@@ -29,29 +29,28 @@ use crate::{
     tool::{CallResult, ToolError, from_engine},
 };
 
-/// Records that are taken before anything else gets a turn.
+/// Records that are imported before anything else gets a turn.
 const RECORDS_PER_TURN: usize = 64;
-/// How often a command may say how it is getting on; of what comes in between, the last counts.
+/// The shortest time between two reports of status; of those in between, the last one counts.
 const STATUS_INTERVAL: Duration = Duration::from_millis(200);
-/// Bytes of the journal that are taken before its supervisor is told.
+/// Bytes of the journal that are imported before the supervisor is told.
 const REPORT_BYTES: u64 = 256 * 1024;
-/// Bytes of the log that are read back at one time.
+/// Bytes of the log that are read back in one page.
 const READ_BACK_BYTES: usize = 1024 * 1024;
 
-/// In a result: how many blocks at its beginning only repeat what was written, where that had more in it.
+/// In a result's `_meta`: how many blocks at its beginning repeat the output, where a client cannot see that by comparing the two.
 const REPEATS: &str = "dev.taskwire/repeats";
 
-/// What taking came to.
 pub(super) enum ImportStep {
-    /// The command has ended, and all of its output was taken.
+    /// The command has ended, and all of its output was imported.
     Ended(JobEnd),
-    /// There is more.
+    /// There may be more to import.
     More,
-    /// That is all there is, for now.
+    /// Everything that the journal has so far was imported.
     CaughtUp,
 }
 
-/// A structured result that the command gave, kept beside the journal until the end.
+/// The result that the command reported, kept beside the journal until the command ends.
 #[derive(Debug, Serialize, Deserialize)]
 struct ReportedResult {
     structured: Option<Value>,
@@ -60,7 +59,7 @@ struct ReportedResult {
     content: Option<Vec<Value>>,
 }
 
-/// A reader of a journal, and what it makes of it.
+/// Reads a journal, and writes what it parses to the log.
 pub(super) struct JournalImporter {
     run: Arc<Run>,
     dir: PathBuf,
@@ -69,45 +68,44 @@ pub(super) struct JournalImporter {
     reader: JournalReader,
     parser: OutputParser,
     excerpt: OutputExcerpt,
-    /// Where the journal is to be read from after an interruption, and what was passed since.
+    /// Where to read the journal from after an interruption; its counts say what was read since.
     resume_point: JournalCheckpoint,
-    /// What is to be passed over, because it was taken before.
+    /// What to skip after `resume_point` because it was imported before: bytes of standard output, of standard error, and notes.
     skip: [u64; 3],
-    /// How much of the journal its supervisor knows to be taken.
     reported_offset: u64,
-    /// How many bytes more make it worth while to tell.
+    /// How many bytes more make a report worth while.
     report_after_bytes: u64,
     status: StatusThrottle,
-    /// Output is not written to the log any more, because there is none and can be none.
+    /// Set when the call is no task and cannot become one: there is no log to write to.
     unlogged: bool,
-    /// Why the log took no more, and so lacks what came last.
+    /// Why the log refused the last of the output.
     output_limit_error: Option<String>,
 }
 
 impl JournalImporter {
-    pub(super) fn new(hand: &CommandRun, dir: &Path, job: &Job, mark: &JournalCheckpoint) -> Result<Self, ToolError> {
-        let run = hand.run.clone();
-        let mut view = OutputParser::new(&job.settings).map_err(ToolError::new)?;
-        if *mark != JournalCheckpoint::start(mark.job_number, mark.first_seq) {
-            view = view.resume(mark.hidden);
+    pub(super) fn new(command_run: &CommandRun, dir: &Path, job: &Job, checkpoint: &JournalCheckpoint) -> Result<Self, ToolError> {
+        let run = command_run.run.clone();
+        let mut parser = OutputParser::new(&job.settings).map_err(ToolError::new)?;
+        if *checkpoint != JournalCheckpoint::start(checkpoint.job_number, checkpoint.first_seq) {
+            parser = parser.resume(checkpoint.hidden);
         }
-        let mut digest = OutputExcerpt::new(job.settings.inline_bytes);
+        let mut excerpt = OutputExcerpt::new(job.settings.inline_bytes);
         if let Phase::Task(id) = run.phase() {
-            read_back(run.engine(), id, Seq(mark.first_seq), &mut digest).map_err(from_engine)?;
+            read_back(run.engine(), id, Seq(checkpoint.first_seq), &mut excerpt).map_err(from_engine)?;
         }
-        let skip = [mark.stdout_bytes, mark.stderr_bytes, mark.notes];
-        let anchor = JournalCheckpoint { stdout_bytes: 0, stderr_bytes: 0, notes: 0, ..mark.clone() };
+        let skip = [checkpoint.stdout_bytes, checkpoint.stderr_bytes, checkpoint.notes];
+        let resume_point = JournalCheckpoint { stdout_bytes: 0, stderr_bytes: 0, notes: 0, ..checkpoint.clone() };
         Ok(Self {
             run,
             dir: dir.to_owned(),
             settings: job.settings.clone(),
             tool: job.tool.clone(),
-            reader: JournalReader::open(dir, mark.offset),
-            parser: view,
-            excerpt: digest,
-            resume_point: anchor,
+            reader: JournalReader::open(dir, checkpoint.offset),
+            parser,
+            excerpt,
+            resume_point,
             skip,
-            reported_offset: mark.offset,
+            reported_offset: checkpoint.offset,
             report_after_bytes: REPORT_BYTES.min(job.journal_bytes / 2),
             status: StatusThrottle::default(),
             unlogged: false,
@@ -115,27 +113,25 @@ impl JournalImporter {
         })
     }
 
-    /// A question of the command as others may see it.
     pub(super) fn question(&self, question: Question) -> Question {
         self.parser.redact_question(question)
     }
 
-    /// Up to where the journal was taken, as far as its supervisor was told or a checkpoint says.
+    /// How far the supervisor knows that the journal was imported.
     pub(super) fn reported_offset(&self) -> u64 {
         self.reported_offset
     }
 
-    /// Whether there is nothing to read, though the command has begun: its journal is gone.
     pub(super) fn is_journal_gone(&self) -> bool {
         !self.reader.is_open() && !self.dir.join(journal::FILE).exists()
     }
 
-    /// The place in the journal up to which it was read.
+    /// Up to where the journal was read.
     pub(super) fn offset(&self) -> u64 {
         self.reader.offset()
     }
 
-    /// Takes what is there, but not so much that nothing else gets a turn.
+    /// Imports what is there, but not so much that nothing else gets a turn.
     pub(super) async fn import(&mut self) -> Result<ImportStep, ToolError> {
         for _ in 0..RECORDS_PER_TURN {
             let (record, range) = match self.reader.next() {
@@ -148,7 +144,7 @@ impl JournalImporter {
                 }
                 Err(error) => return Err(files_unusable(&self.dir, &error)),
             };
-            let (said, stream) = match record {
+            let (items, stream) = match record {
                 Record::Out(bytes) => (self.feed(Stream::Out, &bytes), Some((Stream::Out, bytes.len() as u64))),
                 Record::Err(bytes) => (self.feed(Stream::Err, &bytes), Some((Stream::Err, bytes.len() as u64))),
                 Record::Note(note) => {
@@ -162,19 +158,19 @@ impl JournalImporter {
                 }
                 Record::Began(_) => (Vec::new(), None),
                 Record::Ended(ended) => {
-                    let said = self.parser.finish();
-                    // The end is read again, and nothing before it.
+                    let items = self.parser.finish();
+                    // After a restart only the end is read again.
                     self.resume_point = JournalCheckpoint {
                         offset: range.start,
                         ..JournalCheckpoint::start(self.resume_point.job_number, self.resume_point.first_seq)
                     };
-                    self.write(said).await?;
+                    self.write(items).await?;
                     self.status.report(&self.run).await?;
                     return Ok(ImportStep::Ended(ended));
                 }
             };
             self.move_resume_point(range.start, range.end, stream);
-            self.write(said).await?;
+            self.write(items).await?;
         }
         Ok(ImportStep::More)
     }
@@ -192,7 +188,7 @@ impl JournalImporter {
         if fresh.is_empty() { Vec::new() } else { self.parser.feed(stream, fresh) }
     }
 
-    /// Moves the anchor as far as nothing before it is needed any more.
+    /// Moves the resume point as far as the parser has nothing pending from before it.
     fn move_resume_point(&mut self, start: u64, end: u64, stream: Option<(Stream, u64)>) {
         if self.skip != [0; 3] {
             return;
@@ -201,7 +197,7 @@ impl JournalImporter {
         let empty = JournalCheckpoint::start(self.resume_point.job_number, self.resume_point.first_seq);
         match stream {
             _ if out + err == 0 => self.resume_point = JournalCheckpoint { offset: end, ..empty },
-            // What is held back came with this record.
+            // The pending bytes came with this record.
             Some((Stream::Out, n)) if err == 0 && out <= n => {
                 self.resume_point = JournalCheckpoint { offset: start, stdout_bytes: n, ..empty }
             }
@@ -212,27 +208,26 @@ impl JournalImporter {
         }
     }
 
-    /// How far everything was taken.
     fn checkpoint(&self) -> JournalCheckpoint {
-        let mut mark = self.resume_point.clone();
-        mark.stdout_bytes += self.skip[0];
-        mark.stderr_bytes += self.skip[1];
-        mark.notes += self.skip[2];
-        mark.stdout_bytes -= self.parser.pending_bytes(Stream::Out);
-        mark.stderr_bytes -= self.parser.pending_bytes(Stream::Err);
-        mark.hidden = self.parser.hidden();
-        mark
+        let mut checkpoint = self.resume_point.clone();
+        checkpoint.stdout_bytes += self.skip[0];
+        checkpoint.stderr_bytes += self.skip[1];
+        checkpoint.notes += self.skip[2];
+        checkpoint.stdout_bytes -= self.parser.pending_bytes(Stream::Out);
+        checkpoint.stderr_bytes -= self.parser.pending_bytes(Stream::Err);
+        checkpoint.hidden = self.parser.hidden();
+        checkpoint
     }
 
-    /// Writes what was said, with the mark that it leads to.
-    async fn write(&mut self, said: Vec<OutputItem>) -> Result<(), ToolError> {
+    /// Writes parsed output to the log, with the checkpoint after it.
+    async fn write(&mut self, parsed: Vec<OutputItem>) -> Result<(), ToolError> {
         enum Item {
             Text(String),
             Block(Payload),
         }
-        let mut items = Vec::with_capacity(said.len());
-        for said in said {
-            match said {
+        let mut items = Vec::with_capacity(parsed.len());
+        for item in parsed {
+            match item {
                 OutputItem::Text(text) => {
                     self.excerpt.text(&text);
                     items.push(Item::Text(text));
@@ -246,7 +241,7 @@ impl JournalImporter {
                 OutputItem::Progress { done, total, message } => self.status.progress(Progress { done, total }, message),
                 OutputItem::Status(message) => self.status.message = Some(message),
                 OutputItem::Result { structured, is_error, content } => {
-                    // Without a result, it says only that the command failed.
+                    // A result without a value says only that the command failed.
                     let structured = Some(structured).filter(|structured| !structured.is_null());
                     self.store_result(ReportedResult { structured, is_error, content })?;
                 }
@@ -263,16 +258,16 @@ impl JournalImporter {
             return Ok(());
         }
         match self.run.write_with_checkpoint(&pieces, &Payload::of(&self.checkpoint())?).await {
-            // Too much for a call, and no room for another task: its caller gets the two ends of the output.
+            // The output is too large for a call, and the store has no room for another task. The caller gets the two ends of the output.
             Err(engine::Error::Rejected(reject)) if reject.is_no_room_for_task() && matches!(self.run.phase(), Phase::Loose) => {
                 self.unlogged = true;
                 Ok(())
             }
-            put => put.map_err(|error| self.note_output_limit(error)),
+            written => written.map_err(|error| self.note_output_limit(error)),
         }
     }
 
-    /// Remembers that there was too much output, for the result to say so.
+    /// Remembers that the log refused output, for the result to say so.
     fn note_output_limit(&mut self, error: engine::Error) -> ToolError {
         if matches!(&error, engine::Error::Rejected(reject) if reject.is_no_room_for_output()) {
             self.output_limit_error = Some(error.to_string());
@@ -280,7 +275,7 @@ impl JournalImporter {
         from_engine(error)
     }
 
-    /// The result of a command that was stopped because it wrote too much.
+    /// The result of a command that was stopped because it wrote too much, if it was.
     pub(super) async fn output_limit_result(&mut self) -> Option<CallResult> {
         let why = self.output_limit_error.clone()?;
         let mut content = self.excerpt_content().await;
@@ -293,8 +288,8 @@ impl JournalImporter {
         Some(result)
     }
 
-    /// Sees to it that the log has all of the output, where there may be no room for the last of it. Elsewhere that is written with
-    /// the result.
+    /// Writes all output to the log first if the last of it may not fit, so that the result can say so. Otherwise it is written with the
+    /// result.
     async fn flush_if_nearly_full(&mut self) -> Result<(), ToolError> {
         let (engine, Phase::Task(id)) = (self.run.engine(), self.run.phase()) else { return Ok(()) };
         let Some(task) = engine.any_task(id).map_err(from_engine)? else { return Ok(()) };
@@ -307,10 +302,10 @@ impl JournalImporter {
         }
     }
 
-    /// What the command wrote, as far as a result has room for it.
+    /// The excerpt of the output that goes into the result.
     async fn excerpt_content(&mut self) -> Vec<Value> {
         if let (Some(_), Phase::Task(id)) = (&self.output_limit_error, self.run.phase()) {
-            // What was on its way is lost.
+            // What was on the way to the log is lost, so only what the log has is shown.
             let mut kept = OutputExcerpt::new(self.settings.inline_bytes);
             match read_back(self.run.engine(), id, Seq(self.resume_point.first_seq), &mut kept) {
                 Ok(()) => self.excerpt = kept,
@@ -318,9 +313,9 @@ impl JournalImporter {
             }
         }
         self.excerpt.finish();
-        // What the result leaves out can be read from a task; where there is no room for one, it is lost.
+        // Readers get what the result leaves out from the task. If there is no room for a task, it is lost.
         let kept = !self.unlogged && self.excerpt.needs_task() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
-        // Places in it are those of the whole output: of this run only where there was no other.
+        // Offsets count from the task's first output, so the link may name them only if this job wrote that and none of it is dropped.
         let is_whole = self.resume_point.first_seq == 0 && !self.may_be_dropped();
         let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
         let link = kept.then_some(OutputLink { uri, name, is_whole });
@@ -329,31 +324,29 @@ impl JournalImporter {
         content
     }
 
-    /// Whether the beginning of the output is gone, or goes when the last of it is written.
+    /// Whether the beginning of the output was dropped, or will be when the last of it is written.
     fn may_be_dropped(&self) -> bool {
         let (engine, Phase::Task(id)) = (self.run.engine(), self.run.phase()) else { return false };
         if self.run.spec().overflow == Overflow::Fail {
             return false;
         }
-        // Where that cannot be known, no place in it is named.
+        // If that is unknown, the result names no offset.
         let Ok(Some(task)) = engine.any_task(id) else { return true };
         let is_begun_late = !engine.chunk_range(id).is_ok_and(|kept| kept.start == Seq(0));
         is_begun_late || is_nearly_full(task.output.bytes, engine.limits())
     }
 
-    /// That so many blocks of the result repeat the output. Where there was no other run, and it was not drawn over, that can be seen
-    /// from the two.
+    /// Says how many blocks of the result repeat the output. A client sees that by itself if there was one job and nothing was drawn over.
     fn repeats(&self, blocks: usize) -> Option<Map<String, Value>> {
         (self.resume_point.first_seq > 0 || self.excerpt.is_collapsed()).then(|| Map::from_iter([(REPEATS.to_owned(), blocks.into())]))
     }
 
-    fn store_result(&self, mut given: ReportedResult) -> Result<(), ToolError> {
-        // That it failed is not taken back by a result that comes later.
-        given.is_error |= self.stored_result()?.is_some_and(|earlier| earlier.structured.is_none() && earlier.is_error);
-        write_atomically(&self.dir.join("result.json"), &serde_json::to_vec(&given)?).map_err(|error| files_unusable(&self.dir, &error))
+    fn store_result(&self, mut reported: ReportedResult) -> Result<(), ToolError> {
+        // A later result does not take back an earlier report of failure.
+        reported.is_error |= self.stored_result()?.is_some_and(|earlier| earlier.structured.is_none() && earlier.is_error);
+        write_atomically(&self.dir.join("result.json"), &serde_json::to_vec(&reported)?).map_err(|error| files_unusable(&self.dir, &error))
     }
 
-    /// The result that the command gave so far.
     fn stored_result(&self) -> Result<Option<ReportedResult>, ToolError> {
         match fs::read(self.dir.join("result.json")) {
             Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
@@ -362,8 +355,7 @@ impl JournalImporter {
         }
     }
 
-    /// Up to where the journal need not wait any more, if that is so much further than its supervisor knows that it should
-    /// be told.
+    /// How far the journal was imported, if that is enough more than what the supervisor knows.
     pub(super) async fn offset_to_report(&mut self) -> Result<Option<u64>, ToolError> {
         let position = self.offset();
         if position < self.reported_offset + self.report_after_bytes {
@@ -374,38 +366,37 @@ impl JournalImporter {
             flushed.map_err(|error| self.note_output_limit(error))?;
             journal::free_before(&self.dir, self.resume_point.offset);
         }
-        // A call that is no task ends with this process, so nothing of it need be kept for another.
+        // A call that is no task ends with this process, so nothing of it is kept for a restart.
         self.reported_offset = position;
         Ok(Some(position))
     }
 
-    /// Waits until it is time to say how the command is getting on, and says it; for ever if there is nothing to say.
+    /// Waits until a status is due and reports it; waits for ever if there is none.
     pub(super) async fn report_status_when_due(&mut self) {
         self.status.wait_until_due(&self.run).await;
-        // Limits are no reason to stop a command, and that it must stop is noticed elsewhere.
+        // A limit is no reason to stop the command. If the run must stop, `follow` notices it.
         let _ = self.status.report(&self.run).await;
     }
 
-    /// The command is lost: writes what was held back.
+    /// Writes the pending output of a command that was lost.
     pub(super) async fn write_pending(&mut self) -> Result<(), ToolError> {
-        let said = self.parser.finish();
-        self.write(said).await
+        let items = self.parser.finish();
+        self.write(items).await
     }
 
-    /// What the call comes to.
     pub(super) async fn result(&mut self, ended: &JobEnd) -> Result<CallResult, ToolError> {
-        let given = self.stored_result()?;
+        let reported = self.stored_result()?;
         self.flush_if_nearly_full().await?;
         let mut content = self.excerpt_content().await;
         let mut result = CallResult { meta: self.repeats(content.len()), ..CallResult::default() };
-        if let Some(given) = given {
-            match (given.content, &given.structured) {
+        if let Some(reported) = reported {
+            match (reported.content, &reported.structured) {
                 (Some(blocks), _) => content.extend(blocks),
                 (None, Some(structured)) => content.push(json!({"type": "text", "text": structured.to_string()})),
                 (None, None) => {}
             }
-            result.structured_content = given.structured.map(Payload::from);
-            result.is_error = given.is_error;
+            result.structured_content = reported.structured.map(Payload::from);
+            result.is_error = reported.is_error;
         }
         let mut why = result.is_error.then(|| "it says that it failed".to_owned());
         if let Some(problem) = exit_problem(ended, &self.settings) {
@@ -423,7 +414,7 @@ impl JournalImporter {
             result.set_failure_reason(&last.map_or_else(|| why.clone(), |last| format!("{why}: {last}")));
         }
         if content.is_empty() {
-            // Models, and some clients, take nothing at all for a fault. People need not read it.
+            // Models and some clients take an empty result for a fault. People need not read this text.
             let code = ended.code.unwrap_or(0);
             let nothing = if self.excerpt.written_bytes() == 0 { "nothing" } else { "nothing that can be seen" };
             let text = format!("The command ended with exit code {code} and wrote {nothing}.");
@@ -434,11 +425,11 @@ impl JournalImporter {
     }
 }
 
-/// A block as the log takes it: text that is too long in parts, as anything else that is too large with a link to the whole, or a word on
-/// what is too large even for that.
+/// A block as the log accepts it. A long text is split; another large block is stored in parts with a link; what is too large even for that
+/// is named.
 fn fit_block(mut block: Value, id: TaskId, limits: &Limits) -> Vec<Value> {
     let (bytes, most) = (block.to_string().len() as u64, limits.chunk_bytes);
-    // A chunk is a list.
+    // A chunk is a JSON list: two bytes more.
     if bytes + 2 <= most {
         return vec![block];
     }
@@ -458,13 +449,13 @@ fn fit_block(mut block: Value, id: TaskId, limits: &Limits) -> Vec<Value> {
     parts
 }
 
-/// Whether what is still on its way into the log may be too much for it.
+/// Whether output that is still on the way may not fit into the log.
 fn is_nearly_full(bytes: u64, limits: &Limits) -> bool {
-    // That is about a chunk of text, of which JSON may make six times as much.
+    // That is about a chunk of text, and JSON may make six times as much of it.
     bytes.saturating_add(limits.chunk_bytes.saturating_mul(8)) >= limits.task_output_bytes
 }
 
-/// What is wrong with how a command ended: in a sentence, and in short.
+/// What is wrong with how a command ended: as a sentence, and in short.
 struct ExitProblem {
     text: String,
     short: String,
@@ -481,8 +472,8 @@ fn exit_problem(ended: &JobEnd, settings: &OutputSettings) -> Option<ExitProblem
     Some(ExitProblem { text, short })
 }
 
-/// What the log has of this run.
-fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, digest: &mut OutputExcerpt) -> Result<(), engine::Error> {
+/// Feeds what the log has of this job to the excerpt.
+fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, excerpt: &mut OutputExcerpt) -> Result<(), engine::Error> {
     let begin = from;
     loop {
         let cursor = Cursor::output(from, READ_BACK_BYTES);
@@ -490,11 +481,11 @@ fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, digest: &mut Ou
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             if from == begin && chunk.seq > begin {
-                digest.lost_beginning();
+                excerpt.lost_beginning();
             }
             from = chunk.seq.next();
             for block in serde_json::from_str::<Vec<Value>>(chunk.blocks.as_str()).unwrap_or_default() {
-                digest.block(&block);
+                excerpt.block(&block);
             }
         }
         if !more {
@@ -503,7 +494,7 @@ fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, digest: &mut Ou
     }
 }
 
-/// How a command says it is getting on, not too often.
+/// Reports status and progress, but not too often.
 #[derive(Default)]
 struct StatusThrottle {
     message: Option<String>,
@@ -549,7 +540,7 @@ impl StatusThrottle {
         });
         match run.report_status(message, self.progress.take()).await {
             Err(engine::Error::Rejected(Reject::Limit { .. } | Reject::NotANumber)) => Ok(()),
-            said => said.map_err(from_engine),
+            reported => reported.map_err(from_engine),
         }
     }
 }

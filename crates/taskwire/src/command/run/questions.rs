@@ -1,4 +1,4 @@
-//! Questions of a command, on their way to the caller and back.
+//! Relays questions of a command to the caller, and the answers back.
 
 use serde::Serialize;
 use taskwire_core::{Payload, QuestionKey, wire::code};
@@ -8,12 +8,12 @@ use crate::{
     tool::{Ctx, Question, ToolError, ToolErrorKind, from_engine},
 };
 
-/// Marks an answer that nobody gave, because the question was not asked any more.
+/// Marks an answer that the server made up because the command had withdrawn the question.
 pub(super) const WITHDRAWN: &str = "dev.taskwire/withdrawn";
-/// What comes between the key of a question and how often it was asked, where an earlier time came to nothing.
+/// Stands between a question's key and the number that is added when the key was withdrawn before.
 pub(super) const REPEAT_SEPARATOR: &str = " #";
 
-/// Asks the caller; what comes is for the supervisor.
+/// Asks the caller, and returns what the supervisor is to be told.
 pub(super) async fn ask(ctx: Ctx, asked: messages::OpenQuestion) -> Option<ToSupervisor> {
     let messages::OpenQuestion { key, question, .. } = asked;
     let asked = match (&question.url, question.schema) {
@@ -36,7 +36,7 @@ pub(super) async fn ask(ctx: Ctx, asked: messages::OpenQuestion) -> Option<ToSup
     }
 }
 
-/// The name of a question in the task: its key, or another where that was asked before and given up.
+/// The key of the question in the task. A key that was withdrawn before gets a number.
 fn unused_key(ctx: &Ctx, key: &str) -> Result<String, ToolError> {
     let run = ctx.run();
     let Some(task) = run.engine().any_task(run.id()).map_err(from_engine)? else { return Ok(key.to_owned()) };
@@ -54,7 +54,7 @@ fn unused_key(ctx: &Ctx, key: &str) -> Result<String, ToolError> {
     Ok(name)
 }
 
-/// A form whose fields are in the order in which the command gave them.
+/// A form. It keeps the order in which the command gave the fields.
 fn form(message: &str, schema: Option<Payload>) -> Payload {
     #[derive(Serialize)]
     struct Form<'a> {

@@ -1,6 +1,6 @@
-//! A control group of the command's own, where one can be made: nothing gets out of it, and all in it can be killed at once.
+//! A control group for the command, where we may make one: no process gets out of it, and all in it can be killed at once.
 //!
-//! Without one (no cgroup v2, or no permission) the processes are found by their parents.
+//! Without one (no cgroup v2, or no permission) the supervisor finds the processes by their parents.
 
 use std::{
     fs, io,
@@ -9,21 +9,18 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the names of our groups begin with.
 const PREFIX: &str = "taskwire-";
-/// The file with the processes of a group.
 const MEMBERS: &str = "cgroup.procs";
 
-/// A group that was made for a command.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: PathBuf,
-    /// The group that we come from.
+    /// The supervisor's own group.
     parent: PathBuf,
 }
 
 impl Cgroup {
-    /// Makes a group below our own, for the run in `dir`.
+    /// Makes a group below our own, for the job in `dir`.
     pub(super) fn make(dir: &Path) -> Option<Self> {
         let name = format!("{}.{}", name(dir)?, std::process::id());
         own_groups().into_iter().find_map(|home| {
@@ -41,23 +38,21 @@ impl Cgroup {
         &self.path
     }
 
-    /// Moves this process in, so that what it starts begins there.
+    /// Moves this process in, so that its children start there.
     pub(super) fn enter(&self) -> io::Result<()> {
         fs::write(self.path.join(MEMBERS), "0")
     }
 
-    /// Moves this process back.
     pub(super) fn leave(&self) -> io::Result<()> {
         fs::write(self.parent.join(MEMBERS), "0")
     }
 }
 
-/// All groups that were made for the run in `dir`, as far as they are below our own.
+/// All groups that were made for the job in `dir`, as far as they are below our own.
 pub(super) fn all_for_job(dir: &Path) -> Vec<PathBuf> {
     own_groups().iter().flat_map(|home| below(home)).filter(|path| is_for_job(path, dir)).collect()
 }
 
-/// Where our own group is.
 fn own_groups() -> Vec<PathBuf> {
     let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     match (read("/proc/self/mountinfo"), read("/proc/self/cgroup")) {
@@ -66,23 +61,22 @@ fn own_groups() -> Vec<PathBuf> {
     }
 }
 
-/// What the name of the group for the run in `dir` begins with.
+/// How the name of the job's group begins.
 fn name(dir: &Path) -> Option<String> {
-    let run: String =
+    let job: String =
         dir.file_name()?.to_str()?.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(*c, '.' | '-' | '_')).take(128).collect();
-    Some(format!("{PREFIX}{run}"))
+    Some(format!("{PREFIX}{job}"))
 }
 
-/// Whether a group was made for the run in `dir`.
 pub(super) fn is_for_job(path: &Path, dir: &Path) -> bool {
     let (Some(found), Some(name)) = (path.file_name().and_then(|name| name.to_str()), name(dir)) else { return false };
     let number = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix('.'));
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) && path.join(MEMBERS).exists()
 }
 
-/// Kills all in a group, at once where the system can.
+/// Kills all processes in a group, at once where the system can.
 pub(super) fn kill(path: &Path) {
-    // Not where we are in it ourselves.
+    // We must not kill ourselves.
     let own = std::process::id();
     let all = members(path);
     if !all.contains(&own) && fs::write(path.join("cgroup.kill"), "1").is_ok() {
@@ -95,7 +89,7 @@ pub(super) fn kill(path: &Path) {
     }
 }
 
-/// The processes of a group and of those below it, as far as they have a number here.
+/// The processes of a group and of those below it that have a pid in this namespace.
 pub(super) fn members(path: &Path) -> Vec<u32> {
     let mut all = Vec::new();
     let mut open = vec![path.to_owned()];
@@ -107,16 +101,16 @@ pub(super) fn members(path: &Path) -> Vec<u32> {
     all
 }
 
-/// Whether nothing runs in a group or below it.
+/// Whether no process runs in a group or below it.
 pub(super) fn is_empty(path: &Path) -> bool {
     match fs::read_to_string(path.join("cgroup.events")) {
         Ok(events) => !events.lines().any(|line| line.trim() == "populated 1"),
-        // It is gone.
+        // The group is gone.
         Err(_) => true,
     }
 }
 
-/// Removes a group, with those that the command made in it. One in which something runs stays.
+/// Removes a group, with those that the command made in it. A group with processes stays.
 pub(super) fn remove(path: &Path) {
     for below in below(path) {
         remove(&below);
@@ -129,28 +123,28 @@ fn below(path: &Path) -> Vec<PathBuf> {
     entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
 }
 
-/// Where our own group is, by the system's lists of mounts and of our groups: as many places as it is mounted at.
+/// The paths of our own group, from the contents of mountinfo and of our cgroup file: one for each mount.
 fn parse_own_groups(mounts: &str, own: &str) -> Vec<PathBuf> {
     let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::")) else { return Vec::new() };
     let own = Path::new(own);
-    // Outside of what we can see.
+    // Our group is outside of what this namespace shows.
     if !own.is_absolute() || own.components().any(|part| part == Component::ParentDir) {
         return Vec::new();
     }
     mounts.lines().filter_map(mount).filter_map(|(root, point)| Some(point.join(own.strip_prefix(root).ok()?))).collect()
 }
 
-/// If a line of mountinfo is of cgroup v2: which part of the tree is mounted, and where.
+/// From a line of mountinfo, if it is of cgroup v2: which part of the tree is mounted, and where.
 fn mount(line: &str) -> Option<(PathBuf, PathBuf)> {
-    let (place, kind) = line.split_once(" - ")?;
+    let (fields_before_dash, kind) = line.split_once(" - ")?;
     if kind.split(' ').next() != Some("cgroup2") {
         return None;
     }
-    let mut fields = place.split(' ').skip(3);
+    let mut fields = fields_before_dash.split(' ').skip(3);
     Some((unescape(fields.next()?).into(), unescape(fields.next()?).into()))
 }
 
-/// Blanks and the like are written there as a backslash and three octal digits.
+/// Mountinfo writes blanks and the like as a backslash and three octal digits.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

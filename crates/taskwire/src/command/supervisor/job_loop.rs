@@ -1,7 +1,7 @@
-//! What happens between the start of a command and its end.
+//! Runs a command from its start to its end.
 //!
-//! One loop looks at everything in turn and never waits for one thing alone: not for a server, not for the command, not for
-//! the disk. From a stop on there is a last moment for each step, so it always comes to an end.
+//! One loop looks at everything in turn and never waits for one thing alone: not for a server, not for the command, not for the disk. After
+//! a stop each step has a deadline, so the loop always ends.
 
 use std::{collections::VecDeque, fs, io, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -32,42 +32,41 @@ use crate::{
     store::free_bytes,
 };
 
-/// How long the output of a command is waited for when its own process has ended.
+/// How long the rest of the output is read after the command's own process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// A machine that shuts down ends all processes at once: so long we wait whether we are among them.
+/// A machine that shuts down ends all processes at once. After a SIGTERM to the command we wait so long for our own.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(250);
-/// How long killing may take before what cannot be killed is given up.
+/// How long killing may take before the supervisor gives up.
 pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is looked whether all are gone, and how often they are killed again.
+/// How often we check whether all processes are gone, and how often we kill those that are not.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const KILL_INTERVAL: Duration = Duration::from_millis(20);
-/// Where the disk is full: how often the end is tried to be written, and how long in between.
+/// When the disk is full: how often we try to write the end, and how long we wait in between.
 const WRITE_TRIES: u32 = 1_200;
 const WRITE_PAUSE: Duration = Duration::from_millis(500);
-/// How long a server may take to hear of the end.
+/// How long we wait for the server to read the end.
 const END_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of each stream that are read before anything else gets a turn.
 const TURN_BYTES: usize = 256 * 1024;
 /// The most that a pipe holds.
 const PIPE_BYTES: usize = 1 << 20;
-/// What may come on top of that when it goes to the end, for both streams: nobody will take anything before the end is there.
+/// What the journal may have above its limit after the command has ended: a full pipe of each stream.
 const LAST_BYTES: u64 = 2 * PIPE_BYTES as u64;
-/// SIGTERM, and how a shell says that one of its commands got it.
+/// SIGTERM, and the exit code of a shell whose command got it.
 const TERM: i32 = 15;
 const TERM_CODE: i32 = 128 + TERM;
 
-/// Runs the command.
 pub(super) async fn run_job(ready: PreparedJob) -> ExitCode {
     let PreparedJob { dir, job, journal, listener, mut signals, mask, _lock } = ready;
-    let (news, heard) = watch::channel(JobState { journal_len: journal.len(), ..JobState::default() });
-    let mut door = Connections::open(listener, heard);
+    let (state, state_out) = watch::channel(JobState { journal_len: journal.len(), ..JobState::default() });
+    let mut connections = Connections::open(listener, state_out);
     let started = start::start(&dir, &job, mask);
     let mut run = RunningJob {
         questions: Questions::new(job.number),
         dir,
         job,
         journal,
-        state: news,
+        state,
         server: None,
         out: None,
         err: None,
@@ -84,10 +83,10 @@ pub(super) async fn run_job(ready: PreparedJob) -> ExitCode {
     let ended = match started {
         Ok(started) => {
             run.begin(started);
-            run.supervise(&mut signals, &mut door).await
+            run.supervise(&mut signals, &mut connections).await
         }
         Err(failed) => {
-            // A server that comes now will hear of it from the journal.
+            // A server that attaches now finds this in the journal.
             run.mark_clean();
             JobEnd { start_error: Some(failed), ..JobEnd::default() }
         }
@@ -99,17 +98,16 @@ pub(super) async fn run_job(ready: PreparedJob) -> ExitCode {
 enum JobPhase {
     /// The command's own process runs.
     Running,
-    /// It has ended: what it and its children wrote is read to the end, but not for ever.
+    /// The command's own process has ended. The rest of the output is read until `until`.
     Draining { until: Instant, not_before: Instant },
-    /// All that are left were asked to end.
+    /// The processes that are left got SIGTERM.
     Ending { until: Instant },
-    /// They are killed.
+    /// They get SIGKILL.
     Killing { until: Instant },
-    /// That was all.
+    /// All processes are gone, or given up.
     Over,
 }
 
-/// What woke the loop.
 enum Trigger {
     Child,
     Stop,
@@ -127,20 +125,20 @@ struct RunningJob {
     server: Option<AttachedServer>,
     out: Option<Receiver>,
     err: Option<Receiver>,
-    /// The command's own process; also its group.
+    /// The command's own process, and the process group that it leads.
     pid: Option<Pid>,
     cgroup: Option<Cgroup>,
-    /// How its own process ended.
+    /// Of the command's own process.
     exit_status: Option<WaitStatus>,
-    /// Whether anything of the command is below us.
+    /// Whether we have child processes: some of the command are left.
     has_children: bool,
-    /// How much of the journal the server has taken.
+    /// Bytes of the journal that the server has imported.
     consumed: u64,
-    /// What could not be written; nothing is read before it is.
+    /// Records that could not be written. No output is read before they are.
     unwritten: VecDeque<Record>,
     phase: JobPhase,
     is_stop_asked: bool,
-    /// Whether it was asked before the command's own process ended.
+    /// Whether the stop was asked for before the command's own process ended.
     is_stopped: bool,
     questions: Questions,
 }
@@ -153,8 +151,7 @@ impl RunningJob {
         self.write(Record::Began(JobStart { pid: number(pid), cgroup: cgroup_path }));
     }
 
-    /// Looks after the command until it is over.
-    async fn supervise(&mut self, signals: &mut Signals, door: &mut Connections) -> JobEnd {
+    async fn supervise(&mut self, signals: &mut Signals, connections: &mut Connections) -> JobEnd {
         loop {
             self.retry_unwritten();
             self.reap();
@@ -169,9 +166,9 @@ impl RunningJob {
                 biased;
                 _ = signals.terminate.recv() => Trigger::Stop,
                 _ = signals.child.recv() => Trigger::Child,
-                Some(event) = door.events.recv() => Trigger::Event(event),
-                // Before the output, which may never end; it takes what output there is along.
-                Some(request) = door.requests.recv(), if may_write => Trigger::Request(request),
+                Some(event) = connections.events.recv() => Trigger::Event(event),
+                // Before the output, which may never end. Handling a request reads the output written before it.
+                Some(request) = connections.requests.recv(), if may_write => Trigger::Request(request),
                 () = readable(self.out.as_ref()), if may_write => Trigger::Output,
                 () = readable(self.err.as_ref()), if may_write => Trigger::Output,
                 () = sleep_until(deadline.unwrap_or(now)), if deadline.is_some() => Trigger::Time,
@@ -183,12 +180,12 @@ impl RunningJob {
                 Trigger::Request(request) => self.handle_request(request),
                 Trigger::Output => {
                     self.read(TURN_BYTES);
-                    // Those at the door have a turn, however much there is to read.
+                    // Connections get a turn, however much there is to read.
                     tokio::task::yield_now().await;
                 }
             }
         }
-        // What those that were killed just now had written.
+        // The processes that were killed just now may have written something.
         self.read(PIPE_BYTES);
         let is_kept = matches!(self.job.leftovers, Leftovers::Keep) && !self.is_stop_asked;
         let left =
@@ -205,7 +202,7 @@ impl RunningJob {
         }
     }
 
-    /// Takes the next steps, if it is time for them.
+    /// Goes to the next phase when it is time.
     fn advance(&mut self, now: Instant) {
         loop {
             self.phase = match self.phase {
@@ -239,7 +236,7 @@ impl RunningJob {
         }
     }
 
-    /// When the loop must look again, whatever happens.
+    /// When the loop must run again even if nothing happens.
     fn deadline(&self, now: Instant) -> Option<Instant> {
         let next = match self.phase {
             JobPhase::Running => None,
@@ -253,9 +250,8 @@ impl RunningJob {
         next.into_iter().chain(write).min()
     }
 
-    /// Ends the command, whatever it does.
     fn stop(&mut self) {
-        // It may have ended by itself in this moment.
+        // The command may have ended by itself in this moment.
         self.reap();
         self.is_stop_asked = true;
         match self.phase {
@@ -263,7 +259,7 @@ impl RunningJob {
                 self.is_stopped = true;
                 self.phase = self.terminate(Instant::now());
             }
-            // Who ended it ends us too.
+            // A SIGTERM to the command and a stop for us come from the same shutdown.
             JobPhase::Running | JobPhase::Draining { .. } => self.is_stopped |= self.is_ended_by_term(),
             JobPhase::Ending { .. } | JobPhase::Killing { .. } | JobPhase::Over => {}
         }
@@ -285,7 +281,7 @@ impl RunningJob {
         Some(Processes { group, is_leader_unreaped: self.exit_status.is_none(), cgroup: self.cgroup.as_ref().map(Cgroup::path) })
     }
 
-    /// Takes note of all that have ended. Orphans are our children too.
+    /// Reaps all processes that have ended. Orphans are our children too.
     fn reap(&mut self) {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -295,7 +291,6 @@ impl RunningJob {
                     self.has_children = true;
                     return;
                 }
-                // There are none.
                 Err(_) => {
                     self.has_children = false;
                     return;
@@ -304,9 +299,9 @@ impl RunningJob {
         }
     }
 
-    /// Whether nothing of the command runs any more, by the last look at our children.
+    /// Whether no process of the command runs, as [`Self::reap`] found last.
     fn has_no_processes(&self) -> bool {
-        // Where orphans do not fall to us, they are still of the group.
+        // On these systems orphans are not our children, but they are still in the process group.
         #[cfg(not(target_os = "linux"))]
         if self.pid.is_some_and(|pid| rustix::process::test_kill_process_group(pid).is_ok()) {
             return false;
@@ -316,7 +311,7 @@ impl RunningJob {
 
     fn handle_event(&mut self, event: ConnectionEvent) {
         match event {
-            // The one before it is disconnected.
+            // The server before it is disconnected.
             ConnectionEvent::Attached(server) => self.server = Some(server),
             ConnectionEvent::Detached(id) => {
                 if self.server.as_ref().is_some_and(|server| server.id == id) {
@@ -343,14 +338,14 @@ impl RunningJob {
         }
     }
 
-    /// Does what a process of the command wants. What the command wrote before comes before.
+    /// Handles a request of a process of the command, after reading the output that was written before it.
     fn handle_request(&mut self, request: Request) {
         self.read(PIPE_BYTES);
         match request.body {
             FromCommand::Note(note) => {
-                let said = self.note(note).map_or_else(ToCommand::Error, |()| ToCommand::Ok {});
-                // Who is gone need not know.
-                let _ = request.reply.send(said);
+                let reply = self.note(note).map_or_else(ToCommand::Error, |()| ToCommand::Ok {});
+                // The process may be gone.
+                let _ = request.reply.send(reply);
             }
             FromCommand::Ask { key, question } => self.ask(key, question, request.reply),
         }
@@ -379,7 +374,7 @@ impl RunningJob {
         }
     }
 
-    /// Bytes of the journal that nobody has taken.
+    /// Bytes of the journal that the server has not imported.
     fn unconsumed_bytes(&self) -> u64 {
         self.journal.len() - self.consumed
     }
@@ -393,7 +388,7 @@ impl RunningJob {
         self.unwritten.is_empty() && self.unconsumed_bytes() <= self.spool_limit() && !self.is_disk_short()
     }
 
-    /// Whether the disk is so full that the command has to wait with what it writes. What it wrote before its end is always read.
+    /// Whether the disk is so full that the command must wait. After its end all output is read in any case.
     fn is_disk_short(&self) -> bool {
         let reserve = self.job.disk_reserve_bytes;
         reserve > 0 && matches!(self.phase, JobPhase::Running) && free_bytes(&self.dir).is_some_and(|free| free < reserve)
@@ -407,24 +402,24 @@ impl RunningJob {
 
     fn read_stream(&mut self, pipe_of: fn(&mut Self) -> &mut Option<Receiver>, record: fn(Vec<u8>) -> Record, most: usize) {
         let mut buffer = [0; OUTPUT_BYTES_MAX];
-        let mut taken = 0;
-        while taken < most && self.may_write() {
-            let place = pipe_of(self);
-            let Some(pipe) = place else { return };
-            // Not by way of the runtime: what it knows of the pipe may be older than what brought us here.
+        let mut read = 0;
+        while read < most && self.may_write() {
+            let stream = pipe_of(self);
+            let Some(pipe) = stream else { return };
+            // We do not ask the runtime: what it knows of the pipe may be out of date.
             match rustix::io::read(&*pipe, &mut buffer[..]) {
                 Ok(n) if n > 0 => {
-                    taken += n;
+                    read += n;
                     self.write(record(buffer[..n].to_vec()));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    // Now the runtime knows too.
+                    // Tells the runtime that the pipe is empty.
                     let _ = pipe.try_io(|| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
                     return;
                 }
                 Ok(_) | Err(_) => {
-                    *place = None;
+                    *stream = None;
                     return;
                 }
             }
@@ -440,7 +435,7 @@ impl RunningJob {
         }
     }
 
-    /// Tries again what could not be written. Says whether it is written now.
+    /// Tries to write the kept records. Returns whether all are written.
     fn retry_unwritten(&mut self) -> bool {
         while let Some(record) = self.unwritten.front() {
             if self.journal.append(record).is_err() {
@@ -454,21 +449,21 @@ impl RunningJob {
 
     fn publish_len(&self) {
         let len = self.journal.len();
-        self.state.send_modify(|news| news.journal_len = len);
+        self.state.send_modify(|state| state.journal_len = len);
     }
 
     fn publish_questions(&self) {
         let open = Arc::new(self.questions.open());
-        self.state.send_modify(|news| news.open_questions = open);
+        self.state.send_modify(|state| state.open_questions = open);
     }
 
-    /// Leaves word that nobody has to clear up after us.
+    /// Marks that the next server need not look for processes.
     fn mark_clean(&self) {
-        // Without it somebody looks, and finds nothing.
+        // If this fails, the server looks and finds nothing.
         let _ = fs::write(self.dir.join(CLEAN_MARKER), "");
     }
 
-    /// Tries for a while to write what could not be written. Says whether it is written.
+    /// Tries for a while to write the kept records. Returns whether all are written.
     async fn flush(&mut self) -> bool {
         for _ in 0..WRITE_TRIES {
             if self.retry_unwritten() {
@@ -479,18 +474,18 @@ impl RunningJob {
         self.retry_unwritten()
     }
 
-    /// Writes down how it ended.
+    /// Writes the end to the journal.
     async fn finish(mut self, ended: JobEnd) -> ExitCode {
         if let Some(cgroup) = &self.cgroup {
             cgroup::remove(cgroup.path());
         }
-        // What could not be read because the disk was full comes before the end.
+        // Output that could not be read while the disk was full comes before the end.
         if self.flush().await {
             self.read(PIPE_BYTES);
         }
         self.unwritten.push_back(Record::Ended(ended));
         if !self.flush().await {
-            // Then the server finds that we are gone without a word.
+            // The server finds no end in the journal, and takes the command for lost.
             return ExitCode::FAILURE;
         }
         let len = self.journal.len();
@@ -498,7 +493,7 @@ impl RunningJob {
             Some(server) => {
                 let _ = timeout(END_NOTICE_TIMEOUT, server.known_len.wait_for(|known| *known >= len)).await;
             }
-            // It may be long until somebody reads this.
+            // It may be long until a server reads this.
             None => {
                 let _ = self.journal.sync();
             }
@@ -512,10 +507,9 @@ fn number(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Waits until there is something to read.
 async fn readable(pipe: Option<&Receiver>) {
     match pipe {
-        // Also when it cannot be waited for: then reading says why.
+        // If waiting fails, reading reports why.
         Some(pipe) => drop(pipe.readable().await),
         None => std::future::pending().await,
     }

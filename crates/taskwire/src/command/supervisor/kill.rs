@@ -1,9 +1,9 @@
-//! Finding all processes of a command, and ending them for sure.
+//! Finds all processes of a command, and ends them.
 //!
-//! The supervisor is the one to whom orphans fall, so whatever detaches itself is still below it in the tree of processes:
-//! as long as it has a child, something of the command is left. When the supervisor itself was killed, the server finds what
-//! is left by a variable in the environment, and signals nothing that does not carry it: numbers of processes are used again. One that was
-//! halted is woken up, or ended with all that is below it.
+//! Orphans become children of the supervisor, so a process that detaches itself is still below it in the process tree: while the supervisor
+//! has a child, some process of the command is left. If the supervisor itself was killed, the server finds the rest by a variable in their
+//! environment, and signals no process without it, because process ids are used again. A supervisor that was halted is resumed, or killed
+//! with all that is below it.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,25 +20,24 @@ use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 use super::{CLEAN_MARKER, canonical_dir, cgroup, is_alive};
 use crate::command::{definition::DIR_VARIABLE, journal};
 
-/// How often orphans are looked for at most, and how long in between.
+/// How often we look for orphans at most, and how long we wait in between.
 const LOOKS_MAX: u32 = 500;
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
-/// A process that is just becoming another program has no environment for a moment: so often nothing must be found.
+/// A process that is executing another program has no environment for a moment. So often in a row we must find nothing.
 const LOOKS_EMPTY: u32 = 2;
 
-/// What the system says of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProcessStat {
     pid: u32,
     parent: u32,
     group: u32,
-    /// With its number, this is one process only.
+    /// With the pid, this identifies one process.
     started: u64,
-    /// It has ended, and waits for its parent to take note of that.
+    /// It has ended, but its parent has not reaped it.
     is_zombie: bool,
 }
 
-/// Reads `/proc/PID/stat`. The name in it is the process's own choice, with any brackets, blanks and line breaks.
+/// Parses `/proc/PID/stat`. The process chooses the name in it, with any brackets, blanks and line breaks.
 fn parse_stat(bytes: &[u8]) -> Option<ProcessStat> {
     let (open, close) = (memchr::memchr(b'(', bytes)?, memchr::memrchr(b')', bytes)?);
     let pid = std::str::from_utf8(&bytes[..open]).ok()?.trim().parse().ok()?;
@@ -54,13 +53,13 @@ fn stat(pid: u32) -> Option<ProcessStat> {
     parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// All processes. Nothing where the system has no such list.
+/// All processes; none where the system has no such list.
 fn all_processes() -> Vec<ProcessStat> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|entry| stat(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Those that come from `root`, without itself.
+/// All processes below `root`.
 fn descendants(all: &[ProcessStat], root: u32) -> Vec<ProcessStat> {
     let mut children: HashMap<u32, Vec<ProcessStat>> = HashMap::new();
     for stat in all {
@@ -69,7 +68,7 @@ fn descendants(all: &[ProcessStat], root: u32) -> Vec<ProcessStat> {
     let mut found = Vec::new();
     let mut open = vec![root];
     while let Some(pid) = open.pop() {
-        // Taken out, so that a list that contradicts itself has an end too.
+        // Removing the children makes this end even if the list contradicts itself.
         for child in children.remove(&pid).unwrap_or_default().into_iter().filter(|child| child.pid != root) {
             open.push(child.pid);
             found.push(child);
@@ -80,12 +79,12 @@ fn descendants(all: &[ProcessStat], root: u32) -> Vec<ProcessStat> {
 
 /// Signals a process if `is_it` still says that it is the right one.
 fn signal_if(pid: u32, signal: Signal, is_it: impl Fn() -> bool) -> bool {
-    // One that is out of question, and 0 and negative numbers mean many.
+    // Process 1 is never signalled; 0 and negative numbers mean many.
     let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 1).and_then(Pid::from_raw) else { return false };
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
-        // What this stands for cannot become another process between the question and the signal.
+        // A pidfd never refers to another process, even if the pid is used again after the check.
         if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
             return is_it() && pidfd_send_signal(&process, signal).is_ok();
         }
@@ -94,23 +93,21 @@ fn signal_if(pid: u32, signal: Signal, is_it: impl Fn() -> bool) -> bool {
 }
 
 fn signal_group(group: u32, signal: Signal) -> bool {
-    // Group 1 would mean everybody.
+    // Group 1 would mean all processes.
     let group = i32::try_from(group).ok().filter(|group| *group > 1).and_then(Pid::from_raw);
     group.is_some_and(|group| kill_process_group(group, signal).is_ok())
 }
 
-/// The processes of a command, as its supervisor sees them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Processes<'a> {
-    /// The command's process group.
     pub(super) group: u32,
-    /// Whether its own process has not been taken note of yet: then the number of its group is its own for sure.
+    /// Whether the command's own process was not reaped yet: until then nobody else can get its group's number.
     pub(super) is_leader_unreaped: bool,
     pub(super) cgroup: Option<&'a Path>,
 }
 
 impl Processes<'_> {
-    /// Asks all of them to end. Those that are halted are woken up for it.
+    /// Sends SIGTERM to all of them, then SIGCONT, so that halted ones end too.
     pub(super) fn terminate(&self) {
         let family = descendants(&all_processes(), std::process::id());
         let by_group = self.is_leader_unreaped || family.is_empty();
@@ -127,7 +124,7 @@ impl Processes<'_> {
         }
     }
 
-    /// Kills all of them. What is born meanwhile is left: call it until nothing is.
+    /// Kills all of them. Processes that start meanwhile may be left, so call it until none is.
     pub(super) fn kill(&self) {
         if let Some(cgroup) = self.cgroup {
             cgroup::kill(cgroup);
@@ -136,7 +133,7 @@ impl Processes<'_> {
         if self.is_leader_unreaped || family.is_empty() {
             signal_group(self.group, Signal::KILL);
         }
-        // By groups first: nothing gets out of a group that is killed by being born just then.
+        // Groups first: a process that starts in a group while it is killed is killed too.
         let own = u32::try_from(getpgrp().as_raw_nonzero().get()).unwrap_or_default();
         let groups: BTreeSet<u32> = family.iter().map(|one| one.group).filter(|group| *group != own).collect();
         for group in groups {
@@ -150,14 +147,13 @@ impl Processes<'_> {
         }
     }
 
-    /// Those that are there.
     pub(super) fn remaining(&self) -> Vec<u32> {
         let family = descendants(&all_processes(), std::process::id());
         let others = self.others(&family);
         family.into_iter().map(|one| one.pid).chain(others).collect()
     }
 
-    /// Those in the control group that are not in the tree of processes: they went to another namespace.
+    /// Processes in the control group that are not in the process tree, because they went to another namespace.
     fn others(&self, family: &[ProcessStat]) -> Vec<u32> {
         let own = std::process::id();
         let members = self.cgroup.map(cgroup::members).unwrap_or_default();
@@ -173,7 +169,7 @@ fn signal_one(one: &ProcessStat, signal: Signal) {
     signal_if(one.pid, signal, || stat(one.pid).is_some_and(|now| now.started == one.started));
 }
 
-/// What a process of the run in `dir` has in its environment.
+/// The variable that the job's processes have in their environment.
 fn marker(dir: &Path) -> Vec<u8> {
     [DIR_VARIABLE.as_bytes(), b"=", canonical_dir(dir).as_os_str().as_bytes()].concat()
 }
@@ -187,11 +183,10 @@ fn is_marked(pid: u32, marker: &[u8]) -> bool {
     fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| has_marker(&environment, marker))
 }
 
-/// What is to be killed of the processes that carry our marker.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Orphans {
     pids: Vec<u32>,
-    /// The command's process group: it is still the command's, for one of them is in it.
+    /// The command's process group; None if no marked process is in it, because then it may be another's.
     group: Option<u32>,
 }
 
@@ -201,15 +196,15 @@ fn orphans(marked: &[ProcessStat], began: Option<u32>, own: u32) -> Orphans {
     Orphans { pids: others.iter().map(|one| one.pid).collect(), group }
 }
 
-/// Ends what is left of a run whose supervisor is gone, and does nothing where that left nothing, or left it on purpose.
-/// It waits until all is gone: not for a thread that others wait for.
+/// Kills what is left of a job whose supervisor is gone. Does nothing if the supervisor left nothing, or left it on purpose. Blocks until
+/// all is gone.
 pub(crate) fn kill_orphans(dir: &Path) {
     if dir.join(CLEAN_MARKER).exists() {
         return;
     }
     let began = journal::job_start(dir);
     let group = began.as_ref().map(|began| began.pid);
-    // One that was killed as it began has not said where.
+    // A supervisor that was killed early has not written which control group it made.
     let mut cgroups = cgroup::all_for_job(dir);
     cgroups.extend(began.and_then(|began| began.cgroup).filter(|path| cgroup::is_for_job(path, dir) && !cgroups.contains(path)));
     let (marker, own) = (marker(dir), std::process::id());
@@ -233,29 +228,28 @@ pub(crate) fn kill_orphans(dir: &Path) {
     cgroups.iter().for_each(|path| cgroup::remove(path));
 }
 
-/// Whether this is the supervisor of the run in `dir`: it was started for it, and one lives.
+/// Whether this process was started as the supervisor of the job in `dir`, and one runs.
 fn is_supervisor(pid: u32, dir: &Path) -> bool {
     let is_meant = match fs::read(format!("/proc/{pid}/cmdline")) {
         Ok(words) => {
             let last = words.split(|byte| *byte == 0).rfind(|word| !word.is_empty());
             last.is_some_and(|last| canonical_dir(Path::new(OsStr::from_bytes(last))) == canonical_dir(dir))
         }
-        // Where the system does not tell, that one lives must do.
+        // Where the system has no `/proc`, it must do that a supervisor runs.
         Err(_) => !Path::new("/proc/self").exists(),
     };
     is_meant && is_alive(dir)
 }
 
-/// Lets the supervisor of a run go on, if it was halted.
+/// Resumes the supervisor, if it was halted.
 pub(crate) fn resume_supervisor(dir: &Path, supervisor: u32) {
     signal_if(supervisor, Signal::CONT, || is_supervisor(supervisor, dir));
 }
 
-/// Ends the supervisor of a run that does not do so itself, after all that is below it.
-/// It waits until they are gone: not for a thread that others wait for.
+/// Kills a supervisor that does not stop, after all processes below it. Blocks until they are gone.
 pub(crate) fn kill_supervisor(dir: &Path, supervisor: u32) {
     let signal = |signal: Signal| signal_if(supervisor, signal, || is_supervisor(supervisor, dir));
-    // As long as it is there, what detaches itself falls to it, and is found.
+    // While the supervisor exists, orphans become its children, and are found.
     if !signal(Signal::STOP) {
         return;
     }

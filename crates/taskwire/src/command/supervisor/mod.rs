@@ -1,11 +1,12 @@
-//! The process that runs one command: it owns the command's processes, writes down what they write, and outlives the server.
+//! The supervisor: the process that runs one command. It owns the command's processes, writes their output to the journal, and outlives the
+//! server.
 //!
-//! A server starts it with the directory of a run and attaches to its socket; when the server is gone, the next one
-//! attaches. Starting it twice does no harm: who gets the lock and makes the journal runs the command, and nobody else ever
-//! does. It ends when the command has ended; the journal says how.
+//! A server starts it with the directory of a job and attaches to its socket; after a restart, the next server attaches. Starting it twice
+//! does no harm: only the one that gets the lock and creates the journal runs the command. It ends when the command has ended; the journal
+//! says how.
 //!
-//! [`start`] makes the command's process · [`terminal`] what it may write to · [`run`] what happens until its end ·
-//! [`door`] who comes by the socket · [`questions`] what the command asks · [`kill`], [`cgroup`] how it ends for sure.
+//! [`start`] makes the command's process · [`terminal`] what it may write to · [`job_loop`] what happens until its end · [`connections`]
+//! who connects to the socket · [`questions`] what the command asks · [`kill`], [`cgroup`] end all its processes.
 
 mod cgroup;
 mod connections;
@@ -42,75 +43,67 @@ use super::{
 };
 use crate::owned_files::{self, FileKind};
 
-/// What a supervisor is to do; written by the server.
+/// The [`Job`]; written by the server.
 pub(super) const JOB: &str = "job.json";
 /// What the command reads from its standard input; written by the server.
 pub(super) const STDIN: &str = "stdin";
-/// Held by the supervisor as long as it lives.
+/// Locked by the supervisor as long as it runs.
 const LOCK: &str = "lock";
-/// Made by a supervisor that leaves nothing to be cleared up: everything is gone, or stays on purpose.
-const CLEAN_MARKER: &str = "settled";
+/// Made by a supervisor that has nothing left to clean up: all processes are gone, or stay on purpose.
+const CLEAN_MARKER: &str = "clean";
 /// The version of [`Job`] that this program understands.
 const VERSION: u32 = 1;
-/// Somebody may look at the lock for a moment; then it is tried again, so often.
+/// [`is_alive`] may lock the file for a moment, so a new supervisor tries several times.
 const LOCK_TRIES: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// How long a supervisor that was told to stop may take beyond what its job says: killing for sure, and some more.
+/// How long a supervisor that was told to stop may take beyond its job's `kill_after_ms`.
 pub(crate) const STOP_TIMEOUT: Duration = job_loop::KILL_TIMEOUT.saturating_add(Duration::from_secs(5));
 
-/// One run of a command.
+/// What a supervisor is to run, as `job.json` has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Job {
-    /// Of this form.
+    /// See [`VERSION`].
     pub(crate) version: u32,
-    /// The task that it is run for.
     pub(crate) task: String,
-    /// How often the command was started for this task, with this one.
+    /// How often the command was started for this task, this job included.
     #[serde(rename = "run")]
     pub(crate) number: u64,
-    /// The tool's name.
     pub(crate) tool: String,
     /// Program and arguments.
     pub(crate) argv: Vec<String>,
-    /// Where it runs.
     pub(crate) cwd: PathBuf,
-    /// Variables that it gets.
+    /// Variables that the tool sets.
     pub(crate) env: BTreeMap<String, String>,
-    /// Variables of ours that it gets too; all of them if this is nothing.
+    /// Variables of the supervisor that the command inherits; None for all.
     #[serde(rename = "inherit")]
     pub(crate) inherit_env: Option<Vec<String>>,
-    /// Variables of ours that it does not get in any case.
+    /// Variables of the supervisor that the command never gets.
     #[serde(rename = "remove")]
     pub(crate) remove_env: Vec<String>,
-    /// Whether its standard input is the file `stdin` of the spool.
+    /// Whether standard input is the file [`STDIN`].
     pub(crate) stdin: bool,
-    /// Where its standard error goes.
     pub(crate) stderr: Stderr,
-    /// Whether it writes to a pseudo-terminal.
     #[serde(default)]
     pub(crate) pty: bool,
-    /// What becomes of processes that are left when its own has ended.
     pub(crate) leftovers: Leftovers,
-    /// Milliseconds between the gentle end and the other one.
+    /// Milliseconds between SIGTERM and SIGKILL.
     pub(crate) kill_after_ms: u64,
-    /// Bytes that may wait in the journal.
+    /// Bytes of the journal that may wait for the server; then the command waits.
     pub(crate) journal_bytes: u64,
-    /// Bytes that are to stay free on the disk: with less, it has to wait; nothing if this does not matter.
+    /// Bytes that stay free on the disk; with less free, the command waits. 0 turns this off.
     #[serde(default)]
     pub(crate) disk_reserve_bytes: u64,
-    /// The largest block that it may emit.
     pub(crate) block_bytes: u64,
-    /// What the server must know to understand the output.
     pub(crate) settings: OutputSettings,
-    /// Where `taskwire` is found, for the end of PATH.
+    /// Where `taskwire` is; the last directory of the command's PATH.
     pub(crate) program_dir: Option<PathBuf>,
 }
 
 impl Job {
-    /// The job of a run; nothing if there is none.
+    /// The job in `dir`, if there is one.
     ///
     /// # Errors
-    /// When it cannot be read, when somebody else may have written it, or when it is of a version that this program does not know.
+    /// When it cannot be read, when somebody else may have written it, or when this program does not know its version.
     pub(crate) fn read(dir: &Path) -> io::Result<Option<Self>> {
         #[derive(Deserialize)]
         struct Version {
@@ -132,8 +125,8 @@ impl Job {
         serde_json::from_slice(&bytes).map(Some).map_err(broken)
     }
 
-    /// Whether its two streams are read each for itself. Where something is to be hidden they are, even if they go together: in one pipe
-    /// what is written to the one comes into the middle of the other's lines, and takes its secrets apart.
+    /// Whether the two streams have a pipe each. With `redact` they always do: in one pipe a line of one stream could end up in the middle
+    /// of the other's, and split a secret so that it is not found.
     fn is_split(&self) -> bool {
         match self.stderr {
             Stderr::Apart => true,
@@ -147,26 +140,25 @@ impl Job {
 pub(crate) fn is_alive(dir: &Path) -> bool {
     let lock = match File::open(dir.join(LOCK)) {
         Ok(lock) => lock,
-        // One that cannot be looked at may well be alive.
+        // A supervisor whose lock cannot be opened may well run.
         Err(error) => return error.kind() != io::ErrorKind::NotFound,
     };
-    // The lock is given back at once. A supervisor that begins in this very moment tries again.
+    // This lock is released at once. A supervisor that starts in this moment tries again.
     lock.try_lock_shared().is_err()
 }
 
-/// The directory as its processes know it: the same for every server, whatever way it goes there.
+/// One path for the directory, whatever path a server was given: processes are recognised by it.
 fn canonical_dir(dir: &Path) -> PathBuf {
     dir.canonicalize().or_else(|_| std::path::absolute(dir)).unwrap_or_else(|_| dir.to_owned())
 }
 
-/// What is ready to run.
 struct PreparedJob {
     dir: PathBuf,
     job: Job,
     journal: JournalWriter,
     listener: UnixListener,
     signals: Signals,
-    /// The user's own, for the command.
+    /// The user's own umask, for the command.
     mask: Mode,
     _lock: File,
 }
@@ -176,32 +168,30 @@ struct Signals {
     terminate: Signal,
 }
 
-/// Why nothing is run.
+/// Why the supervisor runs nothing.
 enum Refusal {
-    /// Another supervisor runs it.
+    /// Another supervisor runs the job.
     Running,
-    /// It ran.
+    /// The command was run before.
     Over,
-    /// That cannot be done.
     Failed(String),
 }
 
-/// Runs the command of the run in `dir` to its end, in a process of its own: call it first thing in `main`, outside of any
-/// runtime, and end the process with what it returns. To its standard output it writes one line, `started`, `running`, `over`, or
-/// `failed: ` and why, and closes it.
+/// Runs the job in `dir` to its end. Call it first in `main`, outside of any runtime, and end the process with what it returns. It writes
+/// one line to standard output, `started`, `running`, `over`, or `failed: ` and why, and closes it.
 pub fn supervise(dir: &Path) -> ExitCode {
     let null = match OpenOptions::new().read(true).write(true).open("/dev/null") {
         Ok(null) => null,
         Err(error) => return refuse(None, &Refusal::Failed(format!("/dev/null cannot be opened: {error}"))),
     };
-    // Who leads a process group already cannot leave its session; it does without.
+    // A process group's leader cannot leave its session; it goes on in the old one.
     let _ = rustix::process::setsid();
     let _ = rustix::stdio::dup2_stdin(&null);
     let _ = rustix::stdio::dup2_stderr(&null);
-    // Files of ours are for this user only.
+    // Only this user may read the supervisor's files.
     let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let dir = canonical_dir(dir);
-    // A directory that somebody wants to remove or unmount is not ours to hold.
+    // The supervisor must not keep anybody from removing or unmounting the directory it was started in.
     let _ = std::env::set_current_dir("/");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -209,10 +199,10 @@ pub fn supervise(dir: &Path) -> ExitCode {
     };
     runtime.block_on(async {
         match prepare(dir, mask).await {
-            Ok(ready) => {
+            Ok(prepared) => {
                 say(Some(&null), "started");
                 drop(null);
-                job_loop::run_job(ready).await
+                job_loop::run_job(prepared).await
             }
             Err(refusal) => refuse(Some(&null), &refusal),
         }
@@ -229,7 +219,7 @@ fn refuse(null: Option<&File>, refusal: &Refusal) -> ExitCode {
     code
 }
 
-/// Tells who started us. It may be gone: then another will come by the socket.
+/// Tells the server that started us. It may be gone: then the next server attaches by the socket.
 fn say(null: Option<&File>, word: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(format!("{word}\n").as_bytes());
@@ -239,11 +229,11 @@ fn say(null: Option<&File>, word: &str) {
     }
 }
 
-/// Gets everything that must be there before the command runs. The order matters: without the lock nothing is looked at,
-/// and the journal is made last, because from then on nobody will run this command again.
+/// Gets everything that the command needs. The order matters: nothing is read before the lock is taken, and the journal is created last,
+/// because from then on no supervisor runs this command again.
 async fn prepare(dir: PathBuf, mask: Mode) -> Result<PreparedJob, Refusal> {
     let failed = |what: &str, error: &io::Error| Refusal::Failed(format!("{what} in {}: {error}", dir.display()));
-    // With a handler of ours these do not end us, and the command starts with the usual ones.
+    // With a handler these signals do not end the supervisor, and the command starts with the default ones.
     let signals = signals().map_err(|error| failed("cannot handle signals for the command", &error))?;
     owned_files::check(&dir, FileKind::Directory).map_err(|error| failed("nothing is run", &error))?;
     let lock = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK));
@@ -268,7 +258,7 @@ async fn prepare(dir: PathBuf, mask: Mode) -> Result<PreparedJob, Refusal> {
         Ok(None) => return Err(Refusal::Failed(format!("there is no job in {}", dir.display()))),
         Err(error) => return Err(failed("cannot read the job", &error)),
     };
-    // The lock is ours, so a socket that is there is nobody's.
+    // We hold the lock, so nobody listens on a socket that is there.
     let listener = socket::listen(&dir, messages::SOCKET).await.map_err(|error| failed("cannot make the socket", &error))?;
     let journal = match JournalWriter::create(&dir) {
         Ok(journal) => journal,

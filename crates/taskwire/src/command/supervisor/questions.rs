@@ -1,4 +1,4 @@
-//! What the command asks, and who waits for the answers.
+//! The questions of the command, and the processes that wait for the answers.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -7,11 +7,10 @@ use tokio::sync::oneshot;
 
 use crate::command::messages::{OpenQuestion, Question, ToCommand};
 
-/// Questions that may be open at one time.
+/// Questions that may be open at once.
 const OPEN_MAX: usize = 64;
-/// Answers that are kept for those who ask again.
+/// Answers that are kept for processes that ask again.
 const ANSWERED_MAX: usize = 1024;
-/// Bytes of a name.
 const KEY_BYTES_MAX: usize = 128;
 
 struct AwaitedQuestion {
@@ -25,7 +24,7 @@ struct AnsweredQuestion {
     value: Payload,
 }
 
-/// All questions of one run.
+/// All questions of one job.
 pub(super) struct Questions {
     job_number: u64,
     count: u64,
@@ -35,18 +34,18 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    pub(super) fn new(run: u64) -> Self {
-        Self { job_number: run, count: 0, serial: 0, open: Vec::new(), answered: VecDeque::new() }
+    pub(super) fn new(job_number: u64) -> Self {
+        Self { job_number, count: 0, serial: 0, open: Vec::new(), answered: VecDeque::new() }
     }
 
-    /// The open ones, oldest first.
+    /// The open questions, oldest first.
     pub(super) fn open(&self) -> Vec<Arc<OpenQuestion>> {
         self.open.iter().map(|open| open.question.clone()).collect()
     }
 
-    /// Takes a question. Its answer goes to `reply`, now or later. Says whether servers must be told.
+    /// Adds a question. The answer goes to `reply`, now or later. Returns whether the list of open questions changed.
     pub(super) fn ask(&mut self, key: Option<String>, question: Question, at: u64, reply: oneshot::Sender<ToCommand>) -> bool {
-        // Who does not wait for an answer any more misses nothing.
+        // The process that asks may be gone by now.
         match self.add_or_join(key, question, at) {
             AskResult::Answered(answer) => drop(reply.send(answer)),
             AskResult::Joined(n) => self.open[n].waiters.push(reply),
@@ -92,7 +91,6 @@ impl Questions {
         AskResult::New
     }
 
-    /// A name that nobody has used.
     fn unused_key(&mut self) -> String {
         loop {
             self.count += 1;
@@ -104,7 +102,7 @@ impl Questions {
         }
     }
 
-    /// Gives an answer to all who wait for it. Says whether a question is no longer open.
+    /// Answers all processes that wait for this question. Returns whether it was open.
     pub(super) fn answer(&mut self, key: &str, value: &Payload) -> bool {
         let Some(asked) = self.close(key, &ToCommand::Answer { key: key.to_owned(), value: value.clone() }) else { return false };
         if self.answered.len() >= ANSWERED_MAX {
@@ -115,12 +113,12 @@ impl Questions {
         true
     }
 
-    /// Says to all who wait that there will be no answer. It can be asked again. Says whether a question is no longer open.
+    /// Tells all processes that wait that there will be no answer. They can ask again. Returns whether the question was open.
     pub(super) fn refuse(&mut self, key: &str, why: &str) -> bool {
         self.close(key, &ToCommand::Error(why.to_owned())).is_some()
     }
 
-    /// Forgets questions whose answer nobody waits for any more. Says whether there was one.
+    /// Removes questions whose answer no process waits for any more. Returns whether there was one.
     pub(super) fn drop_unawaited(&mut self) -> bool {
         let before = self.open.len();
         self.open.retain_mut(|open| {
@@ -130,24 +128,23 @@ impl Questions {
         self.open.len() < before
     }
 
-    fn close(&mut self, key: &str, said: &ToCommand) -> Option<Arc<OpenQuestion>> {
+    fn close(&mut self, key: &str, answer: &ToCommand) -> Option<Arc<OpenQuestion>> {
         let n = self.open.iter().position(|open| open.question.key == key)?;
         let open = self.open.remove(n);
         for reply in open.waiters {
-            // Who is gone is gone.
-            let _ = reply.send(said.clone());
+            // The process may be gone.
+            let _ = reply.send(answer.clone());
         }
         Some(open.question)
     }
 }
 
-/// What became of a question.
 enum AskResult {
-    /// It has its answer.
+    /// There is a reply already.
     Answered(ToCommand),
-    /// It is the open one at this place.
+    /// The same question is open, at this index.
     Joined(usize),
-    /// It is the last of the open ones now.
+    /// It is now the last of the open questions.
     New,
 }
 

@@ -1,4 +1,4 @@
-//! Making the command's process: its environment, its streams, its control group.
+//! Starts the command's process, with its environment, its streams and its control group.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,6 @@ use tokio::net::unix::pipe::Receiver;
 use super::{Job, STDIN, cgroup::Cgroup, terminal};
 use crate::command::definition::{DIR_VARIABLE, Leftovers, Stderr, TASK_VARIABLE, USUAL_PATH};
 
-/// A command that runs.
 pub(super) struct StartedCommand {
     pub(super) pid: Pid,
     pub(super) out: Receiver,
@@ -25,14 +24,12 @@ pub(super) struct StartedCommand {
     pub(super) cgroup: Option<Cgroup>,
 }
 
-/// Starts the command.
-///
 /// # Errors
-/// Why not, for people.
+/// Why it cannot be started, for people.
 pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<StartedCommand, String> {
     let Some((program, args)) = job.argv.split_first() else { return Err("the command is empty".to_owned()) };
     let name = name_of(program);
-    // All that detach themselves from the command become our children, whatever they do.
+    // Processes that detach themselves from the command become our children.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let streams = |error: io::Error| format!("cannot run `{name}`: its streams cannot be made: {error}");
@@ -42,16 +39,16 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<StartedCommand,
     let pair = if job.pty { terminal::pair } else { pipe };
     let (out, err) = give(&mut command, job, pair).map_err(streams)?;
 
-    // What may stay when the command has ended would keep its control group for ever.
+    // Processes that may stay after the end would keep the control group for ever.
     let cgroup = if job.leftovers == Leftovers::Keep { None } else { Cgroup::make(dir) };
     let is_in = cgroup.as_ref().is_some_and(|cgroup| cgroup.enter().is_ok());
-    // Files that the command makes are as its user wants them.
+    // The files that the command makes follow the user's umask, not ours.
     let own_mask = rustix::process::umask(mask);
     let spawned = command.spawn();
     rustix::process::umask(own_mask);
-    // With our own process in it, the group is of no use.
+    // The group must not have the supervisor in it: killing all of it would kill us.
     let is_out = !is_in || cgroup.as_ref().is_some_and(|cgroup| cgroup.leave().is_ok());
-    // Our ends of what the command writes to: as long as they are open there is no end to read.
+    // `command` holds the writing ends. While one is open, we would never read the end of the output.
     drop(command);
 
     let cgroup = cgroup.and_then(|cgroup| {
@@ -62,13 +59,13 @@ pub(super) fn start(dir: &Path, job: &Job, mask: Mode) -> Result<StartedCommand,
         None
     });
     match spawned {
-        // Its end is waited for together with that of all others.
+        // `reap` waits for it, as for all other children.
         Ok(child) => Ok(StartedCommand { pid: Pid::from_child(&child), out, err, cgroup }),
         Err(error) => Err(start_error(program, &job.cwd, &error)),
     }
 }
 
-/// Gives the command what it writes to, each made by `pair`, and us the other ends.
+/// Makes the command's output streams with `pair`, and returns our ends.
 fn give(command: &mut Command, job: &Job, pair: fn() -> io::Result<(Receiver, OwnedFd)>) -> io::Result<(Receiver, Option<Receiver>)> {
     let (out, theirs) = pair()?;
     let mut err = None;
@@ -79,20 +76,19 @@ fn give(command: &mut Command, job: &Job, pair: fn() -> io::Result<(Receiver, Ow
         err = Some(ours);
         command.stderr(theirs);
     } else {
-        // One for both, so that the order is exact.
+        // One stream for both keeps the exact order.
         command.stderr(theirs.try_clone()?);
     }
     command.stdout(theirs);
     Ok((out, err))
 }
 
-/// Our end of a pipe, and the command's.
 fn pipe() -> io::Result<(Receiver, OwnedFd)> {
     let (ours, theirs) = io::pipe()?;
     Ok((Receiver::from_owned_fd(ours.into())?, theirs.into()))
 }
 
-/// The command's environment, made of ours.
+/// The command's environment, made of the supervisor's.
 fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<OsString, OsString> {
     let is_named = |names: &[String], name: &OsString| names.iter().any(|one| name.as_os_str() == one.as_str());
     let mut all: BTreeMap<OsString, OsString> = ours
@@ -101,7 +97,7 @@ fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsSt
         .collect();
     all.extend(job.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))));
     if job.pty {
-        // What the server was started on says nothing about this one.
+        // The server's own terminal does not matter here.
         let free =
             terminal::VARIABLES.iter().filter(|(name, _)| !job.env.contains_key(*name) && !job.remove_env.iter().any(|one| one == name));
         all.extend(free.map(|(name, value)| (OsString::from(name), OsString::from(value))));
@@ -112,7 +108,7 @@ fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsSt
         if !dirs.contains(last) {
             dirs.push(last.clone());
         }
-        // A directory with a colon in its name cannot be in it.
+        // A directory with a colon in its name cannot be in PATH.
         if let Ok(path) = env::join_paths(dirs) {
             all.insert("PATH".into(), path);
         }
@@ -122,12 +118,12 @@ fn environment(job: &Job, dir: &Path, ours: impl Iterator<Item = (OsString, OsSt
     all
 }
 
-/// What a program is called. Where it and its files are is nobody's business who calls.
+/// The program's name without its path, which callers must not see.
 fn name_of(program: &str) -> &str {
     program.rsplit('/').find(|part| !part.is_empty()).unwrap_or(program)
 }
 
-/// Why a program could not be started, and what to do about it; for callers, so without any path.
+/// Why a program could not be started, and what to do about it. Callers see this, so it has no path.
 fn start_error(program: &str, cwd: &Path, error: &io::Error) -> String {
     let name = name_of(program);
     if !cwd.is_dir() {

@@ -1,10 +1,10 @@
-//! Where a value would become code. A template that puts one there is refused; where that can only be suspected, its author is warned.
+//! Finds values that would become code. A template with one is refused; where that is only likely, the author is warned.
 //!
-//! This reads a command as its program would, by the [`table`]: options, some with a value, then what is left, and the programs that it runs
-//! in turn. Elements may be absent in a call, or be there several times, so that several [`Reading`]s are possible; one that is dangerous is
-//! enough. What is not in the table is taken for harmless: a program of the author's own may do anything with its arguments.
+//! This reads a command as its program would, by the [`table`]: options, some with a value, then operands, and the programs that it runs in
+//! turn. Elements may be absent in a call, or repeated, so several [`Reading`]s are possible, and one dangerous reading is enough. Programs
+//! that are not in the table count as harmless: a program of the author's own may do anything with its arguments.
 //!
-//! `table` the programs · `words` what their author is told · `script` what can be seen in a script of a shell.
+//! `table`: the programs · `explanations`: texts for the author · `script`: what can be seen in a shell script.
 
 mod explanations;
 mod script;
@@ -21,52 +21,48 @@ use self::{
 };
 use super::{CompiledPart, Element};
 
-/// More arguments than this are not counted.
+/// More operands than this are not counted.
 const OPERANDS_MAX: usize = 8;
-/// What a shell calls standard input where it is named as a file.
+/// How a command names standard input as a file.
 const STDIN: [&str; 3] = ["-", "/dev/stdin", "/dev/fd/0"];
-/// What follows is given to the command as it is.
+/// After one of these, `parallel` passes arguments to the command as they are.
 const PARALLEL_ARGUMENTS: [&str; 4] = [":::", ":::+", "::::", "::::+"];
-/// Programs that put names of files, or lines, into the words of a command in place of `{}`.
+/// Programs that replace `{}` in a command by file names or lines.
 const REPLACING: [&str; 5] = ["find", "fd", "fdfind", "xargs", "parallel"];
 
 /// Elements that are there together, or not at all.
 #[derive(Clone, Copy)]
 struct Group<'a> {
     elements: &'a [Element],
-    /// In every call.
+    /// Whether it is there in every call.
     always: bool,
-    /// Perhaps several times.
+    /// Whether it may be there several times.
     repeats: bool,
 }
 
 /// What a program expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// Options, or what stands behind them.
+    /// Options or operands.
     Any,
-    /// No options any more.
+    /// Only operands.
     Operands,
     /// So many values of options, which are no code.
     Values(usize),
-    /// The value of an option.
     Value(Role),
 }
 
-/// What is known of a program's code.
+/// Where a program gets its code from, as far as the reading knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CodeSource {
-    /// It is still to come.
     NotYet,
-    /// It comes next: there was a `-c`.
+    /// There was a `-c`.
     ComesNext,
-    /// It was there.
+    /// It was an argument.
     AsArgument,
-    /// It comes on standard input.
     Stdin,
 }
 
-/// What an element is to the program that gets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// Nothing that is run.
@@ -80,50 +76,49 @@ enum Role {
     Setting(usize),
     /// `NAME=value` for the environment.
     Variable,
-    /// Which program is run.
+    /// The name of a program that is run.
     Program,
     /// A target or a variable of `make`.
     Target,
-    /// Part of an option, so that the rest of it is the caller's choice.
+    /// Part of an option; the value could complete it to a dangerous one.
     Option,
 }
 
 /// A program within a command, and how far it has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reading {
-    /// Which of the table.
+    /// Its index in the table.
     program: usize,
-    /// Where its name stands.
+    /// Which element of the command names it.
     program_position: usize,
     next: Next,
     code_source: CodeSource,
-    /// What it has read that was neither an option nor the value of one.
+    /// How many operands it has read.
     operands: usize,
     /// An option said that a command follows.
     expects_command: bool,
-    /// Something that may be absent is thought to be.
+    /// Whether this reading assumes that an element which may be absent is.
     assumes_absent: bool,
 }
 
-/// One element as one program reads it.
 struct ElementUse<'a> {
     reading: Reading,
     role: Role,
     element: &'a Element,
-    /// Its number in the command.
+    /// Its index in the command.
     position: usize,
 }
 
 impl Reading {
-    fn start(program: usize, at: usize, lacks: bool) -> Self {
+    fn start(program: usize, program_position: usize, assumes_absent: bool) -> Self {
         Self {
             program,
-            program_position: at,
+            program_position,
             next: Next::Any,
             code_source: CodeSource::NotYet,
             operands: 0,
             expects_command: false,
-            assumes_absent: lacks,
+            assumes_absent,
         }
     }
 
@@ -131,47 +126,47 @@ impl Reading {
         &PROGRAMS[self.program]
     }
 
-    /// What an element is to this program. How it, and what it runs, may go on is added to `on`.
-    fn read(self, element: &Element, here: usize, on: &mut Vec<Self>) -> Role {
+    /// What an element is to this program. The ways in which this program, and those that it runs, may go on are added to `next_readings`.
+    fn read(self, element: &Element, position: usize, next_readings: &mut Vec<Self>) -> Role {
         let role = match self.next {
             Next::Values(count) => {
-                on.push(Self { next: if count > 1 { Next::Values(count - 1) } else { Next::Any }, ..self });
+                next_readings.push(Self { next: if count > 1 { Next::Values(count - 1) } else { Next::Any }, ..self });
                 Role::Plain
             }
             Next::Value(role) => {
                 let is_last = self.spec().code_ends_options && self.code_source == CodeSource::AsArgument;
-                on.push(Self { next: if is_last { Next::Operands } else { Next::Any }, ..self });
+                next_readings.push(Self { next: if is_last { Next::Operands } else { Next::Any }, ..self });
                 role
             }
             Next::Any => match self.option(element) {
                 Some((role, then)) => {
-                    on.push(then);
+                    next_readings.push(then);
                     role
                 }
-                None => self.operand(element, here, on),
+                None => self.operand(element, position, next_readings),
             },
-            Next::Operands => self.operand(element, here, on),
+            Next::Operands => self.operand(element, position, next_readings),
         };
-        self.inner(element, here, on);
+        self.inner(element, position, next_readings);
         role
     }
 
-    /// A program that this one may run is found wherever its name stands: nobody knows all options of all programs.
-    fn inner(self, element: &Element, here: usize, on: &mut Vec<Self>) {
+    /// Finds a program that this one may run wherever its name stands: nobody knows all options of all programs.
+    fn inner(self, element: &Element, position: usize, next_readings: &mut Vec<Self>) {
         let Some(inner) = element.literal().and_then(table::find) else { return };
         let is_run = match self.spec().operand_kind {
             OperandKind::Anywhere | OperandKind::Joined(_) => true,
-            // One that is not meant here would seldom be followed by an option for code.
+            // A word that only looks like a program would seldom be followed by an option for code.
             OperandKind::Command(_) => matches!(PROGRAMS[inner].operand_kind, OperandKind::Shell | OperandKind::Script),
             _ => false,
         };
-        let reading = Self::start(inner, here, self.assumes_absent);
-        if is_run && !on.contains(&reading) {
-            on.push(reading);
+        let reading = Self::start(inner, position, self.assumes_absent);
+        if is_run && !next_readings.contains(&reading) {
+            next_readings.push(reading);
         }
     }
 
-    /// What an option is, and what follows it; nothing if this is none.
+    /// What an option is, and what follows it; None if the element is no option.
     fn option(self, element: &Element) -> Option<(Role, Self)> {
         let (program, lead) = (self.spec(), element.literal_prefix());
         if program.operand_kind == OperandKind::Shell {
@@ -215,7 +210,6 @@ impl Reading {
         Some(self)
     }
 
-    /// What follows an option that takes this.
     fn after_option(self, takes: OptionValue) -> Self {
         let value = |role| Self { next: Next::Value(role), ..self };
         match takes {
@@ -229,7 +223,7 @@ impl Reading {
         }
     }
 
-    /// What a value is that is put into an option that begins so.
+    /// What a value is in an option that begins like this.
     fn open_option(self, lead: &str) -> Role {
         let program = self.spec();
         let role = |takes: OptionValue, from: usize| match takes {
@@ -258,7 +252,7 @@ impl Reading {
         unless(program.has_letters() || (lead == "-" && program.may_run("-")))
     }
 
-    /// Options of shells: the letter `c` announces code wherever it stands, and each `o` has a value behind them all.
+    /// Options of shells: the letter `c` announces code wherever it stands, and each `o` takes a value after all letters.
     fn shell_option(self, element: &Element) -> Option<(Role, Self)> {
         let Some(text) = element.literal() else {
             return element.literal_prefix().starts_with(['-', '+']).then_some((Role::Option, self));
@@ -271,90 +265,89 @@ impl Reading {
             }
             _ if text.len() > 1 && text.starts_with(['-', '+']) => {
                 let is_minus = text.starts_with('-');
-                let given = match self.code_source {
+                let code_source = match self.code_source {
                     CodeSource::ComesNext => CodeSource::ComesNext,
                     _ if is_minus && text.contains('c') => CodeSource::ComesNext,
                     _ if is_minus && text.contains('s') => CodeSource::Stdin,
-                    given => given,
+                    known => known,
                 };
                 let values = text.chars().filter(|c| matches!(c, 'o' | 'O')).count();
-                Self { code_source: given, next: if values > 0 { Next::Values(values) } else { Next::Any }, ..self }
+                Self { code_source, next: if values > 0 { Next::Values(values) } else { Next::Any }, ..self }
             }
             _ => return None,
         };
         Some((Role::Plain, then))
     }
 
-    /// What an element is that is no option.
-    fn operand(self, element: &Element, here: usize, on: &mut Vec<Self>) -> Role {
+    fn operand(self, element: &Element, position: usize, next_readings: &mut Vec<Self>) -> Role {
         let text = element.literal();
         let more = Self { operands: (self.operands + 1).min(OPERANDS_MAX), ..self };
         let rest = if self.expects_command { OperandKind::Command(0) } else { self.spec().operand_kind };
         match (rest, self.code_source) {
             (OperandKind::Shell, CodeSource::ComesNext) => Role::Code,
             (OperandKind::Shell | OperandKind::Script, CodeSource::Stdin) => {
-                on.push(self);
+                next_readings.push(self);
                 Role::Plain
             }
             (OperandKind::Shell | OperandKind::Script, CodeSource::NotYet) if text.is_some_and(|text| STDIN.contains(&text)) => {
-                on.push(Self { code_source: CodeSource::Stdin, next: Next::Operands, ..self });
+                next_readings.push(Self { code_source: CodeSource::Stdin, next: Next::Operands, ..self });
                 Role::Plain
             }
             (OperandKind::Shell | OperandKind::Script, CodeSource::NotYet) => Role::File,
-            // Arguments of its code.
+            // These are arguments of its code.
             (OperandKind::Shell | OperandKind::Script, _) => Role::Plain,
             (OperandKind::Code, CodeSource::NotYet) => {
-                on.push(Self { code_source: CodeSource::AsArgument, ..self });
+                next_readings.push(Self { code_source: CodeSource::AsArgument, ..self });
                 Role::Code
             }
             (OperandKind::Joined(_), _) if text.is_some_and(|text| PARALLEL_ARGUMENTS.contains(&text)) => Role::Plain,
-            (OperandKind::Joined(from), given) => {
+            (OperandKind::Joined(from), code_source) => {
                 let begins = self.operands >= from;
-                // Options behind the first word of the command are the command's.
-                on.push(if begins { Self { next: Next::Operands, ..more } } else { more });
-                if begins && given == CodeSource::NotYet { Role::Code } else { Role::Plain }
+                // Options after the first word of the command belong to the command.
+                next_readings.push(if begins { Self { next: Next::Operands, ..more } } else { more });
+                if begins && code_source == CodeSource::NotYet { Role::Code } else { Role::Plain }
             }
             (OperandKind::Statements(from), _) => {
-                on.push(more);
+                next_readings.push(more);
                 if self.operands >= from { Role::Statement } else { Role::Plain }
             }
             (OperandKind::Targets, _) => {
-                on.push(self);
+                next_readings.push(self);
                 Role::Target
             }
             (OperandKind::Sub(name), _) => {
                 let sub = PROGRAMS.iter().position(|program| program.names == name);
-                on.extend(sub.map(|sub| Self::start(sub, self.program_position, self.assumes_absent)));
+                next_readings.extend(sub.map(|sub| Self::start(sub, self.program_position, self.assumes_absent)));
                 Role::Plain
             }
             (OperandKind::Command(behind), _) if self.operands < behind => {
-                on.push(more);
+                next_readings.push(more);
                 Role::Plain
             }
             (OperandKind::Command(_), _) if !self.expects_command && assigned(element.literal_prefix()).is_some() => {
-                on.push(self);
+                next_readings.push(self);
                 Role::Variable
             }
             (OperandKind::Command(_), _) => {
                 if self.spec().operand_kind == OperandKind::Plain {
-                    // Where the command ends, this program goes on.
-                    on.push(Self { expects_command: false, ..self });
+                    // This program goes on after the end of the command.
+                    next_readings.push(Self { expects_command: false, ..self });
                 }
-                on.extend(text.and_then(table::find).map(|program| Self::start(program, here, self.assumes_absent)));
+                next_readings.extend(text.and_then(table::find).map(|program| Self::start(program, position, self.assumes_absent)));
                 if text.is_none() { Role::Program } else { Role::Plain }
             }
             (OperandKind::Plain | OperandKind::Anywhere | OperandKind::Code, _) => {
-                on.push(self);
+                next_readings.push(self);
                 Role::Plain
             }
         }
     }
 
-    /// Whether standard input is code for it, or statements.
+    /// Whether it takes code or statements from standard input.
     fn reads_stdin(self) -> bool {
         let program = self.spec();
         let is_open = match program.operand_kind {
-            // The first are no code.
+            // The first operands are no code.
             OperandKind::Joined(from) => self.operands <= from,
             _ => true,
         };
@@ -375,47 +368,45 @@ fn groups(steps: &[CompiledPart]) -> Vec<Group<'_>> {
     steps.iter().map(|step| Group { elements: &step.elements, always: step.always, repeats: step.repeats }).collect()
 }
 
-/// Reads a command, whose first element is the program, and tells of each element what it is to whom. What is left are the programs that
-/// have not read to their end.
+/// Reads a command, whose first element is the program, and reports what each element is to which program. Returns the readings at the end
+/// of the command.
 fn read_command<'a>(command: &[Group<'a>], mut see: impl FnMut(ElementUse<'a>)) -> Vec<Reading> {
     let Some((program, rest)) = command.split_first() else { return Vec::new() };
     let name = program.elements.first().and_then(Element::literal);
     let mut readings: Vec<Reading> = name.and_then(table::find).map(|program| Reading::start(program, 0, false)).into_iter().collect();
     let mut first = program.elements.len();
     for group in rest {
-        let mut on = read_group(&readings, group, first, &mut see);
+        let mut next_readings = read_group(&readings, group, first, &mut see);
         let mut known = 0;
-        while group.repeats && on.len() > known {
-            known = on.len();
-            let again = read_group(&on, group, first, &mut see);
-            join(&mut on, again);
+        while group.repeats && next_readings.len() > known {
+            known = next_readings.len();
+            let again = read_group(&next_readings, group, first, &mut see);
+            join(&mut next_readings, again);
         }
         if !group.always {
-            join(&mut on, readings.into_iter().map(|reading| Reading { assumes_absent: true, ..reading }));
+            join(&mut next_readings, readings.into_iter().map(|reading| Reading { assumes_absent: true, ..reading }));
         }
-        readings = on;
+        readings = next_readings;
         first += group.elements.len();
     }
     readings
 }
 
-/// Reads the elements of a group once.
 fn read_group<'a>(readings: &[Reading], group: &Group<'a>, first: usize, see: &mut impl FnMut(ElementUse<'a>)) -> Vec<Reading> {
     let mut readings = readings.to_vec();
-    for (element, here) in group.elements.iter().zip(first..) {
-        let mut on = Vec::new();
+    for (element, position) in group.elements.iter().zip(first..) {
+        let mut next_readings = Vec::new();
         for reading in readings {
             let mut then = Vec::new();
-            let role = reading.read(element, here, &mut then);
-            see(ElementUse { reading, role, element, position: here });
-            join(&mut on, then);
+            let role = reading.read(element, position, &mut then);
+            see(ElementUse { reading, role, element, position });
+            join(&mut next_readings, then);
         }
-        readings = on;
+        readings = next_readings;
     }
     readings
 }
 
-/// Adds readings that are not there yet.
 fn join(all: &mut Vec<Reading>, more: impl IntoIterator<Item = Reading>) {
     for reading in more {
         if !all.contains(&reading) {
@@ -424,12 +415,11 @@ fn join(all: &mut Vec<Reading>, more: impl IntoIterator<Item = Reading>) {
     }
 }
 
-/// The elements of a command, and whether each stands at the same place in every call.
+/// The elements of a command, and whether each is at the same position in every call.
 fn elements(steps: &[CompiledPart]) -> Vec<(&Element, bool)> {
     steps.iter().flat_map(|step| step.elements.iter().map(move |element| (element, step.always && !step.repeats))).collect()
 }
 
-/// Refuses commands where a value would become code.
 pub(super) fn check(steps: &[CompiledPart], allow_dash: &BTreeSet<String>) -> Result<(), String> {
     let all = elements(steps);
     let mut wrong = None;
@@ -441,7 +431,7 @@ pub(super) fn check(steps: &[CompiledPart], allow_dash: &BTreeSet<String>) -> Re
     wrong.map_or(Ok(()), Err)
 }
 
-/// What can be used, but may not do what was meant, or lets callers choose what is run.
+/// Warns of commands that probably do not do what their author wants, or let callers choose what is run.
 pub(super) fn warnings(steps: &[CompiledPart]) -> Vec<String> {
     let all = elements(steps);
     let mut warnings: Vec<String> = Vec::new();
@@ -461,12 +451,11 @@ pub(super) fn warnings(steps: &[CompiledPart]) -> Vec<String> {
     warnings
 }
 
-/// Who runs what comes on the standard input of a command.
+/// The program that runs what comes on the standard input of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::command) struct StdinReader<'a> {
-    /// The program.
     pub(in crate::command) program: &'a str,
-    /// Whether that is code; else statements that callers may be meant to write.
+    /// Whether that is code; otherwise statements that callers may be meant to write.
     pub(in crate::command) is_code: bool,
 }
 
@@ -480,7 +469,7 @@ pub(super) fn stdin_reader(steps: &[CompiledPart]) -> Option<StdinReader<'_>> {
     readers.max_by_key(|reader| reader.is_code)
 }
 
-/// The file of a script, and what it is given.
+/// A script in a file, and its arguments.
 #[derive(Debug)]
 pub(in crate::command) struct Script<'a> {
     /// Its name, as the command has it.
@@ -489,13 +478,13 @@ pub(in crate::command) struct Script<'a> {
 }
 
 impl Script<'_> {
-    /// What can be seen in its text: that it runs what it is given.
+    /// Warns if the script's text shows that it runs its arguments.
     pub(in crate::command) fn warnings(&self, text: &str) -> Vec<String> {
         script::commands_that_run_values(text, &self.values).iter().map(|command| explanations::runs_values(command)).collect()
     }
 }
 
-/// Files that are scripts of a shell, as far as the command tells, and the program itself, which may be one; those that get values.
+/// Files that the command shows to be shell scripts, and the program itself, which may be one; only those that get values.
 pub(super) fn scripts(steps: &[CompiledPart]) -> Vec<Script<'_>> {
     let all = elements(steps);
     let mut files: Vec<(&str, usize)> = Vec::new();
@@ -509,6 +498,6 @@ pub(super) fn scripts(steps: &[CompiledPart]) -> Vec<Script<'_>> {
     if let Some(program) = all.first().and_then(|(program, _)| program.literal()).filter(|program| table::find(program).is_none()) {
         files.push((program, 0));
     }
-    let scripts = files.into_iter().map(|(file, here)| Script { file, values: ScriptArguments::of(&all[here..]) });
+    let scripts = files.into_iter().map(|(file, position)| Script { file, values: ScriptArguments::of(&all[position..]) });
     scripts.filter(|script| script.values.any()).collect()
 }

@@ -1,13 +1,12 @@
-//! The parameters of a tool, as far as its schema tells.
+//! The parameters of a tool, as far as its schema describes them.
 
 use serde_json::Value;
 
 use crate::schema::meant;
 
-/// How deep lists of lists are looked into.
+/// How deep lists of lists are checked.
 const DEPTH_MAX: usize = 8;
 
-/// The parameters that a schema describes.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::command) struct Parameters<'a> {
     schema: &'a Value,
@@ -18,7 +17,7 @@ impl<'a> Parameters<'a> {
         Self { schema }
     }
 
-    /// Each with its schema.
+    /// All parameters with their schemas.
     pub(in crate::command) fn all(self) -> impl Iterator<Item = (&'a str, &'a Value)> {
         self.schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, schema)| (name.as_str(), schema))
     }
@@ -27,13 +26,13 @@ impl<'a> Parameters<'a> {
         self.schema.get("properties")?.get(name)
     }
 
-    /// The parameter that a text like `{a b} and more` seems to begin with, but cannot: with such a name it is text.
+    /// The parameter that an author wants in a text like `{a b} and more`, though its name cannot stand in braces.
     pub(super) fn unnameable(self, text: &str) -> Option<&'a str> {
         let braced = |name: &str| text.strip_prefix('{').and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('}'));
         self.all().map(|(name, _)| name).find(|name| !name.trim().is_empty() && braced(name))
     }
 
-    /// Whether a value of this parameter is surely of this type (or null).
+    /// Whether every value of this parameter is of this type (or null).
     pub(super) fn is(self, name: &str, kind: &str) -> bool {
         let Some(schema) = self.get(name) else { return false };
         match self.resolve_ref(schema).get("type") {
@@ -43,13 +42,12 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The schema that this one refers to; itself if it does not.
+    /// The schema that this one refers to, or itself.
     pub(in crate::command) fn resolve_ref(self, schema: &'a Value) -> &'a Value {
         meant(self.schema, schema)
     }
 
-    /// Whether no value of it can be anything but a number, true or false, or one of those that its author wrote down: so nothing that
-    /// could be code.
+    /// Whether no value of it can be code: all are numbers, booleans, or values that the author wrote down.
     pub(super) fn cannot_be_code(self, name: &str) -> bool {
         self.get(name).is_some_and(|schema| self.schema_cannot_be_code(schema, DEPTH_MAX))
     }
@@ -73,7 +71,6 @@ impl<'a> Parameters<'a> {
             }
     }
 
-    /// Whether a value of it may be of this type.
     fn may_be(self, name: &str, kind: &str) -> bool {
         let Some(schema) = self.get(name).map(|schema| self.resolve_ref(schema)) else { return true };
         match (schema.get("type"), schema.get("enum")) {
@@ -84,19 +81,18 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Whether a value of it may be a list, which becomes any number of arguments.
+    /// Whether it may be a list, which becomes any number of arguments.
     pub(super) fn may_be_list(self, name: &str) -> bool {
         self.may_be(name, "array")
     }
 
-    /// Whether every call has a value for it.
     pub(super) fn always_has_value(self, name: &str) -> bool {
         let is_required = self.schema.get("required").and_then(Value::as_array).is_some_and(|names| names.iter().any(|one| one == name));
         let has_default = self.get(name).and_then(|schema| schema.get("default")).is_some_and(|default| !default.is_null());
         (is_required || has_default) && !self.may_be(name, "null") && !self.may_be_list(name)
     }
 
-    /// An error if there is no such parameter. `hint` is what else may have been meant.
+    /// An error if there is no such parameter. `hint` says what else the author may have wanted.
     pub(in crate::command) fn require(self, name: &str, hint: &str) -> Result<(), String> {
         if self.get(name).is_some() {
             return Ok(());
@@ -112,7 +108,7 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// How many letters must be added, removed or replaced to make one name of the other.
+/// How many characters must be added, removed or replaced to turn one name into the other.
 pub(super) fn edit_distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

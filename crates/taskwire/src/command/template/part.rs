@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, de};
 pub enum Part {
     /// One argument: `"--out={path}"`.
     One(String),
-    /// Arguments that belong together: `["--out", "{path}"]`. All of them are left out if one parameter is absent, and all
-    /// are repeated for each item of a list.
+    /// Arguments that belong together: `["--out", "{path}"]`. All are left out if one parameter is absent, and all are repeated for each
+    /// item of a list.
     Group(Vec<String>),
     /// A group that is there only if a boolean parameter is true: `{ when = "verbose", args = ["-v"] }`.
     When {
@@ -27,7 +27,7 @@ impl From<&str> for Part {
     }
 }
 
-/// By hand, because an untagged enum would say no more than that nothing fitted.
+/// Written by hand, because the error of an untagged enum would not say what is wrong.
 impl<'de> Deserialize<'de> for Part {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

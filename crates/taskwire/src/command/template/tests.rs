@@ -1,4 +1,4 @@
-//! What a hostile caller could try, and what a careless author could write.
+//! Tests of templates: what a hostile caller could try, and what a careless author could write.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -24,11 +24,11 @@ pub(in crate::command) fn compile(command: &Value) -> Result<CommandTemplate, St
 }
 
 pub(in crate::command) fn filled(template: &CommandTemplate, values: &Value) -> Result<Vec<String>, Vec<String>> {
-    let mut bill = ArgvBuilder::default();
-    template.fill(values.as_object().expect("an object"), &mut bill);
-    match bill.problems.is_empty() {
-        true => Ok(bill.argv),
-        false => Err(bill.problems),
+    let mut argv = ArgvBuilder::default();
+    template.fill(values.as_object().expect("an object"), &mut argv);
+    match argv.problems.is_empty() {
+        true => Ok(argv.argv),
+        false => Err(argv.problems),
     }
 }
 
@@ -40,7 +40,7 @@ pub(in crate::command) fn refused(command: &Value) -> String {
     compile(command).map(|_| ()).expect_err(&command.to_string())
 }
 
-/// What a terminal or a model reads: short, and nothing in it that would be obeyed.
+/// Problems must be short, and have nothing that a terminal or a model would obey.
 fn assert_harmless(problems: &[String]) {
     for problem in problems {
         assert!(problem.len() < 800, "{problem}");
@@ -222,7 +222,7 @@ fn hostile_values_that_could_be_options_are_refused_where_they_begin_an_argument
             assert!(problems[0].contains("allow_dash = [\"x\"]") && problems[0].contains("\"./-"), "{problems:?}");
             assert_harmless(&problems);
         }
-        // Not where the author's own text comes first, and not where they allowed it.
+        // A dash is accepted after text of the author, and where the author allows it.
         assert_eq!(fill(&json!(["p", "--o={x}"]), &json!({"x": value})).expect("inside"), ["p".to_owned(), format!("--o={value}")]);
         assert_eq!(fill(&json!(["p", "{dashed}"]), &json!({"dashed": value})).expect("allowed"), ["p", value]);
     }
@@ -264,7 +264,7 @@ fn a_nul_is_refused_wherever_it_is() {
         assert!(refused(&json!(["p", value])).contains("NUL"));
     }
     assert!(refused(&json!(["p\0"])).contains("NUL"));
-    // In JSON a NUL is written with other letters.
+    // JSON escapes a NUL.
     assert_eq!(fill(&json!(["p", "{o}"]), &json!({"o": {"a": "\0"}})).expect("JSON"), ["p", "{\"a\":\"\\u0000\"}"]);
 }
 
@@ -297,10 +297,10 @@ fn an_argument_may_be_as_long_as_the_system_allows_and_no_longer() {
 #[test]
 fn a_list_that_would_make_the_command_too_large_is_cut_off_early() {
     let template = compile(&json!(["p", ["x".repeat(100_000), "{list}"]])).expect("a command");
-    let mut bill = ArgvBuilder::default();
-    template.fill(json!({"list": vec!["a"; 100_000]}).as_object().expect("an object"), &mut bill);
-    assert!(bill.is_too_large());
-    assert!(bill.argv.len() < 30, "{} arguments were made", bill.argv.len());
+    let mut argv = ArgvBuilder::default();
+    template.fill(json!({"list": vec!["a"; 100_000]}).as_object().expect("an object"), &mut argv);
+    assert!(argv.is_too_large());
+    assert!(argv.argv.len() < 30, "{} arguments were made", argv.argv.len());
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn absent_parameters_leave_their_argument_out_and_a_group_as_a_whole() {
     assert_eq!(fill(&command, &json!({"x": "1", "y": null, "v": true})).expect("filled"), ["p", "1", "fixed", "group", "end"]);
     let all = fill(&command, &json!({"x": "1", "y": "2", "v": true})).expect("filled");
     assert_eq!(all, ["p", "1", "--y=2", "--pair", "1", "2", "fixed", "group", "-v", "2", "end"]);
-    // What is not used is not looked at.
+    // Values that are not used are not checked.
     assert_eq!(fill(&json!(["p", ["{x}", "{y}"]]), &json!({"x": "-\0"})).expect("filled"), ["p"]);
 }
 
@@ -356,13 +356,13 @@ fn two_lists_in_one_place_are_refused() {
         let why = refused(&command);
         assert!(why.contains("both lists") && why.contains("`list`"), "{why}");
     }
-    // What the schema leaves open is found in the call.
+    // The schema does not say that both are lists, but the call does.
     let command = json!(["p", ["{any}", "{other}"]]);
     assert_eq!(fill(&command, &json!({"any": ["a", "b"], "other": "o"})).expect("one list"), ["p", "a", "o", "b", "o"]);
     let problems = fill(&command, &json!({"any": ["a"], "other": ["b"]})).expect_err("two lists");
     assert!(problems[0].starts_with("`other`: ") && problems[0].contains("`any`"), "{problems:?}");
     assert_eq!(fill(&command, &json!({"any": ["a"], "other": []})).expect("an empty list is absent"), ["p"]);
-    // References that go in circles have an end.
+    // References may go in circles.
     assert_eq!(fill(&json!(["p", "{around}"]), &json!({"around": "a"})).expect("filled"), ["p", "a"]);
 }
 

@@ -1,4 +1,4 @@
-//! What an author is told: what would happen to a value, and what to write instead.
+//! Texts for the author: what would happen to a value, and what to write instead.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,17 @@ use serde_json::Value;
 use super::{ElementUse, Next, REPLACING, Role, assigned, table};
 use crate::command::template::{Element, TemplatePiece, literal, quoted};
 
-/// Shells whose scripts count their arguments from the first.
+/// Shells that have no `$0` in a script: its arguments begin with the first.
 const SHELLS_WITHOUT_ARG0: [&str; 3] = ["fish", "csh", "tcsh"];
 
 type All<'a> = [(&'a Element, bool)];
 
-/// The name of the program that reads.
+/// The name of the program that reads the element.
 fn program<'a>(seen: &ElementUse<'_>, all: &All<'a>) -> &'a str {
     all.get(seen.reading.program_position).and_then(|(program, _)| program.literal()).map_or("", table::base_name)
 }
 
-/// Where something else is absent, an element stands at another place than it seems to.
+/// Says that an element takes another's position if something before it is absent.
 fn absence_note(seen: &ElementUse<'_>) -> &'static str {
     match seen.reading.assumes_absent {
         true => " (that is so where something before it is not given: what belongs together is a list, [\"--option\", \"{value}\"])",
@@ -61,7 +61,6 @@ pub(super) fn refusal(seen: &ElementUse<'_>, all: &All<'_>) -> Option<String> {
     Some(format!("{source}: {why}{}", absence_note(seen)))
 }
 
-/// What to write instead, for the program that reads.
 fn advice(seen: &ElementUse<'_>, name: &str) -> String {
     seen.reading.spec().advice.replace("{}", &format!("{{{name}}}"))
 }
@@ -95,7 +94,7 @@ pub(super) fn dashed(seen: &ElementUse<'_>, all: &All<'_>, allow_dash: &BTreeSet
     })
 }
 
-/// Why a value may be more than it seems.
+/// Why the author should not let callers choose a value freely.
 pub(super) fn suspicion(seen: &ElementUse<'_>, all: &All<'_>) -> Option<String> {
     let name = seen.element.free_text_parameter.as_deref()?;
     let (program, source) = (program(seen, all), quoted(&seen.element.source));
@@ -112,7 +111,7 @@ pub(super) fn suspicion(seen: &ElementUse<'_>, all: &All<'_>) -> Option<String> 
     }
 }
 
-/// A value right behind the script: it is `$0` there, and `$1` is what comes next.
+/// Warns of a value directly after the script: it is `$0` there, and `$1` is the next.
 pub(super) fn misplaced(seen: &ElementUse<'_>, all: &All<'_>) -> Option<String> {
     let shell = program(seen, all);
     if SHELLS_WITHOUT_ARG0.contains(&shell) || seen.reading.assumes_absent {
@@ -132,7 +131,7 @@ pub(super) fn misplaced(seen: &ElementUse<'_>, all: &All<'_>) -> Option<String> 
     })
 }
 
-/// A script into which another program puts what it finds.
+/// Warns of a script into which another program puts what it finds.
 pub(super) fn replaced(seen: &ElementUse<'_>, all: &All<'_>) -> Option<String> {
     let text = seen.element.literal().filter(|text| text.contains("{}"))?;
     let mut before = all[..seen.reading.program_position].iter().filter_map(|(element, _)| element.literal()).map(table::base_name);
@@ -144,7 +143,6 @@ pub(super) fn replaced(seen: &ElementUse<'_>, all: &All<'_>) -> Option<String> {
     ))
 }
 
-/// That a script runs what it is given, in this command.
 pub(super) fn runs_values(command: &str) -> String {
     format!("{}: so the script runs a value of the caller as code, or as a program: use it as an argument only", quoted(command))
 }
@@ -158,7 +156,7 @@ fn argument(number: usize, shell: &str) -> String {
     }
 }
 
-/// The same command in the safe way, in the author's own words.
+/// The author's command in the safe way.
 fn example(all: &All<'_>, script_at: usize, shell: &str) -> String {
     let mut words: Vec<String> = all[..script_at].iter().map(|(element, _)| element.source.clone()).collect();
     let (script, names) = numbered(all[script_at].0, shell);

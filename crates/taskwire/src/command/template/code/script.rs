@@ -1,18 +1,18 @@
-//! Scripts of shells, as far as it can be seen in their text that they run what they are given: `eval "$1"`, `sh -c "$1"`, `. "$1"`, `"$1"`.
+//! Finds commands in shell scripts that run their arguments: `eval "$1"`, `sh -c "$1"`, `. "$1"`, `"$1"`.
 //!
-//! This is no shell. It takes a script apart into simple commands and their words, with quotes and substitutions, and follows values into
-//! variables. What it finds is a reason to warn and none to refuse.
+//! This is no shell. It splits a script into simple commands and their words, with quotes and substitutions, and follows values into
+//! variables. What it finds is a reason to warn, not to refuse.
 
 use super::{Group, Role, assigned, read_command};
 use crate::command::template::{Element, TemplatePiece};
 
-/// Substitutions within each other, beyond which nobody looks.
+/// Substitutions that are nested deeper are not searched.
 const DEPTH_MAX: usize = 16;
-/// Words before a command.
+/// Words that may stand before a command.
 const KEYWORDS: &str = "if then elif else while until do { } ! time exec command builtin nohup export local declare readonly typeset";
 
-/// Which arguments of a script are values of the caller: for each whether it may be any text, and whether it stands at the same place in
-/// every call. The first is `$0`.
+/// The arguments of a script, from `$0` on: for each whether it may be any text from the caller, and whether it is at the same position in
+/// every call.
 #[derive(Debug)]
 pub(super) struct ScriptArguments(Vec<(bool, bool)>);
 
@@ -21,22 +21,21 @@ impl ScriptArguments {
         Self(elements.iter().map(|(element, is_certain)| (element.free_text_parameter.is_some(), *is_certain)).collect())
     }
 
-    /// Whether any is.
+    /// Whether any argument may be any text.
     pub(super) fn any(&self) -> bool {
-        self.0.iter().any(|(is_loose, _)| *is_loose)
+        self.0.iter().any(|(is_free_text, _)| *is_free_text)
     }
 
-    /// Whether this one may be.
+    /// Whether this argument may be any text.
     fn has(&self, number: usize) -> bool {
         let uncertain = self.0.iter().position(|(_, is_certain)| !is_certain).filter(|at| *at <= number);
         match uncertain {
-            Some(at) => self.0[at..].iter().any(|(is_loose, _)| *is_loose),
-            None => self.0.get(number).is_some_and(|(is_loose, _)| *is_loose),
+            Some(at) => self.0[at..].iter().any(|(is_free_text, _)| *is_free_text),
+            None => self.0.get(number).is_some_and(|(is_free_text, _)| *is_free_text),
         }
     }
 }
 
-/// The commands of a script that run a value.
 pub(super) fn commands_that_run_values(script: &str, values: &ScriptArguments) -> Vec<String> {
     let mut scan = Scan { text: script, at: 0, values, value_variables: Vec::new(), found: Vec::new(), heredoc_end: None };
     if values.any() {
@@ -52,16 +51,15 @@ struct Scan<'a> {
     /// Variables that have a value of the caller.
     value_variables: Vec<String>,
     found: Vec<String>,
-    /// What ends the text that follows the next end of a line, which is no script.
+    /// The line that ends the here-document, which begins after this line and is no script.
     heredoc_end: Option<String>,
 }
 
-/// A word that is being read.
 #[derive(Default)]
 struct Word {
     pieces: Vec<TemplatePiece>,
     free_text_parameter: Option<String>,
-    /// It has begun, even if it is empty.
+    /// Whether it has begun, even if it is empty.
     is_there: bool,
     from: usize,
 }
@@ -98,7 +96,7 @@ impl Scan<'_> {
         Some(next)
     }
 
-    /// What stands before this, which is passed over; all that is left if it does not come.
+    /// The text before `end`, which is skipped too; all the rest if `end` does not come.
     fn until(&mut self, end: &str) -> &str {
         let rest = &self.text[self.at..];
         let (taken, passed) = rest.find(end).map_or((rest.len(), 0), |at| (at, end.len()));
@@ -106,7 +104,7 @@ impl Scan<'_> {
         &rest[..taken]
     }
 
-    /// Looks at commands, up to what ends them.
+    /// Checks commands up to `end`.
     fn commands(&mut self, end: Option<char>, depth: usize) {
         loop {
             let from = self.at;
@@ -118,7 +116,7 @@ impl Scan<'_> {
         }
     }
 
-    /// The words of the next command, and whether there is none behind it.
+    /// The words of the next command, and whether it was the last.
     fn command(&mut self, end: Option<char>, depth: usize) -> (Vec<Element>, bool) {
         let mut words = Vec::new();
         let mut word = Word::default();
@@ -169,10 +167,10 @@ impl Scan<'_> {
                 '\n' | ';' | '|' | '&' | '(' | ')' => {
                     self.finish(&mut word, at, &mut words, &mut is_target);
                     if next == '\n'
-                        && let Some(mark) = self.heredoc_end.take()
+                        && let Some(delimiter) = self.heredoc_end.take()
                     {
                         self.at = at;
-                        self.until(&format!("\n{mark}"));
+                        self.until(&format!("\n{delimiter}"));
                     }
                     return (words, false);
                 }
@@ -205,17 +203,16 @@ impl Scan<'_> {
         }
     }
 
-    /// What ends a text within the script.
     fn heredoc_delimiter(&mut self) -> Option<String> {
         let rest = self.text[self.at..].trim_start_matches('-').trim_start_matches([' ', '\t']);
         self.at = self.text.len() - rest.len();
         let len = rest.find(|c: char| c.is_whitespace() || ";|&)<>".contains(c)).unwrap_or(rest.len());
         self.at += len;
-        let mark = rest[..len].trim_matches(['"', '\'', '\\']);
-        (!mark.is_empty()).then(|| mark.to_owned())
+        let delimiter = rest[..len].trim_matches(['"', '\'', '\\']);
+        (!delimiter.is_empty()).then(|| delimiter.to_owned())
     }
 
-    /// A word has ended. What something is written to or read from is none of the command's.
+    /// Ends a word. The file of a redirection is no word of the command.
     fn finish(&self, word: &mut Word, at: usize, words: &mut Vec<Element>, is_target: &mut bool) {
         let word = std::mem::take(word);
         if word.is_there && !std::mem::take(is_target) {
@@ -227,7 +224,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Looks at a command whose output is put into another.
+    /// Checks a command whose output is put into another.
     fn nested(&mut self, end: char, depth: usize) {
         if depth < DEPTH_MAX {
             self.commands(Some(end), depth + 1);
@@ -236,7 +233,7 @@ impl Scan<'_> {
         }
     }
 
-    /// What stands behind a dollar.
+    /// Parses what follows a dollar.
     fn dollar(&mut self, word: &mut Word, depth: usize) {
         let rest = &self.text[self.at..];
         if rest.starts_with("((") {
@@ -276,7 +273,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Notes what a command does to variables, and whether it runs a value.
+    /// Notes the variables that a command sets, and whether it runs a value.
     fn check_command(&mut self, words: &[Element], from: usize) {
         let mut words = words;
         while let Some((first, rest)) = words.split_first() {
@@ -294,9 +291,9 @@ impl Scan<'_> {
         let has_value = |words: &[Element]| words.iter().any(|word| word.free_text_parameter.is_some());
         let runs = match first.literal() {
             Some("for" | "select") => {
-                // Without a list, it is that of all arguments.
-                let given = if rest.len() > 1 { has_value(&rest[1..]) } else { self.values.any() };
-                let name = rest.first().and_then(Element::literal).filter(|_| given);
+                // Without a list, the loop goes over all arguments.
+                let is_value = if rest.len() > 1 { has_value(&rest[1..]) } else { self.values.any() };
+                let name = rest.first().and_then(Element::literal).filter(|_| is_value);
                 self.value_variables.extend(name.map(ToOwned::to_owned));
                 false
             }
@@ -316,11 +313,11 @@ impl Scan<'_> {
         match word.free_text_parameter.as_deref() {
             // Of all arguments, the first is the program.
             Some("@" | "*") => self.values.has(1),
-            loose => loose.is_some(),
+            parameter => parameter.is_some(),
         }
     }
 
-    /// Whether a command gives a value to a program that runs it.
+    /// Whether a command passes a value to a program that runs it.
     fn gives_code(&self, words: &[Element]) -> bool {
         let repeats = |word: &Element| word.parameters().any(|name| name == "@" || name == "*");
         let groups: Vec<Group<'_>> =
@@ -337,7 +334,7 @@ impl Scan<'_> {
     }
 }
 
-/// How long the name of a variable is that a text begins with.
+/// How long the variable name is that a text begins with.
 fn name_len(text: &str) -> usize {
     match text.chars().next() {
         Some('@' | '*') => 1,

@@ -1,60 +1,60 @@
-//! Programs that run code out of what they are given, and how each reads its arguments.
+//! The programs that run some of their arguments as code, and how each reads its arguments.
 //!
-//! Options stand in lists, with a blank between them. What is in no list is an option without a value. Behind `-` single letters can be put
-//! together (`-lc`, `-ne`) and their value can be stuck to them (`-ecode`), unless the options of a program are `words`. A long option may be
-//! shortened. Names count without a version behind them (`python3.12`).
+//! Options stand in lists, with a blank between them. An option in no list has no value. After `-` single letters can be joined (`-lc`,
+//! `-ne`), and a value can follow its letter directly (`-ecode`), unless the options of a program are whole words. A long option may be
+//! abbreviated. A version at the end of a program's name does not count (`python3.12`).
 
-/// What a program makes of its arguments.
+/// How a program reads its arguments.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) names: &'static str,
     /// Options whose value is code.
     pub(super) code: &'static str,
-    /// Options whose value is a file that is run in place of code.
+    /// Options whose value is a file that is run instead of code.
     pub(super) file: &'static str,
-    /// Options whose value is a file that is run too.
+    /// Options whose value is a file that is run as well.
     pub(super) loads: &'static str,
     /// Options whose value is `name=value`, where some names mean a command ([`is_code_setting`]).
     pub(super) settings: &'static str,
-    /// Options whose value is a statement of a language that is meant for callers, but can run commands too.
+    /// Options whose value is a statement in a language that callers may write, but that can run commands too.
     pub(super) statements: &'static str,
-    /// Options behind which a command stands.
+    /// Options that are followed by a command.
     pub(super) runs: &'static str,
     /// Options with any other value.
     pub(super) value: &'static str,
-    /// Letters with a value that can only be stuck to them.
+    /// Letters whose value can only follow directly.
     pub(super) glued: &'static str,
     /// Whether options are whole words, with one dash, two or none.
     pub(super) options_are_words: bool,
-    /// Whether code is the last option: what follows are arguments of the code.
+    /// Whether options end after the code: what follows are arguments of the code.
     pub(super) code_ends_options: bool,
     pub(super) operand_kind: OperandKind,
-    /// Whether standard input is code where no other was given. That of shells and interpreters is in any case.
+    /// Whether it takes code from standard input if it gets none elsewhere. Shells and interpreters always do.
     pub(super) reads_stdin: bool,
     /// What to write instead; `{}` stands for the parameter.
     pub(super) advice: &'static str,
 }
 
-/// What those arguments are that are neither options nor values of options.
+/// What a program's operands are: arguments that are neither options nor values of options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OperandKind {
     /// Nothing that is run.
     Plain,
-    /// Code if there was a `-c`, else the file of a script; then arguments of it.
+    /// Code if there was a `-c`, otherwise a script file; then its arguments.
     Shell,
-    /// The file of a script, unless code was given; then arguments of it.
+    /// A script file, unless an option had the code; then its arguments.
     Script,
-    /// First code, unless it was given, then anything.
+    /// First code, unless an option had it; then anything.
     Code,
-    /// Code from this one on, all of it put together.
+    /// Code from this operand on, all joined.
     Joined(usize),
-    /// Statements from this one on.
+    /// Statements from this operand on.
     Statements(usize),
-    /// A command, behind so many others and behind variables (`NAME=value`).
+    /// A command, after so many operands and after variables (`NAME=value`).
     Command(usize),
-    /// A command, at a place that only this program knows.
+    /// A command, at a position that only this program knows.
     Anywhere,
-    /// The first is a command of this program, which is read on as another of this table.
+    /// The first is a subcommand, which is read like another program of this table.
     Sub(&'static str),
     /// Targets and variables of `make`.
     Targets,
@@ -199,7 +199,7 @@ pub(super) static PROGRAMS: &[Program] = &[
         advice: "sed takes no arguments for its script, so use awk with [\"-v\", \"value={}\"], or a script of your own that reads {} as an argument",
         ..PLAIN
     },
-    // Programs that give what they get to a shell.
+    // Programs that pass their arguments to a shell.
     Program {
         names: "watch",
         value: "-n -q -s --interval --equexit",
@@ -344,7 +344,7 @@ pub(super) static PROGRAMS: &[Program] = &[
     },
 ];
 
-/// What an option is followed by.
+/// The value of an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OptionValue {
     Code,
@@ -357,7 +357,7 @@ pub(super) enum OptionValue {
 }
 
 impl Program {
-    /// All its options that have a value, by what it is.
+    /// The options that have a value, by its kind.
     fn options(&self) -> [(&'static str, OptionValue); 7] {
         [
             (self.code, OptionValue::Code),
@@ -370,7 +370,7 @@ impl Program {
         ]
     }
 
-    /// What an option takes; a long one may be shortened.
+    /// The kind of value that an option has; a long option may be abbreviated.
     pub(super) fn option_value(&self, option: &str) -> Option<OptionValue> {
         let is_long = option.len() > 3 && option.starts_with("--");
         let has = |list: &str| list.split_whitespace().any(|one| one == option);
@@ -380,7 +380,7 @@ impl Program {
         exact.or_else(|| options.iter().find(|option| may_mean(option.0))).map(|option| option.1)
     }
 
-    /// Whether an option that lets it run something may begin so.
+    /// Whether an option that makes it run something may begin like this.
     pub(super) fn may_run(&self, begin: &str) -> bool {
         let options = self.options();
         options
@@ -389,7 +389,7 @@ impl Program {
             .any(|(list, _)| list.split_whitespace().any(|one| one.starts_with(begin)))
     }
 
-    /// The same for single letters.
+    /// Whether such an option may be a single letter.
     pub(super) fn has_letters(&self) -> bool {
         let is_letter = |option: &str| option.len() == 2 && option.starts_with('-');
         let options = self.options();
@@ -400,23 +400,22 @@ impl Program {
         self.glued.split_whitespace().any(|one| one == letter)
     }
 
-    /// Whether its code is that of a shell.
     pub(super) fn is_shell(&self) -> bool {
         self.operand_kind == OperandKind::Shell || self.names == "fish"
     }
 
-    /// Whether it takes its code from standard input, where no other was given.
+    /// Whether it takes its code from standard input if it gets none elsewhere.
     pub(super) fn takes_code_from_stdin(&self) -> bool {
         self.reads_stdin || matches!(self.operand_kind, OperandKind::Shell | OperandKind::Script)
     }
 
-    /// Whether callers are meant to write what it runs, within limits.
+    /// Whether callers may write what it runs, within limits.
     pub(super) fn takes_statements(&self) -> bool {
         !self.statements.is_empty()
     }
 }
 
-/// Which of the table a program is, by its name or its path.
+/// The index of a program in the table, by its name or its path.
 pub(super) fn find(program: &str) -> Option<usize> {
     let name = base_name(program);
     let by = |name: &str| PROGRAMS.iter().position(|program| program.names.split_whitespace().any(|one| one == name));
@@ -427,7 +426,7 @@ pub(super) fn base_name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or(program)
 }
 
-/// Settings of `git -c` and `ssh -o` that name a command, or a file that has some: how their names begin and how they end.
+/// Settings of `git -c` and `ssh -o` that name a command, or a file with commands: how their names begin and how they end.
 const SETTINGS_BEGIN: &[&str] = &["alias.", "pager.", "includeif."];
 const SETTINGS_END: &[&str] = &[
     "command",
@@ -455,13 +454,12 @@ const SETTINGS_END: &[&str] = &[
     "xauthlocation",
 ];
 
-/// Whether the value of this setting is run.
 pub(super) fn is_code_setting(name: &str) -> bool {
     let name = name.trim().to_ascii_lowercase();
     SETTINGS_BEGIN.iter().any(|begin| name.starts_with(begin)) || SETTINGS_END.iter().any(|end| name.ends_with(end))
 }
 
-/// Variables that programs run, or load code from, or look for programs in; and how the names of others begin.
+/// Variables that programs run, or load code from, or search for programs; and how the names of others begin.
 const VARIABLES: &str = "BASH_ENV BROWSER CLASSPATH EDITOR ENV GCONV_PATH GIT_ASKPASS GIT_EDITOR GIT_EXTERNAL_DIFF GIT_EXEC_PATH GIT_PAGER \
     GIT_PROXY_COMMAND GIT_SEQUENCE_EDITOR GIT_SSH GIT_SSH_COMMAND JAVA_TOOL_OPTIONS JDK_JAVA_OPTIONS _JAVA_OPTIONS LESSCLOSE LESSOPEN \
     LUA_INIT LUA_PATH LUA_CPATH MAKEFLAGS MAKEFILES MANPAGER NODE_OPTIONS NODE_PATH PAGER PATH PERL5DB PERL5LIB PERL5OPT PERLLIB \
@@ -469,7 +467,7 @@ const VARIABLES: &str = "BASH_ENV BROWSER CLASSPATH EDITOR ENV GCONV_PATH GIT_AS
     RUSTC_WRAPPER SHELL SHELLOPTS BASHOPTS SSH_ASKPASS SVN_SSH TAR_OPTIONS VISUAL VIMINIT ZDOTDIR";
 const VARIABLES_BEGIN: &[&str] = &["LD_", "DYLD_", "BASH_FUNC_", "GIT_CONFIG"];
 
-/// Whether what this variable says is run by the programs that look at it.
+/// Whether programs run what this variable says.
 pub(in crate::command) fn is_code_variable(name: &str) -> bool {
     VARIABLES.split_whitespace().any(|one| one == name) || VARIABLES_BEGIN.iter().any(|begin| name.starts_with(begin))
 }

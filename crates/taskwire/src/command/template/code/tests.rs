@@ -1,4 +1,4 @@
-//! Values in code, in all the ways that people write them.
+//! Tests of values in code, in all the ways that people write them.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -115,7 +115,7 @@ fn the_error_shows_the_safe_way_in_the_words_of_the_author() {
     let why = refused(&json!(["bash", "-c", "grep -r '{x}' \"src/{y}\" | awk '{ print }' | head {x}"]));
     let example = r#"command = ["bash", "-c", "grep -r ''\"$1\"'' \"src/$2\" | awk '{ print }' | head \"$1\"", "bash", "{x}", "{y}"]"#;
     assert!(why.contains(example), "{why}");
-    // It can be pasted: it is a command that is accepted, and means what it says.
+    // The author can paste the example: it is accepted, and does what it says.
     let pasted: Value = serde_json::from_str(example.strip_prefix("command = ").expect("a command")).expect("a list");
     let argv = fill(&pasted, &json!({"x": "$(id)", "y": "lib"})).expect("filled");
     assert_eq!(argv[2], "grep -r ''\"$1\"'' \"src/$2\" | awk '{ print }' | head \"$1\"");
@@ -425,7 +425,7 @@ proptest! {
 
     #[test]
     fn whatever_an_author_writes_no_value_is_in_the_script(
-        words in proptest::collection::vec(0usize..14, 0..6), place in 0usize..7, x in "VALUE|", has_y in any::<bool>(), v in any::<bool>(),
+        words in proptest::collection::vec(0usize..14, 0..6), position in 0usize..7, x in "VALUE|", has_y in any::<bool>(), v in any::<bool>(),
     ) {
         let word = |number: &usize| match number {
             0 => json!("-e"),
@@ -445,7 +445,7 @@ proptest! {
         };
         let mut command = vec![json!("sh")];
         command.extend(words.iter().map(word));
-        command.insert((1 + place).min(command.len()), json!("{x}"));
+        command.insert((1 + position).min(command.len()), json!("{x}"));
         let command = Value::Array(command);
         if let Ok(template) = compile(&command) {
             let values = json!({"x": x, "y": if has_y { json!("VALUE") } else { Value::Null }, "v": v});
