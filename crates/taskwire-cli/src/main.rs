@@ -8,6 +8,7 @@ mod control;
 mod demo;
 mod join;
 #[cfg(test)]
+#[path = "../tests/manual/command_line.rs"]
 mod manual;
 #[cfg(target_os = "linux")]
 mod pid1;

@@ -6,6 +6,7 @@ mod hints;
 mod limits;
 mod location;
 #[cfg(test)]
+#[path = "../../tests/manual/configuration.rs"]
 mod reference;
 mod time;
 mod tool;

@@ -12,8 +12,8 @@ use crate::{
     manual::keep,
 };
 
-const SERVER_SOURCE: &str = include_str!("mod.rs");
-const CLIENT_SOURCE: &str = include_str!("../client/client_config.rs");
+const SERVER_SOURCE: &str = include_str!("../../src/config/mod.rs");
+const CLIENT_SOURCE: &str = include_str!("../../src/client/client_config.rs");
 
 const HEAD: &str = "# Configuration reference
 
@@ -210,15 +210,15 @@ fn add(page: &mut String, words: &str, keys: &[Key]) {
 fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 5] {
     [
         (SERVER, "", keys::<Config>(SERVER_SOURCE, "Config")),
-        (LIMITS, "[limits]\n", keys::<LimitsTable>(include_str!("limits.rs"), "LimitsTable")),
+        (LIMITS, "[limits]\n", keys::<LimitsTable>(include_str!("../../src/config/limits.rs"), "LimitsTable")),
         (HTTP, "[http]\n", keys::<HttpTable>(SERVER_SOURCE, "HttpTable")),
         (LEGACY, "[legacy]\n", keys::<LegacyTable>(SERVER_SOURCE, "LegacyTable")),
-        (AUTH, "[auth]\n", keys::<AuthTable>(include_str!("auth.rs"), "AuthTable")),
+        (AUTH, "[auth]\n", keys::<AuthTable>(include_str!("../../src/config/auth.rs"), "AuthTable")),
     ]
 }
 
 fn tool_keys() -> Vec<Key> {
-    keys::<ToolTable>(include_str!("tool.rs"), "ToolTable")
+    keys::<ToolTable>(include_str!("../../src/config/tool.rs"), "ToolTable")
 }
 
 fn lines(keys: &[Key]) -> String {
