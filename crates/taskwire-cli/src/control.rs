@@ -1,4 +1,4 @@
-//! A running server that is told to read its configuration again: by a signal, or through a socket beside its tasks.
+//! Lets a running server reload its configuration: by a signal, or through a socket beside its tasks.
 
 use std::{
     collections::BTreeMap,
@@ -28,20 +28,20 @@ use crate::{config::Config, demo};
 const SOCKET_NAME: &str = "control";
 /// Bytes of one request or reply.
 const LINE_BYTES_MAX: u64 = 1024 * 1024;
-/// How many may talk to the server at one time.
+/// Connections at one time.
 const CONNECTIONS_MAX: usize = 16;
 
-/// What is asked of a running server.
+/// A request to a running server.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// To read its configuration again; this one, if it is named.
+    /// Reload the configuration; this file, if it is named.
     Reload { config: Option<PathBuf> },
-    /// To say what it serves, to a process that joins it.
+    /// Say what it serves, to a process that joins it.
     Describe,
 }
 
-/// What it says to that.
+/// The server's reply.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply {
@@ -56,9 +56,9 @@ pub(crate) enum Reply {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServerDescription {
     pub(crate) file: Option<PathBuf>,
-    /// Its tools, each with a hash of all that is known about it.
+    /// Its tools, each with a hash of its definition.
     pub(crate) tools: BTreeMap<String, u64>,
-    /// The keys of its file that say something else than the default, each with a hash of its value.
+    /// The keys of its file that differ from the default, each with a hash of its value.
     pub(crate) keys: BTreeMap<String, u64>,
 }
 
@@ -81,16 +81,16 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// What is different since the configuration was read again.
+/// What a reload changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Changes {
     added: Vec<String>,
     changed: Vec<String>,
     removed: Vec<String>,
     unchanged: usize,
-    /// Keys whose values hold only after a restart.
+    /// Keys that take effect only after a restart.
     restart: Vec<String>,
-    /// What is probably not meant so: a line for each.
+    /// Warnings, a line for each.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
 }
@@ -111,14 +111,14 @@ impl fmt::Display for Changes {
     }
 }
 
-/// A tool by its name and by all that is known about it.
+/// A tool's name, and its definition as text.
 type ToolSnapshots = Vec<(String, String)>;
 
-/// All that the tools of a configuration are; two that say the same are the same.
+/// The tools of a configuration; equal snapshots mean equal tools.
 fn tool_snapshots(demo: bool, definitions: &[Definition]) -> ToolSnapshots {
     let of_demo = demo::NAMES.iter().filter(|_| demo).map(|name| ((*name).to_owned(), String::new()));
     let of_file = definitions.iter().map(|definition| {
-        // What a command must not see is the server's business, not the tool's.
+        // The variables that a command must not see are the server's, not the tool's.
         let definition = Definition { remove_env: Vec::new(), ..definition.clone() };
         (definition.name.clone(), format!("{definition:?}"))
     });
@@ -141,14 +141,14 @@ impl Changes {
     }
 }
 
-/// What a server serves, and where it has that from.
+/// What a server serves, and the configuration that it comes from.
 #[derive(Debug)]
 pub(crate) struct LiveConfig {
-    /// What the server was started with.
+    /// The configuration that the server was started with.
     config: Config,
-    /// The file, absolute: nothing that is read later depends on where the process is.
+    /// The file's absolute path: reading it again must not depend on the current directory.
     file: Option<PathBuf>,
-    /// Keys that the command line decides.
+    /// Keys that the command line overrides.
     overridden_keys: Vec<&'static str>,
     registry: Registry,
     commands: Commands,
@@ -156,7 +156,7 @@ pub(crate) struct LiveConfig {
 }
 
 impl LiveConfig {
-    /// Puts the tools of the configuration into the registry.
+    /// Registers the tools of the configuration.
     pub(crate) fn start(
         config: Config,
         definitions: Vec<Definition>,
@@ -172,7 +172,6 @@ impl LiveConfig {
         Ok(live)
     }
 
-    /// What the server was started with.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
@@ -194,8 +193,8 @@ impl LiveConfig {
         Ok(())
     }
 
-    /// Reads the file again and serves the tools that it has now. Running tasks go on as they were. Where anything in it
-    /// cannot be used, everything stays as it is.
+    /// Reloads the file and serves the tools that it has now. Running tasks go on as they were. If anything in it cannot be used, nothing
+    /// changes.
     fn reload(&self, wanted: Option<&Path>) -> anyhow::Result<Changes> {
         let Some(file) = &self.file else {
             bail!("this server was started without a configuration file: there is nothing to read again");
@@ -205,10 +204,10 @@ impl LiveConfig {
         {
             bail!("this server reads {}, not {}", file.display(), wanted.display());
         }
-        // One at a time, from the reading on: who comes last must be right.
+        // One reload at a time, from the reading on: the last one must win.
         let mut old = self.lock();
         let config = Config::read(file)?;
-        // What holds only after a restart must be right too, or the next start would be a surprise.
+        // Keys that need a restart must be right, too, or the next start would fail.
         config.check()?;
         let secrets: Vec<String> = self.config.auth.variables().collect();
         let definitions = config.definitions(&secrets)?;
@@ -223,7 +222,7 @@ impl LiveConfig {
         Ok(changes)
     }
 
-    /// The same, told to the log as well, beside what else there is to do.
+    /// Reloads on a blocking thread, and logs the outcome.
     async fn reload_and_log(self: Arc<Self>, wanted: Option<PathBuf>) -> Reply {
         let reloaded = tokio::task::spawn_blocking(move || self.reload(wanted.as_deref())).await;
         match reloaded.context("it could not be read").flatten() {
@@ -240,27 +239,27 @@ impl LiveConfig {
     }
 }
 
-/// Reads the configuration again at each signal.
+/// Reloads the configuration at each signal.
 pub(crate) async fn reload_on_signal(mut signal: Signal, live: Arc<LiveConfig>) {
     while signal.recv().await.is_some() {
         live.clone().reload_and_log(None).await;
     }
 }
 
-/// Listens from now on. Only whoever may read the tasks can talk to it.
+/// Listens from now on. Only users who may read the tasks can connect.
 pub(crate) async fn listen(data: &Path, live: Arc<LiveConfig>) -> io::Result<SocketFile> {
     let listener = socket::listen(data, SOCKET_NAME).await?;
     tokio::spawn(accept(listener, live));
     Ok(SocketFile(data.join(SOCKET_NAME)))
 }
 
-/// The file of a socket, which is removed with this.
+/// The file of a socket, removed on drop.
 #[derive(Debug)]
 pub(crate) struct SocketFile(pub(crate) PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // A socket that nobody listens to says as much as none.
+        // If it stays: a socket without a listener is as good as none.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -301,7 +300,7 @@ async fn handle_request(mut stream: UnixStream, live: Arc<LiveConfig>) -> io::Re
     output.shutdown().await
 }
 
-/// Asks the server that has its tasks in this directory. It takes as long as it takes.
+/// Sends a request to the server whose tasks are in this directory. There is no timeout.
 pub(crate) fn send_request(data: &Path, request: &Request) -> io::Result<Reply> {
     let mut stream = socket::connect_blocking(data, SOCKET_NAME)?;
     let mut text = serde_json::to_string(request)?;

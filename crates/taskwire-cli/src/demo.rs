@@ -1,4 +1,4 @@
-//! Tools that show what tasks can do. Served when there is no configuration.
+//! Demo tools that show what tasks can do. They are served when there is no configuration.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ async fn greet_me(_: Nothing, ctx: Ctx) -> Result<String, ToolError> {
     Ok(format!("Hello, {name}!"))
 }
 
-/// What `fail` calls its error. Codes from -32768 to -32000 are not for tools: JSON-RPC and MCP say what they mean.
+/// The code of `fail`'s error. Codes from -32768 to -32000 belong to JSON-RPC and MCP, not to tools.
 const BRIDGE_OUT: i64 = 1001;
 
 #[derive(Deserialize, JsonSchema)]
@@ -148,7 +148,7 @@ async fn count_far(args: Far, ctx: Ctx) -> Result<String, ToolError> {
         ctx.text(format!("(attempt {}: going on with {start})\n", ctx.attempt())).await?;
     }
     for n in start..=args.to {
-        // Counted and saved, both or neither: no number is left out and none comes twice.
+        // One step writes and saves: no number is left out and none comes twice.
         ctx.step([format!("{n}\n").into()], &n).await?;
         ctx.progress(Progress::of(n, args.to)).await?;
         ctx.sleep(Duration::from_millis(200)).await?;

@@ -1,4 +1,4 @@
-//! A server on standard input and output whose data directory another process has: it joins that one, and takes its place when it ends.
+//! A stdio server whose data directory another process uses: it joins that process, and takes over when it ends.
 
 use std::{
     io,
@@ -28,11 +28,11 @@ use crate::{
 
 /// The socket's name in the data directory.
 const SOCKET_NAME: &str = "join";
-/// How long a process that has the directory may take until it lets others join.
+/// How long the process with the directory may take until others can join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Lets other processes join a server, for as long as this lives.
+/// Lets other processes join a server while this exists.
 #[derive(Debug)]
 pub(crate) struct JoinSocket {
     stop: watch::Sender<bool>,
@@ -41,7 +41,7 @@ pub(crate) struct JoinSocket {
 }
 
 impl JoinSocket {
-    /// Lets them join from now on. Only whoever may read the tasks can.
+    /// Lets them join from now on. Only users who may read the tasks can.
     pub(crate) async fn listen(data: PathBuf, server: &Server) -> io::Result<Self> {
         let listener = socket::listen(&data, SOCKET_NAME).await?;
         let (stop, mut stopped) = watch::channel(false);
@@ -55,21 +55,21 @@ impl JoinSocket {
         Ok(Self { stop, serving, _socket: SocketFile(data.join(SOCKET_NAME)) })
     }
 
-    /// Cuts off those that joined: they go on with whoever serves next. What they called for is durable when this returns.
+    /// Disconnects the joined processes: they go on with the next server. Their calls are durable when this returns.
     pub(crate) async fn stop(self) {
         self.stop.send_replace(true);
         let _ = self.serving.await;
     }
 }
 
-/// Serves the client of this process by way of whoever has the data directory.
+/// Serves the client of this process through the process that has the data directory.
 pub(crate) async fn run(prepared: ServerSetup, holder: &str) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     let (data, body_bytes) = (prepared.data().to_owned(), prepared.body_bytes());
     let mine = prepared.describe();
     let role = std::sync::Arc::new(Mutex::new(ProcessRole { setup: Some(prepared), server: None }));
     let dialer = ServerDialer { data: data.clone(), role, has_joined: AtomicBool::new(false), store_failure: watch::Sender::new(None) };
-    // Before anything is read: who cannot be joined is told so now.
+    // Before anything is read: report now if the other process cannot be joined.
     drop(dialer.dial().await?);
     tracing::info!(data = %data.display(), "joined the server of {holder}");
     let asked = tokio::task::spawn_blocking(move || control::send_request(&data, &Request::Describe)).await?;
@@ -82,7 +82,7 @@ pub(crate) async fn run(prepared: ServerSetup, holder: &str) -> anyhow::Result<(
     let mut failed = dialer.store_failure.subscribe();
     let served = tokio::select! {
         served = Bridge::new(dialer, body_bytes).run(tokio::io::stdin(), tokio::io::stdout(), stop) => served,
-        // Nothing can be promised any more, and only a restart helps.
+        // Without its store the server can promise nothing, and only a restart helps.
         Ok(reason) = failed.wait_for(Option::is_some) => {
             Err(io::Error::other(format!("the store failed: {}", reason.as_deref().unwrap_or_default())))
         }
@@ -93,25 +93,25 @@ pub(crate) async fn run(prepared: ServerSetup, holder: &str) -> anyhow::Result<(
     Ok(served?)
 }
 
-/// What this process is, beside the bridge for its own client.
+/// What this process does, besides bridging its own client.
 struct ProcessRole {
     /// All that is needed to serve, until it does.
     setup: Option<ServerSetup>,
     server: Option<RunningServer>,
 }
 
-/// The way to the server: another process, or this one once it has taken its place.
+/// Connects to the server: another process, or this one once it has taken over.
 struct ServerDialer {
     data: PathBuf,
     role: std::sync::Arc<Mutex<ProcessRole>>,
-    /// Whether it ever led to one: then there will be one again.
+    /// Whether a connection ever succeeded: then there will be a server again.
     has_joined: AtomicBool,
     /// Why the store failed, if this process has it.
     store_failure: watch::Sender<Option<String>>,
 }
 
 impl ServerDialer {
-    /// Takes the place of a server that has ended, if nobody else has.
+    /// Takes over from a server that has ended, if no other process has.
     async fn take_over(&self) -> io::Result<()> {
         let mut role = self.role.lock().await;
         if role.server.is_some() {
@@ -160,7 +160,7 @@ impl Dial for ServerDialer {
 }
 
 impl ServerDescription {
-    /// In what this configuration, which counts, differs from another one; none if it does not.
+    /// How this configuration, which is used, differs from another one; `None` if it does not.
     fn differs_from(&self, mine: &Self) -> Option<String> {
         let names = |tools: Vec<&String>| tools.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         let (mut there, mut here, mut other) = (Vec::new(), Vec::new(), Vec::new());

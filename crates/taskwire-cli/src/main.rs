@@ -36,7 +36,8 @@ const EXAMPLES: &str = "Examples:
   taskwire init                     write a taskwire.toml, and try it
   taskwire serve                    serve demo tools on http://127.0.0.1:8787/mcp
   taskwire serve taskwire.toml      serve what the file says
-  taskwire serve --stdio            speak MCP on standard input and output
+  taskwire serve --stdio            speak MCP on stdio, for clients that start
+                                    their servers
   taskwire connect claude-code      have a client use it: what to add, and where
   taskwire reload taskwire.toml     have it read the file again
   taskwire call http://127.0.0.1:8787/mcp countdown from=5
@@ -44,9 +45,9 @@ const EXAMPLES: &str = "Examples:
   taskwire tasks                    the tasks that were started from here
   taskwire tasks demo               those on a server, whoever started them
   taskwire get 01k3v9x2m4qa         one of them as it is now
-  taskwire watch 01k3v9x2m4qa       go on with it
+  taskwire watch 01k3v9x2m4qa       follow it again, from where you left
   taskwire answer 01k3v9x2m4qa Ada  answer its question
-  taskwire cancel 01k3v9x2m4qa      call it off
+  taskwire cancel 01k3v9x2m4qa      cancel it
   taskwire tools http://127.0.0.1:8787/mcp
                                     what a server can do
   taskwire completions bash         for the shell
@@ -95,20 +96,20 @@ enum Command {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // Before anything else: it lives as long as the command does, and has nothing to say but to its server.
+    // First: the supervisor lives as long as its command, and talks to nobody but its server.
     if let Command::Supervise { dir } = &args.command {
         return taskwire::command::supervise(dir);
     }
-    // Nor has this, to who is typing.
+    // Completion must print nothing else to a person who types.
     if let Command::Complete(complete) = &args.command {
         return complete.run(Args::command());
     }
-    // Nobody else in its container waits for orphans.
+    // As process 1 of a container it must also wait for orphans.
     #[cfg(target_os = "linux")]
     if matches!(args.command, Command::Serve(_)) && pid1::is_pid1() {
         return pid1::run();
     }
-    // A client's notices are its own; the log is for who looks for it.
+    // A client command prints its own notices; the log is for users who ask for it.
     let usual = if matches!(args.command, Command::Serve(_)) { "taskwire=info,warn" } else { "error" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| usual.into());
     let colours = std::io::stderr().is_terminal();

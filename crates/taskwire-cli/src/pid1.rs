@@ -20,7 +20,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
 use crate::term::{escape, stderr};
 
-/// What is for the server.
+/// Signals that are passed on to the server.
 const FORWARDED_SIGNALS: [(SignalKind, Signal); 6] = [
     (SignalKind::terminate(), Signal::TERM),
     (SignalKind::interrupt(), Signal::INT),
@@ -29,7 +29,7 @@ const FORWARDED_SIGNALS: [(SignalKind, Signal); 6] = [
     (SignalKind::user_defined1(), Signal::USR1),
     (SignalKind::user_defined2(), Signal::USR2),
 ];
-/// Ways of a terminal to halt who uses it.
+/// Signals by which a terminal stops a process.
 const STOP_SIGNALS: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
 /// What a shell adds to the number of the signal that ended a process.
 const SIGNAL_EXIT_BASE: i32 = 128;
@@ -39,7 +39,7 @@ pub(crate) fn is_pid1() -> bool {
     std::process::id() == 1
 }
 
-/// Has a child serve, with the same arguments, and waits for its end: the exit code is its own.
+/// Starts a child that serves, with the same arguments, and waits for its end; returns its exit code.
 pub(crate) fn run() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.and_then(|runtime| runtime.block_on(run_server())).unwrap_or_else(|error| {
@@ -50,7 +50,7 @@ pub(crate) fn run() -> ExitCode {
 }
 
 async fn run_server() -> io::Result<ExitCode> {
-    // Before there is a child: its end must not be missed, however soon it comes.
+    // Before the child starts: its end must not be missed, however soon it comes.
     let mut children = signal(SignalKind::child())?;
     let mut forwarded = Vec::with_capacity(FORWARDED_SIGNALS.len());
     for (kind, name) in FORWARDED_SIGNALS {
@@ -62,13 +62,13 @@ async fn run_server() -> io::Result<ExitCode> {
             return Ok(exit);
         }
         if let Some(name) = next(&mut children, &mut forwarded).await {
-            // Its number is its own until its end has been taken note of.
+            // The pid stays the child's until it has been reaped.
             let _ = kill_process(server.pid, name);
         }
     }
 }
 
-/// Waits for a signal that is to be passed on, or for news of children.
+/// Waits for a signal to pass on, or for a change of a child.
 async fn next(children: &mut Signals, forwarded: &mut [(Signals, Signal)]) -> Option<Signal> {
     poll_fn(|context| {
         let came = forwarded.iter_mut().find_map(|(signals, name)| signals.poll_recv(context).is_ready().then_some(*name));
@@ -84,7 +84,7 @@ async fn next(children: &mut Signals, forwarded: &mut [(Signals, Signal)]) -> Op
 #[derive(Debug)]
 struct ServerProcess {
     pid: Pid,
-    /// Whether keys of the terminal are for it.
+    /// Whether the terminal's keys go to it.
     has_terminal: bool,
 }
 
@@ -95,12 +95,12 @@ impl ServerProcess {
         if let Some(name) = args.next() {
             command.arg0(name);
         }
-        // In a group of its own: Ctrl-C goes to all of a group, so with the one that we pass on there would be two.
+        // In its own process group: else Ctrl-C would reach it twice, from the terminal and from us.
         let pid = command.args(args).process_group(0).spawn().map(|child| Pid::from_child(&child))?;
         Ok(Self { pid, has_terminal: hand_over_terminal(pid) })
     }
 
-    /// Takes note of all that have ended; how the server ended, if it has.
+    /// Reaps all that have ended; returns how the server ended, if it has.
     fn reap(&self) -> Option<ExitCode> {
         loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -116,7 +116,7 @@ impl ServerProcess {
         }
     }
 
-    /// There is no shell that would wake it up after Ctrl-Z. Who halts it with SIGSTOP wants it so.
+    /// No shell would continue it after Ctrl-Z. A SIGSTOP stays in effect: somebody wants it so.
     fn resume(&self, halt: i32) {
         if self.has_terminal && STOP_SIGNALS.iter().any(|signal| signal.as_raw() == halt) {
             let _ = kill_process(self.pid, Signal::CONT);
@@ -124,14 +124,14 @@ impl ServerProcess {
     }
 }
 
-/// Lets the server's group have the terminal, if there is one and it is ours.
+/// Gives the terminal to the server's process group, if there is a terminal and it is ours.
 fn hand_over_terminal(group: Pid) -> bool {
     let Ok(terminal) = File::open("/dev/tty") else { return false };
-    // Not by `getpgrp`: our group may be one of outside, which has no number here.
+    // Not `getpgrp`: our group may be from outside the container, where it has no number here.
     tcgetpgrp(&terminal).is_ok_and(Pid::is_init) && tcsetpgrp(&terminal, group).is_ok()
 }
 
-/// As a shell would put it.
+/// The exit code that a shell would report.
 fn exit(status: WaitStatus) -> ExitCode {
     let code = status.exit_status().or_else(|| status.terminating_signal().map(|signal| SIGNAL_EXIT_BASE + signal));
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)

@@ -1,4 +1,4 @@
-//! Names and positions, one type each, so that none can be mistaken for another.
+//! Ids and numbers, one type each, so that none can be mistaken for another.
 //!
 //! A [`TaskId`] is 48 bits of milliseconds followed by 112 random bits: unguessable, and clustered by time in any
 //! ordered store. Its text is 32 characters of lower-case base32 that sort like its bytes and are safe in a header.
@@ -17,7 +17,7 @@ const TIME_BYTES: usize = 6;
 /// How many random bytes a [`TaskId`] needs.
 pub const ID_RANDOM_BYTES: usize = ID_BYTES - TIME_BYTES;
 
-/// The name of a task.
+/// The id of a task.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId([u8; ID_BYTES]);
 
@@ -117,13 +117,13 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Gives the name.
+            /// One of this text.
             #[must_use]
             pub fn new(name: &str) -> Self {
                 Self(name.into())
             }
 
-            /// The name's text.
+            /// Its text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -137,11 +137,11 @@ name! {
     CallerId
 }
 name! {
-    /// The name of a session: what a client and a server agreed on once, and come back to.
+    /// The id of a session: what was agreed with a client, stored.
     SessionId
 }
 name! {
-    /// The name of one question that a task asks; never used twice within a task.
+    /// The key of a question; a task uses each once.
     QuestionKey
 }
 
@@ -177,11 +177,11 @@ position! {
     Version
 }
 position! {
-    /// The number of one run of a task's work, from 1.
+    /// The number of one run of a task, from 1.
     Attempt
 }
 position! {
-    /// The number of a node's life; grows each time a store is opened, so that work of an earlier life is recognised.
+    /// The number of a start of the server on its store: it grows each time and fences what an earlier start left.
     Epoch
 }
 

@@ -1,12 +1,12 @@
-//! The pure heart of Taskwire: what a task is, what may be asked of it, and what must follow.
+//! The pure core of Taskwire: what a task is, what may be asked of it, and what follows from that.
 //!
 //! Nothing here does input or output, reads a clock, draws a random number or spawns anything (invariant I1):
 //! time and randomness come in as values, decisions go out as events.
 //!
 //! # Layout
 //! - [`task`]: the state machine — [`decide`](task::decide), [`evolve`](task::evolve), [`wants`](task::wants)
-//! - [`id`]: names of things; [`time`]: moments; [`payload`]: JSON that is carried, not opened
-//! - [`limits`]: every bound in the system; [`screen`]: text as a terminal shows it
+//! - [`id`]: ids and numbers; [`time`]: moments; [`payload`]: JSON that is carried, not opened
+//! - [`limits`]: every limit of the state machine; [`screen`]: text as a terminal shows it
 //! - [`wire`]: JSON-RPC shapes shared by every era, and the client's side of streamed results
 
 pub mod id;

@@ -1,5 +1,5 @@
-//! Every bound of the state machine, with its default. A reached bound is a [`Reject`](crate::task::Reject) that names
-//! the configuration key, never a surprise.
+//! Every limit of the state machine, with its default. A command beyond one gets a [`Reject`](crate::task::Reject) that names
+//! the configuration key.
 
 /// Bounds on tasks, most of which [`decide`](crate::task::decide) enforces. Each field is a key under `[limits]` in the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct Limits {
     pub task_output_bytes: u64,
     /// Bytes that one task may write in a second; a tool that is faster is made to wait.
     pub output_bytes_per_second: u64,
-    /// Questions that one task may ask in its life.
+    /// Questions that one task may ask.
     pub questions_per_task: u64,
     /// Bytes of all questions and answers of one task.
     pub question_bytes_per_task: u64,
@@ -26,18 +26,18 @@ pub struct Limits {
     pub result_bytes: u64,
     /// Tasks of one caller that have not ended.
     pub tasks_per_caller: u64,
-    /// Bytes that all tasks of one caller take where they are stored, also those that have ended, until they are forgotten. What ends
-    /// work is taken beyond it.
+    /// Bytes that all tasks of one caller take in the store, also those that have ended, until they are forgotten. The end of a task is
+    /// stored beyond it.
     pub stored_bytes_per_caller: u64,
-    /// Bytes that are to stay free on the disk: with less, no task is made; with half of that, running ones write no more. Zero turns
-    /// it off.
+    /// Bytes that are to stay free on the disk: with less, no task is made; with less than half of it, running ones write no more. Zero
+    /// turns it off.
     pub disk_reserve_bytes: u64,
-    /// Changes that a session may be behind with; older ones it is not told of.
+    /// Changes that the outbox of a session keeps; older ones are dropped.
     pub changes_per_session: u64,
 }
 
 impl Limits {
-    /// What holds where the configuration is silent.
+    /// The defaults of the configuration.
     pub const DEFAULT: Self = Self {
         chunk_bytes: 256 * 1024,
         block_bytes: 8 * 1024 * 1024,

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Well-formed JSON text on one line, cheap to clone. Its bytes stay as they came, but for line breaks between them:
-/// those would end a message on the wire.
+/// Well-formed JSON text on one line, cheap to clone. Its bytes stay as they came, but for line breaks, which would end a
+/// message on the wire.
 #[derive(Clone)]
 pub struct Payload(Arc<RawValue>);
 

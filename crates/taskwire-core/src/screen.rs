@@ -1,15 +1,15 @@
-//! Text as a terminal shows it: a line that was drawn over counts as what was drawn last, and codes for colours and the like are gone.
+//! Renders text as a terminal shows it: of a line that was drawn over only the last drawing stays, and codes for colours are removed.
 //!
-//! Programs draw progress by going back in a line, or a few lines up, and writing again. Read as text that is each drawing one after the
-//! other, thousands of times what a person sees. A [`Screen`] takes such text as it comes, in parts that may be cut anywhere, and gives
-//! out the lines that are there in the end. What it keeps is bounded, in lines (`ROWS`), in bytes (`WINDOW_BYTES`) and in bytes of one line
-//! (`LINE_BYTES`); what is further back is given out and can no longer be drawn over.
+//! Programs draw progress by going back in a line, or a few lines up, and writing again. Such text has every drawing, thousands of times
+//! what a person sees. A [`Screen`] takes it in parts that may be cut anywhere, and outputs the lines that are there in the end. What it
+//! keeps is bounded, in lines (`ROWS`), in bytes (`WINDOW_BYTES`) and in bytes of one line (`LINE_BYTES`); what is further back is output
+//! and can no longer be drawn over.
 //!
-//! What always holds: text without control characters stays as it is; what comes out is never longer than what went in, and has none of
-//! the characters that move or hide; so done twice it is the same.
+//! What always holds: text without control characters stays as it is; the output is never longer than the input, and has no control
+//! characters, so rendering it again changes nothing.
 //!
-//! Not followed, because nobody knows how large the screen is meant to be: places on the whole screen (`ESC[H`) and clearing all of it
-//! (`ESC[2J`). Nothing is lost by them: what was there stays, and what comes then begins a line.
+//! Not followed, because the size of the screen is unknown: positions on the whole screen (`ESC[H`) and clearing all of it (`ESC[2J`).
+//! They lose nothing: what was there stays, and what follows begins a line.
 
 use std::{borrow::Cow, collections::VecDeque};
 
@@ -17,14 +17,14 @@ use std::{borrow::Cow, collections::VecDeque};
 const ROWS: usize = 48;
 /// Bytes of these lines together.
 const WINDOW_BYTES: usize = 64 * 1024;
-/// Bytes of one line that can be drawn over; the beginning of a longer one is given out.
+/// Bytes of one line that can be drawn over; the beginning of a longer one is output.
 const LINE_BYTES: usize = 4 * 1024;
 /// Columns that can be moved to beyond the end of a line.
 const COLUMNS: usize = 200;
 
-/// Whether a character does anything but stand in its place, or end a line.
+/// Whether a character does anything but show itself or end a line.
 fn is_control(c: char) -> bool {
-    // Backspace, carriage return and escape; the bell and the two shifts are not seen.
+    // Backspace, carriage return and escape; the bell and the two shifts, which show nothing.
     matches!(c, '\x08' | '\r' | '\x1b' | '\x07' | '\x0e' | '\x0f')
 }
 
@@ -40,7 +40,7 @@ pub fn render(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Makes of text, as it comes, what a terminal shows.
+/// Renders text, as it comes, as a terminal shows it.
 #[derive(Debug, Clone)]
 pub struct Screen {
     /// Lines that can still be drawn over: one at least.
@@ -51,7 +51,7 @@ pub struct Screen {
     row: usize,
     /// The byte in it that is written next.
     offset: usize,
-    /// Columns between the end of the line and the place that is written next.
+    /// Columns between the end of the line and the column that is written next.
     beyond: usize,
     state: State,
 }
@@ -59,7 +59,7 @@ pub struct Screen {
 #[derive(Debug, Clone, Default)]
 struct Row {
     text: String,
-    /// Something of it was replaced or removed: then blanks at its end are what is left of that.
+    /// Something of it was replaced or removed: then blanks at its end are not shown.
     is_drawn_over: bool,
 }
 
@@ -74,11 +74,11 @@ enum State {
     Charset,
     /// One with parameters.
     Control(Parameters),
-    /// Words that are not shown, such as a title or the target of a link. With the escape that may end them.
+    /// Text that is not shown, such as a title or the target of a link; `is_escape` if the escape that may end it has come.
     HiddenText { is_escape: bool },
 }
 
-/// What stands in a sequence before its last character.
+/// What a sequence has before its last character.
 #[derive(Debug, Clone, Copy, Default)]
 struct Parameters {
     number: Option<usize>,
@@ -130,7 +130,7 @@ impl Screen {
         }
     }
 
-    /// There is no more: adds what is left to `out`, and begins anew.
+    /// Ends the text: adds what is left to `out`, and begins anew.
     pub fn finish(&mut self, out: &mut String) {
         while self.rows.len() > 1 {
             self.give_top(out);
@@ -156,7 +156,7 @@ impl Screen {
     /// Text without control characters, behind all that is there.
     fn append(&mut self, text: &str, out: &mut String) {
         let mut rest = text;
-        // Of many lines all but the last few are given out as they are, once the first has been joined with what is there.
+        // Of many lines all but the last few are output as they are, once the first has been joined with what is there.
         if let (Some(first), Some((end, _))) = (text.find('\n'), text.rmatch_indices('\n').nth(ROWS - 1))
             && first < end
         {
@@ -196,7 +196,7 @@ impl Screen {
             State::HiddenText { is_escape: true } => self.escape(c, out),
             State::HiddenText { is_escape: false } => match c {
                 '\x07' | '\x18' | '\x1a' | '\u{9c}' => {}
-                // Words that nobody ended end here: else all that follows would be lost.
+                // Hidden text that was not ended ends here: else all that follows would be lost.
                 '\n' => self.text(c, out),
                 other => self.state = State::HiddenText { is_escape: other == '\x1b' },
             },
@@ -243,7 +243,7 @@ impl Screen {
         self.state = State::Control(parameters);
     }
 
-    /// Does what a sequence that ends with this character says.
+    /// Carries out a sequence that ends with this character.
     fn act(&mut self, last: char, number: usize, out: &mut String) {
         let count = number.max(1);
         match last {
@@ -305,7 +305,7 @@ impl Screen {
         let row = &mut self.rows[self.row];
         let before = row.text.len();
         if std::mem::take(&mut self.beyond) > 0 {
-            // One blank says as much as many, and is not more than what it stands for.
+            // One blank stands for all of them, so that the output is not longer than the input.
             row.text.push(' ');
             self.offset = row.text.len();
         }
@@ -359,7 +359,7 @@ impl Screen {
         }
     }
 
-    /// Gives out what is too much to be kept.
+    /// Outputs what is too much to be kept.
     fn keep_bounds(&mut self, out: &mut String) {
         while self.rows[self.row].text.len() > LINE_BYTES {
             // What is above it comes before it.
@@ -378,7 +378,7 @@ impl Screen {
         }
     }
 
-    /// Gives out the first line.
+    /// Outputs the first line.
     fn give_top(&mut self, out: &mut String) {
         if let Some(top) = self.rows.pop_front() {
             self.bytes -= top.text.len();

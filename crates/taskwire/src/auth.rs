@@ -1,10 +1,10 @@
-//! Who is calling. Without tokens everybody is `local`, which is why such a server listens on loopback only.
+//! Who is calling. Without tokens every caller is `local`, so such a server listens on loopback only.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use taskwire_core::CallerId;
 
-/// The caller of a server that knows no tokens.
+/// The caller of a server without tokens.
 const LOCAL: &str = "local";
 
 /// Decides who sent a request.
@@ -15,7 +15,7 @@ pub trait Authenticate: std::fmt::Debug + Send + Sync {
     /// The caller that an `Authorization` header stands for.
     ///
     /// # Errors
-    /// When a proof is needed and this is none.
+    /// When callers must prove who they are, and this header does not.
     fn caller(&self, authorization: Option<&[u8]>) -> Result<CallerId, Unauthorized>;
 }
 
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Tokens {
     }
 }
 
-/// No token, or one that is not known.
+/// No token, or an unknown one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("send a known token as `Authorization: Bearer …`")]
 pub struct Unauthorized;
@@ -68,10 +68,10 @@ impl Authenticate for Tokens {
     }
 }
 
-/// Compares in a time that does not tell how much of it was right.
-fn equal(known: &[u8], given: &[u8]) -> bool {
+/// Compares in constant time, so that nobody can guess a token piece by piece.
+fn equal(known: &[u8], sent: &[u8]) -> bool {
     let mac = |text: &[u8]| Hmac::<Sha256>::new_from_slice(known).expect("any key length will do").chain_update(text);
-    mac(known).verify(&mac(given).finalize().into_bytes()).is_ok()
+    mac(known).verify(&mac(sent).finalize().into_bytes()).is_ok()
 }
 
 #[cfg(test)]

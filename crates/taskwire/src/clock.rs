@@ -1,4 +1,4 @@
-//! Time and randomness come in here and nowhere else, so that tests can move the one and fix the other.
+//! Where the time comes from, so that tests can move it, and fresh random ids.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Where the time comes from.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The moment it is.
+    /// The time now.
     fn now(&self) -> Timestamp;
 
     /// Waits until it is `at` or later.
@@ -58,7 +58,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told to move. For tests.
+/// A clock for tests: it stands still until [`advance`](Self::advance).
 #[derive(Debug, Clone)]
 pub struct ManualClock(watch::Sender<Timestamp>);
 
@@ -69,7 +69,7 @@ impl ManualClock {
         Self(watch::Sender::new(now))
     }
 
-    /// Moves the clock on and wakes whoever waited for that.
+    /// Moves the clock on and wakes those who waited for that.
     pub fn advance(&self, span: Duration) {
         self.0.send_modify(|now| *now = now.after(span));
     }

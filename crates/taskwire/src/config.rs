@@ -1,4 +1,4 @@
-//! Everything that can be set about a server, with its defaults.
+//! All settings of a server, with their defaults.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,28 +12,28 @@ use crate::{
 /// How a server behaves.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What it calls itself.
+    /// Its name, as clients see it.
     pub name: String,
-    /// Which version of itself it is.
+    /// Its version, as clients see it.
     pub version: String,
     /// What a model should know about its tools.
     pub instructions: Option<String>,
-    /// Bounds on tasks, grace period, queue.
+    /// Settings of the engine: limits of tasks, grace period, queue.
     pub engine: engine::Config,
     /// How long a caller waits before its call becomes a task.
     pub promote_after: Duration,
-    /// How long a caller without tasks waits for a result, before it is told that the work goes on and how to come back to it
-    /// (`followups`). Zero: not at all, unless it is there at once.
+    /// How long the call of a client without tasks is held, before the response says that the work goes on and how to get its result
+    /// (`followups`). Zero: not at all, unless the result is there at once.
     pub hold: Duration,
-    /// Whether callers without tasks can come back to calls that take longer than they wait: by tools of the server's own
-    /// (`task_wait`, `task_output`, `task_answer`, `task_cancel`, `task_list`). If not, they are held until the result is there.
+    /// Whether clients without tasks get the follow-up tools (`task_wait`, `task_output`, `task_answer`, `task_cancel`, `task_list`), to
+    /// continue calls whose hold expired. If not, their calls wait until the result is there.
     pub followups: bool,
-    /// How long a call goes on whose client hung up before it was answered. Meanwhile the same call by the same caller joins it, and
-    /// that time begins anew. Zero: it stops at once; `Duration::MAX`: it goes on to its end.
+    /// How long a call goes on whose client hung up before it was answered. Meanwhile the same call by the same caller joins it, and the
+    /// time starts again. Zero: it stops at once; `Duration::MAX`: it goes on to its end.
     pub linger: Duration,
-    /// About how many bytes of output one answer of those tools has.
+    /// About how many bytes of output one result of the follow-up tools has.
     pub inline_bytes: usize,
-    /// How often a client should ask for a task's state, at first; five times as long for long tasks.
+    /// How often a client should poll a task, at first; five times as long for long tasks.
     pub poll_interval: Duration,
     /// How long a task is kept after its end; for ever if absent.
     pub retention: Option<Duration>,
@@ -41,33 +41,33 @@ pub struct Config {
     pub answer_timeout: Option<Duration>,
     /// How often the work of a task may be started, the first time included.
     pub attempts_max: u64,
-    /// How long running work may go on after the server was told to shut down.
+    /// How long running work may go on after the server began to shut down.
     pub drain: Duration,
     /// Entries of one page of a list.
     pub page_len: usize,
     /// How long clients may cache lists.
     pub list_ttl: Duration,
-    /// Open listen streams of one caller, and standing streams of its sessions.
+    /// Open listen streams of one caller, the streams of its sessions included.
     pub streams_per_caller: usize,
-    /// Tasks that one listen stream may name, and resources that a session may subscribe to.
+    /// Tasks and resources that one listen stream may name, and resources that a session may subscribe to.
     pub subscriptions_per_stream: usize,
-    /// Requests of one caller that may wait for something to happen, at one time.
+    /// Requests of one caller that may wait at one time.
     pub waiting_requests_per_caller: usize,
-    /// How long a request may wait for something to happen.
+    /// How long a request may wait for a change.
     pub wait_max: Duration,
-    /// Whether a client that asks for a task's state more often than it should is answered only when there is news.
+    /// Whether a poll that comes too early waits until something changed, or the poll interval is over.
     pub long_poll: bool,
-    /// About how many bytes of output one answer has; what is left of a task that has ended comes at once (SEP-1905).
+    /// About how many bytes of output one response has. The rest of a task that has ended comes at once (SEP-1905).
     pub read_bytes: usize,
     /// Requests in flight on one byte stream.
     pub requests_per_stream: usize,
-    /// Bytes of one message.
+    /// The longest message, in bytes.
     pub body_bytes: usize,
     /// Who may call.
     pub auth: Arc<dyn Authenticate>,
-    /// What concerns HTTP alone.
+    /// Settings of HTTP.
     pub http: HttpConfig,
-    /// What concerns clients that open a session alone.
+    /// Settings for clients that open a session.
     pub legacy: LegacyConfig,
 }
 
@@ -105,19 +105,19 @@ impl Default for Config {
     }
 }
 
-/// How a call that may become a task is answered (SEP-1905).
+/// The response to a call that may become a task (SEP-1905).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ResponseMode {
-    /// With a task.
+    /// A task.
     Task,
-    /// With its output, bit by bit.
+    /// The output, part by part.
     Streaming,
-    /// With its result.
+    /// The result.
     Immediate,
 }
 
-/// What the first answer to a streamed call has (SEP-1905).
+/// What the first response to a streamed call contains (SEP-1905).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FirstAnswer {
@@ -126,28 +126,28 @@ pub enum FirstAnswer {
     Both,
     /// The task alone.
     Task,
-    /// The output so far alone; the task is named beside it.
+    /// The output so far; only `_meta` names the task.
     Partial,
 }
 
 /// How a server behaves towards clients of 2025-11-25 and before, which open a session.
 #[derive(Debug, Clone)]
 pub struct LegacyConfig {
-    /// How calls may be answered, for clients that know of it; a task is always possible.
+    /// The response modes for clients that declare them; a task is always possible.
     pub modes: Vec<ResponseMode>,
-    /// What the first answer to a streamed call has.
+    /// What the first response to a streamed call contains.
     pub initial: FirstAnswer,
-    /// Whether a call that is answered with its result leaves a task behind.
+    /// Whether a call that is answered with its result is recorded as a task.
     pub record_immediate: bool,
     /// Whether callers may list their tasks.
     pub list_tasks: bool,
-    /// Sessions of one caller; one more ends the one that was quiet longest.
+    /// Sessions of one caller; one more ends the one that was idle longest.
     pub sessions_per_caller: usize,
-    /// How long a session may be quiet before it is forgotten.
+    /// How long a session may be idle before it ends.
     pub session_idle: Duration,
-    /// How long a client whose stream was ended should wait before it comes back.
+    /// How long a client should wait before it resumes a stream.
     pub retry: Duration,
-    /// How long a stream may last before its client is sent away, to come back; for ever if absent.
+    /// How long a stream may last before its client has to reconnect; for ever if absent.
     pub reconnect_after: Option<Duration>,
 }
 
@@ -175,20 +175,20 @@ pub struct HttpConfig {
     pub allowed_origins: Vec<String>,
     /// Refuses task requests without `Mcp-Name`, which the protocol demands but some clients leave out.
     pub strict_headers: bool,
-    /// Connections at one time. One more takes the place of the one that has been quiet longest: on which no request is being answered.
+    /// Connections at one time. One more closes the one that has been idle longest: on which no request is being answered.
     pub connections: usize,
-    /// Connections at one time on which nothing is being answered; one more closes the one that was idle longest.
+    /// Idle connections at one time; one more closes the one that was idle longest.
     pub idle_connections: usize,
-    /// About how many bytes the head of a request may have, which is its first line and its headers; less than 8 KiB count as 8 KiB.
+    /// About how many bytes the first line and the headers of a request may have together; at least 8 KiB.
     pub head_bytes: usize,
-    /// Bytes of all messages together that are being read or answered; at least those of one ([`Config::body_bytes`]). The first 4 KiB of each do not
-    /// count. Where callers need tokens, one of them can have half of it.
+    /// Bytes of all messages together that are being read or answered; at least one message ([`Config::body_bytes`]). The first 4 KiB of
+    /// each do not count. If callers need tokens, one of them can have half of it.
     pub all_bodies_bytes: usize,
-    /// How often an open stream is given a sign of life.
+    /// How often an idle stream is sent a comment.
     pub keep_alive: Duration,
     /// How long a client may take to send a request.
     pub read_timeout: Duration,
-    /// How long a client may leave unread what it was sent; then its connection is closed.
+    /// How long a client may read nothing before its connection is closed.
     pub write_timeout: Duration,
 }
 

@@ -1,7 +1,7 @@
-//! Forms that a server asks a person to fill in: read from their schema, filled in by text, checked before they are sent.
+//! Forms that a server asks a person to fill in: reads them from their schema, parses typed text, checks answers.
 //!
-//! A form is a flat object of texts, numbers, flags and choices. Nothing here asks or prints. What titles and descriptions
-//! say comes from the server: who shows them on a terminal takes care of what is in them.
+//! A form is a flat object of texts, numbers, flags and choices. Nothing here asks or prints. Titles and descriptions come
+//! from the server: code that shows them on a terminal must escape them.
 
 use std::{collections::HashMap, fmt};
 
@@ -15,7 +15,7 @@ use taskwire_core::Payload;
 
 use crate::schema::{Misfit, Schema, SchemaKind};
 
-/// Mistakes that one check lists; who made more learns enough from these.
+/// Errors that one check lists.
 const ERRORS_MAX: usize = 100;
 /// Choices that a message lists.
 const LISTED_MAX: usize = 10;
@@ -25,26 +25,26 @@ const QUOTED_MAX: usize = 60;
 /// What a person is asked to fill in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Form {
-    /// The fields. [`Form::of`] has them in the order in which the server wrote them.
+    /// The fields. [`Form::of_question`] has them in the order in which the server wrote them.
     pub fields: Vec<Field>,
 }
 
-/// One thing to fill in.
+/// A field of a form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Field {
     /// Its name in the answer.
     pub name: String,
-    /// Its name for people.
+    /// The name to show to people.
     pub title: String,
-    /// More about it.
+    /// Its description.
     pub description: Option<String>,
-    /// Whether it may not be left out.
+    /// Whether it must be filled in.
     pub required: bool,
-    /// What it is if nothing is filled in. A default that breaks the field's own rules is none.
+    /// Its value if nothing is filled in. A default that breaks the field's own rules is ignored.
     pub default: Option<Value>,
     /// What can be filled in.
     pub kind: FieldKind,
-    /// All of its rules, as the server wrote them.
+    /// Its schema, as the server wrote it.
     schema: Value,
 }
 
@@ -53,18 +53,18 @@ pub struct Field {
 pub enum FieldKind {
     /// A text.
     Text {
-        /// Characters that it has at least.
+        /// The fewest characters.
         min: Option<u64>,
-        /// Characters that it has at most.
+        /// The most characters.
         max: Option<u64>,
         /// `email`, `uri`, `date`, `date-time`.
         format: Option<String>,
-        /// A regular expression that it matches.
+        /// A regular expression that it must match.
         pattern: Option<String>,
     },
     /// A number.
     Number {
-        /// Whether it is a whole one.
+        /// Whether it must be whole.
         integer: bool,
         /// The smallest.
         min: Option<f64>,
@@ -73,37 +73,37 @@ pub enum FieldKind {
     },
     /// Yes or no.
     Flag,
-    /// One of these.
+    /// One of several options.
     Choice {
-        /// These.
+        /// The options.
         options: Vec<Choice>,
     },
-    /// Some of these.
+    /// Some of several options.
     Choices {
-        /// These.
+        /// The options.
         options: Vec<Choice>,
-        /// So many at least.
+        /// The fewest to choose.
         min: Option<u64>,
-        /// So many at most.
+        /// The most to choose.
         max: Option<u64>,
     },
 }
 
-/// One of several.
+/// An option of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// How it stands in the answer.
+    /// Its value in the answer.
     pub value: String,
-    /// How it is shown.
+    /// The text to show.
     pub title: String,
 }
 
 /// What is wrong with an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
-    /// With which field; empty if with the answer as a whole.
+    /// The field; empty if the answer as a whole is wrong.
     pub field: String,
-    /// What.
+    /// What is wrong.
     pub reason: String,
 }
 
@@ -117,11 +117,11 @@ impl fmt::Display for FieldError {
 }
 
 impl Form {
-    /// Reads a form from its schema. A JSON value need not know the order of its members, so the fields come in any; where
-    /// the question itself is at hand, [`Form::of`] is better.
+    /// Reads a form from its schema. A JSON value does not keep the order of its members, so the fields come in any order;
+    /// [`Form::of_question`] keeps it.
     ///
     /// # Errors
-    /// When the schema has something that no form may have, with what.
+    /// When the schema has something that no form may have.
     pub fn read(schema: &Value) -> Result<Self, String> {
         compile(schema).map_err(|why| format!("the form's schema is not valid: {why}"))?;
         match schema.get("type") {
@@ -140,8 +140,8 @@ impl Form {
         Ok(Self { fields: properties.iter().map(field).collect::<Result<_, _>>()? })
     }
 
-    /// Reads the form of a question, `{"method": "elicitation/create", "params": {"requestedSchema": …}}`. Its fields are in
-    /// the order in which they were written.
+    /// Reads the form of a question, `{"method": "elicitation/create", "params": {"requestedSchema": …}}`, with its fields in
+    /// the order in which the server wrote them.
     ///
     /// # Errors
     /// When there is no form in it, and as [`Form::read`].
@@ -172,7 +172,7 @@ impl Form {
         Ok(form)
     }
 
-    /// Checks what was filled in.
+    /// Checks an answer.
     ///
     /// # Errors
     /// When it breaks the schema, with what is wrong.
@@ -186,7 +186,7 @@ impl Form {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// What a form says if nothing is filled in: the defaults of the fields that have one.
+    /// The answer if nothing is filled in: the defaults of the fields that have one.
     #[must_use]
     pub fn defaults(schema: &Value) -> Value {
         let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
@@ -194,7 +194,7 @@ impl Form {
     }
 }
 
-/// What does not fit the schema of a tool. Formats are its server's business, and a schema that cannot be used forbids nothing.
+/// Checks arguments against the schema of a tool. It leaves formats to the server, and a schema that cannot be used forbids nothing.
 #[cfg(feature = "client")]
 pub(crate) fn check_arguments(schema: &Value, arguments: &Value) -> Vec<FieldError> {
     Schema::read(SchemaKind::Foreign, schema).map_or_else(|_| Vec::new(), |compiled| field_errors(&compiled, schema, arguments))
@@ -249,12 +249,12 @@ impl Field {
         })
     }
 
-    /// Reads what a person typed. Nothing typed means the default, or that the field is left out. A flag is `yes`, `y`,
-    /// `true`, or the contrary. A choice is its value, its title or its number, counted from 1; several of them have commas
-    /// between them, and `-` is none.
+    /// Parses what a person typed. Empty text means the default, or that the field is left out. A flag is `yes`, `y`, `true`,
+    /// or `no`, `n`, `false`. A choice is its value, its title or its number, counted from 1; commas separate several, and `-`
+    /// is none.
     ///
     /// # Errors
-    /// When it cannot be filled in so, with what is wrong.
+    /// When the text does not fit the field, with what is wrong.
     pub fn parse(&self, text: &str) -> Result<Option<Value>, String> {
         let word = text.trim();
         if word.is_empty() {
@@ -314,7 +314,7 @@ impl FieldKind {
     }
 }
 
-/// What a schema lets one choose from: `enum`, with or without `enumNames`, or alternatives with a `const` each.
+/// The options of a schema: `enum`, with or without `enumNames`, or alternatives with a `const` each.
 fn choices(schema: &Value) -> Option<Vec<Choice>> {
     let titled = |value: &Value, title: Option<&Value>| {
         let value = value.as_str()?;
@@ -333,12 +333,12 @@ fn choices(schema: &Value) -> Option<Vec<Choice>> {
     Some(constants.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// A count, which JSON may write as 3 or 3.0.
+/// Reads a count, which JSON may write as 3 or 3.0.
 pub(crate) fn whole_number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_f64().filter(|number| *number >= 0.0).map(|number| number as u64))
 }
 
-/// The default of a field, if it keeps to the field's own rules.
+/// The default of a field, if it fits the field's own schema.
 fn default_of(property: &Value) -> Option<Value> {
     let default = property.get("default")?;
     compile(property).ok()?.fits(default).then(|| default.clone())
@@ -346,7 +346,7 @@ fn default_of(property: &Value) -> Option<Value> {
 
 fn compile(schema: &Value) -> Result<Schema, String> {
     let mut schema = schema.clone();
-    // Forms use only what all drafts have in common; a server that names another one means nothing by it.
+    // Forms use only what all drafts of JSON Schema have in common, so the draft that a server names does not matter.
     if let Some(members) = schema.as_object_mut() {
         members.remove("$schema");
     }
@@ -354,7 +354,7 @@ fn compile(schema: &Value) -> Result<Schema, String> {
 }
 
 fn number(word: &str, integer: bool) -> Result<Value, String> {
-    /// Beyond it, not every whole number has a floating-point number of its own.
+    /// Above it, floating-point numbers skip some whole numbers.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     if let Ok(number) = word.parse::<i64>() {
         return Ok(number.into());
@@ -379,7 +379,7 @@ fn flag(word: &str) -> Result<bool, String> {
     }
 }
 
-/// The choice that a person means. A value that looks like a number counts before the number of a choice.
+/// Finds the choice that a person typed. A value that looks like a number goes before the number of a choice.
 fn pick<'a>(options: &'a [Choice], word: &str) -> Option<&'a Choice> {
     let exactly = options.iter().find(|choice| choice.value == word).or_else(|| options.iter().find(|choice| choice.title == word));
     let by_number = || options.get(word.parse::<usize>().ok()?.checked_sub(1)?);
@@ -392,13 +392,13 @@ fn pick<'a>(options: &'a [Choice], word: &str) -> Option<&'a Choice> {
     exactly.or_else(by_number).or_else(roughly)
 }
 
-/// The choices that a person means, each once.
+/// Finds the choices that a person typed, each once.
 fn pick_all<'a>(options: &'a [Choice], text: &str) -> Result<Vec<&'a Choice>, String> {
     if text == "-" && pick(options, text).is_none() {
         return Ok(Vec::new());
     }
     let words: Vec<&str> = text.split(',').collect();
-    // A choice can have commas of its own: as many words as fit belong to it.
+    // A choice can have commas of its own: the longest match wins.
     let commas = |text: &str| text.matches(',').count();
     let words_max = 1 + options.iter().map(|choice| commas(&choice.value).max(commas(&choice.title))).max().unwrap_or(0);
     let mut picked: Vec<&Choice> = Vec::new();
@@ -432,7 +432,7 @@ fn listed(options: &[Choice]) -> String {
     text
 }
 
-/// A value as a message repeats it.
+/// A value as a message quotes it, shortened.
 fn quoted(value: &Value) -> String {
     let text = match value {
         Value::String(text) => format!("`{text}`"),
@@ -444,7 +444,7 @@ fn quoted(value: &Value) -> String {
     }
 }
 
-/// Says what is wrong, and with which field of the form.
+/// Adds what is wrong, with the field of the form.
 fn push_errors(schema: &Value, misfit: &Misfit<'_>, errors: &mut Vec<FieldError>) {
     match (misfit.path.first(), &misfit.kind) {
         (None, ValidationErrorKind::Required { property }) => {

@@ -1,7 +1,7 @@
 //! Durable, live, long-running tools for the Model Context Protocol.
 //!
 //! A tool call returns its result at once if it is quick, and becomes a task if it is not: durable before it is
-//! acknowledged, readable by any client of its caller, and taken over after a crash.
+//! acknowledged, readable by any client of its caller, and recovered after a crash.
 //!
 //! ```no_run
 //! use taskwire::{server::{Config, Server}, store::SqliteStore, tool::{Ctx, Registry, Tool, ToolError}};
@@ -28,7 +28,7 @@
 //!
 //! # Layout
 //! [`tool`] what authors of tools use · [`server`] what applications embed · [`client`] what they call with · [`command`] commands as tools ·
-//! [`store`] where tasks are kept · [`clock`] where the time comes from. The engine, transports and dialects are private.
+//! [`store`] where tasks are kept · [`clock`] where the time comes from. The engine, transports and protocol eras are private.
 //!
 //! # Features
 //! All but the last are there by default. `client` · `ledger`: the client's record on disk, in SQLite · `oauth`: its sign-ins · `server`: all else but

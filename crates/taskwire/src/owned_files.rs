@@ -1,4 +1,4 @@
-//! Whose files these are. What decides what this process runs, keeps or overwrites must belong to its user, and be nobody else's to change.
+//! Checks that files belong to this user, and that nobody else can write them, before this process trusts, runs or overwrites them.
 
 use std::{
     fs::{self, File, FileType, Metadata, OpenOptions},
@@ -9,10 +9,10 @@ use std::{
 
 use rustix::{fs::OFlags, process::geteuid};
 
-/// What others than the owner need to write.
+/// The bits of a mode that let others than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// What something must be.
+/// What a path must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Directory,
@@ -38,10 +38,10 @@ impl FileKind {
     }
 }
 
-/// Makes sure that what is at `path` is ours; says whether there is anything. A link is not followed.
+/// Checks that what is at `path` is this user's; returns whether there is anything. A link is not followed.
 ///
 /// # Errors
-/// What is wrong and what mends it: such an error has no code of the system.
+/// The text says what is wrong and how to fix it; such an error has no OS code.
 pub(crate) fn check(path: &Path, kind: FileKind) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(found) => judge(&found, path, kind).map(|()| true),
@@ -50,12 +50,12 @@ pub(crate) fn check(path: &Path, kind: FileKind) -> io::Result<bool> {
     }
 }
 
-/// Opens a file that is ours, or makes it for this user alone if `options` say so. A link is not followed.
+/// Opens a file that is this user's, or makes it for this user alone if `options` say so. A link is not followed.
 ///
 /// # Errors
-/// As for [`check`], and what the system says.
+/// As for [`check`], and errors of the OS.
 pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // For the words: the system's own are of levels of links.
+    // For a better error: that of the OS speaks of levels of links.
     check(path, FileKind::File)?;
     let file = options.mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
     judge(&file.metadata()?, path, FileKind::File)?;
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_belongs_to_somebody_else_is_refused() {
-        // Only the first user can give something away; any other finds that there are things of that user.
+        // Only root can change the owner of a file; any other user finds one of root's.
         let (dir, root) = (TempDir::new(), geteuid().is_root());
         let theirs = if root { dir.0.join("theirs") } else { "/".into() };
         if root {

@@ -1,4 +1,4 @@
-//! What tests of several rooms need: the unit tests here, and by this file's path every other test of this crate and of the program.
+//! What all tests share: the unit tests of this crate and, by the path of this file, its other tests and those of the program.
 
 use std::{
     fs,
@@ -7,12 +7,12 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// A directory that goes away with its test, unless the test fails: then it says where it is.
+/// A directory that is removed after its test. If the test fails, it stays and its path is printed.
 #[derive(Debug)]
 pub(crate) struct TempDir(pub(crate) PathBuf);
 
 impl TempDir {
-    /// For this user alone, whatever the usual rights are.
+    /// Makes it for this user alone, whatever the umask is.
     pub(crate) fn new() -> Self {
         let dir = Self::absent();
         fs::DirBuilder::new().mode(0o700).create(&dir.0).expect("a temporary directory");

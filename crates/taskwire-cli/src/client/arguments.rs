@@ -17,7 +17,7 @@ enum Argument<'a> {
     Json(&'a str, &'a str),
     /// `{…}`, `@file` or `-`
     Object(&'a str),
-    /// Nothing of these.
+    /// None of these.
     Invalid,
 }
 
@@ -40,7 +40,7 @@ fn parse_argument(text: &str) -> Argument<'_> {
     }
 }
 
-/// The name that a value is given with, if it is.
+/// The name in `name=value` and its like, if there is one.
 pub(crate) fn key(text: &str) -> Option<&str> {
     match parse_argument(text) {
         Argument::Text(key, _) | Argument::File(key, _) | Argument::Json(key, _) => Some(key),
@@ -54,7 +54,7 @@ pub(crate) trait TextSource {
     fn read(&mut self, name: &str) -> io::Result<String>;
 }
 
-/// The real ones.
+/// The real files and the real standard input.
 #[derive(Debug, Default)]
 pub(crate) struct FilesAndStdin {
     is_stdin_read: bool,
@@ -77,7 +77,7 @@ impl TextSource for FilesAndStdin {
 /// The arguments for `owner` (a tool, or a question), of this schema.
 ///
 /// # Errors
-/// In words for who typed them.
+/// A message for the person who typed them.
 pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dyn TextSource) -> Result<Value, String> {
     let parameters = Parameters::new(schema);
     let mut values = Map::new();
@@ -89,7 +89,7 @@ pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dy
             Argument::Text(key, source) | Argument::File(key, source) => {
                 let parameter = find_parameter(owner, parameters, key)?;
                 let text = match parse_argument(text) {
-                    // As it is, whatever it begins with: it may come from a variable.
+                    // Taken literally, whatever it begins with: it may come from a variable.
                     Argument::Text(..) => source.to_owned(),
                     _ => load(source, files)?,
                 };
@@ -116,7 +116,7 @@ pub(crate) fn read(owner: &str, words: &[String], schema: &Value, files: &mut dy
     }
 }
 
-/// The parameter of this name; nothing where any name will do.
+/// The parameter of this name; `None` where any name is allowed.
 fn find_parameter<'a>(owner: &str, parameters: Parameters<'a>, key: &str) -> Result<Option<Parameter<'a>>, String> {
     let found = parameters.get(key);
     if found.is_some() || !parameters.is_closed() {
@@ -142,7 +142,7 @@ fn add(values: &mut Map<String, Value>, key: &str, value: Value, is_again: bool,
     }
 }
 
-/// The JSON that a value on the command line stands for. What begins otherwise than JSON can be a file.
+/// The JSON that a value on the command line stands for: itself, or the content of a file.
 fn contents(value: &str, files: &mut dyn TextSource) -> Result<String, String> {
     match value.strip_prefix('@') {
         Some(name) => load(name, files),

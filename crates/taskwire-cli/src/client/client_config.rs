@@ -1,4 +1,4 @@
-//! The client's configuration: servers by name, with what is needed to be let in.
+//! The client's configuration, `client.toml`: servers by name, with what is needed to connect.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +15,11 @@ use taskwire::client::{Era, Target};
 use super::{exit::Problem, schema::nearest};
 use crate::config;
 
-/// How to speak to a server.
+/// Which era of the protocol to speak.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum EraChoice {
-    /// Find out
+    /// Ask the server
     #[default]
     Auto,
     /// 2026-07-28
@@ -69,15 +69,15 @@ pub(crate) struct ServerSettings {
     name: String,
 }
 
-/// Tokens are not for logs, and headers may be tokens.
+/// Tokens must not get into logs, and headers may be tokens.
 impl fmt::Debug for ServerSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Known({})", self.name)
+        write!(f, "ServerSettings({})", self.name)
     }
 }
 
 impl ServerSettings {
-    /// What cannot be meant.
+    /// Refuses settings that make no sense.
     fn check(&self) -> Result<(), String> {
         self.target()?;
         if let Some(url) = &self.url {
@@ -112,7 +112,7 @@ impl ServerSettings {
         self.headers.iter().map(header).collect()
     }
 
-    /// A value, or what the variable holds that it names.
+    /// A value, or the content of the variable that it names.
     fn secret(&self, what: &str, value: &str, env: impl Fn(&str) -> Option<String>) -> Result<String, Problem> {
         let Some(name) = value.strip_prefix("env:") else { return Ok(value.to_owned()) };
         let missing = || Problem::usage(format!("the {what} of `{}` is to come from ${name}, which is not set", self.name));
@@ -128,7 +128,7 @@ fn did_you_mean(word: &str, servers: &BTreeMap<String, ServerSettings>) -> Strin
     nearest(word, servers.keys().map(String::as_str)).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }
 
-/// The address that `host:port` means, with or without a path: plain http, and at `/mcp` unless it says where.
+/// The URL that `host:port` stands for, with or without a path: plain http, and at `/mcp` unless it has a path.
 pub(crate) fn with_scheme(text: &str) -> Option<String> {
     let (authority, path) = text.split_once('/').unwrap_or((text, "mcp"));
     let (host, port) = authority.rsplit_once(':')?;
@@ -140,7 +140,7 @@ pub(crate) fn with_scheme(text: &str) -> Option<String> {
     (is_host && is_port).then(|| format!("http://{authority}/{path}"))
 }
 
-/// Addresses are kept with the tasks, and shown.
+/// Addresses are stored with the tasks, and shown, so they must not have a password.
 fn refuse_password(address: &str) -> Result<(), String> {
     let Some((scheme, rest)) = address.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else { return Ok(()) };
     let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or_default();
@@ -164,7 +164,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// As people call it.
+    /// Its name for people.
     pub(crate) fn name(&self) -> String {
         self.settings.as_ref().map_or_else(|| self.target.to_string(), |known| known.name.clone())
     }
@@ -175,12 +175,12 @@ impl Server {
 pub(crate) struct ClientConfig {
     path: PathBuf,
     servers: BTreeMap<String, ServerSettings>,
-    /// One of them, which is meant where none is named.
+    /// The name of the server that is used where none is named.
     default: Option<String>,
 }
 
 impl ClientConfig {
-    /// Reads the file. Not to have one is fine, unless it was named.
+    /// Reads the file. It may be missing, unless it was named.
     pub(crate) fn read() -> Result<Self, Problem> {
         let (path, must_exist) = config_path(|name| std::env::var_os(name));
         match std::fs::read_to_string(&path) {
@@ -206,7 +206,7 @@ impl ClientConfig {
         Ok(Self { path, servers, default })
     }
 
-    /// The server that is meant where none is named, if the file says so.
+    /// The server that is used where none is named, if the file has one.
     pub(crate) fn default_server(&self) -> Option<Server> {
         self.find(self.default.as_deref()?).ok()
     }
@@ -216,7 +216,7 @@ impl ClientConfig {
         is_address(word) || self.servers.contains_key(word) || with_scheme(word).is_some()
     }
 
-    /// The server that the first of these words names, or else the default one; what it is called; and the words behind it.
+    /// The server that the first word names, or else the default one; its name; and the words behind it.
     pub(crate) fn choose<'a>(&self, words: &'a [String]) -> Result<(Server, String, &'a [String]), Problem> {
         match (words, &self.default) {
             ([first, rest @ ..], _) if self.is_server(first) => Ok((self.find(first)?, first.clone(), rest)),
@@ -226,18 +226,18 @@ impl ClientConfig {
         }
     }
 
-    /// A word that names no server.
+    /// The error for a word that names no server.
     pub(crate) fn unknown_server(&self, word: &str) -> Problem {
         let (path, hint) = (self.path.display(), did_you_mean(word, &self.servers));
         Problem::usage(format!("`{word}` is neither a URL, nor stdio:<command line>, nor a server in {path}{hint}"))
     }
 
-    /// All that have names.
+    /// All servers of the file.
     pub(crate) fn servers(&self) -> impl Iterator<Item = Server> {
         self.servers.values().filter_map(|known| Some(Server { target: known.target().ok()?, settings: Some(known.clone()) }))
     }
 
-    /// The server that somebody means by a URL, a command line or a name.
+    /// The server that a URL, a command line or a name means.
     pub(crate) fn find(&self, text: &str) -> Result<Server, Problem> {
         if is_address(text) {
             refuse_password(text).map_err(Problem::usage)?;
@@ -253,7 +253,7 @@ impl ClientConfig {
         Err(self.unknown_server(text))
     }
 
-    /// A server by where it is, with what the file says about it.
+    /// A server by its address, with the file's settings for it.
     fn with_target(&self, target: Target) -> Server {
         let text = target.to_string();
         let is_it = |known: &&ServerSettings| known.target().is_ok_and(|target| target.to_string() == text);
@@ -261,7 +261,7 @@ impl ClientConfig {
     }
 }
 
-/// Where the file is, and whether it must be there.
+/// The path of the file, and whether it must exist.
 fn config_path(env: impl Fn(&str) -> Option<OsString>) -> (PathBuf, bool) {
     let env = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(path) = env("TASKWIRE_CLIENT_CONFIG") {
@@ -313,9 +313,9 @@ mod tests {
     #[test]
     fn a_server_that_is_not_named_is_the_default_one() {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let chosen = |config: &ClientConfig, given: &[&str]| {
-            let given = words(given);
-            let chosen = config.choose(&given).map(|(server, name, rest)| format!("{} {name} {}", server.target, rest.join(" ")));
+        let chosen = |config: &ClientConfig, args: &[&str]| {
+            let args = words(args);
+            let chosen = config.choose(&args).map(|(server, name, rest)| format!("{} {name} {}", server.target, rest.join(" ")));
             chosen.map_err(|problem| problem.message().to_owned())
         };
         let with = config(&format!("default = \"demo\"\n{TWO}")).expect("valid");
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(with.default_server().map(|server| server.name()).as_deref(), Some("demo"));
         let without = config(TWO).expect("valid");
         assert!(without.default_server().is_none());
-        assert!(chosen(&without, &["echo"]).is_err_and(|told| told.starts_with("`echo` is neither a URL")));
+        assert!(chosen(&without, &["echo"]).is_err_and(|message| message.starts_with("`echo` is neither a URL")));
         assert_eq!(chosen(&without, &[]), Err("which server? Name one, or set `default = \"NAME\"` in client.toml".to_owned()));
         let wrong = config(&format!("default = \"dmeo\"\n{TWO}")).expect_err("no such server");
         assert!(wrong.contains("`default` is `dmeo`, and there is no `[server.dmeo]`; did you mean `demo`?"), "{wrong}");

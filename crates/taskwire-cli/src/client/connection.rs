@@ -1,4 +1,4 @@
-//! The options by which every client's command is let in, and the connection that comes of them.
+//! The options with which each client command connects, and the connection itself.
 
 use std::{fmt, net::IpAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
@@ -14,15 +14,15 @@ use super::{
 use crate::term::{escape, question_dialog, stderr};
 
 const HEADING: &str = "Connection";
-/// So long a server is waited for that does not answer at all. Once it has, the library's patience counts.
+/// How long to wait for a server that does not respond at all. Once it has, the library's give-up time applies.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// So long one that takes its time.
+/// How long to wait for a slow response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(25);
-/// Who is refused right away need not be told to wait.
+/// When to print that it waits: a server that refuses at once needs no notice.
 const NOTICE_DELAY: Duration = Duration::from_millis(250);
-/// So long a program that is started may take, before that is said. Some fetch themselves first.
+/// How long a program that is started may take before that is printed. Some download themselves first.
 const START_NOTICE_DELAY: Duration = Duration::from_secs(8);
-/// So much longer it may take at all.
+/// How much longer it may take in all.
 const START_TIMEOUT_REST: Duration = Duration::from_secs(52);
 /// How long a server gets to end in good order.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub(crate) struct ConnectionArgs {
     era: EraChoice,
 }
 
-/// Text that is not for logs.
+/// Text that must not get into logs.
 #[derive(Clone)]
 struct Secret(String);
 
@@ -68,21 +68,21 @@ pub(crate) struct ConnectionNeeds {
     pub(crate) ledger: Option<Ledger>,
     /// Where sign-ins are kept.
     pub(crate) sign_in_dir: Option<PathBuf>,
-    /// How the task was begun, if there is one.
+    /// The era in which the task was begun, if there is one.
     pub(crate) era: Option<Era>,
-    /// In which session, if it is bound to one.
+    /// The session that the task is bound to, if any.
     pub(crate) session: Option<String>,
-    /// Whether output is wanted while it is made.
+    /// Whether output is wanted while it is produced.
     pub(crate) stream: bool,
-    /// Nobody is to be asked anything for it.
+    /// Whether nobody may be asked anything.
     pub(crate) is_unattended: bool,
-    /// Other servers are asked at the same time: what is for one of them must not be told to all.
+    /// Whether other servers are asked at the same time: what is meant for one of them must not be sent to all.
     pub(crate) is_one_of_many: bool,
-    /// A server that is not there now is not waited for.
+    /// Whether to fail at once if the server cannot be reached.
     pub(crate) fails_fast: bool,
 }
 
-/// With what we come to a server.
+/// The credentials and headers for one server.
 #[derive(Default)]
 struct Access {
     credentials: Option<Arc<dyn Credentials>>,
@@ -103,7 +103,7 @@ impl From<SignIn> for Access {
 }
 
 impl ConnectionArgs {
-    /// Whether something is to be told to one server.
+    /// Whether an option is meant for one server only.
     pub(crate) fn has_server_options(&self) -> bool {
         self.token.is_some() || self.oauth || !self.headers.is_empty() || self.era != EraChoice::Auto
     }
@@ -142,7 +142,7 @@ impl ConnectionArgs {
             session: needs.session,
             credentials,
             headers,
-            // Nobody here has a language model at hand.
+            // This client has no language model.
             capabilities: ClientCapabilities { form: true, url: true, sampling: false, roots: None },
             stream_output: needs.stream,
             ledger: needs.ledger.map(|ledger| Arc::new(ledger) as Arc<dyn client::CallRecorder>),
@@ -151,7 +151,7 @@ impl ConnectionArgs {
         })
     }
 
-    /// The nearer one counts: the command line, what the configuration says of the server, the environment, a sign-in of before.
+    /// Precedence: the command line, the server's settings in client.toml, the environment, an earlier sign-in.
     fn access(&self, server: &Server, needs: &ConnectionNeeds) -> Result<Access, Problem> {
         if let Some(Secret(token)) = &self.token {
             return Ok(token.clone().into());
@@ -189,7 +189,7 @@ impl ConnectionArgs {
     }
 }
 
-/// Says goodbye, if the server lets us.
+/// Closes the connection, if the server does so in time.
 pub(crate) async fn close(client: Client) {
     let _ = timeout(CLOSE_TIMEOUT, client.close()).await;
 }
@@ -213,7 +213,7 @@ async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is
     if let Some(connected) = connect_within(CONNECT_TIMEOUT, server, options.clone(), sign_in).await {
         return Ok(connected?);
     }
-    // Once more without any patience, to learn what the matter is.
+    // Connect once more without retries, to learn the reason.
     let hasty = Options { timing: Timing { give_up_after: Duration::ZERO, ..options.timing }, ..options.clone() };
     let mut learning = pin!(connect_within(RESPONSE_TIMEOUT, server, hasty, sign_in));
     let learnt = match timeout(NOTICE_DELAY, &mut learning).await {
@@ -233,7 +233,7 @@ async fn connect(server: &Server, options: Options, sign_in: Option<&SignIn>, is
     }
 }
 
-/// Connects within this time. A person who signs in has all that they need.
+/// Connects within this time. A person who signs in may take longer.
 async fn connect_within(
     limit: Duration,
     server: &Server,
@@ -252,13 +252,13 @@ fn env_token() -> Option<String> {
     std::env::var("TASKWIRE_TOKEN").ok().map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
-/// Whether the token of the environment is kept from this server.
+/// Whether the environment's token is withheld from this server.
 fn env_token_withheld(server: &Server) -> bool {
     env_token().is_some() && !may_get_env_token(server)
 }
 
-/// Whether a token that was meant for no server in particular may go to this one: nobody said otherwise, and nobody on the
-/// way can read it.
+/// Whether the environment's token, which is meant for no server in particular, may go to this one: client.toml does not have the server,
+/// and nobody on the way can read the token.
 fn may_get_env_token(server: &Server) -> bool {
     server.settings.is_none() && matches!(&server.target, Target::Url(url) if is_local_or_encrypted(url))
 }

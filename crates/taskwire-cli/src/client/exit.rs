@@ -10,10 +10,10 @@ use taskwire_core::{task::RpcError, wire::code};
 
 use crate::term::{escape, json_lines::JsonLine, stderr};
 
-/// How a client's command ended. The numbers are a promise.
+/// How a client command ended. The numbers are a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// There is a result, or what was asked for was done.
+    /// There is a result, or the command did what was asked.
     Done = 0,
     /// The tool said that it failed.
     ToolFailed = 1,
@@ -21,7 +21,7 @@ pub(crate) enum Exit {
     Usage = 2,
     /// The server cannot be reached or understood, or refuses.
     Protocol = 3,
-    /// The call was called off.
+    /// The call was cancelled.
     Cancelled = 4,
     /// The task failed.
     Failed = 5,
@@ -44,7 +44,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command could not do what it should.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct Problem {
     exit: Exit,
@@ -54,17 +54,17 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// Who typed the command has to change it.
+    /// The user must change the command.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, message: message.into(), rpc: None, is_unauthorized: false }
     }
 
-    /// The world is not as it should be.
+    /// The server, the connection or this machine failed.
     pub(crate) fn protocol(message: impl Into<String>) -> Self {
         Self { exit: Exit::Protocol, message: message.into(), rpc: None, is_unauthorized: false }
     }
 
-    /// Nobody waits for it any more.
+    /// The user stopped waiting.
     pub(crate) fn interrupted() -> Self {
         Self { exit: Exit::Cancelled, ..Self::protocol("given up") }
     }
@@ -74,12 +74,11 @@ impl Problem {
         self.is_unauthorized
     }
 
-    /// What is wrong, in words.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// The same with more to say.
+    /// Appends to the message.
     pub(crate) fn and(mut self, more: &str) -> Self {
         self.message.push_str(more);
         self
@@ -94,7 +93,7 @@ impl Problem {
                 _ => "protocol",
             };
             let line = JsonLine::error(None, kind, self.message.clone(), self.rpc.as_ref()).text();
-            // Who does not read any more does not need to know.
+            // If nobody reads standard output, there is nobody to tell.
             let _ = writeln!(io::stdout(), "{line}");
         }
     }
@@ -110,7 +109,7 @@ impl From<client::Error> for Problem {
             | E::InvalidAnswer { .. }
             | E::AlreadyAnswered { .. }
             | E::NoQuestion { .. } => Exit::Usage,
-            // What was typed does not fit, whoever found it.
+            // The arguments do not fit, whoever found that.
             E::Rpc(rpc) if rpc.code == code::INVALID_PARAMS => Exit::Usage,
             _ => Exit::Protocol,
         };
@@ -120,6 +119,9 @@ impl From<client::Error> for Problem {
                 let reason = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
                 format!("{server} refuses access{reason}: give a token that it accepts with --token, or sign in with --oauth")
             }
+            E::NoSuchEntry { prefix } => format!(
+                "no task that was started from here begins with `{prefix}`: `taskwire tasks --all` lists them; one that was started elsewhere is SERVER#ID, and `taskwire tasks SERVER` lists those"
+            ),
             error => error.to_string(),
         };
         let rpc = if let E::Rpc(rpc) = error { Some(rpc) } else { None };
@@ -133,12 +135,12 @@ impl From<io::Error> for Problem {
     }
 }
 
-/// Runs a client's command to its end.
+/// Runs a client command to its end.
 pub(crate) fn run(json: bool, command: impl Future<Output = Result<Exit, Problem>>) -> ExitCode {
     let result = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => {
             let result = runtime.block_on(command);
-            // Not by dropping it: that would wait for threads that read a silent terminal, or write to a full pipe.
+            // Dropping the runtime would wait for threads that read a silent terminal, or write to a full pipe.
             runtime.shutdown_background();
             result
         }
@@ -150,7 +152,7 @@ pub(crate) fn run(json: bool, command: impl Future<Output = Result<Exit, Problem
     }
 }
 
-/// Says why a command could not do what it should; its exit code.
+/// Reports why a command failed; returns its exit code.
 pub(crate) fn fail(json: bool, problem: &Problem) -> ExitCode {
     problem.report(json);
     problem.exit.into()

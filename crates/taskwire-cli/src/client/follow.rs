@@ -1,7 +1,7 @@
-//! A run as it is shown: output to standard output, the rest to standard error, questions to the person, signals to the task.
+//! Shows a call: output on standard output, the rest on standard error; questions go to the person, signals to the task.
 //!
-//! One loop waits for all of it. Writing happens on a thread of its own, and no event is taken while it lasts: a reader that
-//! is slow slows the run down, and still Ctrl-C is heard. How a run is called off or left is in [`ending`].
+//! One loop waits for all of it. A thread writes, and the loop takes no event meanwhile: a slow reader slows the call down, and Ctrl-C
+//! still works. How a call is cancelled or left is in [`ending`].
 
 mod ending;
 
@@ -32,45 +32,45 @@ use crate::term::{
     stdout::{OutputItem, OutputWriter},
 };
 
-/// So much output is handed to the writer at once, if it is there.
+/// Bytes of output that the writer gets at once, if there are as many.
 const BATCH_BYTES: usize = 64 * 1024;
 
-/// How a run is to be shown.
+/// How to show a call.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FollowOptions {
-    /// As lines for programs.
+    /// Print lines for programs.
     pub(crate) json: bool,
-    /// Only until it is a task.
+    /// Stop as soon as the call is a task.
     pub(crate) detach: bool,
-    /// Only its result.
+    /// Show only the result.
     pub(crate) result_only: bool,
     /// The first Ctrl-C cancels, and not only the second.
     pub(crate) cancel_on_interrupt: bool,
     /// The task was started before.
     pub(crate) is_attached: bool,
-    /// It was somewhere else: so far nothing here knows of it.
+    /// The task was started elsewhere: the ledger has no entry of it yet.
     pub(crate) is_unlisted: bool,
-    /// Whether it is noted how far the output was shown.
+    /// Whether the ledger tracks how far the output was shown.
     pub(crate) tracks_output: bool,
 }
 
-/// A run that is being shown.
+/// A call that is being shown.
 pub(crate) struct CallFollower<'a> {
     home: &'a UserData,
     client: Client,
-    /// What was called, or picked up.
+    /// What was called or resumed.
     origin: Reference,
     options: FollowOptions,
     terminal: Terminal,
     screen: StatusDisplay,
     signals: Signals,
     ticks: Interval,
-    /// Away while a thread writes.
+    /// `None` while a thread writes.
     out: Option<OutputWriter>,
     writing: Option<JoinHandle<(OutputWriter, io::Result<()>)>>,
     queue: Vec<OutputItem>,
     questions: Questions,
-    /// An event that was taken too early.
+    /// An event that was read ahead.
     pending_event: Option<Option<Result<Event, client::Error>>>,
     task: Option<Reference>,
     stopping: Stopping,
@@ -84,15 +84,15 @@ async fn await_writer(writing: &mut Option<JoinHandle<(OutputWriter, io::Result<
     done
 }
 
-async fn next(run: &mut Call, stash: &mut Option<Option<Result<Event, client::Error>>>) -> Option<Result<Event, client::Error>> {
+async fn next(call: &mut Call, stash: &mut Option<Option<Result<Event, client::Error>>>) -> Option<Result<Event, client::Error>> {
     match stash.take() {
         Some(event) => event,
-        None => run.next().await,
+        None => call.next().await,
     }
 }
 
 impl<'a> CallFollower<'a> {
-    /// For a call that is to be sent, or a task that is to be picked up.
+    /// For a call to send, or a task to resume.
     pub(crate) fn new(home: &'a UserData, client: &Client, origin: &Reference, options: FollowOptions) -> Result<Self, Problem> {
         let terminal = Terminal::detect();
         let mut out = OutputWriter::stdout(terminal.stdout, terminal.colours);
@@ -121,11 +121,11 @@ impl<'a> CallFollower<'a> {
         })
     }
 
-    /// Goes on where the user stopped.
+    /// Continues where the user stopped.
     pub(crate) fn resume_from(&mut self, tracker: OutputTracker) {
         let shown = tracker.position();
         if let Some(out) = &mut self.out {
-            // Who wants only the result gets it whole, but not twice.
+            // With `result_only` the result is shown whole, but not twice.
             out.resume_from(if self.options.result_only {
                 OutputPosition { result_shown: shown.result_shown, ..OutputPosition::default() }
             } else {
@@ -142,10 +142,10 @@ impl<'a> CallFollower<'a> {
         }
     }
 
-    /// Shows it from the server's first word to its end, or until the user leaves, and says goodbye.
+    /// Shows the call from the server's first reply to its end, or until the user leaves, and disconnects.
     pub(crate) async fn show(mut self, starting: impl Future<Output = Result<Call, client::Error>>) -> Result<Exit, Problem> {
         let ended = match self.wait_for_start(starting).await {
-            Ok(Ok(run)) => self.drive(run).await,
+            Ok(Ok(call)) => self.drive(call).await,
             Ok(Err(ended)) => Ok(ended),
             Err(problem) => Err(problem),
         };
@@ -155,13 +155,13 @@ impl<'a> CallFollower<'a> {
         Ok(ended?.exit)
     }
 
-    /// Waits for the server's first word.
+    /// Waits for the server's first reply.
     async fn wait_for_start(
         &mut self,
         starting: impl Future<Output = Result<Call, client::Error>>,
     ) -> Result<Result<Call, FollowEnd>, Problem> {
         let mut starting = pin!(starting);
-        let mut needs_run = false;
+        let mut needs_call = false;
         loop {
             tokio::select! {
                 biased;
@@ -170,21 +170,21 @@ impl<'a> CallFollower<'a> {
                         return Ok(Err(self.leave(None).await));
                     }
                 }
-                run = &mut starting => {
-                    return match run {
-                        Ok(run) => Ok(Ok(run)),
+                call = &mut starting => {
+                    return match call {
+                        Ok(call) => Ok(Ok(call)),
                         Err(error) => Err(self.explain_failure(error).await),
                     };
                 }
-                is_leaving = self.stopping.due(), if !needs_run => {
+                is_leaving = self.stopping.due(), if !needs_call => {
                     if is_leaving {
                         return Ok(Err(self.leave(None).await));
                     }
                     if self.resumable_reference().is_none_or(|reference| reference.task.is_none()) {
                         return Ok(Err(self.give_up().await));
                     }
-                    // To stop listening would not stop the task: that needs the run.
-                    needs_run = true;
+                    // To stop listening would not stop the task: only the call can cancel it.
+                    needs_call = true;
                 }
                 _ = self.ticks.tick(), if self.screen.draws() && !self.stopping.is_leaving() => self.screen.tick(),
             }
@@ -216,7 +216,7 @@ impl<'a> CallFollower<'a> {
                 }
             };
             if is_leaving {
-                // It may be over, and only its last words have not found a reader.
+                // The call may have ended, and only its last output has found no reader.
                 return Ok(match self.ending.take() {
                     Some(ending) => ending.ended,
                     None => self.leave(Some(call)).await,
@@ -239,19 +239,19 @@ impl<'a> CallFollower<'a> {
         }
         match event {
             Event::Task(reference) => self.became_task(reference),
-            Event::Chunk(partial) => self.queue_chunks(call, partial).await,
+            Event::Chunk(chunk) => self.queue_chunks(call, chunk).await,
             Event::Gap { from, until } => {
                 let from = from.max(self.out.as_ref().map_or(0, |out| out.shown().seq));
                 if from < until {
                     self.screen.note(&format!("output {from} to {} is lost: the server no longer has it", until - 1));
                 }
             }
-            Event::Status(view) if view.status.is_terminal() => {}
-            Event::Status(view) => {
+            Event::Status(snapshot) if snapshot.status.is_terminal() => {}
+            Event::Status(snapshot) => {
                 if self.options.is_attached {
-                    self.screen.set_start(&view.created_at);
+                    self.screen.set_start(&snapshot.created_at);
                 }
-                self.screen.set_status(view.status.as_str(), view.message.as_deref());
+                self.screen.set_status(snapshot.status.as_str(), snapshot.message.as_deref());
             }
             Event::Progress { progress, total, message } => self.screen.progress(progress, total, message.as_deref()),
             Event::Question(input) => self.handle_question(call, input).await?,
@@ -275,7 +275,7 @@ impl<'a> CallFollower<'a> {
         Ok(())
     }
 
-    /// The call is a task: from here on it can be left and come back to.
+    /// The call is a task: from now on the user can leave it and come back.
     fn became_task(&mut self, reference: Reference) {
         if self.options.tracks_output
             && let Err(error) = self.track_output(&reference)
@@ -303,14 +303,14 @@ impl<'a> CallFollower<'a> {
             && let Some(entry) = ledger.entry(&reference.server, task)?
         {
             let mut tracker = ledger.output_tracker(entry.id)?;
-            // Nothing was shown yet, whatever another call showed that turned out to be the same one.
+            // Nothing was shown here yet, even if this call joined one of which something was shown.
             tracker.set(out.shown())?;
             out.set_tracker(Box::new(tracker));
         }
         Ok(())
     }
 
-    /// Output: this, and what else is there already.
+    /// Queues this chunk, and those that are ready.
     async fn queue_chunks(&mut self, call: &mut Call, first: Chunk) {
         let mut bytes = first.content.as_str().len();
         self.queue_chunk(&first);
@@ -321,9 +321,9 @@ impl<'a> CallFollower<'a> {
                 () = std::future::ready(()) => break,
             };
             match event {
-                Some(Ok(Event::Chunk(partial))) => {
-                    bytes += partial.content.as_str().len();
-                    self.queue_chunk(&partial);
+                Some(Ok(Event::Chunk(chunk))) => {
+                    bytes += chunk.content.as_str().len();
+                    self.queue_chunk(&chunk);
                 }
                 other => {
                     self.pending_event = Some(other);
@@ -333,20 +333,20 @@ impl<'a> CallFollower<'a> {
         }
     }
 
-    /// Has a chunk shown, unless all was: who saw only the result has seen it.
-    fn queue_chunk(&mut self, partial: &Chunk) {
+    /// Queues a chunk, unless the result was shown: it contains the output.
+    fn queue_chunk(&mut self, chunk: &Chunk) {
         if self.out.as_ref().is_none_or(|out| !out.shown().result_shown) {
-            self.queue.push(self.chunk_item(partial));
+            self.queue.push(self.chunk_item(chunk));
         }
     }
 
-    fn chunk_item(&self, partial: &Chunk) -> OutputItem {
-        let text = render::chunk_text(&partial.blocks());
+    fn chunk_item(&self, chunk: &Chunk) -> OutputItem {
+        let text = render::chunk_text(&chunk.blocks());
         if !self.options.json {
-            return OutputItem::Chunk { seq: partial.seq, text };
+            return OutputItem::Chunk { seq: chunk.seq, text };
         }
-        let line = JsonLine::Partial { task_id: self.task.as_ref().map(id_or_key), seq: partial.seq, content: &partial.content };
-        OutputItem::Line { line: line.text(), chunk: Some((partial.seq, text)) }
+        let line = JsonLine::Partial { task_id: self.task.as_ref().map(id_or_key), seq: chunk.seq, content: &chunk.content };
+        OutputItem::Line { line: line.text(), chunk: Some((chunk.seq, text)) }
     }
 
     fn finish(&mut self, outcome: &Outcome) {
@@ -395,7 +395,7 @@ impl<'a> CallFollower<'a> {
             self.say_how_to_answer(&input, "answer it with");
             return Ok(());
         }
-        // What is no question to a person has no answer that says that nobody is here.
+        // Such a request has no answer that says that nobody is here.
         if let QuestionKind::Sampling { .. } | QuestionKind::Other { .. } = &input.kind {
             let (server, what) = (&self.origin.server, questions::summary(&input));
             return Err(Problem::protocol(format!("{server} asks for {what}, which this client does not offer")));
@@ -405,7 +405,7 @@ impl<'a> CallFollower<'a> {
         Ok(())
     }
 
-    /// A call that is no task has nobody but us, and neither has a server that only we can reach.
+    /// Whether somebody else can answer: not for a call without a task, nor on a server that only this process can reach.
     fn can_be_answered_elsewhere(&self) -> bool {
         self.task.is_some() && !self.is_stdio()
     }
@@ -428,7 +428,7 @@ impl<'a> CallFollower<'a> {
         }
     }
 
-    /// The person typed a line. True if the run is to be left.
+    /// Handles a line that the person typed. True if the call is to be left.
     async fn handle_line(&mut self, call: &Call, typed: TypedLine) -> bool {
         let Ok(Some(line)) = typed else {
             for input in self.questions.close_input() {
@@ -458,12 +458,12 @@ impl<'a> CallFollower<'a> {
         }
     }
 
-    /// Gives the person's answer. True if the run is to be left.
+    /// Sends the person's answer. True if the call is to be left.
     async fn send_answer(&mut self, call: &Call, answer: Answer) -> bool {
         let Some((mut asking, input)) = self.questions.take() else { return false };
         let sent = tokio::select! {
             biased;
-            given = call.answer(&input.key, answer) => given,
+            result = call.answer(&input.key, answer) => result,
             stop = self.signals.next() => return self.stop(stop),
         };
         match sent {
@@ -501,7 +501,7 @@ impl<'a> CallFollower<'a> {
         }));
     }
 
-    /// Takes away what must not stand before output on the same terminal.
+    /// Clears what must not stand before output on the same terminal.
     fn clear_for_output(&mut self) {
         if self.questions.is_asking() {
             self.screen.fresh_line();
@@ -510,7 +510,7 @@ impl<'a> CallFollower<'a> {
         }
     }
 
-    /// True if the run is to be left.
+    /// True if the call is to be left.
     fn finish_writing(&mut self, mut out: OutputWriter, result: io::Result<()>) -> Result<bool, Problem> {
         if let Some(error) = out.take_tracker_error() {
             self.screen.note(&format!("how far this was shown cannot be noted: {error}"));
@@ -522,7 +522,7 @@ impl<'a> CallFollower<'a> {
         self.out = Some(out);
         match result {
             Ok(()) => Ok(false),
-            // Nobody reads any more, as after `| head`. If it is over, it is over.
+            // Nobody reads any more, as after `| head`: leave, unless the call has ended.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(self.ending.is_none()),
             Err(error) => {
                 self.say_may_go_on();

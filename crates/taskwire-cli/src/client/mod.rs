@@ -1,6 +1,6 @@
-//! The client's side of the program: which server, which task, which arguments, and a run as it is shown.
+//! What the client commands share: which server, which task, which arguments, and how a call is shown.
 //!
-//! The protocol is the library's; nothing here knows a message of it. Begin reading with [`follow`].
+//! The library speaks the protocol; nothing here knows its messages. Start reading with [`follow`].
 
 pub(crate) mod arguments;
 pub(crate) mod client_config;

@@ -1,4 +1,4 @@
-//! Questions of a task on their way to a person, one at a time, and how to answer those that nobody here can be asked.
+//! Questions of a task for a person, one at a time, and how to answer those that cannot be asked here.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ use crate::term::{
     stdin_lines::StdinLines,
 };
 
-/// Choices that are named where one may choose from many.
+/// Choices that a summary names.
 const CHOICES_SHOWN: usize = 12;
 
 /// Questions that wait, and the one that is being asked.
@@ -28,7 +28,7 @@ pub(crate) struct Questions {
     waiting: VecDeque<Question>,
     current: Option<(QuestionDialog, Question)>,
     pub(crate) lines: StdinLines,
-    /// Nobody types any more.
+    /// Standard input has ended.
     is_input_closed: bool,
 }
 
@@ -50,7 +50,7 @@ impl Questions {
         self.waiting.push_back(input);
     }
 
-    /// Begins with the next one, if none is being asked.
+    /// Asks the next question, if none is being asked.
     pub(crate) fn ask_next(&mut self, screen: &mut StatusDisplay) {
         while self.current.is_none() {
             let Some(input) = self.waiting.pop_front() else { return };
@@ -71,17 +71,17 @@ impl Questions {
         }
     }
 
-    /// The question was answered, as far as the person is concerned.
+    /// Takes the question that the person has answered.
     pub(crate) fn take(&mut self) -> Option<(QuestionDialog, Question)> {
         self.current.take()
     }
 
-    /// It was not taken: it is asked again.
+    /// The server refused the answer: the question is asked again.
     pub(crate) fn ask_again(&mut self, asked: (QuestionDialog, Question)) {
         self.current = Some(asked);
     }
 
-    /// No answer is needed any more. True if the person was just being asked.
+    /// The question needs no answer any more. True if the person was just being asked.
     pub(crate) fn settle(&mut self, key: &str) -> bool {
         self.waiting.retain(|input| input.key != key);
         let was_asked = self.current.take_if(|(asking, _)| asking.key() == key).is_some();
@@ -91,23 +91,23 @@ impl Questions {
         was_asked
     }
 
-    /// Nobody is to be asked anything.
+    /// Drops all questions.
     pub(crate) fn drop_all(&mut self) {
         self.waiting.clear();
         if self.current.take().is_some() {
-            // What was begun to type is not for the shell either.
+            // What the person began to type is not for the shell either.
             self.lines.discard_typed();
         }
     }
 
-    /// Nobody types any more: what is left unanswered.
+    /// Standard input has ended: returns the questions that are left unanswered.
     pub(crate) fn close_input(&mut self) -> Vec<Question> {
         self.is_input_closed = true;
         self.current.take().map(|(_, input)| input).into_iter().chain(std::mem::take(&mut self.waiting)).collect()
     }
 }
 
-/// What is asked, in a few words, and what there is to choose from.
+/// The question in a few words, with its choices.
 pub(crate) fn summary(input: &Question) -> String {
     match &input.kind {
         QuestionKind::Form { .. } => match choices(input) {
@@ -120,7 +120,7 @@ pub(crate) fn summary(input: &Question) -> String {
     }
 }
 
-/// What can be chosen: of the only field its values, of several each with its name.
+/// The choices: of the only field its values, of several each with its name.
 fn choices(input: &Question) -> Option<String> {
     let Form { fields, .. } = Form::of_question(&input.request).ok()?;
     let values = |options: &[Choice]| {
@@ -151,7 +151,7 @@ pub(crate) fn answer_command(name: &str, input: &Question) -> String {
     format!("taskwire answer {name} {key} {values}").trim_end().to_owned()
 }
 
-/// What is to be filled in at least.
+/// Example values for what must be filled in.
 fn example(input: &Question) -> String {
     let Ok(Form { fields, .. }) = Form::of_question(&input.request) else { return "'{…}'".to_owned() };
     let word = |field: &Field| format!("{}=…", shell_word(&field.name));
@@ -163,12 +163,12 @@ fn example(input: &Question) -> String {
     }
 }
 
-/// Opens a page in the user's browser. Only after they said so.
+/// Opens a page in the user's browser, only after they agreed.
 pub(crate) fn open_in_browser(url: &str) -> io::Result<()> {
     let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
     let mut command = Command::new(program);
     command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // In a group of its own: Ctrl-C here is not for the browser.
+    // In its own process group: Ctrl-C here is not for the browser.
     command.process_group(0).spawn().map(drop)
 }
 

@@ -1,4 +1,4 @@
-//! What a tool wants to be given, read from its JSON Schema: names, kinds of values, choices. Text becomes a value here.
+//! A tool's parameters, read from its JSON Schema: names, kinds of values, choices. Converts text to values.
 
 use serde_json::{Number, Value};
 
@@ -11,7 +11,7 @@ pub(crate) struct Parameters<'a> {
     root: &'a Value,
 }
 
-/// One of them.
+/// One parameter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parameter<'a> {
     pub(crate) name: &'a str,
@@ -25,7 +25,7 @@ impl<'a> Parameters<'a> {
         Self { root: schema }
     }
 
-    /// All of them, the required ones first.
+    /// All parameters, the required ones first.
     pub(crate) fn all(self) -> Vec<Parameter<'a>> {
         let properties = self.root["properties"].as_object();
         let mut all: Vec<_> = properties.into_iter().flatten().map(|(name, schema)| self.parameter(name, schema)).collect();
@@ -129,7 +129,6 @@ impl Kinds {
 }
 
 impl<'a> Parameter<'a> {
-    /// What it is for.
     pub(crate) fn description(&self) -> Option<&'a str> {
         let described = |schema: &'a Value| schema["description"].as_str().or_else(|| schema["title"].as_str());
         described(self.schema).or_else(|| described(resolved(self.root, self.schema)))
@@ -153,7 +152,7 @@ impl<'a> Parameter<'a> {
         if names.is_empty() { "any".to_owned() } else { names.join(" or ") }
     }
 
-    /// The texts that it can be, if it can be no other.
+    /// The texts that are allowed, if nothing else is.
     pub(crate) fn choices(&self) -> Option<Vec<&'a str>> {
         let mut choices = Vec::new();
         let is_closed = collect_choices(self.root, self.schema, 0, &mut choices);
@@ -211,7 +210,7 @@ impl<'a> Parameter<'a> {
     }
 }
 
-/// The schema that a reference within the same document leads to.
+/// The schema that a reference within the same document points to.
 fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     let mut schema = schema;
     for _ in 0..DEPTH_MAX {
@@ -244,7 +243,7 @@ fn collect_kinds(root: &Value, schema: &Value, depth: usize, kinds: &mut Kinds) 
     }
 }
 
-/// Adds the texts that are allowed. False if others are as well.
+/// Adds the texts that are allowed; false if others are allowed, too.
 fn collect_choices<'a>(root: &'a Value, schema: &'a Value, depth: usize, choices: &mut Vec<&'a str>) -> bool {
     if depth > DEPTH_MAX {
         return false;
@@ -291,7 +290,7 @@ fn number(text: &str) -> Option<Value> {
     serde_json::from_str::<Number>(text).ok().map(Value::Number)
 }
 
-/// Whole numbers, however they are written.
+/// A whole number, however it is written.
 fn integer(text: &str) -> Option<Value> {
     let number = serde_json::from_str::<Number>(text).ok()?;
     if !number.is_f64() {

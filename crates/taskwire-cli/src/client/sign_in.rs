@@ -1,5 +1,4 @@
-//! Signing in to a server (OAuth). The address to open is shown, never opened; what was agreed to is kept beside the ledger,
-//! and used from there on.
+//! Signing in to a server (OAuth). The address is shown, never opened; the sign-in is kept beside the ledger and used from then on.
 
 use std::{
     path::PathBuf,
@@ -19,15 +18,15 @@ type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, client::Error>> 
 /// When a person is asked to sign in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SignInPolicy {
-    /// Whenever the server wants it.
+    /// Whenever the server asks for it.
     WhenChallenged,
-    /// Only when it does not accept any more what they agreed to before.
+    /// Only when the server no longer accepts an earlier sign-in.
     WhenExpired,
-    /// Never: what they agreed to before is good enough, or not.
+    /// Never: an earlier sign-in must do.
     Never,
 }
 
-/// Who signs in to one server.
+/// The sign-in to one server.
 #[derive(Debug)]
 pub(crate) struct SignIn {
     oauth: Arc<OAuth>,
@@ -36,7 +35,7 @@ pub(crate) struct SignIn {
 }
 
 impl SignIn {
-    /// `directory` is where it is kept; without one it is good for this process.
+    /// `directory` is where the sign-in is kept; without one it lasts as long as this process.
     pub(crate) fn new(server: &str, directory: Option<PathBuf>, policy: SignInPolicy) -> Result<Self, client::Error> {
         let name = escape::line(server);
         let consent = LoopbackConsent::new(move |url| show(&name, url));
@@ -44,17 +43,17 @@ impl SignIn {
         Ok(Self { oauth: Arc::new(OAuth::new(server, settings)?), policy, is_under_way: AtomicBool::new(false) })
     }
 
-    /// Whether somebody is asked, or was: then patience is theirs.
+    /// Whether a person is being asked, or was: then their time counts, not the timeout.
     pub(crate) fn is_under_way(&self) -> bool {
         self.is_under_way.load(Ordering::Acquire)
     }
 
-    /// Whether this user wanted it.
+    /// Whether the user asked for the sign-in.
     pub(crate) fn is_requested(&self) -> bool {
         self.policy == SignInPolicy::WhenChallenged
     }
 
-    /// Whether a challenge is worth a person's time.
+    /// Whether to ask a person because of this challenge.
     fn is_for_a_person(&self, challenge: &Challenge) -> bool {
         match self.policy {
             SignInPolicy::WhenChallenged => true,
@@ -68,7 +67,7 @@ impl Credentials for SignIn {
     fn bearer(&self) -> BoxedFuture<'_, Option<String>> {
         Box::pin(async move {
             match self.oauth.bearer().await {
-                // What nobody wanted cannot go wrong.
+                // A sign-in that the user did not ask for must not cause an error.
                 Err(error) if !self.is_requested() => {
                     tracing::debug!(%error, "a sign-in of before cannot be used");
                     Ok(None)
@@ -85,14 +84,14 @@ impl Credentials for SignIn {
             }
             self.is_under_way.store(true, Ordering::Release);
             let (oauth, challenge) = (self.oauth.clone(), challenge.clone());
-            // By itself: a request has less patience than a person needs, and its next try finds the same sign-in.
+            // On its own task: a request times out before a person is done, and its next try finds the same sign-in.
             let signing_in = tokio::spawn(async move { oauth.challenged(&challenge).await });
             signing_in.await.unwrap_or_else(|error| Err(client::Error::Auth(error.to_string())))
         })
     }
 }
 
-/// Shows the address. The line that shows that something is going on may stand where it goes.
+/// Shows the address, over the status line if that is there.
 fn show(server: &str, url: &str) {
     let surroundings = Terminal::detect();
     let fresh_line = if surroundings.stderr && surroundings.colours { stderr::CLEAR } else { "" };

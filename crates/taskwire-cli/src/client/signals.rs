@@ -1,4 +1,4 @@
-//! Signals, as what they ask for.
+//! Signals, and what they ask for.
 
 use std::{io, pin::Pin, time::Duration};
 
@@ -12,26 +12,26 @@ use super::exit::Problem;
 /// What a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Ctrl-C: let it be; the second one, or the first of who said so: call it off.
+    /// Ctrl-C: leave the call; a second one, or the first if the user said so, cancels it.
     Interrupt,
-    /// The terminal or the system goes away: let it be.
+    /// The terminal or the system goes away: leave the call.
     Leave,
 }
 
-/// Signals from now on.
+/// Catches signals from its creation on.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
-    /// Runs while what comes is part of the same press.
+    /// Runs while further signals belong to the same press.
     press: Option<Pin<Box<Sleep>>>,
 }
 
-/// What comes within this is one press of Ctrl-C: some programs that start others pass it on, beside the terminal.
+/// Signals within this time are one press of Ctrl-C: some parent programs pass it on, beside the terminal.
 const ONE_PRESS: Duration = Duration::from_millis(30);
 
-/// Does something that nothing need be said about if it is given up.
+/// Runs work that can be interrupted without further notice.
 pub(crate) async fn unless_stopped<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
     let mut signals = Signals::catch()?;
     tokio::select! {
@@ -51,7 +51,7 @@ impl Signals {
         })
     }
 
-    /// The next one. Nothing is lost if it is not waited for to the end.
+    /// The next signal. No signal is lost if this future is dropped.
     pub(crate) async fn next(&mut self) -> Stop {
         loop {
             let pressed = async {

@@ -1,4 +1,4 @@
-//! What this user has on disk, servers by name and tasks by number, and the way from a word on the command line to a task.
+//! What this user has on disk (`client.toml` and the ledger), and how a word on the command line finds a task.
 
 use taskwire::client::{self, Client, Entry, Era, Ledger, Reference};
 
@@ -9,12 +9,11 @@ use super::{
 };
 use crate::term::paint::shell_word;
 
-/// A prefix is at least so long: shorter ones would soon mean other tasks as well.
+/// Characters that a prefix has at least: a shorter one would soon match other tasks as well.
 const PREFIX_CHARS_MIN: usize = 12;
-/// Names that are listed when one could be any of many.
+/// Names that are listed when several match.
 const CANDIDATES_MAX: usize = 10;
 
-/// What is on disk.
 #[derive(Debug)]
 pub(crate) struct UserData {
     pub(crate) config: ClientConfig,
@@ -27,7 +26,7 @@ pub(crate) struct FoundTask {
     pub(crate) reference: Reference,
     pub(crate) entry: Option<Entry>,
     server: Server,
-    /// Whether it is known how the task was begun.
+    /// Whether the task's era is known.
     is_era_known: bool,
 }
 
@@ -36,22 +35,22 @@ impl UserData {
         Ok(Self { config: ClientConfig::read()?, ledger: Ledger::of_user() })
     }
 
-    /// The tasks of this user.
+    /// The ledger of this user.
     pub(crate) fn ledger(&self) -> Result<&Ledger, Problem> {
         self.ledger.as_ref().map_err(|error| error.clone().into())
     }
 
-    /// The same, for who can do without.
+    /// The same, for commands that can do without.
     pub(crate) fn ledger_if_any(&self) -> Result<&Ledger, &client::Error> {
         self.ledger.as_ref()
     }
 
-    /// What every connection gets from here.
+    /// What every connection gets from the user's data.
     pub(crate) fn connection_needs(&self) -> ConnectionNeeds {
         ConnectionNeeds { sign_in_dir: self.ledger.as_ref().ok().map(|ledger| ledger.dir().to_owned()), ..ConnectionNeeds::default() }
     }
 
-    /// The task that somebody means by an id, a part of it, or `SERVER#ID`.
+    /// The task that an id, a prefix of it, or `SERVER#ID` means.
     pub(crate) fn find(&self, task: &str) -> Result<FoundTask, Problem> {
         if let Some((server, id)) = split(task) {
             return self.task_at(self.config.find(server)?, id);
@@ -62,13 +61,13 @@ impl UserData {
         };
         match (found, self.config.default_server()) {
             (Ok(entry), _) => self.found_entry(entry),
-            // What was not started from here may be known there.
+            // A task that was not started from here may be known to the default server.
             (Err(client::Error::NoSuchEntry { .. } | client::Error::Ledger(_)), Some(server)) => self.task_at(server, task),
             (Err(error), _) => Err(error.into()),
         }
     }
 
-    /// The latest task that was started from here and has not ended as far as was seen; else the latest.
+    /// The latest task that was started from here and has not ended as far as is known; else the latest.
     pub(crate) fn latest(&self) -> Result<FoundTask, Problem> {
         let mut entries = self.ledger()?.entries()?;
         entries.retain(|entry| entry.reference.task.is_some());
@@ -79,13 +78,13 @@ impl UserData {
         self.found_entry(entries.swap_remove(at))
     }
 
-    /// A task that was started from here.
+    /// A task of the ledger.
     fn found_entry(&self, entry: Entry) -> Result<FoundTask, Problem> {
         let server = self.config.find(&entry.reference.server)?;
         Ok(FoundTask { reference: entry.reference.clone(), entry: Some(entry), server, is_era_known: true })
     }
 
-    /// A task of this server, wherever it was started.
+    /// A task of this server, whether or not the ledger has it.
     fn task_at(&self, server: Server, id: &str) -> Result<FoundTask, Problem> {
         let address = server.target.to_string();
         let entry = match &self.ledger {
@@ -108,7 +107,7 @@ impl UserData {
         Ok(client)
     }
 
-    /// What to call a task at the command line: a part of its id that no other task of this user begins with.
+    /// The task's name on the command line: a prefix of its id that no other task of this user has.
     pub(crate) fn short_name(&self, reference: &Reference) -> String {
         let id = id_or_key(reference);
         let others = match &self.ledger {
@@ -122,14 +121,14 @@ impl UserData {
         }
     }
 
-    /// What to call a task that was not started from here: its id alone leads to the default server only.
+    /// The name of a task that was not started from here: its id alone works for the default server only.
     pub(crate) fn name_on_server(&self, server: &Server, id: &str) -> String {
         let is_default = self.config.default_server().is_some_and(|default| default.target.to_string() == server.target.to_string());
         if is_default { id.to_owned() } else { format!("{}#{id}", server.name()) }
     }
 }
 
-/// The task of this name. Who left a call before it was a task was told its key, which must go on leading there.
+/// The task of this name. A user who left a call before it was a task was shown its key, which must still find it.
 fn find_entry(ledger: &Ledger, name: &str) -> Result<Entry, client::Error> {
     let found = ledger.find(name);
     if !matches!(found, Err(client::Error::NoSuchEntry { .. })) || name.len() < PREFIX_CHARS_MIN {
@@ -139,7 +138,7 @@ fn find_entry(ledger: &Ledger, name: &str) -> Result<Entry, client::Error> {
     ledger.entries()?.into_iter().find(was_told).map_or(found, Ok)
 }
 
-/// The task of this server that has this id, or that alone begins so.
+/// The task of this server with this id, or the only one that begins so.
 fn entry_on_server(ledger: &Ledger, server: &str, id: &str) -> Result<Option<Entry>, Problem> {
     if let Some(entry) = ledger.entry(server, id)? {
         return Ok(Some(entry));
@@ -147,18 +146,18 @@ fn entry_on_server(ledger: &Ledger, server: &str, id: &str) -> Result<Option<Ent
     let begins_so = |entry: &Entry| entry.reference.server == server && id_or_key(&entry.reference).starts_with(id);
     let mut found: Vec<Entry> = ledger.entries()?.into_iter().filter(begins_so).collect();
     if found.len() > 1 {
-        let told = |entry: &Entry| format!("{} ({})", id_or_key(&entry.reference), entry.reference.tool);
-        let candidates = found.iter().take(CANDIDATES_MAX).map(told).collect();
+        let label = |entry: &Entry| format!("{} ({})", id_or_key(&entry.reference), entry.reference.tool);
+        let candidates = found.iter().take(CANDIDATES_MAX).map(label).collect();
         return Err(client::Error::Ambiguous { prefix: id.to_owned(), candidates }.into());
     }
     match found.pop() {
-        // Only one that is looked for by its key comes with its arguments.
+        // Only a search by key returns the arguments.
         Some(entry) if entry.reference.task.is_none() => Ok(Some(ledger.find(id_or_key(&entry.reference))?)),
         found => Ok(found),
     }
 }
 
-/// A server as it is shown: what follows a `?` in its address may be a secret.
+/// A server as it is shown: the query of its address may be a secret.
 pub(crate) fn without_query(server: &str) -> String {
     match server.split_once('?') {
         Some((address, _)) if !server.starts_with("stdio:") => format!("{address}?…"),
@@ -166,7 +165,7 @@ pub(crate) fn without_query(server: &str) -> String {
     }
 }
 
-/// The name of a task; of its call, if it has none yet.
+/// The id of a task; the key of its call, if it is no task yet.
 pub(crate) fn id_or_key(reference: &Reference) -> &str {
     reference.task.as_deref().or(reference.key.as_deref()).unwrap_or_default()
 }
@@ -176,7 +175,7 @@ fn split(task: &str) -> Option<(&str, &str)> {
     task.rsplit_once('#').filter(|(server, id)| !server.is_empty() && !id.is_empty())
 }
 
-/// The shortest good beginning of `id` that none of the others has.
+/// The shortest prefix of `id` that none of the others has.
 pub(crate) fn prefix<'a>(id: &'a str, others: impl Iterator<Item = &'a str>) -> &'a str {
     let common = |other: &str| id.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
     let chars = others.filter(|other| *other != id).map(|other| common(other) + 1).max().unwrap_or(0).max(PREFIX_CHARS_MIN);

@@ -1,11 +1,11 @@
-//! `taskwire answer`: answers a question of a task, from wherever.
+//! `taskwire answer`: answers a question of a task.
 
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
 use taskwire::client::{
-    Answer as Given, Call, Client, Era, Event, Question, QuestionKind, Status, TaskSnapshot,
+    Answer as ClientAnswer, Call, Client, Era, Event, Question, QuestionKind, Status, TaskSnapshot,
     form::{FieldError, Form},
 };
 use tokio::time::{Instant, timeout_at};
@@ -29,9 +29,9 @@ use crate::{
     },
 };
 
-/// In the legacy era a question is told only to who listens. So long we do.
+/// In the legacy era only a client that listens gets questions. This is how long to listen.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// And so long for another one: those that are open are told right after each other.
+/// And how long for another one: open questions come right after each other.
 const MORE_QUESTIONS_TIMEOUT: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "Examples:
@@ -81,7 +81,7 @@ pub(crate) struct Answer {
     connection: ConnectionArgs,
 }
 
-/// A question, and what is to be said to it.
+/// A question's key, and the words that answer it.
 #[derive(Debug)]
 struct ParsedAnswer {
     key: String,
@@ -91,7 +91,7 @@ struct ParsedAnswer {
 }
 
 impl ParsedAnswer {
-    /// What is wrong with the answer. If it is one word, that may have been meant as a key.
+    /// Explains what is wrong with the answer. A single word may have been meant as a key.
     fn explain_misfit(&self, problem: Problem) -> Problem {
         let [word, rest @ ..] = self.words.as_slice() else { return problem };
         if !self.key_is_implied || arguments::key(word).is_some() || word.starts_with('{') {
@@ -110,7 +110,7 @@ impl Answer {
         let client = user.connect(&mut found, &self.connection, false).await?;
         let mut task = client.task(&id).await?;
         let received = self.receive_questions(&client, &found, &task).await?;
-        for input in received.iter().flat_map(|(_, told)| told) {
+        for input in received.iter().flat_map(|(_, questions)| questions) {
             if !task.questions.iter().any(|known| known.key == input.key) {
                 task.questions.push(input.clone());
             }
@@ -119,14 +119,14 @@ impl Answer {
         let key = parsed.key.as_str();
         let input = take_question(task, key)?;
         let from_args = self.answer_from_args(&input, &parsed.words).map_err(|problem| parsed.explain_misfit(problem))?;
-        // While a person thought it over, somebody else may have answered: only then there is reason to look again.
+        // Somebody else may have answered while a person thought it over: only then look again.
         let was_just_seen = from_args.is_some();
         let answer = match from_args {
             Some(answer) => answer,
             None => ask_person(&input).await?,
         };
         input.check(&answer)?;
-        match received.filter(|(_, told)| told.iter().any(|input| input.key == key)) {
+        match received.filter(|(_, questions)| questions.iter().any(|input| input.key == key)) {
             Some((call, _)) => call.answer(key, answer).await?,
             None if was_just_seen => client.answer_question(&id, &input, answer).await?,
             None => client.answer(&id, key, answer).await?,
@@ -159,7 +159,7 @@ impl Answer {
         }
     }
 
-    /// In the legacy era questions are told only to who follows the task: who does that now, and what they were told.
+    /// In the legacy era only a client that follows the task gets questions: returns the call that follows it, and the questions.
     async fn receive_questions(
         &self,
         client: &Client,
@@ -193,23 +193,23 @@ impl Answer {
     }
 
     /// The answer on the command line; none if a person is to be asked.
-    fn answer_from_args(&self, input: &Question, words: &[String]) -> Result<Option<Given>, Problem> {
+    fn answer_from_args(&self, input: &Question, words: &[String]) -> Result<Option<ClientAnswer>, Problem> {
         if self.decline {
-            return Ok(Some(Given::decline()));
+            return Ok(Some(ClientAnswer::decline()));
         }
         if self.cancel {
-            return Ok(Some(Given::cancel()));
+            return Ok(Some(ClientAnswer::cancel()));
         }
         let answer = match &input.kind {
-            QuestionKind::Form { schema } if self.accept => Given::accept(Form::defaults(schema)),
-            QuestionKind::Form { schema } if !words.is_empty() => Given::accept(form_values(&input.key, words, schema)?),
-            QuestionKind::Url { .. } if self.accept => Given::accept_url(),
+            QuestionKind::Form { schema } if self.accept => ClientAnswer::accept(Form::defaults(schema)),
+            QuestionKind::Form { schema } if !words.is_empty() => ClientAnswer::accept(form_values(&input.key, words, schema)?),
+            QuestionKind::Url { .. } if self.accept => ClientAnswer::accept_url(),
             QuestionKind::Url { .. } if !words.is_empty() => {
                 return Err(Problem::usage(format!("`{}` asks to visit a page: answer with --accept, --decline or --cancel", input.key)));
             }
             QuestionKind::Sampling { .. } | QuestionKind::Other { .. } if !words.is_empty() => {
                 let value = arguments::read(&input.key, words, &Value::Null, &mut FilesAndStdin::default()).map_err(Problem::usage)?;
-                Given::result(value)
+                ClientAnswer::result(value)
             }
             QuestionKind::Sampling { .. } | QuestionKind::Other { .. } => {
                 return Err(Problem::usage(format!("`{}` can only be answered with a JSON object", input.key)));
@@ -238,13 +238,13 @@ fn ended(status: Status) -> Problem {
     Problem::usage(format!("the task has ended ({status}): nothing is asked any more"))
 }
 
-/// No question was named: which there are, and how each is answered. `name` is how the task is called on the command line.
+/// The error if no question was named: lists them, and how each is answered. `name` is the task's name on the command line.
 fn which_question(task: &TaskSnapshot, name: &str) -> Problem {
     if task.status.is_terminal() {
         return ended(task.status);
     }
     if task.questions.is_empty() {
-        // In the legacy era a question is told only to who follows the task.
+        // In the legacy era only a client that follows the task gets questions.
         let is_asked = task.status == Status::InputRequired;
         let words = if is_asked { format!("which question? `taskwire watch {name}` asks it") } else { "the task asks nothing".to_owned() };
         return Problem::usage(words);
@@ -268,14 +268,14 @@ fn form_values(key: &str, words: &[String], schema: &Value) -> Result<Value, Pro
         _ => words,
     };
     let content = arguments::read(key, words, schema, &mut FilesAndStdin::default()).map_err(Problem::usage)?;
-    let told = |errors: Vec<FieldError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let joined = |errors: Vec<FieldError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     match Form::check(schema, &content) {
         Ok(()) => Ok(content),
-        Err(errors) => Err(Problem::usage(format!("the answer to `{key}` does not fit: {}", told(errors)))),
+        Err(errors) => Err(Problem::usage(format!("the answer to `{key}` does not fit: {}", joined(errors)))),
     }
 }
 
-/// Whether this is the value of the only field itself, and not `field=value`, an object, or a slip of the former.
+/// Whether this is the value of the only field itself, and not `field=value`, an object, or a typo of the former.
 fn is_bare_value(value: &str, field: &str) -> bool {
     match arguments::key(value) {
         Some(key) => key != field && nearest(key, [field].into_iter()).is_none(),
@@ -291,7 +291,7 @@ fn is_key_typo(word: &str, input: &Question) -> bool {
 }
 
 /// Asks the person. Ctrl-C leaves the question as it is.
-async fn ask_person(input: &Question) -> Result<Given, Problem> {
+async fn ask_person(input: &Question) -> Result<ClientAnswer, Problem> {
     let surroundings = Terminal::detect();
     let dialog = surroundings.can_ask.then(|| QuestionDialog::new(input, surroundings.stderr_paint())).flatten();
     let Some(mut dialog) = dialog else {

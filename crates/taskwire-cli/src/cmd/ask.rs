@@ -16,11 +16,11 @@ use crate::{
     term::{stderr, stdout},
 };
 
-/// The only field of a question that wants one thing.
+/// The only field of a question for a text or a choice.
 const FIELD: &str = "answer";
-/// The only field of a question that wants a yes or a no.
+/// The only field of a yes-or-no question.
 const CONFIRM: &str = "confirm";
-/// When the answer is no.
+/// The exit code if the answer is no.
 const EXIT_NO: u8 = 1;
 
 const HINT: &str = "taskwire ask: not run by a task, so nobody can be asked. (Commands that `taskwire serve` runs as tools \
@@ -78,7 +78,7 @@ pub(crate) struct Ask {
     default: Option<String>,
 }
 
-/// What is asked for.
+/// The kind of question.
 #[derive(Debug)]
 enum Kind {
     Text,
@@ -89,13 +89,13 @@ enum Kind {
     Url(String),
 }
 
-/// What an answer comes to.
+/// The answer, as a script gets it.
 #[derive(Debug, PartialEq, Eq)]
 enum AskOutcome {
     Yes,
     No,
     Text(String),
-    /// There is nobody to be asked.
+    /// Nobody can be asked.
     NobodyToAsk,
 }
 
@@ -108,7 +108,7 @@ impl Ask {
                 stderr::write(HINT);
                 Ok(Exit::Protocol.into())
             }
-            // As it is, also on a terminal: whoever reads it wants just that.
+            // Unfiltered, also on a terminal: the reader wants exactly the answer.
             AskOutcome::Text(text) => Ok(stdout::print(&format!("{text}\n")).map(|()| ExitCode::SUCCESS)?),
         });
         said.unwrap_or_else(|problem| exit::fail(false, &problem))
@@ -123,7 +123,7 @@ impl Ask {
             return Err(Problem::usage("--key: a key has at least one character"));
         }
         let kind = self.kind()?;
-        // Looked at in any case: who tries a script outside a task finds the mistakes.
+        // Checked in any case, so that a trial outside a task finds the mistakes.
         let default = self.default.as_ref().map(|default| kind.default(default)).transpose()?;
         let Some(mut task) = in_task::current_task()? else {
             return Ok(default.map_or(AskOutcome::NobodyToAsk, |(said, _)| said));
@@ -190,7 +190,7 @@ impl Kind {
         }
     }
 
-    /// The form, with what it suggests.
+    /// The form, with its suggested value.
     fn schema(&self, default: Option<Value>) -> Payload {
         match (self, self.field()) {
             (Self::Form(schema), _) => schema.clone(),
@@ -212,7 +212,7 @@ impl Kind {
         }
     }
 
-    /// What `--default` comes to, and its value in the form.
+    /// The outcome of `--default`, and its value in the form.
     fn default(&self, text: &str) -> Result<(AskOutcome, Value), Problem> {
         let wrong = |why: String| Problem::usage(format!("--default: {why}"));
         match self {
@@ -233,7 +233,7 @@ impl Kind {
         }
     }
 
-    /// What an answer comes to. Never more than was asked for: scripts go on with it.
+    /// Reads an answer. It never has more than was asked for: scripts go on with it.
     fn read(&self, content: Option<&Payload>) -> Result<AskOutcome, String> {
         if let Self::Url(_) = self {
             return Ok(AskOutcome::Yes);

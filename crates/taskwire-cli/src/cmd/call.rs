@@ -111,7 +111,7 @@ impl Call {
             let tools = client.tools().await?;
             let tool = tools::find_tool(&name, &tools, tool_name)?.clone();
             let words = words.to_vec();
-            // On a thread: standard input may keep it waiting.
+            // On a thread: standard input may block.
             let reading = tokio::task::spawn_blocking(move || read_arguments(&tool, &words));
             let args = reading.await.map_err(|error| Problem::protocol(error.to_string()))?.map_err(Problem::usage)?;
             Ok::<_, Problem>((client, args))
@@ -130,7 +130,7 @@ impl Call {
     }
 }
 
-/// The arguments, if they fit: what does not is told before anything is sent.
+/// The arguments, if they fit: errors are reported before anything is sent.
 fn read_arguments(tool: &ToolInfo, words: &[String]) -> Result<Value, String> {
     let args = arguments::read(&tool.name, words, &tool.input_schema, &mut FilesAndStdin::default())?;
     match tool.check_arguments(&args).as_slice() {

@@ -1,4 +1,4 @@
-//! `taskwire cancel`: asks the server to call a task off.
+//! `taskwire cancel`: asks the server to cancel a task.
 
 use clap::Args;
 use taskwire::client::{Event, Outcome};
@@ -39,7 +39,7 @@ pub(crate) struct Cancel {
     connection: ConnectionArgs,
 }
 
-/// The id of a task that its server has named.
+/// The id of a task; an error for a call that is not known to be one.
 pub(super) fn id_of(found: &FoundTask, user: &UserData) -> Result<String, Problem> {
     let unnamed = || {
         let name = user.short_name(&found.reference);

@@ -1,4 +1,4 @@
-//! `taskwire complete`: what the completion script of a shell asks while somebody types.
+//! `taskwire complete`: what the completion script of a shell calls while somebody types.
 
 use std::{
     io::{self, Write},
@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::completion::{Candidate, bash_line, candidates};
 
-/// Who asks.
+/// The shell that asks.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum CompletionShell {
     Bash,
@@ -29,7 +29,7 @@ pub(crate) struct Complete {
 }
 
 impl Complete {
-    /// Whatever goes wrong, nothing comes between who types and their line.
+    /// Prints no errors: they would disturb the line that somebody types.
     pub(crate) fn run(&self, mut command: clap::Command) -> ExitCode {
         command.build();
         let text = match self.shell {
@@ -46,7 +46,7 @@ impl Complete {
         ExitCode::SUCCESS
     }
 
-    /// Fish gives the word at the cursor as it was typed.
+    /// Fish passes the word at the cursor as it was typed.
     fn unquoted(&self) -> Vec<String> {
         let mut words = self.words.clone();
         if let Some(last) = words.last_mut() {

@@ -1,4 +1,4 @@
-//! `taskwire completions`: what a shell needs to complete our command lines.
+//! `taskwire completions`: prints the completion script of a shell.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `taskwire connect`: shows the configuration that makes a client use a server of ours, or adds it to the client's own.
+//! `taskwire connect`: shows the configuration that makes a client use our server, or adds it to the client's own.
 
 mod client;
 mod config_value;
@@ -30,7 +30,7 @@ use crate::{
     term::{escape, paint::shell_word, stderr, stdout},
 };
 
-/// The file that is meant where none is named.
+/// The configuration file that is used where none is named.
 const CONFIG: &str = "taskwire.toml";
 /// The variable that a client has its token in, if the configuration names none.
 const TOKEN_VARIABLE: &str = "TASKWIRE_TOKEN";
@@ -92,7 +92,7 @@ pub(crate) struct Connect {
     force: bool,
 }
 
-/// All that is known before anything is shown or written.
+/// What to show or write, worked out beforehand.
 struct Plan {
     client: Client,
     name: String,
@@ -101,7 +101,7 @@ struct Plan {
     server_config: OrderedValue,
     /// The client's file.
     file: PathBuf,
-    /// What else to know, a line each.
+    /// Further notes, a line each.
     notes: Vec<String>,
 }
 
@@ -166,7 +166,7 @@ impl Connect {
             },
             None => String::new(),
         };
-        // Who names the address and no file means some other server.
+        // An address without a file means some other server.
         if self.url.is_some() && self.config.is_none() {
             note_token(client, token.as_deref(), None, notes);
             return Ok(Transport::Http { url, token_variable: token });
@@ -259,7 +259,7 @@ impl Plan {
         }
     }
 
-    /// Whether something in it is for a person to fill in or to join.
+    /// Whether a person must fill in something.
     fn must_be_edited(&self) -> bool {
         matches!(self.transport, Transport::Http { token_variable: Some(_), .. }) && self.client.token_source() != TokenSource::Variable
     }
@@ -304,7 +304,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What the client's file says with the server in it; nothing if it says so already.
+    /// The client's file with the server in it; `None` if it is there already.
     fn updated_text(&self, old: &str, force: bool) -> Result<Option<String>, AddError> {
         match self.client.file_format(self.scope) {
             FileFormat::Json(path) => {
@@ -324,22 +324,22 @@ impl Plan {
     }
 }
 
-/// A word on standard error.
+/// Writes a notice to standard error.
 fn say(text: &str) {
     stderr::write(&format!("taskwire: {}\n", escape::lines(text)));
 }
 
-/// Text of ours with names of others in it, for a terminal.
+/// Our text with names of others in it, made safe for a terminal.
 fn escape_lines(text: &str) -> String {
     escape::lines(text) + "\n"
 }
 
-/// Whether a file of opencode has its servers as its second version does; the first form is read by both.
+/// Whether a file of opencode nests its servers as its second version does; both versions read the first form.
 fn has_nested_servers(text: &str) -> bool {
     json_file::value(text).is_ok_and(|value| value.pointer("/mcp/servers").is_some_and(|servers| servers.get("type").is_none()))
 }
 
-/// Every client can have it as a name, and every shell as a word.
+/// Refuses a name that some client or shell could not use.
 fn check_name(name: &str) -> Result<(), Problem> {
     let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     if name.is_empty() || name.len() > NAME_CHARS_MAX || !is_plain || name.starts_with('-') {
@@ -350,7 +350,7 @@ fn check_name(name: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The server's configuration, which must be one that can be served, and where it is.
+/// Reads and checks the server's configuration; returns it with its path.
 fn read_config(named: Option<&Path>) -> Result<(PathBuf, Config), Problem> {
     let path = named.unwrap_or(Path::new(CONFIG));
     if named.is_none() && !path.exists() {
@@ -365,7 +365,7 @@ fn read_config(named: Option<&Path>) -> Result<(PathBuf, Config), Problem> {
     Ok((std::path::absolute(path)?, config))
 }
 
-/// Where a server that listens there can be reached from this machine.
+/// The URL by which this machine reaches a server that listens there.
 fn address(listen: &str) -> Result<String, Problem> {
     let Ok(address) = listen.parse::<SocketAddr>() else { return Ok(format!("http://{listen}/mcp")) };
     if address.port() == 0 {
@@ -379,7 +379,7 @@ fn address(listen: &str) -> Result<String, Problem> {
     Ok(format!("http://{}/mcp", SocketAddr::new(ip, address.port())))
 }
 
-/// This very program, as somebody else can start it.
+/// The path of this program, for others to start.
 fn this_program() -> Result<PathBuf, Problem> {
     let program = std::env::current_exe()?;
     if !program.exists() {
@@ -388,7 +388,7 @@ fn this_program() -> Result<PathBuf, Problem> {
     Ok(program)
 }
 
-/// A path as text, which is all that clients' files can have.
+/// A path as text: clients' files can have nothing else.
 fn text_of(path: &Path) -> Result<String, Problem> {
     let unreadable = || Problem::usage(format!("{} is no text, and a client's file can have only that", path.display()));
     path.to_str().map(ToOwned::to_owned).ok_or_else(unreadable)

@@ -1,4 +1,4 @@
-//! `taskwire emit`: a command adds to its output, and says what it comes to.
+//! `taskwire emit`: a command adds content, a structured result or an error to its output.
 
 use std::{
     fs::File,
@@ -18,12 +18,12 @@ use taskwire_core::Payload;
 use super::in_task;
 use crate::client::exit::Problem;
 
-/// As much of a text as is sent at once: small enough to be seen as it comes.
+/// Bytes of text that are sent at once: few enough to be seen as they come.
 const TEXT_BYTES_MAX: usize = 32 * 1024;
-/// The largest file: encoded, it must fit into one message. What the server takes is usually less: it says so itself.
+/// The largest file: encoded, it must fit into one message. The server's own limit is usually lower; it says so itself.
 const FILE_BYTES_MAX: usize = 750 * 1024;
 
-/// Types by the endings of names, as they are registered.
+/// MIME types by file extension.
 const IMAGE_TYPES: [(&str, &str); 10] = [
     ("png", "image/png"),
     ("jpg", "image/jpeg"),
@@ -121,13 +121,13 @@ impl Emit {
     }
 
     fn emit(&self) -> Result<(), Problem> {
-        // First: what is wrong must not be found when half of it is told.
+        // Check everything first: a mistake must not be found when half of it is sent.
         let notes = self.notes()?;
         let text = (!self.words.is_empty()).then(|| self.words.join(" "));
         let Some(mut task) = in_task::current_task()? else {
             in_task::warn_outside_task("emit");
             if text.as_deref() == Some("-") {
-                // Who writes to us should not be stopped by it.
+                // Read standard input to its end: its writer should not be stopped by a broken pipe.
                 io::copy(&mut io::stdin().lock(), &mut io::sink())?;
             }
             return Ok(());
@@ -143,7 +143,7 @@ impl Emit {
         notes.iter().try_for_each(|note| task.note(note).map_err(in_task::problem))
     }
 
-    /// All but the text.
+    /// All notes but the text.
     fn notes(&self) -> Result<Vec<Note>, Problem> {
         if self.mime_type.is_some() && self.image.len() + self.audio.len() != 1 {
             return Err(Problem::usage("--mime-type: says what one --image or one --audio is"));
@@ -174,7 +174,7 @@ impl Emit {
         Ok(notes)
     }
 
-    /// What is in a file, by its name or by what was said.
+    /// The MIME type of a file, by the option or by its name.
     fn type_of(&self, option: &str, file: &str, known: &[(&'static str, &'static str)]) -> Result<&str, Problem> {
         if let Some(kind) = &self.mime_type {
             return Ok(kind);
@@ -242,7 +242,7 @@ fn send_text(task: &mut CurrentTask, source: &mut dyn Read) -> Result<(), Proble
     })
 }
 
-/// What can be read, as text. Bytes that are no text become replacement characters.
+/// Reads text. Bytes that are no text become replacement characters.
 fn read_text(source: &mut dyn Read, mut send: impl FnMut(&str) -> Result<(), Problem>) -> Result<(), Problem> {
     let mut buffer = vec![0; TEXT_BYTES_MAX];
     let mut leftover = 0;
@@ -264,7 +264,7 @@ fn read_text(source: &mut dyn Read, mut send: impl FnMut(&str) -> Result<(), Pro
     }
 }
 
-/// Bytes before a character that is not all there yet.
+/// The number of bytes before a character that is incomplete.
 fn whole_chars(bytes: &[u8]) -> usize {
     let is_inner = |byte: &&u8| (0x80..0xc0).contains(*byte);
     let inner = bytes.iter().rev().take(3).take_while(is_inner).count();

@@ -1,4 +1,4 @@
-//! Files of people that we write: as a whole or not at all, and what was there is kept.
+//! Writes people's files: as a whole or not at all, with a backup of what was there.
 
 use std::{
     fs::{self, OpenOptions},
@@ -11,14 +11,14 @@ const BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Backups of one file.
 const BACKUPS_MAX: usize = 99;
 
-/// What a file says; nothing if there is none.
+/// The content of a file; `None` if there is none.
 ///
 /// # Errors
 /// When it cannot be read, is no text, or is too large to be what it should be.
 pub(super) fn read(path: &Path) -> io::Result<Option<String>> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // A link to nowhere: what should be written there is for whoever made it to say.
+            // A dangling link: only its owner knows what should be there.
             if fs::symlink_metadata(path).is_ok() { Err(io::Error::other("it is a link that leads nowhere")) } else { Ok(None) }
         }
         Err(error) => Err(error),
@@ -39,12 +39,12 @@ pub(super) fn create(path: &Path, text: &str) -> io::Result<()> {
     })
 }
 
-/// Writes `new` where `old` was read, with the same permissions, and keeps `old` beside it: where it is now.
+/// Writes `new` where `old` was read, with the same permissions, and keeps `old` beside it; returns the backup's path.
 ///
 /// # Errors
 /// When the file cannot be written, or somebody else has changed it since it was read. It is as it was then.
 pub(super) fn replace(path: &Path, old: &str, new: &str) -> io::Result<PathBuf> {
-    // Through a link to the file itself: who keeps their settings elsewhere goes on doing so.
+    // Follow a link to the file itself: people who keep their settings elsewhere go on doing so.
     let path = fs::canonicalize(path)?;
     let permissions = fs::metadata(&path)?.permissions();
     let unnamed = || io::Error::other("it has no name");
@@ -68,7 +68,7 @@ pub(super) fn replace(path: &Path, old: &str, new: &str) -> io::Result<PathBuf> 
     }
 }
 
-/// Keeps what a file says beside it, and never in the place of another backup.
+/// Writes a backup beside a file, never over another backup.
 fn back_up(path: &Path, name: &str, text: &str, permissions: &fs::Permissions) -> io::Result<PathBuf> {
     for n in 1..=BACKUPS_MAX {
         let number = if n == 1 { String::new() } else { n.to_string() };

@@ -1,4 +1,4 @@
-//! `taskwire get`: one look at a task.
+//! `taskwire get`: shows a task as it is now.
 
 use clap::Args;
 use serde::Serialize;
@@ -76,19 +76,19 @@ pub(super) struct TaskObject<'a> {
 }
 
 impl<'a> TaskObject<'a> {
-    /// Its state, without its questions and its end.
-    pub(super) fn state(server: &'a str, era: Era, tool: Option<&'a str>, view: &'a TaskSnapshot) -> Self {
+    /// The task's state, without its questions and its outcome.
+    pub(super) fn state(server: &'a str, era: Era, tool: Option<&'a str>, snapshot: &'a TaskSnapshot) -> Self {
         Self {
-            task_id: &view.id,
+            task_id: &snapshot.id,
             server,
             era: era.to_string(),
             tool,
-            status: view.status.as_str(),
-            message: view.message.as_deref(),
-            created_at: &view.created_at,
-            updated_at: &view.updated_at,
-            ttl_ms: view.ttl_ms,
-            poll_ms: view.poll_ms,
+            status: snapshot.status.as_str(),
+            message: snapshot.message.as_deref(),
+            created_at: &snapshot.created_at,
+            updated_at: &snapshot.updated_at,
+            ttl_ms: snapshot.ttl_ms,
+            poll_ms: snapshot.poll_ms,
             inputs: None,
             result: None,
             error: None,
@@ -125,7 +125,7 @@ fn lines(reference: &Reference, task: &TaskSnapshot, name: &str, now: Timestamp)
         rows.push(("", questions::answer_command(name, input)));
     }
     if task.status == Status::InputRequired && task.questions.is_empty() {
-        // In the legacy era a question is told only to who follows the task.
+        // In the legacy era only a client that follows the task gets questions.
         rows.push(("question", format!("taskwire watch {name} asks it")));
     }
     if let Some(Outcome::Failed(error)) = &task.outcome {
@@ -134,7 +134,7 @@ fn lines(reference: &Reference, task: &TaskSnapshot, name: &str, now: Timestamp)
     rows.into_iter().filter(|(_, text)| !text.is_empty()).map(|(label, text)| format!("{label:<9} {text}")).collect()
 }
 
-/// How long ago a time of the wire was.
+/// How long ago a timestamp of the protocol was.
 fn age(time: &str, now: Timestamp) -> Option<String> {
     parse_time(time).map(|moment| short_duration(now.since(moment)))
 }
@@ -165,7 +165,7 @@ impl Get {
     }
 }
 
-/// The result, as far as a terminal may see it.
+/// The result, made safe for a terminal.
 fn for_terminal(text: &str) -> String {
     let surroundings = Terminal::detect();
     if !surroundings.stdout {

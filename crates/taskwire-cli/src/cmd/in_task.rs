@@ -1,4 +1,4 @@
-//! What `ask`, `progress`, `status` and `emit` share: the way from a command to the task it runs for.
+//! Shared by `ask`, `progress`, `status` and `emit`: how a command reaches the task that it runs for.
 
 use std::{io, process::ExitCode};
 
@@ -13,12 +13,12 @@ use crate::{
     term::stderr,
 };
 
-/// The task that this process runs for, if it does.
+/// The task that this process runs for, if any.
 pub(super) fn current_task() -> Result<Option<CurrentTask>, Problem> {
     CurrentTask::from_env().map_err(problem)
 }
 
-/// Tells the task, or says that there is none: a script runs as well without.
+/// Sends a note to the task. Without a task it prints a hint, and the script goes on.
 pub(super) fn send_note(command: &str, note: &Note) -> Result<(), Problem> {
     match current_task()? {
         Some(mut task) => task.note(note).map_err(problem),
@@ -35,7 +35,7 @@ pub(super) fn warn_outside_task(command: &str) {
     ));
 }
 
-/// What went wrong on the way to the task, or with what was to be handed over.
+/// Converts an error of the connection to the task, or of what was to be sent.
 pub(super) fn problem(error: io::Error) -> Problem {
     match error.kind() {
         io::ErrorKind::InvalidInput => Problem::usage(error.to_string()),

@@ -1,4 +1,4 @@
-//! `taskwire init`: writes a configuration to begin with, and tries it.
+//! `taskwire init`: writes a first configuration, and tries it.
 
 use std::{
     fs::{self, DirBuilder},
@@ -31,16 +31,16 @@ use crate::{
     term::{escape, paint::shell_word, stderr, stdout},
 };
 
-/// What is written.
+/// The file that is written.
 const TEMPLATE: &str = include_str!("init/taskwire.toml");
-/// The tool that is tried, and how far it counts then.
+/// The tool that the trial calls, and how far it counts then.
 const TOOL: &str = "count";
 const COUNT: u32 = 2;
-/// How long the try may take. It needs a second or two.
+/// How long the trial may take. It needs a second or two.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long what is left of the try may take to end.
+/// How long the trial's server may take to shut down.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Places for the try that are looked at until one is free.
+/// Names for the trial's directory that are tried until one is free.
 const TEMP_DIR_TRIES: u32 = 100;
 
 const EXAMPLES: &str = "Examples:
@@ -97,7 +97,7 @@ impl Init {
         }
     }
 
-    /// Writes the file; where the one is now that was there.
+    /// Writes the file; returns the backup's path, if there was another file.
     fn write(&self) -> Result<Option<PathBuf>, Problem> {
         let path = &self.file;
         let shown = path.display();
@@ -119,11 +119,11 @@ impl Init {
 }
 
 fn say(text: &str) {
-    // Who does not read it does not need to know.
+    // If nobody reads it, nothing is lost.
     let _ = stdout::print(&(escape::lines(text) + "\n"));
 }
 
-/// Calls the tool of the file as a client would: where a server with that file can be reached.
+/// Calls the file's tool as a client would, at the address of a server with that file.
 fn try_out(path: &Path) -> anyhow::Result<String> {
     let config = Config::read(path)?;
     let url = format!("http://{}/mcp", config.listen);
@@ -133,7 +133,7 @@ fn try_out(path: &Path) -> anyhow::Result<String> {
         let in_time = tokio::time::timeout(TRIAL_TIMEOUT, run_trial(config, path, &dir.0)).await;
         in_time.unwrap_or_else(|_| bail!("it has not ended after {}", humantime::format_duration(TRIAL_TIMEOUT)))
     });
-    // Nobody may write to the directory any more when it goes.
+    // Nothing may write to the directory any more when it is removed.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     outcome.map(|()| url)
 }
@@ -165,7 +165,7 @@ async fn run_trial(config: Config, path: &Path, data: &Path) -> anyhow::Result<(
     match outcome {
         Some(Outcome::Result(result)) if result.is_error => bail!("{}", result.text()),
         Some(Outcome::Result(result)) => {
-            // A quick one may have come as a whole.
+            // A quick call may have returned its output with its result.
             if shown.is_empty() {
                 stdout::print(&escape::Filter::new(false).pass(&result.text()))?;
             }
@@ -182,7 +182,7 @@ async fn run_trial(config: Config, path: &Path, data: &Path) -> anyhow::Result<(
     }
 }
 
-/// A directory for this user alone, gone with all that is in it.
+/// A directory for this user alone, removed with its content.
 #[derive(Debug)]
 struct TempDir(PathBuf);
 
@@ -203,7 +203,7 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // What is about to end may still write into it.
+        // Something that is about to end may still write into it: try twice.
         let _ = fs::remove_dir_all(&self.0).or_else(|_| fs::remove_dir_all(&self.0));
     }
 }

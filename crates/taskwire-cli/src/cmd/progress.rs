@@ -1,4 +1,4 @@
-//! `taskwire progress`: a command says how far it is.
+//! `taskwire progress`: a command reports its progress.
 
 use std::process::ExitCode;
 
@@ -38,7 +38,7 @@ pub(crate) struct Progress {
     message: Option<String>,
 }
 
-/// What is done, and out of how much if that was said with it.
+/// What is done, and the total if it was given with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Done {
     done: f64,
@@ -60,7 +60,6 @@ fn number(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "progress is told in numbers from 0 up: 3, 3/10 or 40%".to_owned())
 }
 
-/// Out of how much.
 fn whole(text: &str) -> Result<f64, String> {
     let total = number(text)?;
     if total > 0.0 { Ok(total) } else { Err("progress out of 0 says nothing: leave the total out, or give one over 0".to_owned()) }

@@ -48,7 +48,7 @@ impl Reload {
                 for warning in &changes.warnings {
                     stderr::write(&format!("{}\n", escape::line(warning)));
                 }
-                // Who does not read it does not need to know.
+                // If nobody reads it, nothing is lost.
                 let _ = writeln!(io::stdout(), "{}", escape::lines(&changes.to_string()));
                 Exit::Done.into()
             }
@@ -75,7 +75,7 @@ impl Reload {
     }
 }
 
-/// Why there was no answer. `source` is where the directory is from, if it was not typed.
+/// The error if no server replied. `source` says where the directory comes from, if it was not typed.
 fn no_reply_message(data: &Path, source: &str, error: &io::Error) -> String {
     let data = data.display();
     match error.kind() {

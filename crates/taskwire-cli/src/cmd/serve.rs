@@ -1,4 +1,4 @@
-//! `taskwire serve`: configuration, store, wire, signals.
+//! `taskwire serve`: reads the configuration, opens the store, listens, and handles signals.
 
 use std::{
     io,
@@ -31,9 +31,9 @@ use crate::{
     term::{escape, stderr},
 };
 
-/// Tools that are named at the start.
+/// Tools that the start message names.
 const NAMED_TOOLS: usize = 5;
-/// A server that was killed a moment ago may still have the address: so often it is tried, about a second in all.
+/// How often to try to bind, about a second in all: a server that was killed a moment ago may still have the address.
 const BIND_TRIES: u32 = 20;
 const BIND_PAUSE: Duration = Duration::from_millis(50);
 
@@ -75,15 +75,15 @@ pub(crate) struct Serve {
     stdio: bool,
 }
 
-/// All that is needed to serve: nothing is wrong with the command line or the file any more.
+/// All that is needed to serve, checked.
 pub(crate) struct ServerSetup {
     config: Config,
     settings: server::Config,
     definitions: Vec<Definition>,
-    /// Nothing for standard input and output.
+    /// `None` for standard input and output.
     address: Option<SocketAddr>,
     file: Option<PathBuf>,
-    /// Keys that the command line decides.
+    /// Keys that the command line overrides.
     overridden_keys: Vec<&'static str>,
 }
 
@@ -100,7 +100,7 @@ impl Serve {
         exit
     }
 
-    /// Finds all that can be wrong, before anything is touched.
+    /// Checks everything, before anything is changed.
     fn prepare(self) -> anyhow::Result<ServerSetup> {
         let mut config = match &self.config {
             Some(path) => Config::read(path)?,
@@ -128,39 +128,38 @@ impl ServerSetup {
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let result = runtime.block_on(self.serve());
-        // Not by dropping it: that would wait for threads that read a silent input, or work for ever.
+        // Dropping the runtime would wait for threads that read a silent input, or work for ever.
         runtime.shutdown_background();
         result
     }
 
-    /// The directory for tasks.
     pub(crate) fn data(&self) -> &Path {
         &self.config.data
     }
 
-    /// Bytes of one message.
+    /// The largest message.
     pub(crate) fn body_bytes(&self) -> usize {
         self.settings.body_bytes
     }
 
-    /// What a server with it serves.
+    /// What a server with this setup serves.
     pub(crate) fn describe(&self) -> ServerDescription {
         ServerDescription::of(&self.config, &self.definitions, self.file.as_deref())
     }
 
-    /// Starts the server that has this store.
+    /// Starts the server on this store.
     pub(crate) async fn start_server(self, store: SqliteStore) -> anyhow::Result<RunningServer> {
-        let Self { config, settings, definitions, file, overridden_keys: overruled, .. } = self;
+        let Self { config, settings, definitions, file, overridden_keys, .. } = self;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
-        let live = LiveConfig::start(config, definitions, file.as_deref(), overruled, registry.clone(), commands.clone())?;
+        let live = LiveConfig::start(config, definitions, file.as_deref(), overridden_keys, registry.clone(), commands.clone())?;
         let live = Arc::new(live);
         let count = registry.tools().len();
         let server = Server::start(commands.with_retired_tool(registry), store, settings)?;
         commands.start_sweep(&server);
         if file.is_some() {
-            // Without a file there is nothing to read again, and the signal means what it means to any program.
+            // Without a file there is nothing to reload, and the signal keeps its usual meaning.
             tokio::spawn(control::reload_on_signal(signal(SignalKind::hangup())?, live.clone()));
         }
         let data = live.config().data.clone();
@@ -177,7 +176,7 @@ impl ServerSetup {
 
     async fn serve(self) -> anyhow::Result<()> {
         let address = self.address;
-        // Take the port before the store: a busy port is the commoner mistake, and its error the clearer one.
+        // Bind the port before opening the store: a busy port is the commoner mistake, and its error the clearer one.
         let listener = match address {
             Some(address) => {
                 let bound =
@@ -188,16 +187,16 @@ impl ServerSetup {
         };
         let store = match SqliteStore::open(self.data()) {
             Ok(store) => store,
-            // Two windows of an editor are two clients that start their servers.
+            // Two windows of an editor are two clients, and each starts its server.
             Err(store::Error::Locked { holder, .. }) if listener.is_none() => return join::run(self, &holder).await,
             Err(error) => return Err(store_open_error(error, self.data())),
         };
-        // Before anybody learns that we are here.
+        // Before anybody can connect.
         let stop = stop_signal()?;
         let definitions = self.definitions.clone();
         let mut leader = self.start_server(store).await?;
         let joinable = Mutex::new(leader.joinable.take());
-        // Those that joined first: what they called for goes on with whoever serves next.
+        // Disconnect the joined processes first: their calls go on with the next server.
         let cut_off = async || {
             if let Some(joinable) = joinable.lock().await.take() {
                 joinable.stop().await;
@@ -219,23 +218,23 @@ impl ServerSetup {
     }
 }
 
-/// A server that has its store, and lets others join.
+/// A server with its store, which other processes can join.
 pub(crate) struct RunningServer {
     server: Server,
     live: Arc<LiveConfig>,
-    /// How many tools it has.
+    /// The number of its tools.
     count: usize,
     joinable: Option<JoinSocket>,
     _control: Option<SocketFile>,
 }
 
 impl RunningServer {
-    /// Waits until its store fails, and says why.
+    /// Waits until its store fails; returns the reason.
     pub(crate) fn failed(&self) -> impl Future<Output = Arc<str>> + Send + use<> {
         self.server.failed()
     }
 
-    /// Lets go of the store for another process to take it.
+    /// Stops, and releases the store for another process.
     pub(crate) async fn stop(self) {
         if let Some(joinable) = self.joinable {
             joinable.stop().await;
@@ -243,11 +242,11 @@ impl RunningServer {
     }
 }
 
-/// An error and its causes, each said once: many an error has its cause in its own words.
+/// An error and its causes, each said once: many an error repeats its cause.
 fn error_chain(error: &anyhow::Error) -> String {
     let (mut text, mut before) = (String::new(), String::new());
     for cause in error.chain().map(ToString::to_string) {
-        // One that says the cause before it once more: only what it adds.
+        // This error repeats the cause before it: keep only what it adds.
         let more = match cause.strip_suffix(before.as_str()) {
             Some(more) if !before.is_empty() => more.trim_end_matches([':', ' ']),
             _ => cause.as_str(),
@@ -261,7 +260,7 @@ fn error_chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Why there is no store. A database does not say which file it is.
+/// The error if the store cannot be opened. The database's own error does not name the file.
 fn store_open_error(error: store::Error, data: &Path) -> anyhow::Error {
     match error {
         store::Error::Locked { .. } => anyhow!("{error} (`--data`)"),
@@ -270,7 +269,7 @@ fn store_open_error(error: store::Error, data: &Path) -> anyhow::Error {
     }
 }
 
-/// Takes an address that another process may be about to let go.
+/// Binds an address that another process may be about to release.
 async fn retry_while_in_use<T>(mut take: impl AsyncFnMut() -> io::Result<T>, mut pause: impl AsyncFnMut()) -> io::Result<T> {
     for _ in 1..BIND_TRIES {
         match take().await {
@@ -281,7 +280,7 @@ async fn retry_while_in_use<T>(mut take: impl AsyncFnMut() -> io::Result<T>, mut
     take().await
 }
 
-/// Where to listen. Without tokens anybody who can connect is trusted, so then only this machine may.
+/// The address to listen on. Without tokens every client is trusted, so then only loopback is allowed.
 fn address(config: &Config) -> anyhow::Result<SocketAddr> {
     let mut addresses = config.listen.to_socket_addrs().with_context(|| format!("`{}` is not an address to listen on", config.listen))?;
     let address = addresses.next().with_context(|| format!("`{}` has no address", config.listen))?;
@@ -319,7 +318,7 @@ fn names(commands: &[Definition]) -> String {
     format!("{}{more}", named.join(", "))
 }
 
-/// A call of this tool, but for the values of what it must be given.
+/// An example call of this tool, without the values of its required parameters.
 fn example(command: &Definition) -> String {
     let required = command.input_schema["required"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
     required.fold(command.name.clone(), |example, name| format!("{example} {name}=…"))

@@ -1,4 +1,4 @@
-//! `taskwire status`: a command says what it is doing.
+//! `taskwire status`: a command reports what it is doing.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `taskwire tasks`: the tasks that were started from here, as they are now, and the way back to them.
+//! `taskwire tasks`: lists the tasks that were started from here, as they are now.
 
 mod listing;
 
@@ -28,13 +28,13 @@ use crate::{
     },
 };
 
-/// So long a server may take to say how its tasks are.
+/// How long a server may take to report its tasks.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(3);
-/// A task that ended is listed for so long without being asked for.
+/// How long an ended task is listed without `--all`.
 const SHOW_ENDED_FOR: Duration = Duration::from_secs(24 * 3600);
-/// A call that was not answered is kept for so long from being pruned.
+/// How long `--prune` keeps a call that has no reply.
 const KEEP_UNANSWERED_FOR: Duration = Duration::from_secs(24 * 3600);
-/// Tasks that are asked about, newest first.
+/// Tasks whose state is asked for, newest first.
 const REFRESHED_MAX: usize = 200;
 
 const EXAMPLES: &str = "Examples:
@@ -90,12 +90,12 @@ pub(crate) struct Tasks {
     connection: ConnectionArgs,
 }
 
-/// How a task is, as far as is known.
+/// The state of a task, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    /// The call was sent, and no answer was seen.
+    /// The call was sent, and no reply was seen.
     Sent,
-    /// The server says so, or said so when it was asked last.
+    /// What the server reported now, or when it was asked last.
     Known { status: Status, message: Option<String>, is_fresh: bool },
     /// The server does not know it.
     Gone,
@@ -201,7 +201,7 @@ impl Row {
         ]
     }
 
-    /// Nobody will come back to it: it is over, or it was never answered, and who was to answer does not remember.
+    /// Whether nobody will come back to it: it is over, or it never had a reply and the server does not remember it any more.
     fn can_be_forgotten(&self, now: Timestamp) -> bool {
         self.state.is_over() || (self.state == State::Sent && now.since(self.entry.created_at) > KEEP_UNANSWERED_FOR)
     }
@@ -249,7 +249,7 @@ impl Tasks {
     }
 
     fn forget_listed(&self, user: &UserData) -> Result<Exit, Problem> {
-        // All of them are found before any is forgotten.
+        // Find all of them before any is forgotten.
         let find = |task: &String| {
             let entry = user.find(task)?.entry;
             entry.ok_or_else(|| Problem::usage(format!("`{task}` is not in the list: `taskwire tasks --all` shows all that is")))
@@ -272,7 +272,7 @@ impl Tasks {
         Ok(table::text(&["AGE", "STATUS", "TOOL", "SERVER", "TASK"], cells, LastColumn::Whole, surroundings))
     }
 
-    /// What one may want to do next.
+    /// Prints what the user may want to do next.
     fn hint(&self, rows: &[Row], total: usize) {
         if self.json {
             return;
@@ -287,10 +287,10 @@ impl Tasks {
         stderr::write(&format!("taskwire: {text}\n"));
     }
 
-    /// Asks all servers at once how the tasks are that have not ended. Who does not answer in time is left out.
+    /// Asks all servers at once for the tasks that have not ended. A server that does not reply in time is skipped.
     async fn refresh(&self, user: &UserData, entries: &[Entry]) -> Result<Vec<(EntryId, State)>, Problem> {
         let groups = group_by_server(entries);
-        let mut addresses: Vec<&str> = groups.iter().map(|(place, _)| place.server).collect();
+        let mut addresses: Vec<&str> = groups.iter().map(|(session, _)| session.server).collect();
         addresses.sort_unstable();
         addresses.dedup();
         let is_one_of_many = addresses.len() > 1;
@@ -319,7 +319,7 @@ fn say_forgotten(count: usize) {
     stderr::write(&format!("taskwire: forgot {count} {}\n", if count == 1 { "task" } else { "tasks" }));
 }
 
-/// Where tasks can be asked about together: a server of the legacy era may show them only to the session that began them.
+/// Tasks that can be asked about together: a server of the legacy era may show them only to the session that began them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ServerSession<'a> {
     server: &'a str,
@@ -327,7 +327,7 @@ struct ServerSession<'a> {
     session: Option<&'a str>,
 }
 
-/// The tasks that can be asked about, by where they are.
+/// The tasks that can be asked about, by server and session.
 fn group_by_server(entries: &[Entry]) -> Vec<(ServerSession<'_>, Vec<(EntryId, String)>)> {
     let mut groups: Vec<(ServerSession<'_>, Vec<(EntryId, String)>)> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.ended).take(REFRESHED_MAX) {
@@ -365,7 +365,7 @@ async fn fetch_states(
     seen
 }
 
-/// What an answer says about a task, if anything.
+/// The state that a reply reports, if any.
 fn state_in_reply(answer: Result<TaskSnapshot, client::Error>) -> Option<State> {
     match answer {
         Ok(task) => Some(State::Known { status: task.status, message: task.message, is_fresh: true }),
@@ -375,7 +375,7 @@ fn state_in_reply(answer: Result<TaskSnapshot, client::Error>) -> Option<State> 
 }
 
 fn rows(user: &UserData, entries: Vec<Entry>, states: &BTreeMap<EntryId, State>) -> Vec<Row> {
-    // Sorted, the names that have most in common with one stand beside it.
+    // In sorted order, the names with the longest common prefix are neighbours.
     let mut names: Vec<String> = entries.iter().map(|entry| id_or_key(&entry.reference).to_owned()).collect();
     names.sort_unstable();
     names.dedup();

@@ -1,4 +1,4 @@
-//! `taskwire tools`: what a server can do, and how it is asked to.
+//! `taskwire tools`: lists a server's tools, and how to call them.
 
 use clap::Args;
 use serde_json::Value;
@@ -106,7 +106,7 @@ fn short(parameter: &Parameter<'_>) -> String {
     if parameter.is_required { name } else { format!("[{name}]") }
 }
 
-/// The first line of what a tool says about itself.
+/// The first line of a tool's description.
 fn summary(tool: &ToolInfo) -> String {
     let text = tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default();
     escape::line(text.trim().lines().next().unwrap_or_default())
@@ -139,7 +139,7 @@ fn detail(server: &str, tool: &ToolInfo, paint: Paint) -> String {
     text
 }
 
-/// A parameter, and what is to be known of it.
+/// A table row about a parameter.
 fn parameter_row(parameter: &Parameter<'_>) -> [String; 2] {
     let mut facts = vec![parameter.kind(), if parameter.is_required { "required" } else { "optional" }.to_owned()];
     facts.extend(parameter.default().filter(|default| !default.is_null()).map(|default| format!("default {default}")));
@@ -173,7 +173,7 @@ fn notes(tool: &ToolInfo) -> impl Iterator<Item = &'static str> {
     all.into_iter().flatten()
 }
 
-/// A command line to begin with.
+/// An example of a command line.
 fn example(server: &str, tool: &ToolInfo) -> String {
     let parameters = Parameters::new(&tool.input_schema).all();
     let required: Vec<&Parameter<'_>> = parameters.iter().filter(|parameter| parameter.is_required).collect();

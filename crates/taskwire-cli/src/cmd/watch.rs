@@ -1,4 +1,4 @@
-//! `taskwire watch`: goes on with a task, from where its output was left.
+//! `taskwire watch`: follows a task again, from where its output was left.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// So long every server knows a call by its key that knows any.
+/// How long every server that knows idempotency keys remembers a call.
 const KEY_KNOWN_FOR: Duration = Duration::from_secs(3600);
 
 const EXAMPLES: &str = "Examples:
@@ -64,7 +64,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// A call whose answer was never seen must be sent once more. Who has forgotten the first would do the work twice.
+    /// A call whose reply was never seen must be sent again. A server that has forgotten it would run it a second time.
     fn check_resend(&self, found: &FoundTask) -> Result<(), Problem> {
         let Some(entry) = found.entry.as_ref().filter(|entry| entry.reference.task.is_none()) else { return Ok(()) };
         let age = SystemClock.now().since(entry.created_at);
@@ -113,7 +113,7 @@ impl Watch {
                 let tracker = user.ledger()?.output_tracker(entry.id)?;
                 let seq = tracker.position().seq;
                 follow.resume_from(tracker);
-                // The last one that was shown comes again: nobody noted whether it ended its line.
+                // The last chunk that was shown comes again: nothing records whether it ended its line.
                 seq.saturating_sub(1)
             }
             (None, None) => 0,

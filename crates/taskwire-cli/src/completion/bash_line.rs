@@ -1,11 +1,11 @@
-//! The line as bash has it: cut into words, and what is put into it written so that it is read back.
+//! Splits a bash command line into words, and quotes what is inserted so that bash reads it back.
 //!
-//! Bash cuts words at `:` and `=` too before it asks a script, so that an address is several of them. So it gives us the line
-//! instead, and the part of it that it will replace.
+//! Bash also splits words at `:` and `=` before it calls a script, so that an address is several words. So the script passes the whole
+//! line, and the part of it that bash will replace.
 
 use super::Candidate;
 
-/// Bash asks for a list to show, not for what to put in.
+/// Bash asks for a list to show, not for text to insert.
 const LISTING: &str = "63";
 /// Characters that stand for themselves.
 const PLAIN: &str = "-_./=:,@%+~#^";
@@ -13,7 +13,7 @@ const PLAIN: &str = "-_./=:,@%+~#^";
 /// The words of a line, up to the cursor.
 #[derive(Debug, PartialEq, Eq)]
 struct SplitLine<'a> {
-    /// Without their quotes. The last one is the one at the cursor, also if it has not begun.
+    /// Without their quotes. The last word is the one at the cursor, even if it is still empty.
     words: Vec<String>,
     /// The last one as it was typed.
     raw: &'a str,
@@ -54,8 +54,7 @@ pub(crate) fn words(line: &str) -> Vec<String> {
     split(line).words
 }
 
-/// The lines with which bash is answered: what takes the place of `replaced`, which is the end of `line`. `kind` is what bash
-/// wants it for.
+/// The lines that bash gets: candidates for `replaced`, which is the end of `line`. `kind` is the type of completion that bash asks for.
 pub(crate) fn bash_replies(line: &str, replaced: &str, kind: &str, candidates: &[Candidate]) -> String {
     let line = split(line);
     let kept = line.raw.strip_suffix(replaced).map(words).and_then(|mut words| words.pop()).unwrap_or_default();
@@ -67,7 +66,7 @@ pub(crate) fn bash_replies(line: &str, replaced: &str, kind: &str, candidates: &
         if is_list && !candidate.help.is_empty() {
             text.push_str(&format!("  ({})", candidate.help));
         } else if candidate.is_whole && line.quote.is_none() {
-            // Bash itself is told to put none: behind `key=` there is more to come.
+            // The script tells bash to add no blank, since more follows after `key=`.
             text.push(' ');
         }
         text.push('\n');
@@ -75,7 +74,7 @@ pub(crate) fn bash_replies(line: &str, replaced: &str, kind: &str, candidates: &
     text
 }
 
-/// Text as it can stand in a line, behind this quote if one is open.
+/// Quotes text for the line, within this quote if one is open.
 fn quoted(text: &str, quote: Option<char>) -> String {
     let is_special = |c: char| match quote {
         Some('"') => "\"\\$`".contains(c),

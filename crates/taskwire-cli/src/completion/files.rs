@@ -15,7 +15,7 @@ pub(super) fn directories(typed: &str) -> Vec<Candidate> {
     entries(typed, true)
 }
 
-/// The file that stands for a value: `@FILE`, `key@=FILE`, `key:=@FILE`. Nothing if none is meant.
+/// Completes the file that stands for a value: `@FILE`, `key@=FILE`, `key:=@FILE`. `None` if the word names no file.
 pub(super) fn files_in_value(word: &str) -> Option<Vec<Candidate>> {
     let path = match word.split_once('=') {
         _ if word.starts_with('@') => &word[1..],
@@ -37,7 +37,7 @@ fn entries(typed: &str, only_directories: bool) -> Vec<Candidate> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().take(ENTRIES_MAX).flatten() {
         let Ok(file_name) = entry.file_name().into_string() else { continue };
-        // What is hidden is for who asks for it.
+        // Hidden files are for users who type the dot.
         if !file_name.starts_with(name) || (file_name.starts_with('.') && name.is_empty()) {
             continue;
         }

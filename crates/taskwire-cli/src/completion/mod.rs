@@ -1,8 +1,7 @@
-//! What a word of the command line can become, for the completion scripts of shells. Begin reading with [`candidates`].
+//! Completes a word of the command line, for the completion scripts of shells. Start reading with [`candidates`].
 //!
-//! What stands where is read from the definition of the command line itself: a value is what its placeholder in the help says
-//! (`SERVER`, `TOOL`, `TASK`, …). Nothing in here writes anything, asks a person or starts a program, and what cannot be
-//! found out soon is left out.
+//! What a word can be comes from the definition of the command line itself: a value is what its placeholder in the help says (`SERVER`,
+//! `TOOL`, `TASK`, …). Nothing in here writes anything, asks a person or starts a program, and what would take long is left out.
 
 pub(crate) mod bash_line;
 mod files;
@@ -17,21 +16,21 @@ use crate::{client::connection::ConnectionArgs, term::escape};
 /// Nobody reads more than that.
 const CANDIDATES_MAX: usize = 500;
 const HELP_CHARS_MAX: usize = 80;
-/// The options by which a server is reached. Not the one that asks a person to sign in.
+/// The options by which a server is reached, except the one that asks a person to sign in.
 const CONNECTION_OPTIONS: [&str; 3] = ["token", "header", "era"];
 
-// The scripts of the shells that ask us. Other shells get what is known of the command line alone.
+// The scripts of the shells that call `taskwire complete`. Other shells use the definition of the command line alone.
 pub(crate) const BASH: &str = include_str!("taskwire.bash");
 pub(crate) const FISH: &str = include_str!("taskwire.fish");
 pub(crate) const ZSH: &str = include_str!("taskwire.zsh");
 
-/// Something that a word can become.
+/// A completion of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) text: String,
     /// What it is, in a few words.
     pub(crate) help: String,
-    /// Whether the next word may begin behind it.
+    /// Whether it is complete, so that the next word may begin.
     pub(crate) is_whole: bool,
 }
 
@@ -41,22 +40,22 @@ impl Candidate {
         Self { text: text.into(), help: line.chars().take(HELP_CHARS_MAX).collect(), is_whole: true }
     }
 
-    /// Something that must be gone on with.
+    /// A completion that must be continued.
     fn part(text: impl Into<String>, help: &str) -> Self {
         Self { is_whole: false, ..Self::whole(text, help) }
     }
 
-    /// The same behind something that stays as it is.
+    /// The same behind a fixed prefix.
     fn with_prefix(self, beginning: &str) -> Self {
         Self { text: format!("{beginning}{}", self.text), ..self }
     }
 }
 
-/// What the last of these words can become, the likely first. The first one is the program; `root` has been built.
+/// The completions of the last word, the likely ones first. The first word is the program; `root` has been built.
 pub(crate) fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
     let Some((word, before)) = words.split_last() else { return Vec::new() };
     let mut found = TypedWords::read(root, before.get(1..).unwrap_or_default()).candidates(word);
-    // Names come from servers too: one that would do something to a terminal cannot be typed anyway.
+    // Names come from servers, too: one with control characters cannot be typed anyway.
     found.retain(|candidate| candidate.text.starts_with(word.as_str()) && escape::line(&candidate.text) == candidate.text);
     found.truncate(CANDIDATES_MAX);
     found
@@ -71,7 +70,7 @@ struct TypedWords<'a> {
     options: Vec<&'a str>,
     /// Options by which a server is reached, with their values.
     connection_options: Vec<String>,
-    /// Where the next value belongs that has no name, counted from 1.
+    /// The position of the next positional value, counted from 1.
     position: usize,
     /// The option whose value may come next, and how many it has.
     open_option: Option<(&'a Arg, usize)>,
@@ -149,13 +148,13 @@ impl<'a> TypedWords<'a> {
         })
     }
 
-    /// What the next value is that has no name.
+    /// The next positional value.
     fn positional(&self) -> Option<&'a Arg> {
         let command = self.command;
         command.get_positionals().find(|arg| arg.get_index() == Some(self.position))
     }
 
-    /// The values that were given for a placeholder.
+    /// The values that were typed for a placeholder.
     fn all(&self, placeholder: &str) -> &[String] {
         self.values.get(placeholder).map(Vec::as_slice).unwrap_or_default()
     }
@@ -164,7 +163,7 @@ impl<'a> TypedWords<'a> {
         self.all(placeholder).last().map(String::as_str)
     }
 
-    /// How the server is to be reached, as far as it was typed.
+    /// The connection options that were typed.
     fn connection(&self) -> ConnectionArgs {
         #[derive(Parser)]
         #[command(no_binary_name = true)]
@@ -189,7 +188,7 @@ impl<'a> TypedWords<'a> {
         let mut found = if self.position == 1 { self.commands() } else { Vec::new() };
         match self.positional() {
             Some(arg) => found.extend(self.values_of(arg, word)),
-            // Nothing else can come.
+            // Only options can follow.
             None if found.is_empty() && word.is_empty() && !self.after_dashes => found = self.option_names(),
             None => {}
         }
@@ -223,7 +222,7 @@ impl<'a> TypedWords<'a> {
             "VALUE" => sources::answers(self, word),
             "DIR" => files::directories(word),
             "FILE" => files::files(word),
-            // What can be in a file instead.
+            // Values that can be in a file instead.
             "BLOCK" | "JSON" | "JSON|@FILE" => files::files_in_value(word).unwrap_or_default(),
             _ => match arg.get_value_hint() {
                 ValueHint::AnyPath | ValueHint::FilePath => files::files(word),

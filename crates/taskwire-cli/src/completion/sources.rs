@@ -1,4 +1,4 @@
-//! What this user has, and what servers say: servers, tools, arguments, tasks, questions.
+//! Completions from the user's data and from servers: servers, tools, arguments, tasks, questions.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,9 +15,9 @@ use crate::client::{
     user_data::{id_or_key, without_query},
 };
 
-/// So long a server is waited for: somebody has pressed a key and looks at nothing.
+/// How long to wait for a server: somebody has pressed a key and sees nothing.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(800);
-/// So long it gets to hear that we are gone.
+/// How long closing the connection may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 
 fn ledger() -> Option<Ledger> {
@@ -29,7 +29,7 @@ fn entries() -> Vec<Entry> {
     ledger().and_then(|ledger| ledger.entries().ok()).unwrap_or_default()
 }
 
-/// Those of client.toml, and those that were used before.
+/// The servers of client.toml, and those that were used before.
 pub(super) fn servers() -> Vec<Candidate> {
     let config = ClientConfig::read().ok();
     let mut seen: BTreeSet<String> = config.iter().flat_map(ClientConfig::servers).map(|server| server.target.to_string()).collect();
@@ -38,7 +38,7 @@ pub(super) fn servers() -> Vec<Candidate> {
         named.map(|server| Candidate::whole(server.name(), &without_query(&server.target.to_string()))).collect();
     for entry in entries() {
         let server = entry.reference.server;
-        // What follows a `?` may be a secret, and is shown nowhere.
+        // The query of an address may be a secret, and is shown nowhere.
         if without_query(&server) == server && seen.insert(server.clone()) {
             found.push(Candidate::whole(server, "used before"));
         }
@@ -46,9 +46,9 @@ pub(super) fn servers() -> Vec<Candidate> {
     found
 }
 
-/// What a server answers, if it is there and answers soon.
+/// The server's reply, if it comes soon.
 fn query<T>(server: &Server, connection: &ConnectionArgs, era: Option<Era>, question: impl AsyncFnOnce(&Client) -> Option<T>) -> Option<T> {
-    // No program is started for this. And no sign-in is used: to renew it, and to be ended while that is kept, would lose it.
+    // No program is started for this. No sign-in is used either: to end while a renewal is being stored would lose it.
     if !matches!(server.target, Target::Url(_)) || server.settings.as_ref().is_some_and(|known| known.oauth) {
         return None;
     }
@@ -64,7 +64,7 @@ fn query<T>(server: &Server, connection: &ConnectionArgs, era: Option<Era>, ques
         let _ = timeout(CLOSE_TIMEOUT, client.close()).await;
         Some(answer)
     });
-    // Not by dropping it: that would wait for a name that is being looked up.
+    // Dropping the runtime would wait for a name that is being looked up.
     runtime.shutdown_background();
     answer
 }
@@ -78,7 +78,7 @@ fn fetch_tools(typed: &TypedWords<'_>, server: &Server) -> Option<Vec<ToolInfo>>
     query(server, &typed.connection(), None, async |client: &Client| client.tools().await.ok())
 }
 
-/// The tools of the server; those that were called there before, if it does not say.
+/// The tools of the server; those that were called there before, if it does not reply.
 pub(super) fn tools(typed: &TypedWords<'_>) -> Vec<Candidate> {
     let Some(server) = server(typed) else { return Vec::new() };
     if let Some(tools) = fetch_tools(typed, &server) {
@@ -101,7 +101,7 @@ pub(super) fn arguments(typed: &TypedWords<'_>, word: &str) -> Vec<Candidate> {
     tool.map(|tool| fields(&tool.input_schema, typed.all("ARGUMENT"), word)).unwrap_or_default()
 }
 
-/// What a schema wants, without what was given.
+/// The parameters of a schema that were not typed yet.
 fn fields(schema: &Value, typed_args: &[String], word: &str) -> Vec<Candidate> {
     let parameters = Parameters::new(schema);
     if let Some((name, _)) = word.split_once('=') {
@@ -109,8 +109,8 @@ fn fields(schema: &Value, typed_args: &[String], word: &str) -> Vec<Candidate> {
         return values.into_iter().map(|value| Candidate::whole(format!("{name}={value}"), "")).collect();
     }
     let is_given = |name: &str| typed_args.iter().any(|word| arguments::key(word) == Some(name));
-    let left = parameters.all().into_iter().filter(|parameter| parameter.is_list() || !is_given(parameter.name));
-    left.map(|parameter| {
+    let rest = parameters.all().into_iter().filter(|parameter| parameter.is_list() || !is_given(parameter.name));
+    rest.map(|parameter| {
         let kind = parameter.kind();
         // An object can only be given as JSON.
         let sign = if kind == "object" { ":=" } else { "=" };
@@ -121,7 +121,7 @@ fn fields(schema: &Value, typed_args: &[String], word: &str) -> Vec<Candidate> {
     .collect()
 }
 
-/// What can be said to be a value of it.
+/// Possible values of a parameter.
 fn values(parameter: &Parameter<'_>) -> Vec<String> {
     if let Some(choices) = parameter.choices() {
         return choices.into_iter().map(ToOwned::to_owned).collect();
@@ -137,7 +137,7 @@ fn values(parameter: &Parameter<'_>) -> Vec<String> {
 /// The tasks of this user: those that may go on first, then the newest.
 pub(super) fn tasks(typed: &TypedWords<'_>, word: &str) -> Vec<Candidate> {
     let config = ClientConfig::read().ok();
-    let find = |text: &str| config.as_ref().and_then(|book| book.find(text).ok());
+    let find = |text: &str| config.as_ref().and_then(|config| config.find(text).ok());
     let (beginning, address) = match word.rsplit_once('#') {
         None => (String::new(), None),
         Some((server, _)) => match find(server) {
@@ -166,8 +166,8 @@ pub(super) fn tasks(typed: &TypedWords<'_>, word: &str) -> Vec<Candidate> {
     found
 }
 
-/// The open questions of the task that was typed. In the legacy era only those that were seen: a server tells them to the
-/// session that runs the task, and that is not ours to use.
+/// The open questions of the task that was typed. In the legacy era only those that were seen: the server sends them to the session that
+/// runs the task, and this process must not use that.
 fn open_questions(typed: &TypedWords<'_>) -> Option<Vec<Question>> {
     let entry = ledger()?.find(typed.value("TASK")?).ok()?;
     let id = entry.reference.task.filter(|_| entry.reference.era == Era::Modern)?;
@@ -176,7 +176,7 @@ fn open_questions(typed: &TypedWords<'_>) -> Option<Vec<Question>> {
     Some(task.questions)
 }
 
-/// What can follow the task in an answer: the keys of its questions, or what answers the only one.
+/// What can follow the task in an answer: the keys of its questions, or the answer to the only one.
 pub(super) fn questions(typed: &TypedWords<'_>) -> Vec<Candidate> {
     let Some(task) = typed.value("TASK") else { return Vec::new() };
     if let Some(inputs) = open_questions(typed) {
@@ -217,9 +217,9 @@ mod tests {
 
     use super::*;
 
-    fn texts(schema: &Value, given: &[&str], word: &str) -> Vec<String> {
-        let given: Vec<String> = given.iter().map(|word| (*word).to_owned()).collect();
-        fields(schema, &given, word).into_iter().map(|candidate| candidate.text).collect()
+    fn texts(schema: &Value, typed: &[&str], word: &str) -> Vec<String> {
+        let typed: Vec<String> = typed.iter().map(|word| (*word).to_owned()).collect();
+        fields(schema, &typed, word).into_iter().map(|candidate| candidate.text).collect()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Who may call, as the file says it.
+//! `[auth]`: who may call.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(crate) struct Token {
     caller: String,
 }
 
-/// A token is not for logs.
+/// Tokens must not get into logs.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({})", self.caller)
@@ -28,7 +28,7 @@ impl fmt::Debug for Token {
 }
 
 impl AuthTable {
-    /// Tokens with their values; `env:NAME` stands for an environment variable. What is wrong, and with which, otherwise.
+    /// The tokens with their values; `env:NAME` stands for an environment variable. The error has the index of the token.
     pub(super) fn resolve(&self, env: impl Fn(&str) -> Option<String>) -> Result<Tokens, (usize, String)> {
         let mut auth = Tokens::default();
         for (n, entry) in self.tokens.iter().enumerate() {
@@ -48,7 +48,7 @@ impl AuthTable {
         Ok(auth)
     }
 
-    /// Who may call, each with the variable that its token comes from, if it does.
+    /// The callers, each with the variable that its token comes from, if any.
     pub(crate) fn callers(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.tokens.iter().map(|token| (token.caller.as_str(), token.variable()))
     }

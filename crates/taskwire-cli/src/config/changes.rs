@@ -1,4 +1,4 @@
-//! Two versions of the file: what a server that runs with the one needs a restart for to run with the other.
+//! Compares two versions of the file: which changes need a restart of the server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,19 +7,19 @@ use std::{
 
 use super::Config;
 
-/// Keys whose change shows at once when a running server reads the file again.
+/// Keys whose change takes effect as soon as a running server reloads the file.
 const RELOADABLE_KEYS: [&str; 2] = ["demo", "tool"];
 
 impl Config {
-    /// What a running server that reads `new` instead of this takes notice of only when it is started again. Keys in
-    /// `overruled` do not count: the command line says otherwise.
+    /// The changed keys that a running server applies only after a restart. Keys in `overridden_keys` do not count: the command line
+    /// decides them.
     pub(crate) fn restart_keys(&self, new: &Self, overridden_keys: &[&str]) -> Vec<String> {
         let (old, new) = (flat(&self.source.text), flat(&new.source.text));
         let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
         let is_live = |key: &str| RELOADABLE_KEYS.contains(&key) || overridden_keys.contains(&key);
         let differs = |key: &str| {
             let (old, new) = (old.get(key), new.get(key));
-            // To write down what holds anyway changes nothing.
+            // To write down the default changes nothing.
             old != new && effect(key, old).is_none_or(|old| effect(key, new) != Some(old))
         };
         keys.into_iter().filter(|key| !is_live(key) && differs(key)).cloned().collect()
@@ -27,7 +27,7 @@ impl Config {
 }
 
 impl Config {
-    /// The keys that make a difference, but for tools and for where it listens and keeps its tasks, each with what it does.
+    /// The keys that differ from their defaults, except tools, `listen` and `data`, each with its effect.
     pub(crate) fn effects(&self) -> BTreeMap<String, String> {
         let usual = |key: &str| effect(key, None);
         let keys = flat(&self.source.text).into_iter().filter(|(key, _)| !["demo", "tool", "listen", "data"].contains(&key.as_str()));
@@ -40,7 +40,7 @@ impl Config {
     }
 }
 
-/// All keys of a file but those of tools, with their values.
+/// All keys of a file except those of tools, with their values.
 fn flat(text: &str) -> BTreeMap<String, toml::Value> {
     fn add(prefix: &str, table: toml::Table, keys: &mut BTreeMap<String, toml::Value>) {
         for (key, value) in table {
@@ -55,7 +55,7 @@ fn flat(text: &str) -> BTreeMap<String, toml::Value> {
     keys
 }
 
-/// What a file with this key alone would do; nothing if that cannot be told.
+/// The effect of a file with this key alone; `None` if that cannot be told.
 fn effect(key: &str, value: Option<&toml::Value>) -> Option<String> {
     if key.starts_with("auth.") {
         return None;

@@ -1,4 +1,4 @@
-//! What the parser complains about, in words for whoever writes the file: what to write instead.
+//! Better words for the TOML parser's errors: what to write instead.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 use super::Config;
 use crate::client::schema::nearest;
 
-/// The complaint of the parser, or better words for it.
+/// The parser's message, or better words for it.
 pub(super) fn explain(text: &str, error: &toml::de::Error) -> String {
     let message = error.message();
     if let Some(rest) = message.strip_prefix("unknown field ") {
@@ -30,7 +30,7 @@ pub(super) fn explain(text: &str, error: &toml::de::Error) -> String {
     found.and_then(|(path, value)| suggestion(&path, value, expected)).unwrap_or_else(|| message.to_owned())
 }
 
-/// There is no such key: what was probably meant, or what there is.
+/// The message about an unknown key: which one was probably meant, or which ones there are.
 fn unknown_key(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let key = quoted.next().unwrap_or_default();
@@ -45,7 +45,7 @@ fn unknown_key(text: &str, span: Option<Range<usize>>, message: &str) -> String 
     }
 }
 
-/// Whether the key at this place is one of a tool.
+/// Whether the key at this span belongs to a tool.
 fn is_in_tool(text: &str, span: Option<Range<usize>>) -> bool {
     let Ok(root) = DeTable::parse(text) else { return false };
     let Some(DeValue::Array(tools)) = root.get_ref().get("tool").map(|tools| tools.get_ref()) else { return false };
@@ -55,14 +55,14 @@ fn is_in_tool(text: &str, span: Option<Range<usize>>) -> bool {
     })
 }
 
-/// Whether the server has such a key: then it is not the key that is wrong with this.
+/// Whether the server has such a key: then the key itself is not what is wrong.
 fn is_server_key(key: &str) -> bool {
     let is_plain = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let with_it = || toml::from_str::<Config>(&format!("{key} = 0"));
     is_plain && with_it().map_or_else(|error| !error.message().starts_with("unknown field"), |_| true)
 }
 
-/// The value that stands at this place, and the keys that lead there.
+/// The value at this span, and the keys that lead to it.
 fn value_at<'a, 'i>(value: &'a DeValue<'i>, span: &Range<usize>, path: &mut Vec<String>) -> Option<(Vec<String>, &'a DeValue<'i>)> {
     let children: Vec<(String, &'a toml::Spanned<DeValue<'i>>)> = match value {
         DeValue::Table(table) => table.iter().map(|(key, child)| (key.get_ref().to_string(), child)).collect(),
@@ -85,7 +85,7 @@ fn value_at<'a, 'i>(value: &'a DeValue<'i>, span: &Range<usize>, path: &mut Vec<
 /// What to write instead of this value, where something else was expected.
 fn suggestion(path: &[String], value: &DeValue<'_>, expected: &str) -> Option<String> {
     let key = path.iter().rev().find(|step| step.parse::<usize>().is_err())?;
-    // As it could stand in the file. Complaints go to logs, and tokens are not for those.
+    // As it could stand in the file. Messages go to logs, and tokens must not.
     let written = match value {
         _ if path.iter().any(|step| step.contains("token")) => None,
         DeValue::String(text) => Some(quoted(text)),
@@ -125,12 +125,12 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A value as text.
+/// A value as a quoted text.
 fn text_literal(written: Option<String>) -> String {
     written.map_or_else(|| "\"…\"".to_owned(), |written| quoted(&written))
 }
 
-/// A command line as a list; an example where that takes more than to look for blanks.
+/// A command line as a list; an example where splitting at blanks would not do.
 fn argument_list(value: &DeValue<'_>) -> String {
     let plain = |line: &str| !line.trim().is_empty() && !line.contains(['"', '\'', '\\', '|', '&', ';', '<', '>', '$', '`', '*', '\n']);
     match value {

@@ -42,7 +42,7 @@ pub(super) struct LimitsTable {
 }
 
 impl LimitsTable {
-    /// Puts what is set in its place.
+    /// Applies the values that are set.
     pub(super) fn apply(&self, limits: &mut Limits) {
         set(&mut limits.chunk_bytes, self.chunk_bytes);
         set(&mut limits.block_bytes, self.block_bytes);

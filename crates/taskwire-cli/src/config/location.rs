@@ -1,4 +1,4 @@
-//! Where something stands in a file: every complaint about one shows its line, whoever found what is wrong.
+//! Finds where something is in a file: every error message shows its line.
 
 use std::ops::Range;
 
@@ -12,13 +12,13 @@ use crate::term::escape;
 /// The most of a line that is shown.
 const SHOWN_CHARS: usize = 160;
 
-/// Reads a file of ours; what is wrong is shown in its place, in words that say what to write instead.
+/// Parses one of our files; an error shows the location and says what to write instead.
 pub(crate) fn parse_toml<T: de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {
     toml::from_str(text).map_err(|error| anyhow!(complaint(text, error.span(), &hints::explain(text, &error))))
 }
 
-/// Where the value at this path is, or what is nearest to it: a key that was left out is missed where it should be.
-/// An entry of a list is named by its number.
+/// The span of the value at this path, or of what is nearest to it: a missing key is reported where it should be. An entry of a list is
+/// named by its number.
 pub(crate) fn find(text: &str, path: &[&str]) -> Option<Range<usize>> {
     walk(text, path).0
 }
@@ -53,9 +53,9 @@ fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
 }
 
-/// What is wrong, with the place and the line itself.
+/// An error message with the location and the line itself.
 ///
-/// A line with a token is not shown: complaints go to logs.
+/// A line with a token is not shown: messages go to logs.
 pub(crate) fn complaint(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let Some(span) = span else { return message.to_owned() };
     let (number, column) = line_and_column(text, span.start);
@@ -64,9 +64,9 @@ pub(crate) fn complaint(text: &str, span: Option<Range<usize>>, message: &str) -
     if content.contains("token") {
         return format!("{location}\n{message}");
     }
-    // Of a very long line, what is around the place.
+    // Of a very long line, show what is around the location.
     let skipped = if content.chars().count() > SHOWN_CHARS { (column - 1).saturating_sub(SHOWN_CHARS / 4) } else { 0 };
-    // One character stays one character, so that the marks below stand right.
+    // Each character stays one character, so that the marks below stand right.
     let plain = |c: char| if escape::line(&c.to_string()).chars().count() == 1 && c != '\t' { c } else { ' ' };
     let shown: String = content.chars().skip(skipped).take(SHOWN_CHARS).map(plain).collect();
     let before = column - 1 - skipped;

@@ -1,4 +1,4 @@
-//! The configuration file: every key with its default, and errors that say where and what instead.
+//! The configuration file: its keys, and errors that say where they are and what to write instead.
 
 mod auth;
 mod changes;
@@ -32,7 +32,7 @@ pub(crate) use location::parse_toml;
 use time::{Span, SpanOrForever, SpanOrNever};
 use tool::{FileDefaults, ToolTable};
 
-/// Names that the server itself has tools of, for clients that know no tasks.
+/// Names of the server's own follow-up tools, for clients without tasks.
 const FOLLOW_UP_TOOLS: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"];
 
 /// The file. The manual's reference is made of what these comments say, here and in the tables below: a sentence, and the default as
@@ -68,20 +68,20 @@ pub(crate) struct Config {
     followups: Option<bool>,
     /// How long a call goes on after its client hung up; `"0s"` stops it at once. Default: `"10m"`.
     linger: Option<SpanOrForever>,
-    /// How much of a command's output its result has, and about how much one answer of a follow-up tool has; at least 256.
+    /// How much of a command's output its result has, and about how much one reply of a follow-up tool has; at least 256.
     /// Default: `32768`.
     inline_bytes: Option<usize>,
     /// How often a client should ask for a task's state, at first; later up to five times as long. Default: `"1s"`.
     poll_interval: Option<Span>,
-    /// Whether a client that asks too early is answered only when there is news. Default: `true`.
+    /// Whether a client that asks too early waits for a change. Default: `true`.
     long_poll: Option<bool>,
-    /// How long a request may wait for news. Default: `"30s"`.
+    /// How long a request may wait for a change. Default: `"30s"`.
     wait_max: Option<Span>,
     /// How long output is gathered into one chunk; the first output goes out at once. Default: `"20ms"`.
     coalesce_window: Option<Span>,
     /// How much gathered output does not wait for the window to end. Default: `16384`.
     coalesce_bytes: Option<usize>,
-    /// About how much output one answer has, at least 1024; the output that is left of an ended task comes at once (SEP-1905).
+    /// About how much output one response has, at least 1024; the output that is left of an ended task comes at once (SEP-1905).
     /// Default: `1048576`.
     read_bytes: Option<usize>,
     /// Entries of one page of a list. Default: `250`.
@@ -92,7 +92,7 @@ pub(crate) struct Config {
     streams_per_caller: Option<usize>,
     /// Tasks that one listen stream may name, and resources that one session may subscribe to. Default: `1000`.
     subscriptions_per_stream: Option<usize>,
-    /// Requests of one caller that may wait for news, and plain calls of its sessions that may run; one more gets status 429.
+    /// Requests of one caller that may wait for a change, and plain calls of its sessions that may run; one more gets status 429.
     /// Default: `1000`.
     waiting_requests_per_caller: Option<usize>,
     /// Requests in flight on one stdio connection. Default: `1000`.
@@ -108,19 +108,19 @@ pub(crate) struct Config {
     legacy: LegacyTable,
     pub(crate) auth: AuthTable,
     tool: Vec<ToolTable>,
-    /// Where all this is from.
+    /// The file that this was read from.
     #[serde(skip)]
     source: Source,
 }
 
-/// The file itself, so that what is wrong can be shown in its place.
+/// The file itself, so that errors can show the location.
 #[derive(Default)]
 struct Source {
     path: PathBuf,
     text: String,
 }
 
-/// It may have tokens in it.
+/// The text may have tokens in it.
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())
@@ -200,7 +200,7 @@ struct HttpTable {
 struct LegacyTable {
     /// How a call may be answered (SEP-1905). Default: `["task", "immediate", "streaming"]`.
     modes: Option<Vec<ResponseMode>>,
-    /// What the first answer to a streamed call has: the task, the output so far, or both (SEP-1905). Default: `"both"`.
+    /// What the first response to a streamed call has: the task, the output so far, or both (SEP-1905). Default: `"both"`.
     initial: Option<FirstAnswer>,
     /// Whether a call that is answered with its result leaves a task behind (SEP-1905). Default: `false`.
     record_immediate: Option<bool>,
@@ -217,7 +217,7 @@ struct LegacyTable {
 }
 
 impl Config {
-    /// What holds where there is no file.
+    /// The configuration where there is no file.
     pub(crate) fn demo() -> Self {
         Self { demo: true, ..Self::default() }
     }
@@ -229,25 +229,25 @@ impl Config {
 
     fn parse(path: &Path, text: String) -> anyhow::Result<Self> {
         let mut config: Self = parse_toml(&text).with_context(|| format!("{} cannot be used", path.display()))?;
-        // Wherever the process is, a file has one and the same place for its tasks.
+        // A file always has the same directory for its tasks, wherever the process runs.
         config.data = base(path).join(&config.data);
         config.source = Source { path: path.to_owned(), text };
         Ok(config)
     }
 
-    /// What is wrong with the value at this path, shown in its place.
+    /// The error about the value at this path, with its location.
     fn refuse(&self, path: &[&str], message: &str) -> anyhow::Error {
         let Source { path: file, text } = &self.source;
         anyhow!(location::complaint(text, location::find(text, path), message)).context(format!("{} cannot be used", file.display()))
     }
 
-    /// What is wrong with a tool, shown in its place; `n` counts the tools of the file.
+    /// The error about a tool, with its location; `n` counts the tools of the file.
     pub(crate) fn refuse_tool(&self, n: usize, problem: &Problem) -> anyhow::Error {
         let n = n.to_string();
         let in_tool = |key| location::has(&self.source.text, &["tool", &n, key]);
         let within: Vec<&str> = problem.path.iter().map(String::as_str).collect();
         let mut path = vec!["tool", n.as_str()];
-        // What stands for it in this file.
+        // The key that stands for it in this file.
         match problem.key {
             "input_schema" if !in_tool("input_schema") => {
                 path.push("input");
@@ -262,7 +262,7 @@ impl Config {
         self.refuse(&path, &problem.message)
     }
 
-    /// What is probably not meant so, for people: a line for each.
+    /// Warnings for people, a line for each.
     pub(crate) fn warnings(&self, definitions: &[Definition]) -> Vec<String> {
         let file = self.source.path.display();
         let of_tool = |tool: &Definition| {
@@ -271,8 +271,7 @@ impl Config {
         definitions.iter().flat_map(of_tool).collect()
     }
 
-    /// The tools that are commands, each of them checked. No command sees the variables in `secrets`, nor those that this
-    /// file takes tokens from.
+    /// The tools that are commands, checked. No command sees the variables in `secrets`, nor those that this file takes tokens from.
     pub(crate) fn definitions(&self, secrets: &[String]) -> anyhow::Result<Vec<Definition>> {
         if self.tool.is_empty() {
             return Ok(Vec::new());
@@ -280,7 +279,7 @@ impl Config {
         let current = std::env::current_dir()?;
         let secrets: BTreeSet<String> = secrets.iter().cloned().chain(self.auth.variables()).collect();
         let secrets: Vec<String> = secrets.into_iter().collect();
-        // Without a slash at its end, however the file was named: a tool that is read again must be found to be the same.
+        // Without a slash at its end, however the file was named: a reloaded tool must compare as equal.
         let dir: PathBuf = std::path::absolute(current.join(base(&self.source.path)))?.components().collect();
         let common = FileDefaults { dir: &dir, inline_bytes: self.inline_bytes, remove_env: &secrets };
         let mut definitions = Vec::with_capacity(self.tool.len());
@@ -312,12 +311,12 @@ impl Config {
         Ok(())
     }
 
-    /// What the library needs.
+    /// The library's configuration.
     pub(crate) fn to_server_config(&self) -> anyhow::Result<server::Config> {
         self.to_server_config_with(|name| std::env::var(name).ok())
     }
 
-    /// Whether a server could run with it, in surroundings where the tokens are.
+    /// Whether a server could run with it where the variables of the tokens are set.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.to_server_config_with(|_| Some("set by then".to_owned())).map(drop)
     }
@@ -353,7 +352,7 @@ impl Config {
         set(&mut config.http.connections, self.http.connections);
         set(&mut config.http.idle_connections, self.http.idle_connections);
         set(&mut config.http.head_bytes, self.http.head_bytes);
-        // Where only `body_bytes` is said, there is room for one such message.
+        // Where only `body_bytes` is set, the total allows one such message.
         config.http.all_bodies_bytes = self.http.all_bodies_bytes.unwrap_or(config.http.all_bodies_bytes.max(config.body_bytes));
         set(&mut config.http.keep_alive, self.http.keep_alive.map(|span| span.0));
         set(&mut config.http.read_timeout, self.http.read_timeout.map(|span| span.0));
@@ -379,7 +378,7 @@ impl Config {
     }
 }
 
-/// Refuses values with which nothing would work: which, and why.
+/// Refuses values with which nothing would work; the error has the key and the reason.
 fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
     let counts = [
         ("http.connections", config.http.connections),
@@ -438,7 +437,7 @@ fn set<T>(target: &mut T, value: Option<T>) {
     }
 }
 
-/// What the paths in a file are relative to: where it is, or, if it comes from a pipe, the current directory.
+/// The directory that the paths in a file are relative to: its own, or, if it comes from a pipe, the current one.
 fn base(file: &Path) -> &Path {
     file.parent().filter(|dir| !dir.starts_with("/dev") && !dir.starts_with("/proc")).unwrap_or(Path::new(""))
 }

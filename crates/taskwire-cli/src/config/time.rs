@@ -1,4 +1,4 @@
-//! Spans of time, as people write them.
+//! Time spans, as people write them.
 
 use std::{fmt, time::Duration};
 
@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for SpanOrNever {
     }
 }
 
-/// Reads a time span; nothing if it is the word that stands for none.
+/// Reads a time span; `None` for the word that stands for no limit.
 struct SpanVisitor {
     unlimited_word: Option<&'static str>,
 }
@@ -60,7 +60,7 @@ impl de::Visitor<'_> for SpanVisitor {
         }
         humantime::parse_duration(text).map(Some).map_err(|error| {
             let word = self.unlimited_word.map(|word| format!(", nor \"{word}\"")).unwrap_or_default();
-            // Where there is no number at all, there is nothing to say about it.
+            // Where there is no number at all, the parser's reason does not help.
             let why = if text.starts_with(|c: char| c.is_ascii_digit()) { format!(": {error}") } else { String::new() };
             E::custom(format!("`{text}` is not a time span such as \"1s\" or \"10m\"{word}{why}"))
         })

@@ -17,10 +17,10 @@ use super::time::{Span, SpanOrForever};
 
 /// What a command gets of the server's environment with `inherit_env = false`.
 const BARE_ENV: [&str; 7] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR"];
-/// How a date looks that TOML knows as such.
+/// The key under which the TOML parser passes on a date.
 const TOML_DATETIME_KEY: &str = "$__toml_private_datetime";
 
-/// One tool as the file has it. What may be of several kinds is looked at later, in words of our own.
+/// One tool as the file has it. Values that may be of several kinds are checked later, with our own messages.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ToolTable {
@@ -126,7 +126,7 @@ enum OnInterruptKey {
     Retry,
 }
 
-/// What cannot be used, and where: a path of keys within the tool.
+/// A value that cannot be used, and its path of keys within the tool.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct KeyError {
     pub(crate) path: Vec<String>,
@@ -139,7 +139,7 @@ pub(crate) struct FileDefaults<'a> {
     /// The directory of the file, absolute.
     pub(crate) dir: &'a Path,
     pub(crate) inline_bytes: Option<usize>,
-    /// Variables of the server that are nobody else's business.
+    /// Variables of the server that commands must not see.
     pub(crate) remove_env: &'a [String],
 }
 
@@ -147,7 +147,7 @@ impl ToolTable {
     /// The definition, not yet checked as a whole.
     pub(crate) fn to_definition(&self, common: &FileDefaults<'_>) -> Result<Definition, KeyError> {
         let command = self.command(common.dir)?;
-        // Where it is on this machine is nobody's business who calls.
+        // Callers need not know where the program is on this machine.
         let program = self.command.first().and_then(Value::as_str).and_then(|program| program.rsplit('/').next()).unwrap_or_default();
         let description = self.description.clone().unwrap_or_else(|| format!("Runs `{program}`"));
         let mut definition = Definition::new(self.name.clone(), description, command);
@@ -165,7 +165,7 @@ impl ToolTable {
         definition.cwd = self.cwd(common.dir)?;
         definition.stdin.clone_from(&self.stdin);
         definition.output = self.output;
-        // Lines of JSON that other text may come between would be none.
+        // Other text between lines of JSON would break them.
         definition.stderr = self.stderr.unwrap_or(if self.output == Format::Jsonl { Stderr::Apart } else { Stderr::default() });
         definition.pty = self.pty;
         definition.leftovers = self.leftovers;
@@ -215,7 +215,7 @@ impl ToolTable {
 
     fn command(&self, dir: &Path) -> Result<Vec<Part>, KeyError> {
         let mut command = self.command.iter().enumerate().map(|(i, element)| part(i, element)).collect::<Result<Vec<_>, _>>()?;
-        // A program that is named by its place is meant from where the file is, wherever the server was started.
+        // A program with a slash in its name is relative to the file, wherever the server was started.
         if let Some(Part::One(program)) = command.first_mut()
             && program.contains('/')
             && Path::new(program.as_str()).is_relative()
@@ -254,7 +254,7 @@ impl ToolTable {
         }
     }
 
-    /// Where the command runs. A directory that is not there is a slip of the pen much more often than one that is still to come.
+    /// Where the command runs. A directory that is missing is an error: it is a typo more often than not.
     fn cwd(&self, dir: &Path) -> Result<PathBuf, KeyError> {
         let Some(cwd) = &self.cwd else { return Ok(dir.to_owned()) };
         let cwd = dir.join(cwd);
@@ -293,8 +293,8 @@ fn part(i: usize, element: &Value) -> Result<Part, KeyError> {
     }
 }
 
-/// The schema that `input` is short for: all parameters are required but those that say otherwise or have a default, and
-/// there are no others.
+/// The schema that `input` is short for: all parameters are required except those that say otherwise or have a default, and there are no
+/// others.
 fn expand_input(parameters: &Map<String, Value>) -> Result<Value, KeyError> {
     let (mut properties, mut required) = (Map::new(), Vec::new());
     for (name, schema) in parameters {
@@ -324,7 +324,7 @@ fn expand_input(parameters: &Map<String, Value>) -> Result<Value, KeyError> {
     Ok(schema)
 }
 
-/// A schema that is in the file itself or in one of its own.
+/// A schema in the file itself, or in a file of its own.
 fn inline_or_file(key: &str, schema: &Value, dir: &Path) -> Result<Value, KeyError> {
     match schema {
         Value::Object(_) => Ok(dates_as_text(schema.clone())),

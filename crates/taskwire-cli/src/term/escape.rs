@@ -1,9 +1,9 @@
-//! Text from elsewhere, made harmless for a terminal: nothing a server says can move the cursor, retitle the window or hide.
+//! Makes text from elsewhere harmless for a terminal: no server can move the cursor, retitle the window or hide text.
 
-/// The longest colour sequence that is waited for. A longer one is none.
+/// The longest colour sequence that is recognised.
 const SEQUENCE_BYTES_MAX: usize = 64;
 
-/// On one line: line breaks and tabs become blanks, other control characters can be seen.
+/// Escapes text for one line: line breaks and tabs become blanks, other control characters become visible.
 pub(crate) fn line(text: &str) -> String {
     let text = text.trim_end_matches(['\n', '\r']);
     text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
@@ -15,18 +15,18 @@ pub(crate) fn line(text: &str) -> String {
     })
 }
 
-/// On as many lines as it has: only line breaks do what they say.
+/// Escapes each line of a text: only line breaks keep their effect.
 pub(crate) fn lines(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether a character beyond ASCII does something instead of being seen: the second half of the control characters, those
-/// that turn the direction of writing around, and those that end a line.
+/// Whether a character beyond ASCII acts instead of being seen: control characters, those that change the direction of writing, and those
+/// that end a line.
 fn is_hidden(c: char) -> bool {
     matches!(c, '\u{80}'..='\u{9f}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// JSON as it is, but for what a terminal would obey: that can only be within its strings, where it can be written otherwise.
+/// Escapes JSON for a terminal: control characters can only be within its strings, where they can be written otherwise.
 pub(crate) fn json(text: String) -> String {
     let does_something = |c: char| c == '\x7f' || is_hidden(c);
     if !text.contains(does_something) {
@@ -42,7 +42,7 @@ pub(crate) fn json(text: String) -> String {
     })
 }
 
-/// Adds a character as it is, or so that it can be seen.
+/// Adds a character as it is, or in a visible form.
 fn push(text: &mut String, c: char) {
     match c {
         '\0'..='\x1f' | '\x7f' => text.extend(['^', char::from(c as u8 ^ 0x40)]),
@@ -51,12 +51,12 @@ fn push(text: &mut String, c: char) {
     }
 }
 
-/// Lets the output of a tool through to a terminal, piece by piece: text, line breaks, tabs and colours, nothing else.
+/// Filters the output of a tool for a terminal, piece by piece: text, line breaks, tabs and colours pass, nothing else.
 #[derive(Debug)]
 pub(crate) struct Filter {
-    /// Whether colours are let through; if not, they are left out.
+    /// Whether colours pass; if not, they are left out.
     colours: bool,
-    /// Whether a colour was let through that nobody has reset.
+    /// Whether a colour passed that was not reset.
     is_coloured: bool,
     /// A sequence that has begun and not ended.
     pending: String,
@@ -67,7 +67,7 @@ impl Filter {
         Self { colours, is_coloured: false, pending: String::new() }
     }
 
-    /// What of this piece may be written.
+    /// The part of this piece that may be written.
     pub(crate) fn pass(&mut self, piece: &str) -> String {
         let mut text = String::with_capacity(piece.len());
         for c in piece.chars() {
@@ -76,12 +76,12 @@ impl Filter {
         text
     }
 
-    /// Whether something was held back that the next piece decides about.
+    /// Whether something is pending that the next piece decides about.
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// What is left at the end.
+    /// What is still pending at the end.
     pub(crate) fn end(&mut self) -> String {
         let mut text = String::new();
         self.flush_pending(&mut text);
@@ -111,7 +111,7 @@ impl Filter {
         }
     }
 
-    /// What was held is no colour: it is shown as what it is.
+    /// What is pending is no colour: it is shown in a visible form.
     fn flush_pending(&mut self, text: &mut String) {
         for c in std::mem::take(&mut self.pending).chars() {
             push(text, c);

@@ -43,7 +43,7 @@ pub(crate) enum JsonLine<'a> {
     },
 }
 
-/// How things stand: of the task, of its work, of the connection, or of this program.
+/// The state of the task, of its work, of the connection, or of this program.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StatusLine<'a> {
@@ -73,7 +73,7 @@ pub(crate) struct StatusLine<'a> {
     pub(crate) cancelling: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) detached: Option<bool>,
-    /// By which a call is found that was left before it was a task.
+    /// Finds a call again that was left before it was a task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) key: Option<&'a str>,
 }
@@ -85,7 +85,6 @@ pub(crate) struct LostChunks {
     until: u64,
 }
 
-/// A question.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct QuestionLine<'a> {
@@ -119,7 +118,7 @@ impl<'a> QuestionLine<'a> {
 }
 
 impl<'a> JsonLine<'a> {
-    /// What happened, if it is of interest to programs.
+    /// The line for an event, if it is of interest to programs.
     pub(crate) fn of(task_id: Option<&'a str>, event: &'a Event) -> Option<Self> {
         Some(match event {
             Event::Task(reference) => Self::task(reference),
@@ -186,7 +185,6 @@ impl<'a> JsonLine<'a> {
         Self::Error { task_id, kind, message, code: rpc.map(|error| error.code), data: rpc.and_then(|error| error.data.as_ref()) }
     }
 
-    /// As it is printed.
     pub(crate) fn text(&self) -> String {
         escape::json(serde_json::to_string(self).expect("all of it is text, numbers and JSON"))
     }

@@ -1,4 +1,4 @@
-//! What a terminal can show: colours, width, letters. Asked once, passed down.
+//! What a terminal can show: colours, width, letters. Detected once, then passed down.
 
 use std::{
     ffi::OsStr,
@@ -15,7 +15,7 @@ pub(crate) struct Terminal {
     pub(crate) stdout: bool,
     /// Standard error is a terminal.
     pub(crate) stderr: bool,
-    /// Somebody can be asked.
+    /// A person can be asked.
     pub(crate) can_ask: bool,
     /// Colours and cursor movements are understood and wanted.
     pub(crate) colours: bool,
@@ -108,13 +108,13 @@ pub(crate) fn short_duration(span: Duration) -> String {
     }
 }
 
-/// A moment as servers write it.
+/// Parses a timestamp of a server.
 pub(crate) fn parse_time(text: &str) -> Option<Timestamp> {
     let since = humantime::parse_rfc3339_weak(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
     Some(Timestamp::from_millis(i64::try_from(since.as_millis()).ok()?))
 }
 
-/// A word as a shell reads it back.
+/// Quotes a word for a shell.
 pub(crate) fn shell_word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+~#".contains(c);
     let is_plain = !word.is_empty() && word.chars().all(plain) && !word.starts_with(['-', '#', '~', '=']);

@@ -1,4 +1,4 @@
-//! A question put to a person, as a conversation of lines. Pure: it is given what was typed and says what to show next.
+//! Asks a person a question, line by line. Pure: it gets what was typed and returns what to show next.
 
 use serde_json::{Map, Value};
 use taskwire::client::{
@@ -10,7 +10,7 @@ use super::{escape, paint::Paint};
 
 const SEND: &str = "Send? [Y/n/d(ecline)/c(ancel)] ";
 const OPEN: &str = "Open it in a browser? [y/N/a(ccept without)/c(ancel)] ";
-/// Of what cannot be opened from here.
+/// The prompt for a page that cannot be opened from here.
 const ACCEPT: &str = "Accept without opening it here? [y/N/c(ancel)] ";
 
 /// A question that is being asked.
@@ -24,7 +24,7 @@ pub(crate) struct QuestionDialog {
 #[derive(Debug)]
 enum State {
     Form(FormState),
-    /// A form of a shape that cannot be asked field by field.
+    /// A form that cannot be asked field by field.
     Json {
         schema: Value,
     },
@@ -39,7 +39,7 @@ struct FormState {
     schema: Value,
     fields: Vec<Field>,
     content: Map<String, Value>,
-    /// The field that is asked for; behind the last of several: whether to send it.
+    /// The field that is asked for; after the last of several: whether to send the form.
     at: usize,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum Step {
 }
 
 impl QuestionDialog {
-    /// Nothing if a person cannot be asked this.
+    /// `None` if a person cannot be asked this.
     pub(crate) fn new(input: &Question, paint: Paint) -> Option<Self> {
         let state = match &input.kind {
             QuestionKind::Form { schema } => match Form::of_question(&input.request) {
@@ -87,7 +87,6 @@ impl QuestionDialog {
         text
     }
 
-    /// What stands before the cursor.
     pub(crate) fn prompt(&self) -> String {
         match &self.state {
             State::Form(sheet) => sheet.prompt(),
@@ -97,7 +96,7 @@ impl QuestionDialog {
         }
     }
 
-    /// A line was typed.
+    /// Handles a typed line.
     pub(crate) fn enter_line(&mut self, line: &str) -> Step {
         let line = line.trim_end_matches(['\n', '\r']);
         let word = line.trim().to_ascii_lowercase();
@@ -115,7 +114,7 @@ impl QuestionDialog {
         }
     }
 
-    /// The answer was refused: what to show before the prompt is shown again.
+    /// The answer was refused: returns what to show before the prompt.
     pub(crate) fn refused(&mut self, reason: &str) -> String {
         let complaint = error_line(reason, self.paint);
         match &mut self.state {
@@ -153,7 +152,7 @@ fn json(schema: &Value, line: &str, word: &str, paint: Paint) -> Step {
 }
 
 impl FormState {
-    /// What is to be known of the field that is asked for, or of all that was filled in.
+    /// The introduction to the current field, or the summary of all.
     fn introduction(&self, paint: Paint) -> String {
         let Some(field) = self.fields.get(self.at) else { return self.summary() };
         let mut text = String::new();
@@ -195,10 +194,10 @@ impl FormState {
                     None => self.content.remove(&field.name),
                 };
                 self.at += 1;
-                // Who was asked one thing and has answered it is not asked whether that is meant.
+                // A single answer needs no confirmation.
                 if self.fields.len() == 1 { self.send("", paint) } else { Step::Ask(self.introduction(paint)) }
             }
-            // What can be no value of the only field may say what is to become of the question.
+            // A line that is no value of the only field may decline or cancel the question.
             Err(reason) => match line.trim().to_ascii_lowercase().as_str() {
                 "d" | "decline" if self.fields.len() == 1 => Step::Answer(Answer::decline()),
                 "c" | "cancel" if self.fields.len() == 1 => Step::Answer(Answer::cancel()),
@@ -211,7 +210,7 @@ impl FormState {
         match word {
             "d" | "decline" => Step::Answer(Answer::decline()),
             "c" | "cancel" => Step::Answer(Answer::cancel()),
-            // Without a field there is nothing to change: no is the answer.
+            // A form without fields has nothing to change: no means decline.
             "n" | "no" if self.fields.is_empty() => Step::Answer(Answer::decline()),
             "n" | "no" => {
                 self.restart();
@@ -231,7 +230,7 @@ impl FormState {
         }
     }
 
-    /// From the first field; what was filled in is what Enter keeps.
+    /// Begins again at the first field; Enter keeps what was filled in.
     fn restart(&mut self) {
         self.at = 0;
         for field in &mut self.fields {
@@ -258,7 +257,7 @@ fn is_web(url: &str) -> bool {
     start.starts_with("http://") || start.starts_with("https://")
 }
 
-/// Whether it may be handed to another program: a web page, and nothing in it but what an address has.
+/// Whether the address may be passed to a browser: a web page, with nothing but the characters of an address.
 fn can_be_opened(url: &str) -> bool {
     is_web(url) && url.bytes().all(|byte| byte.is_ascii_graphic())
 }

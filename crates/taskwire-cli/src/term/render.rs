@@ -1,4 +1,4 @@
-//! Content blocks as text, and what of a result is left to say when most of it was streamed.
+//! Content blocks as text, and what of a result remains to be shown after its output was streamed.
 
 use std::borrow::Cow;
 
@@ -6,13 +6,13 @@ use serde_json::Value;
 use taskwire::client::{OutputPosition, ToolResult};
 use taskwire_core::Payload;
 
-/// Where a command was run again, its result has less than was written: it says by how many blocks it repeats that.
+/// In the `_meta` of a result: how many of its blocks repeat output. A command that was run again has written more than its result.
 const REPEATS: &str = "dev.taskwire/repeats";
 
-/// In the `_meta` of a block that is only a part of one that is too large.
+/// In the `_meta` of a block that is only a part of a larger one.
 const PART: &str = "dev.taskwire/part";
 
-/// A block as it is written: text as it is, anything else as a line about it.
+/// A block as it is shown: text as it is, anything else as a line about it.
 enum BlockText<'a> {
     Text(&'a str),
     Line(String),
@@ -21,7 +21,7 @@ enum BlockText<'a> {
 fn block_text(block: &Value) -> BlockText<'_> {
     let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();
     let sized = |kind: &str, what: &str, data: &Value| format!("[{kind} {what}, {}]", size(decoded_len(data.as_str().unwrap_or_default())));
-    // What is too large for one block comes in parts, and then a link.
+    // A block that is too large comes in parts, followed by a link.
     if block["_meta"][PART].is_object() {
         return BlockText::Text("");
     }
@@ -40,7 +40,7 @@ fn block_text(block: &Value) -> BlockText<'_> {
     }
 }
 
-/// A chunk of output. Text is joined as it is, for it goes on in the next chunk; the rest gets a line of its own.
+/// A chunk of output. Text is joined as it is, for it continues in the next chunk; other blocks get their own line.
 pub(crate) fn chunk_text(blocks: &[Value]) -> String {
     let mut output = String::new();
     for block in blocks {
@@ -61,7 +61,7 @@ fn separate_chunks_text(blocks: &[Value]) -> String {
     blocks.iter().map(|block| chunk_text(std::slice::from_ref(block))).collect()
 }
 
-/// A whole result: each block begins on a line of its own. Its value only if there is nothing else to show.
+/// A whole result: each block begins on its own line. The structured value is shown only if there is nothing else.
 pub(crate) fn result_text(result: &ToolResult) -> String {
     result_text_from(result, 0)
 }
@@ -97,18 +97,18 @@ fn end_line(output: &mut String) {
     }
 }
 
-/// What was shown before the end, for the question whether the result says anything new.
+/// What was shown before the end, to tell whether the result has anything new.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ShownSoFar {
-    /// All that was shown of the output.
+    /// How far the output was shown.
     pub(crate) shown: OutputPosition,
-    /// Whether it was shown from the beginning; if not, the result is nothing new if it ends with it.
+    /// Whether it was shown from the beginning; if not, the result has nothing new if it ends with what was shown.
     pub(crate) from_start: bool,
-    /// Whether the last line is not ended yet.
+    /// Whether the last line has not ended yet.
     pub(crate) line_open: bool,
 }
 
-/// What is left to be written when the call has ended with `result`.
+/// The text that remains to be written when the call has ended with `result`.
 pub(crate) fn unshown_end(before: ShownSoFar, result: &ToolResult) -> String {
     let newline = if before.line_open { "\n" } else { "" };
     format!("{newline}{}", result_text_from(result, blocks_shown(before, result)))
@@ -123,10 +123,10 @@ fn blocks_shown(before: ShownSoFar, result: &ToolResult) -> usize {
     if let Some(repeats) = repeats(&result.raw) {
         return repeats.min(content.len());
     }
-    // As it is written at once, and as blocks that came one by one.
+    // Written at once, or as blocks that came one by one.
     let was = |len: usize| was_shown(before, &chunk_text(&content[..len])) || was_shown(before, &separate_chunks_text(&content[..len]));
     let same = (1..=content.len()).rev().find(|len| was(*len));
-    // Of much output a result has only the two ends, and says where all of it is.
+    // Of much output a result has only the two ends, and a link to all of it.
     let is_cut = |block: &Value| {
         let is_output = block["uri"].as_str().is_some_and(|uri| uri.starts_with("taskwire://task/") && uri.ends_with("/output"));
         let written = block["size"].as_u64().or_else(|| block["_meta"]["dev.taskwire/written"].as_u64());
@@ -135,7 +135,7 @@ fn blocks_shown(before: ShownSoFar, result: &ToolResult) -> usize {
     same.or_else(|| content.iter().position(is_cut).map(|at| at + 1)).unwrap_or(0)
 }
 
-/// How many of its blocks the result itself says to repeat what was written.
+/// How many of its blocks repeat output, as the result itself says.
 fn repeats(raw: &Payload) -> Option<usize> {
     let result: Value = raw.as_str().contains(REPEATS).then(|| raw.read().ok())??;
     usize::try_from(result["_meta"][REPEATS].as_u64()?).ok()

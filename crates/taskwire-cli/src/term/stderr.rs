@@ -1,5 +1,5 @@
-//! Standard error: notices, and a line that shows that something is going on. That line is drawn only while the output
-//! stands at the beginning of a line, and is gone before anything else is written.
+//! Standard error: notices, and a status line. The status line is drawn only while the output stands at the beginning of a line, and is
+//! cleared before anything else is written.
 
 use std::{io::Write, time::Duration};
 
@@ -11,15 +11,15 @@ use super::{
     paint::{Paint, Terminal, parse_time, short_duration},
 };
 
-/// How often the line is drawn.
+/// How often the status line is drawn.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
-/// So many ticks without output come before it is drawn: between two words of a story it would only flicker.
+/// Ticks without output before it is drawn: between two words of a story it would only flicker.
 const TICKS_QUIET: u32 = 3;
-/// How often at most a state is told where there is no such line.
+/// How often a status is printed at most where there is no status line.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Cells of a bar.
 const BAR_CELLS: usize = 12;
-/// Takes away what stands on the line of the cursor and below it: a line that has become too wide stands on several.
+/// Clears the line of the cursor and all below: a line that has become too wide stands on several.
 pub(crate) const CLEAR: &str = "\r\x1b[J";
 
 const RECONNECTING: &str = "reconnecting";
@@ -31,11 +31,11 @@ const FRAMES_ASCII: &[char] = &['|', '/', '-', '\\'];
 pub(crate) struct StatusDisplay {
     paint: Paint,
     unicode: bool,
-    /// Whether the line is drawn at all.
+    /// Whether there is a status line at all.
     draws: bool,
-    /// Whether nothing is said but errors.
+    /// Whether only errors are printed.
     is_silent: bool,
-    /// Whether the line is there.
+    /// Whether the status line is drawn now.
     is_drawn: bool,
     /// Whether the cursor stands behind text that did not end its line.
     is_line_open: bool,
@@ -45,7 +45,7 @@ pub(crate) struct StatusDisplay {
     last_status: Option<(String, Timestamp)>,
 }
 
-/// What the line tells.
+/// What the status line shows.
 #[derive(Debug, Clone)]
 struct ProgressLine {
     tool: String,
@@ -53,13 +53,13 @@ struct ProgressLine {
     /// The progress was read from the message.
     is_from_message: bool,
     message: Option<String>,
-    /// Nobody knows how it is.
+    /// The connection is lost.
     is_disconnected: bool,
     since: Timestamp,
 }
 
 impl StatusDisplay {
-    /// `is_silent`: the output is for programs, and so is everything.
+    /// `is_silent`: the output is for programs, so there are no notices.
     pub(crate) fn new(surroundings: Terminal, is_silent: bool, tool: &str) -> Self {
         let work = ProgressLine {
             tool: escape::line(tool),
@@ -87,12 +87,12 @@ impl StatusDisplay {
         self.paint
     }
 
-    /// Whether ticks are of any use.
+    /// Whether ticks are needed.
     pub(crate) fn draws(&self) -> bool {
         self.draws
     }
 
-    /// A line of its own.
+    /// Prints a notice on its own line.
     pub(crate) fn note(&mut self, text: &str) {
         if self.is_silent {
             return;
@@ -101,7 +101,7 @@ impl StatusDisplay {
         write(&format!("{}\n", self.paint.dim(&format!("taskwire: {}", escape::line(text)))));
     }
 
-    /// The same, for what went wrong.
+    /// Prints an error on its own line.
     pub(crate) fn error(&mut self, text: &str) {
         if !self.is_silent {
             self.fresh_line();
@@ -109,14 +109,14 @@ impl StatusDisplay {
         }
     }
 
-    /// Text as it is, from the beginning of a line.
+    /// Prints text from the beginning of a line.
     pub(crate) fn say(&mut self, text: &str) {
         self.fresh_line();
         write(text);
         self.is_line_open = !text.is_empty() && !text.ends_with('\n');
     }
 
-    /// Brings the cursor to the beginning of an empty line.
+    /// Moves the cursor to the beginning of an empty line.
     pub(crate) fn fresh_line(&mut self) {
         self.clear();
         if std::mem::take(&mut self.is_line_open) {
@@ -124,7 +124,7 @@ impl StatusDisplay {
         }
     }
 
-    /// The person ended the line.
+    /// The person pressed Enter.
     pub(crate) fn line_was_ended(&mut self) {
         self.is_line_open = false;
     }
@@ -140,7 +140,7 @@ impl StatusDisplay {
         self.is_drawn |= self.draws && !self.is_line_open;
     }
 
-    /// Takes the line away.
+    /// Clears the status line.
     pub(crate) fn clear(&mut self) {
         if std::mem::take(&mut self.is_drawn) {
             write(CLEAR);
@@ -148,17 +148,16 @@ impl StatusDisplay {
         self.quiet_ticks = 0;
     }
 
-    /// The call is a task. How far it was before says nothing any more: many servers tell that only of calls.
+    /// The call is a task. Its earlier progress counts no more: many servers report progress only for calls.
     pub(crate) fn became_task(&mut self) {
         self.progress_line.progress = None;
     }
 
-    /// The task was begun then, by its server's clock, and not when we came to watch it.
+    /// The task began at this time by its server's clock, not when we came to watch it.
     pub(crate) fn set_start(&mut self, at: &str) {
         self.progress_line.set_start(at, SystemClock.now());
     }
 
-    /// Whether there is a connection.
     pub(crate) fn set_connected(&mut self, is_there: bool) {
         self.progress_line.is_disconnected = !is_there;
     }
@@ -172,13 +171,13 @@ impl StatusDisplay {
         }
     }
 
-    /// What the task says about itself.
+    /// The task's status.
     pub(crate) fn set_status(&mut self, status: &str, message: Option<&str>) {
         let message = message.filter(|message| !message.trim().is_empty()).map(escape::line);
         let text = message.as_ref().map_or_else(|| status.to_owned(), |message| format!("{status}: {message}"));
         let now = SystemClock.now();
         let is_news = match &self.last_status {
-            // That it works goes without saying, until something else was said.
+            // "working" is printed only after another status.
             None => message.is_some() || status != "working",
             Some((said, at)) => *said != text && now.since(*at) >= STATUS_INTERVAL,
         };
@@ -189,7 +188,7 @@ impl StatusDisplay {
         }
     }
 
-    /// Time has passed: draws the line anew, if it may be there.
+    /// Draws the status line again, if it may be there.
     pub(crate) fn tick(&mut self) {
         self.quiet_ticks = self.quiet_ticks.saturating_add(1);
         if !self.draws || self.is_line_open || self.quiet_ticks < TICKS_QUIET {
@@ -205,8 +204,8 @@ impl StatusDisplay {
     }
 }
 
-/// The line as it is drawn. The cursor goes back to its beginning: there the `^C` that a terminal shows does no harm, and from
-/// there all of it can be taken away, also after the window has become narrower.
+/// The status line as it is drawn. The cursor returns to its beginning: there the `^C` that a terminal shows does no harm, and all of it
+/// can be cleared, even after the window has become narrower.
 fn status_line(frame: char, text: &str, columns: usize, unicode: bool) -> String {
     // The frame, a blank, and the last column, where some terminals begin a new line.
     format!("\r{frame} {}\x1b[J\r", fit(text, columns.saturating_sub(3), unicode))
@@ -218,18 +217,18 @@ impl Drop for StatusDisplay {
     }
 }
 
-/// Writes to standard error; where nobody reads it any more, nothing is lost.
+/// Writes to standard error, and ignores errors.
 pub(crate) fn write(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// As much of the text as has place in so many columns.
+/// Cuts text to so many columns.
 pub(crate) fn fit(text: &str, columns: usize, unicode: bool) -> String {
     let tail = if unicode { "…" } else { "." };
     if columns == 0 { String::new() } else { console::truncate_str(text, columns, tail).into_owned() }
 }
 
-/// A message that is how far the work is, `2/10`, or ends with it, `(2/10)`: what comes before, and how far that is.
+/// Parses a message that is a count, `2/10`, or ends with one, `(2/10)`: returns what comes before, and the count.
 fn parse_count(message: &str) -> Option<(&str, f64, f64)> {
     let message = message.trim_end();
     let (before, count) = match message.strip_suffix(')') {
@@ -243,8 +242,7 @@ fn parse_count(message: &str) -> Option<(&str, f64, f64)> {
 }
 
 impl ProgressLine {
-    /// What the task says about itself. If it says how far it is, the bar shows it; otherwise it does not know any more what
-    /// an earlier message said.
+    /// Sets the message. If it has a count, the bar shows it; otherwise the count of an earlier message is dropped.
     fn set_message(&mut self, message: String) {
         let Some((before, done, total)) = parse_count(&message) else {
             if std::mem::take(&mut self.is_from_message) {
@@ -259,7 +257,7 @@ impl ProgressLine {
     }
 
     fn set_start(&mut self, at: &str, now: Timestamp) {
-        // A clock that is ahead of ours says nothing.
+        // A server's clock that is ahead of ours is ignored.
         if let Some(at) = parse_time(at).filter(|at| *at <= now) {
             self.since = at;
         }
@@ -277,9 +275,9 @@ impl ProgressLine {
             Some((progress, _)) => head = format!("{head} {progress} done"),
             None => {}
         }
-        // Some servers say in words what the number counts: once is enough.
-        let news = self.message.clone().filter(|message| !head.ends_with(&format!(" {message}")));
-        let message = if self.is_disconnected { Some(RECONNECTING.to_owned()) } else { news };
+        // Some servers repeat the count in words: once is enough.
+        let own_message = self.message.clone().filter(|message| !head.ends_with(&format!(" {message}")));
+        let message = if self.is_disconnected { Some(RECONNECTING.to_owned()) } else { own_message };
         let parts = [Some(head), message, Some(short_duration(elapsed))];
         parts.into_iter().flatten().collect::<Vec<_>>().join(if unicode { " · " } else { " - " })
     }
@@ -336,14 +334,14 @@ mod tests {
             is_disconnected: false,
             since: Timestamp::default(),
         };
-        let mut told = |message: &str| {
+        let mut line_for = |message: &str| {
             work.set_message(message.to_owned());
             work.text(Duration::from_secs(12), true)
         };
-        assert_eq!(told("resting (5/10)"), "bake ━━━━━━╌╌╌╌╌╌ 5/10 · resting · 12s");
-        assert_eq!(told("(10/10)"), "bake ━━━━━━━━━━━━ 10/10 · 12s");
-        assert_eq!(told("5/10"), "bake ━━━━━━╌╌╌╌╌╌ 5/10 · 12s");
-        assert_eq!(told("cooling"), "bake · cooling · 12s", "what the message before said is over");
+        assert_eq!(line_for("resting (5/10)"), "bake ━━━━━━╌╌╌╌╌╌ 5/10 · resting · 12s");
+        assert_eq!(line_for("(10/10)"), "bake ━━━━━━━━━━━━ 10/10 · 12s");
+        assert_eq!(line_for("5/10"), "bake ━━━━━━╌╌╌╌╌╌ 5/10 · 12s");
+        assert_eq!(line_for("cooling"), "bake · cooling · 12s", "what the message before said is over");
         for message in ["a (b)", "see (1/0)", "(7/5)", "due 1/2", "ratio (-1/2)", "(x/2)"] {
             assert_eq!(parse_count(message), None, "{message}");
         }

@@ -1,18 +1,18 @@
-//! What a person types, line by line. It is read on a thread of its own, so that signals and news come through meanwhile.
+//! Reads what a person types, line by line, on a thread of its own, so that signals and events are handled meanwhile.
 
 use std::{io, sync::mpsc as blocking, thread};
 
 use rustix::termios::{QueueSelector, tcflush};
 use tokio::sync::mpsc;
 
-/// A line that was typed; nothing at the end of the input.
+/// A line that was typed; `None` at the end of the input.
 pub(crate) type TypedLine = io::Result<Option<String>>;
 
 /// Standard input.
 #[derive(Debug, Default)]
 pub(crate) struct StdinLines {
     reader: Option<Reader>,
-    /// A line was asked for and has not come.
+    /// A line was requested and has not come.
     is_waiting: bool,
 }
 
@@ -23,26 +23,26 @@ struct Reader {
 }
 
 impl StdinLines {
-    /// Asks for a line. Who asked before and went away leaves theirs to the next.
+    /// Requests a line. A request that is still open is used again.
     pub(crate) fn request_line(&mut self) {
         if !self.is_waiting {
             self.is_waiting = true;
             let reader = self.reader.get_or_insert_with(start);
-            // Nobody there to read: `next` will tell.
+            // If the thread has ended, `next` reports it.
             let _ = reader.requests.send(());
         }
     }
 
-    /// What was typed before a question was seen is no answer to it.
+    /// Discards what was typed before a question was shown: it is no answer to it.
     pub(crate) fn discard_typed(&mut self) {
-        // Where it is no terminal, nobody types ahead.
+        // Without a terminal nobody types ahead, and an error does not matter.
         let _ = tcflush(io::stdin(), QueueSelector::IFlush);
         if self.is_waiting && self.reader.as_mut().is_some_and(|reader| reader.lines.try_recv().is_ok()) {
             self.is_waiting = false;
         }
     }
 
-    /// The line that was asked for. Nothing is lost if it is not waited for to the end.
+    /// The requested line. No line is lost if this future is dropped.
     pub(crate) async fn next(&mut self) -> TypedLine {
         let Some(reader) = self.reader.as_mut().filter(|_| self.is_waiting) else { return std::future::pending().await };
         let line = reader.lines.recv().await.unwrap_or(Ok(None));

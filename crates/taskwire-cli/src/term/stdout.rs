@@ -1,5 +1,4 @@
-//! Standard output, and the user's place in it: how far the output was shown is known to the byte, so that whoever goes on
-//! after a kill goes on there.
+//! Standard output, and how far a task's output was shown, to the byte: after a kill, the next process continues there.
 
 use std::{borrow::Cow, io, io::Write, os::fd::AsFd};
 
@@ -7,26 +6,25 @@ use taskwire::client::{self, OutputPosition, OutputTracker};
 
 use super::{escape::Filter, render::ShownSoFar};
 
-/// Something to write.
 #[derive(Debug)]
 pub(crate) enum OutputItem {
     /// Output of the task.
     Chunk { seq: u64, text: String },
     /// A line for programs, which may stand for output of the task.
     Line { line: String, chunk: Option<(u64, String)> },
-    /// What the end adds to the output. Nothing comes after it.
+    /// The end of the output. Nothing comes after it.
     Last(String),
 }
 
-/// Where output goes, and is counted.
+/// Where output is written and counted.
 pub(crate) trait Sink: Send {
-    /// Notes what will have been shown when so many bytes more were sent.
+    /// Records what will have been shown after so many more bytes.
     fn begin(&mut self, bytes: usize, parts: IncompleteWrites, then: OutputPosition) -> Result<(), client::Error>;
 
     fn send(&mut self, text: &[u8]) -> io::Result<()>;
 }
 
-/// Whether a part of what is sent was shown.
+/// Whether text counts as shown if only a part of it was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IncompleteWrites {
     Count,
@@ -42,32 +40,32 @@ impl Sink for OutputTracker {
     }
 
     fn send(&mut self, text: &[u8]) -> io::Result<()> {
-        // Not through the standard library's buffer: what is there was not written yet.
+        // Past the standard library's buffer: what is in there was not written yet.
         OutputTracker::send(self, io::stdout().as_fd(), text)
     }
 }
 
 /// Standard output.
 pub(crate) struct OutputWriter {
-    /// For what does not count.
+    /// For text that does not count as output.
     uncounted: Box<dyn Sink>,
-    /// On a terminal: what may reach it.
+    /// On a terminal: filters what reaches it.
     filter: Option<Filter>,
     tracker: Option<Box<dyn Sink>>,
-    /// Why places are not noted any more, if so.
+    /// Why the position is no longer tracked, if so.
     tracker_error: Option<client::Error>,
-    /// All chunks that were handed to us.
+    /// The position after all chunks that came so far.
     shown: OutputPosition,
-    /// Bytes of what comes next that were shown before.
+    /// Bytes of the next text that were shown before.
     skip_bytes: u64,
     from_start: bool,
     line_open: bool,
-    /// Only the result is shown: there is no place in the output, only its end.
+    /// Only the result is shown: there is no position in the output, only its end.
     is_result_only: bool,
 }
 
 impl OutputWriter {
-    /// The real one. `colours` is for a terminal; elsewhere bytes are written as they come.
+    /// The real standard output. `colours` is for a terminal; elsewhere bytes are written as they come.
     pub(crate) fn stdout(is_terminal: bool, colours: bool) -> Self {
         Self::new(Box::new(OutputTracker::untracked()), is_terminal.then(|| Filter::new(colours)))
     }
@@ -86,7 +84,7 @@ impl OutputWriter {
         }
     }
 
-    /// Goes on where somebody stopped.
+    /// Continues at this position.
     pub(crate) fn resume_from(&mut self, shown: OutputPosition) {
         self.skip_bytes = shown.offset;
         self.shown = OutputPosition { offset: 0, ..shown };
@@ -102,7 +100,7 @@ impl OutputWriter {
         self.is_result_only = true;
     }
 
-    /// Notes from now on how far the output was shown.
+    /// Tracks from now on how far the output was shown.
     pub(crate) fn set_tracker(&mut self, tracker: Box<dyn Sink>) {
         self.tracker = Some(tracker);
     }
@@ -123,7 +121,7 @@ impl OutputWriter {
         ShownSoFar { shown: self.shown, from_start: self.from_start, line_open: self.line_open }
     }
 
-    /// Why places are not noted any more; told once.
+    /// The reason why the position is no longer tracked; it is reported once.
     pub(crate) fn take_tracker_error(&mut self) -> Option<client::Error> {
         self.tracker_error.take()
     }
@@ -141,7 +139,7 @@ impl OutputWriter {
         if !text.is_empty() {
             self.line_open = !text.ends_with('\n');
         }
-        // One that was shown comes again only to tell how it ended.
+        // A chunk that was shown comes again only to tell whether it ended its line.
         if seq < self.shown.seq {
             return Ok(());
         }
@@ -156,12 +154,12 @@ impl OutputWriter {
             return Ok(());
         }
         self.add(seq, &text);
-        // Half a line is of no use: the next one begins it again.
+        // Half a line is of no use to programs: the whole line is written again.
         self.skip_bytes = 0;
         self.show(&line, IncompleteWrites::DoNotCount, self.shown)
     }
 
-    /// The end's own words. Killed within them, the next one goes on within them: they count as the chunk that never comes.
+    /// Writes the end. After a kill within it, the next process continues within it: it counts as the chunk after the last.
     fn last(&mut self, words: &str) -> io::Result<()> {
         let mut output = self.pass(words);
         if let Some(filter) = &mut self.filter {
@@ -172,17 +170,17 @@ impl OutputWriter {
         self.show(&output, parts, self.shown)
     }
 
-    /// A chunk is about to be shown.
+    /// Counts a chunk that is about to be shown.
     fn add(&mut self, seq: u64, text: &str) {
         if seq > self.shown.seq {
-            // What was begun is lost.
+            // The rest of the chunk that was shown in part is lost.
             self.skip_bytes = 0;
         }
         self.shown.add(text);
         self.shown.seq = seq + 1;
     }
 
-    /// What of a text may be written.
+    /// The part of a text that may be written.
     fn pass<'a>(&mut self, text: &'a str) -> Cow<'a, str> {
         match &mut self.filter {
             None => Cow::Borrowed(text),
@@ -190,12 +188,12 @@ impl OutputWriter {
         }
     }
 
-    /// Writes what was not written before; when all of it is, `then` was shown.
+    /// Writes what was not written before; when all of it is written, `then` was shown.
     fn show(&mut self, output: &str, parts: IncompleteWrites, then: OutputPosition) -> io::Result<()> {
         let known = usize::try_from(self.skip_bytes).unwrap_or(usize::MAX).min(output.len());
         let rest = &output.as_bytes()[known..];
-        // Of a sequence that goes on in the next chunk nothing was written. Whoever goes on must have read its beginning: what
-        // is written counts as more of the chunk before which nothing was held back.
+        // A sequence that continues in the next chunk is pending, not written. The next process must read its beginning: so what is written
+        // counts as part of the last chunk before which nothing was pending.
         if self.filter.as_ref().is_some_and(Filter::has_pending) {
             self.skip_bytes -= known as u64;
         } else {
@@ -215,7 +213,7 @@ impl OutputWriter {
     }
 }
 
-/// Writes to standard output. Who stops reading, as `head` does, has what they wanted.
+/// Writes to standard output. A reader that stops, as `head` does, is no error.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -230,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// What was written and counted, as a place counts it, and a kill that comes after so many bytes.
+    /// What was written and counted, and a kill that comes after so many bytes.
     #[derive(Clone, Default)]
     struct FakeOutput(Arc<Mutex<FakeState>>);
 
@@ -238,7 +236,7 @@ mod tests {
     struct FakeState {
         written: Vec<u8>,
         left: usize,
-        /// What was shown when the last text was begun, bytes that were sent since, and what it was to lead to.
+        /// What was shown when the last text was begun, bytes that were sent since, and the position after it.
         before: OutputPosition,
         sent: usize,
         aim: Option<(usize, IncompleteWrites, OutputPosition)>,
@@ -311,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Shows the chunks from the noted place on, and the end.
+    /// Shows the chunks from the recorded position on, and the end.
     fn show(paper: &FakeOutput, filter: Option<Filter>, chunks: &[&str], last: &str, bytes: usize) -> io::Result<()> {
         let mut out = paper.out(bytes);
         out.filter = filter;
@@ -323,7 +321,7 @@ mod tests {
         out.write_item(OutputItem::Last(format!("{newline}{last}")))
     }
 
-    /// Whoever shows it is killed after any byte, and the next one after any other.
+    /// Kills the writer after any byte, and the next one after any other.
     fn kill_everywhere(filter: impl Fn() -> Option<Filter>, chunks: &[&str], last: &str) -> String {
         let whole = FakeOutput::default();
         show(&whole, filter(), chunks, last, usize::MAX).expect("not killed");

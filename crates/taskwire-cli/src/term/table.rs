@@ -4,16 +4,16 @@ use super::{paint::Terminal, stderr::fit};
 
 /// Between two columns.
 const GAP: &str = "  ";
-/// What is left at least of a last column that is cut, and which part of the window.
+/// The least that is left of a last column that is cut, and its least part of the window.
 const LAST_COLUMNS_MIN: usize = 8;
 const LAST_PART: usize = 3;
 
-/// What may become of the last column where the window is too narrow.
+/// What happens to the last column where the window is too narrow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastColumn {
     /// It is cut first.
     Cut,
-    /// It is not: it is what one copies.
+    /// It stays whole: users copy it.
     Whole,
 }
 
@@ -37,13 +37,13 @@ impl From<&str> for Cell {
 }
 
 impl Cell {
-    /// With colours in it.
+    /// A cell with colours.
     pub(crate) fn painted(text: &str, painted: String) -> Self {
         Self { text: text.to_owned(), painted: Some(painted) }
     }
 }
 
-/// A table with titles for standard output; nothing without rows.
+/// A table with titles for standard output; empty without rows.
 pub(crate) fn text(titles: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>, last: LastColumn, surroundings: Terminal) -> String {
     let title = |text: &&str| Cell::painted(text, surroundings.stdout_paint().bold(text));
     let mut all: Vec<Vec<Cell>> = vec![titles.iter().map(title).collect()];

@@ -390,7 +390,7 @@ fn each_call_that_ends_is_logged_and_each_task_that_is_taken_over() {
     until("the task", || first.text("task_list", json!({"state": "running"})).contains("`slow`"));
     first.kill();
     let mut second = Peer::start(&place, Era::Modern);
-    second.hears("task taken over: it goes on caller=\"local\" tool=\"slow\"");
+    second.hears("task recovered: it goes on caller=\"local\" tool=\"slow\"");
     place.write("go", "");
     second.hears("call ended caller=\"local\" tool=\"slow\"");
 }

@@ -1,4 +1,4 @@
-//! Pages of the manual that are made of the code: tests compare them with it, or write them anew.
+//! Pages of the manual that are generated from the code: tests compare them with it, or write them anew.
 
 use std::{fs, path::Path};
 
@@ -44,7 +44,7 @@ pub(crate) fn keep(page: &str, text: &str) {
     );
 }
 
-/// Words of the help, as Markdown has them within a table.
+/// Text of the help, escaped for a Markdown table.
 fn words(text: impl ToString) -> String {
     text.to_string().replace('\n', " ").replace('|', "\\|").replace('<', "\\<")
 }
@@ -73,7 +73,7 @@ fn is_shown(command: &Command) -> bool {
     !command.is_hide_set() && command.get_name() != "help"
 }
 
-/// What a command takes, but for what all commands take.
+/// A command's own arguments.
 fn arguments(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str()))
 }
@@ -82,7 +82,7 @@ fn is_connection(arg: &&Arg) -> bool {
     arg.get_help_heading() == Some(CONNECTION)
 }
 
-/// The examples and what else stands at the end of a command's help.
+/// The examples and notes at the end of a command's help.
 fn more(command: &Command) -> String {
     command.get_after_help().map(|text| format!("\n```text\n{text}\n```\n")).unwrap_or_default()
 }

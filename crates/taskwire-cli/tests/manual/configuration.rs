@@ -158,7 +158,7 @@ fn complaint<T: DeserializeOwned>(text: &str) -> String {
     toml::from_str::<T>(text).map(drop).expect_err(text).message().to_owned()
 }
 
-/// What a complaint offers in the place of what it complains about.
+/// What a message offers instead of what it complains about.
 fn in_backticks(complaint: &str) -> Vec<String> {
     complaint.split('`').skip(1).step_by(2).skip(1).map(ToOwned::to_owned).collect()
 }

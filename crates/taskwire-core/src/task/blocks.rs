@@ -78,12 +78,12 @@ impl<'de> Deserialize<'de> for Blocks {
     }
 }
 
-/// JSON writes a byte of text with at most so many.
+/// JSON writes a byte of text as at most this many.
 pub const ESCAPE_MAX: usize = 6;
-/// What stands around the text of a block in a chunk that has nothing else.
+/// Bytes around the text in a chunk of one text block.
 const FRAME: usize = r#"[{"type":"text","text":""}]"#.len();
 
-/// Room that is kept for the next output.
+/// Capacity that is kept for the next output.
 const KEPT_BYTES: usize = 4 * 1024;
 
 /// Output that is not in the log yet, gathered into chunks: adjacent text becomes one block, and a chunk is closed when
@@ -152,13 +152,13 @@ impl ChunkBuilder {
     pub fn take(&mut self) -> Vec<Blocks> {
         self.close();
         self.closed_bytes = 0;
-        // A task may wait for long after it wrote much: room for that is not kept.
+        // A task may wait for long after it wrote much: do not keep that capacity.
         self.open.shrink_to(KEPT_BYTES);
         self.text.shrink_to(KEPT_BYTES);
         std::mem::take(&mut self.closed)
     }
 
-    /// Gives back what was taken and could not be used: it comes before all else.
+    /// Puts back chunks that were taken and could not be used: they come first again.
     pub fn give_back(&mut self, mut chunks: Vec<Blocks>) {
         self.closed_bytes += chunks.iter().map(|blocks| blocks.json.len()).sum::<usize>();
         chunks.append(&mut self.closed);
@@ -208,7 +208,7 @@ impl ChunkBuilder {
 /// Bytes of text that fit into a chunk whatever they are.
 fn text_bytes_max(chunk_bytes: u64) -> usize {
     let bytes = usize::try_from(chunk_bytes).unwrap_or(usize::MAX).saturating_sub(FRAME) / ESCAPE_MAX;
-    // A character at least, so that there is an end to it; a chunk that is too small for that is refused later.
+    // A character at least, so that the loop ends; if the limit is even smaller, the chunk is rejected later.
     bytes.max(char::MAX.len_utf8())
 }
 

@@ -1,4 +1,4 @@
-//! What may be asked of a task, by whom, and how it is refused.
+//! Commands: what may be asked of a task, by whom, and why it is rejected.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     payload::Payload,
 };
 
-/// In whose name a command comes.
+/// Who sends a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authority {
     /// A caller; it may touch only its own tasks.
@@ -23,24 +23,24 @@ pub enum Authority {
     Engine,
 }
 
-/// A task to be made, with what its work already produced before it became one.
+/// A task to be made, with what its run produced before the promotion.
 #[derive(Debug, Clone)]
 pub struct NewTask {
     /// What is fixed about it.
     pub spec: Arc<Spec>,
     /// The arguments of the call.
     pub arguments: Payload,
-    /// The life of the node that makes it.
+    /// The start of the server that makes it.
     pub epoch: Epoch,
-    /// What the caller brought along when it was asked to call again.
+    /// What the caller sent along when it called again with answers.
     pub continuation: Option<Payload>,
-    /// How long its work has been running already.
+    /// How long its run has been running already.
     pub spent_ms: u64,
     /// Chunks written before the task was made.
     pub chunks: Vec<Blocks>,
-    /// What was last said before the task was made.
+    /// The last status before the task was made.
     pub status_report: Option<(Option<Arc<str>>, Option<Progress>)>,
-    /// Where its work was when it had written these chunks.
+    /// The checkpoint that these chunks lead to.
     pub checkpoint: Option<Payload>,
 }
 
@@ -62,44 +62,44 @@ pub enum Command {
         /// At least one.
         chunks: Vec<Blocks>,
     },
-    /// Say how it is getting on.
+    /// Report a status.
     ReportStatus {
-        /// In words; what was said before stays if absent.
+        /// In words; the earlier message stays if absent.
         message: Option<Arc<str>>,
-        /// In numbers; what was said before stays if absent.
+        /// In numbers; the earlier progress stays if absent.
         progress: Option<Progress>,
     },
     /// Ask the caller something. Asking the same again is no new question.
     Ask {
-        /// The question's name.
+        /// The question's key.
         key: QuestionKey,
         /// The question.
         request: Payload,
     },
-    /// Save where the work is, together with what it has written up to there.
+    /// Save a checkpoint, together with the output up to it.
     Save {
-        /// What it has written since, if anything.
+        /// The output since, if any.
         chunks: Vec<Blocks>,
-        /// What the next attempt will be given.
+        /// What the next attempt gets.
         checkpoint: Payload,
     },
-    /// End it, together with the last that it has written. Where that is too much, it fails instead.
+    /// End it, together with its last output. If that is too much, it fails instead.
     Finish {
-        /// What it has written since, if anything.
+        /// The output since, if any.
         chunks: Vec<Blocks>,
-        /// How.
+        /// How it ended.
         outcome: Outcome,
     },
-    /// Answer questions. Names that are unknown or already answered are passed over.
+    /// Answer questions. Keys that are unknown or already answered are ignored.
     Answer(Vec<(QuestionKey, Payload)>),
-    /// Call it off. An ended task stays as it is.
+    /// Cancel it. An ended task stays as it is.
     Cancel {
-        /// Why, if anybody said.
+        /// Why, if known.
         reason: Option<Arc<str>>,
     },
-    /// Do what is due: end an attempt that had its time, forget a task that was kept long enough.
+    /// Do what is due: fail a task that timed out, forget one whose retention is over.
     Tick,
-    /// Take over from an earlier life of the node.
+    /// Recover it after a restart of the server: run it again, or fail it.
     Recover(Epoch),
 }
 
@@ -114,19 +114,19 @@ impl Command {
 /// Why a command changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reject {
-    /// There is no such task, or it is somebody else's: which of them, nobody learns.
+    /// There is no such task, or it is another caller's: the error does not say which.
     #[error("Task not found")]
     NotFound,
-    /// It is over.
+    /// The task has ended.
     #[error("the task has already ended")]
     Ended,
-    /// Another attempt has taken over.
+    /// A later attempt has replaced this one.
     #[error("attempt {0} has been replaced by a later one")]
     Stale(Attempt),
-    /// A question's name was used for another question.
-    #[error("the input key `{0}` was already used for another question")]
+    /// A question key was used for another question.
+    #[error("the question key `{0}` was already used for another question")]
     QuestionKeyReused(String),
-    /// The caller's own name for this call was used for another call.
+    /// An idempotency key was used for another call.
     #[error("the idempotency key `{0}` was already used for another call")]
     IdempotencyKeyReused(String),
     /// A chunk without blocks.
@@ -135,14 +135,14 @@ pub enum Reject {
     /// Progress that is no number.
     #[error("progress must be a finite number")]
     NotANumber,
-    /// A bound is reached.
+    /// A limit is reached.
     #[error("{what}: the limit is {max} (configuration key `limits.{key}`)")]
     Limit {
         /// What there is too much of.
         what: &'static str,
-        /// The bound.
+        /// The limit.
         max: u64,
-        /// Where it can be changed.
+        /// Its configuration key.
         key: &'static str,
     },
 }

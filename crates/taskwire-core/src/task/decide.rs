@@ -1,4 +1,4 @@
-//! What a command leads to. Pure: the same task, command, moment and limits give the same answer.
+//! What a command leads to. Pure: the same task, command, moment and limits give the same events.
 
 use std::{fmt::Display, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     wire::code,
 };
 
-/// The events that `command` leads to; none if it is already so.
+/// The events that `command` leads to; none if it changes nothing.
 ///
 /// # Errors
 /// A [`Reject`] if the command may not be carried out. Nothing changes then.
@@ -40,10 +40,10 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::ReportStatus { message, progress } => {
             check_status(message.as_deref(), *progress, limits)?;
             check_event_limit(task, limits)?;
-            // Progress grows, or there is none: also when the work was begun anew.
+            // Progress must grow, also in an attempt that begins anew.
             let progress = progress.filter(|progress| task.progress.is_none_or(|before| progress.done > before.done));
-            let news = progress.is_some() || message.as_ref().is_some_and(|message| task.message.as_ref() != Some(message));
-            Ok(if news { vec![Event::StatusReported { message: message.clone(), progress }] } else { Vec::new() })
+            let changes = progress.is_some() || message.as_ref().is_some_and(|message| task.message.as_ref() != Some(message));
+            Ok(if changes { vec![Event::StatusReported { message: message.clone(), progress }] } else { Vec::new() })
         }
         Command::Ask { key, request } => ask(task, key, request, limits),
         Command::Save { chunks, checkpoint } => {
@@ -92,7 +92,7 @@ fn append(mut written: OutputTotals, spec: &Spec, chunks: &[Blocks], limits: &Li
         events.push(Event::Appended { seq: written.next_seq, first_block: written.blocks + 1, blocks: blocks.clone() });
         written = output_after(written, blocks);
     }
-    // Where the oldest go, a single write must fit all the same.
+    // Also where the oldest chunks are dropped, a single write must fit.
     let kept = match spec.overflow {
         Overflow::Fail => written.bytes,
         Overflow::DropOldest => chunks.iter().map(Blocks::bytes).sum(),
@@ -107,8 +107,8 @@ fn output_after(written: OutputTotals, blocks: &Blocks) -> OutputTotals {
     OutputTotals { next_seq: written.next_seq.next(), blocks: written.blocks + blocks.count(), bytes: written.bytes + blocks.bytes() }
 }
 
-/// Where output is the result, what made the task fail is the last of it, so that it reaches whoever reads nothing else. Where nothing
-/// was written, or there is no room, it is in the task's state alone.
+/// If the output is the result, adds the error of a failed task to it, for clients that read nothing else. If nothing was written, or
+/// the limit is reached, only the task's state has the error.
 fn with_failure_reason(task: &Task, mut events: Vec<Event>, limits: &Limits) -> Vec<Event> {
     let Some(Event::Failed(error)) = events.last().filter(|_| task.spec.output_is_result) else { return events };
     let mut reason = ChunkBuilder::default();
@@ -126,9 +126,9 @@ fn with_failure_reason(task: &Task, mut events: Vec<Event>, limits: &Limits) -> 
     events
 }
 
-/// The end, after the last output. Output that is too much fails a task that would have gone well.
+/// The last output, then the end. If the output is too much, a task that would have completed fails.
 fn finish(task: &Task, chunks: &[Blocks], outcome: Outcome, limits: &Limits) -> Vec<Event> {
-    // Where the result is written too, a block of it may be as large as in any other result.
+    // If the output is the result, a block may be as large as in any other result.
     let chunk_bytes = if task.spec.output_is_result { limits.chunk_bytes.max(limits.result_bytes) } else { limits.chunk_bytes };
     let (mut events, outcome) = match append(task.output, &task.spec, chunks, &Limits { chunk_bytes, ..*limits }) {
         Ok(events) => (events, outcome),
@@ -164,7 +164,7 @@ fn answer(task: &Task, answers: &[(QuestionKey, Payload)], limits: &Limits) -> R
     for (key, answer) in answers {
         let size = answer.as_str().len() as u64;
         check_limit("the answer is too large", size, limits.value_bytes, "value_bytes")?;
-        let open = task.outcome.is_none() && task.questions.get(key).is_some_and(|input| input.answer.is_none());
+        let open = task.outcome.is_none() && task.questions.get(key).is_some_and(|question| question.answer.is_none());
         // No more events than there are open questions, so this is short.
         let again = events.iter().any(|event| matches!(event, Event::Answered { key: earlier, .. } if earlier == key));
         if open && !again {
@@ -181,7 +181,7 @@ fn answer(task: &Task, answers: &[(QuestionKey, Payload)], limits: &Limits) -> R
     Ok(events)
 }
 
-/// The outcome as it can be kept: a result that is too large is an error that says so, since work always ends.
+/// The outcome as it can be stored: a result that is too large becomes an error, since a task must always end.
 #[must_use]
 pub fn limit_result(outcome: Outcome, limits: &Limits) -> Outcome {
     match outcome {
@@ -206,7 +206,7 @@ fn tick(task: &Task, now: Timestamp) -> Vec<Event> {
     }]
 }
 
-/// That an attempt had its time.
+/// The error of an attempt that timed out.
 #[must_use]
 pub fn timed_out(spec: &Spec) -> RpcError {
     RpcError::internal_error(format!("the tool `{}` did not finish within its timeout of {}", spec.tool, span(spec.timeout_ms)))
@@ -220,8 +220,8 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
     if task.ended.is_some() || task.epoch >= epoch {
         return Vec::new();
     }
-    // A caller that waited for a result lost its call with the server, and will make it again: this one is nobody's,
-    // unless it can still be found by its key or by the state that came with a question.
+    // A caller that waited for the result lost its call with the server and will call again. Nobody can find this task,
+    // unless by its key or by the state that came with a question.
     let spec = &task.spec;
     let unknown = spec.hidden && !spec.findable && !spec.lingers && spec.idempotency_key.is_none() && spec.outbox.is_none();
     let lost = unknown && task.questions.is_empty();
@@ -243,7 +243,7 @@ fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
 }
 
 impl RpcError {
-    /// That something went wrong inside.
+    /// An internal error.
     #[must_use]
     pub const fn internal_error(message: String) -> Self {
         Self { code: code::INTERNAL_ERROR, message, data: None }
@@ -255,7 +255,7 @@ fn check_finite(progress: Option<Progress>) -> Result<(), Reject> {
     if numbers.into_iter().all(f64::is_finite) { Ok(()) } else { Err(Reject::NotANumber) }
 }
 
-/// Whether the work may say this about itself.
+/// Checks a status report.
 ///
 /// # Errors
 /// When the message is too long, or the progress is no number.
@@ -265,7 +265,7 @@ pub fn check_status(message: Option<&str>, progress: Option<Progress>, limits: &
     check_finite(progress)
 }
 
-/// Refuses what is beyond a bound.
+/// Rejects a value beyond a limit.
 ///
 /// # Errors
 /// When `value` is more than `max`.
@@ -273,7 +273,7 @@ pub fn check_limit(what: &'static str, value: u64, max: u64, key: &'static str) 
     if value > max { Err(Reject::Limit { what, max, key }) } else { Ok(()) }
 }
 
-/// Chunks have their own bound, and of checkpoints only the last is kept; everything else that the work may do counts here.
+/// Chunks have their own limit, and only the last checkpoint is kept: all other events count here.
 fn check_event_limit(task: &Task, limits: &Limits) -> Result<(), Reject> {
     let events = task.version.0 - task.output.next_seq.0 - task.saves;
     check_limit("the task has too many events", events + 1, limits.events_per_task, "events_per_task")

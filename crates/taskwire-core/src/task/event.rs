@@ -13,10 +13,10 @@ use crate::{
     payload::Payload,
 };
 
-/// About what an event takes besides what is said in it.
+/// About how many bytes an event takes in the store besides its content.
 const EVENT_OVERHEAD_BYTES: u64 = 128;
 
-/// How far the work says it is.
+/// How far a tool says it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Done so far; grows.
@@ -52,14 +52,14 @@ pub enum Outcome {
     },
     /// The tool did not return.
     Failed(RpcError),
-    /// The task was called off.
+    /// The task was cancelled.
     Cancelled {
-        /// Why, if anybody said.
+        /// Why, if known.
         reason: Option<Arc<str>>,
     },
 }
 
-/// One thing that happened.
+/// One event of a task's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -70,9 +70,9 @@ pub enum Event {
         /// The arguments of the call.
         #[serde(rename = "request")]
         arguments: Payload,
-        /// The life of the node that made it.
+        /// The start of the server that made it.
         epoch: Epoch,
-        /// What the caller brought along when it was asked to call again.
+        /// What the caller sent along when it called again with answers.
         #[serde(rename = "carried", default, skip_serializing_if = "Option::is_none")]
         continuation: Option<Payload>,
         /// How long its first attempt had been running already.
@@ -83,7 +83,7 @@ pub enum Event {
     Started {
         /// Its number.
         attempt: Attempt,
-        /// The life of the node that runs it.
+        /// The start of the server that runs it.
         epoch: Epoch,
     },
     /// A chunk was written.
@@ -95,7 +95,7 @@ pub enum Event {
         /// Its content blocks.
         blocks: Blocks,
     },
-    /// The work said how it is getting on.
+    /// The tool reported a status.
     #[serde(rename = "said")]
     StatusReported {
         /// In words.
@@ -105,23 +105,23 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         progress: Option<Progress>,
     },
-    /// The work asked its caller something.
+    /// The tool asked its caller something.
     Asked {
-        /// The question's name.
+        /// The question's key.
         key: QuestionKey,
         /// The question.
         request: Payload,
     },
     /// The caller answered.
     Answered {
-        /// The question's name.
+        /// The question's key.
         key: QuestionKey,
         /// The answer.
         answer: Payload,
     },
-    /// The work saved where it is.
+    /// The tool saved a checkpoint.
     Saved {
-        /// What the next attempt will be given.
+        /// What the next attempt gets.
         checkpoint: Payload,
     },
     /// The tool returned.
@@ -133,9 +133,9 @@ pub enum Event {
     },
     /// The tool did not return.
     Failed(RpcError),
-    /// The task was called off.
+    /// The task was cancelled.
     Cancelled {
-        /// Why, if anybody said.
+        /// Why, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<Arc<str>>,
     },
@@ -160,13 +160,13 @@ impl Event {
         let size = |payload: &Option<Payload>| payload.as_ref().map_or(0, |payload| payload.as_str().len());
         let bytes = match self {
             Self::Appended { .. } | Self::Expired => return 0,
-            // The task has it too, and the way to find it by its caller or its key.
+            // The task's head and the keys to find it have the spec too.
             Self::Created { spec, arguments: request, continuation: carried, .. } => {
                 3 * spec.bytes() + request.as_str().len() + size(carried)
             }
             Self::Started { .. } => 0,
             Self::StatusReported { message, .. } => message.as_ref().map_or(0, |message| message.len()),
-            // The task has these too.
+            // The task's head has these too.
             Self::Asked { key, request } => 2 * (key.as_str().len() + request.as_str().len()),
             Self::Answered { key, answer } => key.as_str().len() + 2 * answer.as_str().len(),
             Self::Saved { checkpoint } => checkpoint.as_str().len(),

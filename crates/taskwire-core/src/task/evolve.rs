@@ -1,5 +1,5 @@
-//! The only code that changes a task (invariant I2). It cannot refuse: an event is a fact. Whoever reads a task from where it is stored
-//! completes it here, too.
+//! The only code that changes a task (invariant I2). It cannot refuse: an event is a fact. A store completes a task that it reads here,
+//! too.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,8 +12,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// How long an attempt that finds its work again may take to learn what became of it, whatever its deadline says: the work
-/// may have ended in time while no server was there to see it.
+/// How long an attempt that resumes its work has at least to learn what became of it, whatever its deadline says: the work
+/// may have ended in time while no server ran.
 const CATCH_UP: Duration = Duration::from_secs(10);
 
 /// The task that a `Created` event makes.
@@ -66,7 +66,7 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
     match event {
         Event::Created { .. } => unreachable!("a task is created once, by `create`"),
         Event::Started { attempt, epoch } if task.spec.on_interrupt == OnInterrupt::Resume => {
-            // Its work went on, and so did its time.
+            // The work went on without the server, so its deadline stays.
             (task.attempt, task.epoch) = (*attempt, *epoch);
             task.deadline = task.deadline.map(|deadline| deadline.max(at.after(CATCH_UP)));
         }
@@ -87,8 +87,8 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
             }
         }
         Event::Answered { key, answer } => {
-            if let Some(input) = task.questions.get_mut(key) {
-                input.answer = Some(answer.clone());
+            if let Some(question) = task.questions.get_mut(key) {
+                question.answer = Some(answer.clone());
             }
             if task.open_questions().next().is_none() {
                 task.asked_at = None;
@@ -111,26 +111,26 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
     }
 }
 
-/// Applies the event that made `version` to a task that may not have been given the chunks before it.
+/// Applies the event that made `version` to a task that may lack the chunks before it.
 pub fn evolve_to(task: &mut Task, version: Version, event: &Event, at: Timestamp) {
     task.version = Version(version.0 - 1);
     evolve(task, event, at);
 }
 
 impl Task {
-    /// Gives a task that was read the outcome, which is stored as the event that ended it.
+    /// Sets the outcome of a task that was read: it is stored as the event that ended the task.
     pub fn restore_outcome(&mut self, end: &Event) {
         self.outcome = end.outcome();
     }
 
-    /// Gives a task that was read what its last chunk says: how much it has written, and the version that it made.
+    /// Sets the output of a task that was read, and the version that its last chunk made.
     pub fn restore_output(&mut self, output: OutputTotals, version: Version) {
         self.output = output;
         self.version = self.version.max(version);
     }
 }
 
-/// Starts the clock of an attempt; it stands still at once if questions are open from an earlier one.
+/// Begins an attempt and its timeout, which is paused at once if a question of an earlier attempt is open.
 fn begin_attempt(task: &mut Task, attempt: Attempt, epoch: Epoch, spent_ms: u64, at: Timestamp) {
     task.attempt = attempt;
     task.epoch = epoch;

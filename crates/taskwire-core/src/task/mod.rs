@@ -1,7 +1,7 @@
 //! The task state machine. Start with [`decide`], then [`evolve`], then [`wants`].
 //!
 //! A task is one ordered log of [`Event`]s. [`decide`] turns a [`Command`] into events or a [`Reject`]; [`evolve`] alone
-//! changes a [`Task`] (invariant I2); [`wants`] says what must be true in the outside world (invariant I8).
+//! changes a [`Task`] (invariant I2); [`wants`] says what the engine must do for it (invariant I8).
 //! Must not know: stores, wire formats, protocol eras.
 
 mod blocks;

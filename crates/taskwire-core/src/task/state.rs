@@ -12,12 +12,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// About what a task takes where it is stored before anything happened to it.
+/// About how many bytes a new task takes in the store.
 const TASK_BYTES: u64 = 512;
-/// About what a chunk takes besides its blocks.
+/// About how many bytes a chunk takes there besides its blocks.
 const CHUNK_BYTES: u64 = 64;
 
-/// What happens to a task whose work was cut off by a crash or a restart.
+/// What happens to a task whose work was interrupted by a crash or a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnInterrupt {
@@ -26,18 +26,18 @@ pub enum OnInterrupt {
     Fail,
     /// It is run again, from its last checkpoint if it saved one.
     Retry,
-    /// Its work goes on without the server: the next attempt finds it again, however often that is.
+    /// Its work goes on without the server: the next attempt finds it again, however many there are.
     Resume,
 }
 
-/// What happens when a task has written as much as is kept.
+/// What happens when the output of a task reaches its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
-    /// What it writes then is refused.
+    /// Further output is rejected.
     #[default]
     Fail,
-    /// Its oldest chunks go, as many as it takes.
+    /// Its oldest chunks are dropped.
     DropOldest,
 }
 
@@ -69,12 +69,12 @@ pub struct AcceptedQuestions {
     pub roots: bool,
 }
 
-/// A session that is told what happens to a task.
+/// The session whose outbox gets the changes of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutboxTarget {
-    /// Which.
+    /// The session.
     pub session: SessionId,
-    /// Whether it is told of output, too.
+    /// Whether it gets output, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output: bool,
 }
@@ -100,10 +100,10 @@ pub struct Spec {
     /// How long it waits for an answer.
     #[serde(rename = "input_timeout_ms", default, skip_serializing_if = "Option::is_none")]
     pub answer_timeout_ms: Option<u64>,
-    /// What happens when it has written as much as is kept.
+    /// What happens when its output reaches the limit.
     #[serde(default, skip_serializing_if = "Overflow::is_default")]
     pub overflow: Overflow,
-    /// The caller's own name for this call, so that a repeated call finds the first one's task.
+    /// The caller's own key for this call, so that a repeated call finds the first one's task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<Arc<str>>,
     /// What the caller can be asked.
@@ -112,29 +112,28 @@ pub struct Spec {
     /// Whether the caller waits for a result and knows of no task.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
-    /// Whether its caller may come back to it by its id all the same.
+    /// Whether its caller can find a hidden task by its id.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub findable: bool,
-    /// Whether it goes on for a while without its caller, and is found again by the same call.
+    /// Whether it goes on for a while after its client hung up; the same call finds it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lingers: bool,
-    /// What calls that are the same as the one that made it have in common, where such calls share a task.
+    /// The key by which a call that is the same joins this one, if calls are deduped.
     #[serde(rename = "dedupe", default, skip_serializing_if = "Option::is_none")]
     pub dedupe_key: Option<Arc<str>>,
-    /// Who made it and is told what happens to it, if that is a session.
+    /// The session that made it, if one did; its outbox gets the changes.
     #[serde(rename = "follower", default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<OutboxTarget>,
-    /// What whoever made it wants to find here again; nobody else reads it.
+    /// Data of the code that made it; nothing else reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Payload>,
-    /// Whether its output is its result: what it returns and has not written is written at its end, and so is what made it
-    /// fail.
+    /// Whether its output is its result: what it returned but did not write is added at its end, and so is the error if it fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_is_result: bool,
 }
 
 impl Spec {
-    /// A task of `caller` that `tool` does: once, without limits of time, kept for ever, and nobody can be asked.
+    /// A task of `caller` and `tool`: one attempt, no timeouts, kept for ever, and the caller accepts no questions.
     #[must_use]
     pub fn new(caller: CallerId, tool: &str) -> Self {
         Self {
@@ -160,7 +159,7 @@ impl Spec {
 }
 
 impl Spec {
-    /// Bytes of its names.
+    /// Bytes of its texts.
     pub(super) fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         let origin = self.origin.as_ref().map_or(0, |origin| origin.as_str().len());
@@ -168,7 +167,7 @@ impl Spec {
     }
 }
 
-/// One question and, once given, its answer.
+/// One question and, once it came, its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuestionState {
     /// The question, as the wire will carry it.
@@ -200,7 +199,7 @@ pub enum Status {
     Completed,
     /// It ended with an error of the protocol, not of the tool.
     Failed,
-    /// It was called off.
+    /// Its caller cancelled it, or the server for its caller.
     Cancelled,
 }
 
@@ -244,7 +243,7 @@ impl fmt::Display for Status {
 /// the task, `output` follows from its last chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
-    /// Its name.
+    /// Its id.
     pub id: TaskId,
     /// What is fixed about it.
     pub spec: Arc<Spec>,
@@ -257,20 +256,20 @@ pub struct Task {
     /// The last of them that callers can see, chunks aside.
     #[serde(rename = "changed", default)]
     pub visible_version: Version,
-    /// The run of its work that counts; output of earlier ones is refused.
+    /// The current attempt; output of earlier ones is rejected.
     pub attempt: Attempt,
-    /// The life of the node that runs this attempt.
+    /// The start of the server that runs this attempt.
     pub epoch: Epoch,
-    /// When the current attempt has had its time; absent while it waits for answers or has no limit.
+    /// When the current attempt times out; absent while it waits for answers or has no timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
     /// What is left of the attempt's time while it waits for answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_left_ms: Option<u64>,
-    /// What it last said about itself.
+    /// Its last status message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<Arc<str>>,
-    /// How far it says it is.
+    /// Its last progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// Every question it ever asked: keys are never used again.
@@ -282,7 +281,7 @@ pub struct Task {
     /// The event that holds its last checkpoint.
     #[serde(rename = "checkpoint", default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_version: Option<Version>,
-    /// How often its work saved where it is: what was replaced is not kept, and counts for nothing.
+    /// How many checkpoints it saved: only the last is kept, so they do not count as events.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub saves: u64,
     /// About how many bytes its events take, but for chunks and checkpoints.
@@ -303,7 +302,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// When its work began. A call becomes a task only after a while, but its id is made at its beginning.
+    /// When its work began: the id is made then, and the call may be promoted later.
     #[must_use]
     pub fn began_at(&self) -> Timestamp {
         let id = self.id.as_bytes();
@@ -350,7 +349,7 @@ impl Task {
     pub fn stored_bytes(&self, limits: &Limits) -> u64 {
         let OutputTotals { next_seq, bytes, .. } = self.output;
         let kept = bytes - self.dropped_bytes(limits);
-        // Of the chunks, as large a part is kept as of their bytes.
+        // The share of chunks that is kept is about that of their bytes.
         let chunks = u128::from(next_seq.0) * u128::from(kept) / u128::from(bytes.max(1));
         let chunks = u64::try_from(chunks).unwrap_or(u64::MAX);
         TASK_BYTES + self.log_bytes + self.checkpoint_bytes + kept + chunks.saturating_mul(CHUNK_BYTES)
@@ -358,8 +357,7 @@ impl Task {
 
     /// How long the task is kept, counted from its creation; `None` is for ever.
     ///
-    /// Never less than what is left of its life, and never a promise that is not kept: while it is alive the value
-    /// grows in steps of the retention, after its end it is exact.
+    /// The task is never forgotten earlier: while it runs the value grows in steps of the retention, after its end it is exact.
     #[must_use]
     pub fn ttl(&self, now: Timestamp) -> Option<Duration> {
         let retention = Duration::from_millis(self.spec.retention_ms?.max(1));

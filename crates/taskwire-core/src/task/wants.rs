@@ -1,21 +1,21 @@
-//! What must be true outside, given a task. Always recomputed, never remembered (invariant I8): what a crash forgot,
-//! the next look restores.
+//! What a task needs from the engine: an attempt that runs, and its next tick. Always recomputed, never stored (invariant I8),
+//! so a crash loses nothing.
 
 use std::time::Duration;
 
 use super::state::Task;
 use crate::{id::Attempt, time::Timestamp};
 
-/// What a task needs from the world.
+/// What a task needs from the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wants {
     /// The attempt that must be running. Any other run of this task must stop.
     pub attempt: Option<Attempt>,
-    /// When the task must next be given a [`Tick`](super::Command::Tick).
+    /// When the task must next get a [`Tick`](super::Command::Tick).
     pub due: Option<Timestamp>,
 }
 
-/// What `task` needs from the world now.
+/// What `task` needs now.
 #[must_use]
 pub fn wants(task: &Task) -> Wants {
     match (task.ended, task.asked_at) {

@@ -16,7 +16,7 @@ pub const INTERNAL_ERROR: i64 = -32603;
 pub const HEADER_MISMATCH: i64 = -32020;
 /// The request needs a capability that the client did not declare.
 pub const MISSING_CAPABILITY: i64 = -32021;
-/// The protocol version is not spoken here.
+/// The protocol version is not supported.
 pub const UNSUPPORTED_VERSION: i64 = -32022;
 /// Taskwire's own: a configured limit is reached.
 pub const LIMIT_REACHED: i64 = -31001;

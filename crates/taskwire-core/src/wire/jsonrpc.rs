@@ -1,4 +1,4 @@
-//! One JSON-RPC message: read once, written by hand where it is hot.
+//! Reads and writes JSON-RPC messages; the hot parts are written by hand.
 
 use std::{fmt, ops::Range};
 
@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::code;
 use crate::task::RpcError;
 
-/// The name of a request: text or a whole number, given back exactly as it came.
+/// The id of a request: text or a whole number, sent back exactly as it came.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(untagged)]
 pub enum RequestId {
@@ -56,7 +56,7 @@ impl<'de> Deserialize<'de> for RequestId {
 /// A message as it came: a request (`id` and `method`), a notification (`method` alone) or a response (neither).
 #[derive(Debug, Clone)]
 pub struct IncomingMessage {
-    /// The request's name; absent in a notification.
+    /// The request's id; absent in a notification.
     pub id: Option<RequestId>,
     /// What is asked; absent in a response.
     pub method: Option<Box<str>>,
@@ -67,9 +67,9 @@ pub struct IncomingMessage {
 /// Why bytes are no message, with the id if it could still be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MalformedMessage {
-    /// The name of the request that the bytes seem to be.
+    /// The id of the request that the bytes seem to be.
     pub id: Option<RequestId>,
-    /// What to answer.
+    /// The error to reply with.
     pub error: RpcError,
 }
 

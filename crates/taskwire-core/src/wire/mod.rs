@@ -1,5 +1,5 @@
-//! JSON-RPC shapes that every era shares, how a message and a stream of events are read, and what a client keeps of a task's
-//! output ([`InOrder`], [`Segments`]). No other logic of any era.
+//! JSON-RPC shapes that every era shares, readers of messages and of server-sent events, and what a client keeps of a task's
+//! output ([`ReorderBuffer`], [`Segments`]). No other logic of any era.
 
 pub mod code;
 mod jsonrpc;

@@ -1,4 +1,4 @@
-//! What a client keeps of one task's output: the next chunk to hand out, and what came before its turn.
+//! Puts the chunks of one task's output in order for a client: it keeps those that came too early.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -10,10 +10,10 @@ const SEQ_MAX: u64 = (1 << 53) - 1;
 /// Chunks in the order of their numbers, each once, however they come.
 ///
 /// ```
-/// use taskwire_core::{Payload, wire::InOrder};
+/// use taskwire_core::{Payload, wire::ReorderBuffer};
 ///
 /// let chunk = |text: &str| Payload::from(serde_json::json!([{"type": "text", "text": text}]));
-/// let mut chunks = InOrder::from(0, 1024);
+/// let mut chunks = ReorderBuffer::starting_at(0, 1024);
 /// chunks.take(0, chunk("a"));
 /// chunks.take(2, chunk("c"));
 /// assert_eq!(chunks.pop().map(|(seq, _)| seq), Some(0));
@@ -28,12 +28,12 @@ pub struct ReorderBuffer {
     waiting: BTreeMap<u64, Payload>,
     bytes: usize,
     max: usize,
-    /// The first and the last that came and were not kept, for want of room.
+    /// The first and the last chunk that came and was not kept, because the buffer was full.
     dropped: Option<(u64, u64)>,
 }
 
 impl ReorderBuffer {
-    /// Nothing yet; `next` is handed out first, and at most `max` bytes are kept that came before their turn.
+    /// An empty buffer: chunk `next` is handed out first, and at most `max` bytes of later chunks are kept.
     #[must_use]
     pub fn starting_at(next: u64, max: usize) -> Self {
         Self { next, waiting: BTreeMap::new(), bytes: 0, max, dropped: None }
@@ -45,14 +45,14 @@ impl ReorderBuffer {
         self.next
     }
 
-    /// Takes a chunk. One that was handed out, or is there already, is passed over.
+    /// Takes a chunk. One that was handed out, or is there already, is ignored.
     pub fn take(&mut self, seq: u64, content: Payload) {
-        // A number that not every reader of JSON keeps exactly is none.
+        // Not every reader of JSON keeps a larger number exactly.
         if seq > SEQ_MAX || seq < self.next || self.waiting.contains_key(&seq) {
             return;
         }
         let size = content.as_str().len();
-        // The next one always has room: it does not stay.
+        // The next chunk is always taken: it leaves the buffer at once.
         if seq != self.next && self.bytes + size > self.max {
             self.dropped = Some(self.dropped.map_or((seq, seq), |(first, last)| (first.min(seq), last.max(seq))));
             return;
@@ -74,7 +74,7 @@ impl ReorderBuffer {
         Some((seq, content))
     }
 
-    /// The numbers that are missing before something that came.
+    /// The numbers that are missing before a chunk that came.
     #[must_use]
     pub fn missing(&self) -> Option<Range<u64>> {
         let known = [self.waiting.first_key_value().map(|(seq, _)| *seq), self.dropped.map(|(first, _)| first.max(self.next) + 1)];
@@ -82,7 +82,7 @@ impl ReorderBuffer {
         (until > self.next).then_some(self.next..until)
     }
 
-    /// Gives up on what is missing before `seq`: those numbers, if any.
+    /// Goes on with `seq`, and returns the numbers that it gives up, if any.
     pub fn skip_to(&mut self, seq: u64) -> Option<Range<u64>> {
         let seq = seq.min(SEQ_MAX);
         if seq <= self.next {
@@ -96,7 +96,7 @@ impl ReorderBuffer {
         Some(from..seq)
     }
 
-    /// What was not kept and was handed out since, or given up, is not missing any more.
+    /// A chunk that was not kept is no longer missing once it was handed out or skipped.
     fn forget_dropped(&mut self) {
         if self.dropped.is_some_and(|(_, last)| last < self.next) {
             self.dropped = None;

@@ -1,8 +1,8 @@
 //! What a client keeps of one streamed result (SEP-1905): which segments came, which are missing, and what they make together.
 //!
 //! A segment is one content block with its `seqNr`, counted from 1. It may come in the first response to a call, in further
-//! responses on the same stream or in answers to `tasks/result`, in any order and more than once; [`Segments`] is given
-//! all of them and keeps each once.
+//! responses on the same stream or in responses to `tasks/result`, in any order and more than once; [`Segments`] takes them
+//! all and keeps each once.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -38,7 +38,7 @@ impl Default for SegmentLimits {
     }
 }
 
-/// Why a streaming result was not taken. Nothing has changed then.
+/// Why a streaming result was not taken. It has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
     /// It has another shape than the proposal says.
@@ -47,7 +47,7 @@ pub enum SegmentError {
     /// A segment has no good number.
     #[error("segment {index} of `partial-content` needs a `seqNr` that is a whole number from 1 on, not {found}")]
     Number {
-        /// Its place in the list, from 0.
+        /// Its position in the list, from 0.
         index: usize,
         /// What stood there instead, shortened.
         found: String,
@@ -73,7 +73,7 @@ pub enum SegmentError {
 /// A content block that was not there before.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
-    /// Its place in the result, from 1.
+    /// Its position in the result, from 1.
     pub seq_nr: u64,
     /// The block, without its number.
     pub block: Value,
@@ -106,7 +106,7 @@ pub struct Segments {
     task: Option<Box<str>>,
     /// Blocks by number. As text, which takes a fraction of the room.
     blocks: BTreeMap<u64, Payload>,
-    /// So many from the first on are there without a gap.
+    /// How many segments, from the first on, are there without a gap.
     dense: u64,
     /// Bytes of everything kept.
     bytes: usize,
@@ -131,8 +131,8 @@ impl Segments {
     }
 
     /// Takes the `result` of a response: the first one to a call, whichever of its forms it has, a further one on the same
-    /// stream, or an answer to `tasks/result`. Gives the segments that were not there before, in order. A number that came
-    /// before is passed over, whatever comes with it now.
+    /// stream, or one to `tasks/result`. Returns the segments that were not there before, in order. A number that came before is
+    /// ignored, whatever comes with it now.
     ///
     /// A result in standard form (`content`) is the whole: nothing is missing then, and [`merged`](Self::merged) gives it.
     ///
@@ -144,7 +144,7 @@ impl Segments {
         let is_complete = flag(result, "isComplete", "`isComplete` must be true or false")?;
         let is_error = flag(result, "isError", "`isError` must be true or false")?;
         let parts = list(result, "partial-content", "`partial-content` must be a list")?;
-        // Beside segments it counts for nothing.
+        // Beside segments, `content` is ignored.
         let content = list(result, "content", "`content` must be a list")?.filter(|_| parts.is_none());
         if parts.is_none() && content.is_none() && !result.contains_key("task") {
             return Err(SegmentError::Shape("it has neither `task` nor `partial-content` nor `content`"));
@@ -285,7 +285,7 @@ impl Segments {
         structured: Option<&Payload>,
     ) -> Result<usize, SegmentError> {
         let size = |payload: &Payload| payload.as_str().len();
-        // What comes once more takes the place of what was there.
+        // What comes again replaces what was there.
         let replaced = |new: Option<&Payload>, old: &Option<Payload>| new.and(old.as_ref()).map_or(0, size);
         let gone = replaced(content, &self.content) + replaced(structured, &self.structured);
         let added = blocks.map(size).sum::<usize>() + content.map_or(0, size) + structured.map_or(0, size);

@@ -5,11 +5,11 @@ use memchr::memchr2;
 /// One event of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SseEvent {
-    /// Its name, for who comes back later.
+    /// Its event id, which a client sends back in `Last-Event-ID`.
     pub id: Option<Box<str>>,
-    /// So long to wait before coming back, in milliseconds.
+    /// How long to wait before reconnecting, in milliseconds.
     pub retry_ms: Option<u64>,
-    /// What it carries; empty if there is nothing but a name or a wait.
+    /// Its data; empty if there is nothing but an id or a wait.
     pub data: Vec<u8>,
 }
 
@@ -39,14 +39,14 @@ pub struct SseReader {
     /// What came and is not read yet, from `start` on.
     buffer: Vec<u8>,
     start: usize,
-    /// So far there is no end of a line.
+    /// Up to this byte of the buffer there is no end of a line.
     scanned: usize,
     /// The last line ended with a carriage return: a line feed now belongs to it.
     after_return: bool,
     /// No byte was read yet: a byte order mark may come.
     fresh: bool,
     event: SseEvent,
-    /// Whether the event has a line of data, which may be empty.
+    /// How many lines of data the event has, empty ones included.
     lines: usize,
     max: usize,
 }
@@ -204,13 +204,13 @@ mod tests {
         ) {
             let text = events.iter().map(|event| format!("data: {event}\n\n")).collect::<String>();
             let bytes = text.as_bytes();
-            let mut places: Vec<usize> = cuts.into_iter().filter(|cut| *cut < bytes.len()).collect();
-            places.sort_unstable();
+            let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut < bytes.len()).collect();
+            cuts.sort_unstable();
             let mut pieces = Vec::new();
             let mut from = 0;
-            for place in places {
-                pieces.push(&bytes[from..place]);
-                from = place;
+            for cut in cuts {
+                pieces.push(&bytes[from..cut]);
+                from = cut;
             }
             pieces.push(&bytes[from..]);
             prop_assert_eq!(all(&pieces), all(&[bytes]));

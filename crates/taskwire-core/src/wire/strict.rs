@@ -1,4 +1,4 @@
-//! JSON read without mercy: a key that comes twice is an error, since two readers could disagree about which one counts.
+//! Strict JSON: a key that comes twice is an error, since two readers could disagree about which one counts.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! A call under way, from the side of who called and from the side of what drives it.
+//! A call under way: [`Call`], which the caller holds, and [`Driver`], by which an era drives it.
 
 use std::{
     collections::HashMap,
@@ -25,32 +25,32 @@ const QUEUE: usize = 64;
 
 /// A call under way: a stream of [`Event`]s, the last of which is [`Event::Done`].
 ///
-/// What is not read waits; dropping a run, or [`detach`](Self::detach), stops watching, and a task goes on without it.
+/// Events wait until they are read. Dropping a call, or [`detach`](Self::detach), stops watching; a task goes on without it.
 #[derive(Debug)]
 pub struct Call {
     events: mpsc::Receiver<Result<Event, Error>>,
-    /// Read by who waited for the server to answer at all.
+    /// The event that [`Call::open`] waited for.
     first: Option<Result<Event, Error>>,
     shared: Arc<Shared>,
     events_read: u64,
     is_finished: bool,
 }
 
-/// What both sides of a run know.
+/// The state that `Call` and `Driver` share.
 pub(crate) struct Shared {
     pub(crate) client: EraClient,
     pub(crate) entry: LedgerEntry,
     reference: Mutex<Reference>,
     questions: Mutex<HashMap<String, TrackedQuestion>>,
-    /// Weak, so that a run ends with what drives it.
+    /// Weak, so that the stream ends when the driver does.
     events: mpsc::WeakSender<Result<Event, Error>>,
-    /// So many events were told.
+    /// The number of events sent to the caller.
     emitted: AtomicU64,
-    /// So many events were asked for.
+    /// The number of events that the caller asked for.
     demand: watch::Sender<u64>,
-    /// Set when a call that is no task (yet) is to be called off.
+    /// Set when the caller cancels a call that is no task (yet).
     pub(crate) cancel_requested: watch::Sender<bool>,
-    /// Who dropped the run may wait until what drives it has ended.
+    /// Set when the call is dropped, so that [`Client::close`](super::Client::close) waits until the driver has ended.
     pending: Mutex<Option<PendingGuard>>,
 }
 
@@ -60,21 +60,21 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// How the answer to a question is given.
+/// How an answer gets to the server.
 #[derive(Debug, Clone)]
 pub(crate) enum AnswerRoute {
-    /// With an update of the task.
+    /// With `tasks/update`.
     TaskUpdate,
     /// With the next round of the call.
     NextRound(mpsc::Sender<(String, Value)>),
-    /// As the answer to a request of the server, in the session that it came in.
+    /// As the response to a request of the server, in the session that the request came in.
     Response(RequestId, u64),
 }
 
 struct TrackedQuestion {
     question: Question,
     route: AnswerRoute,
-    /// Its name in the ledger; none if it is not kept there.
+    /// Its key in the ledger; none if the ledger does not keep it.
     ledger_key: Option<String>,
     state: Stage,
 }
@@ -84,12 +84,12 @@ enum Stage {
     Open,
     Sending,
     Answered,
-    /// It was told that no answer is needed any more. Kept as a name that was used.
+    /// It needs no answer any more. Kept so that its key is not asked again.
     Settled,
 }
 
 impl Call {
-    /// Starts what `drive` does, and waits until there is something to say.
+    /// Spawns `drive` and waits for its first event.
     pub(crate) async fn open<F, T>(client: EraClient, entry: LedgerEntry, reference: Reference, drive: F) -> Result<Self, Error>
     where
         F: FnOnce(Driver) -> T,
@@ -112,7 +112,7 @@ impl Call {
         tokio::spawn(async move {
             tokio::select! {
                 biased;
-                // Nobody is interested any more. A call that is no task is given up, and not worth remembering.
+                // The caller dropped the call. One that is no task is cancelled with it, so the ledger forgets it.
                 () = sender.closed() => {
                     if finishing.reference().task.is_none() && !finishing.client.link().detached.load(Ordering::Relaxed) {
                         finishing.entry.remove().await;
@@ -157,14 +157,14 @@ impl Call {
         self.events_read += 1;
         match &event {
             Some(Ok(Event::Done(_)) | Err(_)) | None => self.is_finished = true,
-            Some(Ok(Event::Chunk(partial))) => self.shared.lock_reference().next = partial.seq.saturating_add(1),
+            Some(Ok(Event::Chunk(chunk))) => self.shared.lock_reference().next = chunk.seq.saturating_add(1),
             Some(Ok(Event::Gap { until, .. })) => self.shared.lock_reference().next = *until,
             Some(Ok(_)) => {}
         }
         Poll::Ready(event)
     }
 
-    /// What finds the task again, from any process. None while the call is no task.
+    /// The reference by which any process finds the task again. None while the call is no task.
     #[must_use]
     pub fn reference(&self) -> Option<Reference> {
         Some(self.shared.reference()).filter(|reference| reference.task.is_some())
@@ -179,10 +179,10 @@ impl Call {
         self.shared.answer(key, answer).await
     }
 
-    /// Asks the server to call the work off. How it ended still comes as [`Event::Done`].
+    /// Asks the server to cancel the call. The end still comes as [`Event::Done`].
     ///
     /// # Errors
-    /// When the server does not take it.
+    /// When the server refuses.
     pub async fn cancel(&self) -> Result<(), Error> {
         match self.shared.reference().task {
             Some(task) => self.shared.client.cancel(&task).await,
@@ -193,16 +193,16 @@ impl Call {
         }
     }
 
-    /// Stops watching. A task goes on, and the reference finds it again; a call that is no task is given up.
+    /// Stops watching. A task goes on, and the reference finds it again; a call that is no task is cancelled.
     #[must_use]
     pub fn detach(self) -> Option<Reference> {
         self.reference()
     }
 
-    /// Reads on to the end, and has questions answered as the client's options say.
+    /// Reads to the end. The options' question handler answers questions.
     ///
     /// # Errors
-    /// When the end cannot be learned.
+    /// When the client gave up before it saw the end.
     pub async fn finish(mut self) -> Result<Outcome, Error> {
         let handler = self.shared.client.link().options.question_handler.clone();
         while let Some(event) = self.next().await {
@@ -214,7 +214,7 @@ impl Call {
                         None => Answer::cancel(),
                     };
                     match self.answer(&question.key, answer).await {
-                        // Somebody else was faster.
+                        // Another client answered first.
                         Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }) | Ok(()) => {}
                         Err(error) => return Err(error),
                     }
@@ -254,7 +254,7 @@ impl Shared {
         self.questions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells an event, if there is room for it.
+    /// Sends an event, unless the queue is full.
     fn try_emit(&self, event: Event) {
         if self.events.upgrade().is_some_and(|events| events.try_send(Ok(event)).is_ok()) {
             self.emitted.fetch_add(1, Ordering::Relaxed);
@@ -272,14 +272,14 @@ impl Shared {
             asked.state = Stage::Sending;
             (asked.route.clone(), asked.ledger_key.clone())
         };
-        // If this is dropped half way, the question is open again; the ledger sees to it that the answer stays the same.
+        // If this future is dropped half way, the question is open again. The ledger makes sure that a second answer is the same.
         let reopen = Reopen { shared: self, key };
         let result = self.submit_answer(key, route, ledger_key, answer.value()).await;
         std::mem::forget(reopen);
         let mut questions = self.questions();
         let mut settled = false;
         if let Some(asked) = questions.get_mut(key).filter(|asked| asked.state == Stage::Sending) {
-            // Whether an update was heeded is seen at the task, and a round ends with its questions.
+            // A response settles its question at once. After an update the task's state shows it, and a round ends with its questions.
             settled = result.is_ok() && matches!(asked.route, AnswerRoute::Response(..));
             asked.state = match (&result, settled) {
                 (Err(_), _) => Stage::Open,
@@ -294,7 +294,6 @@ impl Shared {
         result
     }
 
-    /// Gives an answer that fits.
     async fn submit_answer(&self, key: &str, route: AnswerRoute, ledger_key: Option<String>, answer: &Value) -> Result<(), Error> {
         match ledger_key {
             Some(kept) => self.entry.answer_once(&kept, key, answer, |answer| self.send(key, route, answer)).await,
@@ -302,8 +301,8 @@ impl Shared {
         }
     }
 
-    async fn send(&self, key: &str, way: AnswerRoute, answer: Value) -> Result<(), Error> {
-        match way {
+    async fn send(&self, key: &str, route: AnswerRoute, answer: Value) -> Result<(), Error> {
+        match route {
             AnswerRoute::NextRound(round) => {
                 round.send((key.to_owned(), answer)).await.map_err(|_| Error::NoQuestion { key: key.to_owned() })
             }
@@ -316,12 +315,12 @@ impl Shared {
     }
 }
 
-/// Whether the server heard what was sent, and does not want it.
+/// Whether the server received the request and refused it.
 pub(crate) fn is_refusal(error: &Error) -> bool {
     matches!(error, Error::Rpc(_) | Error::Refused { .. } | Error::TaskNotFound { .. })
 }
 
-/// Opens a question again whose answer was not given.
+/// Opens a question again whose answer was not sent.
 struct Reopen<'a> {
     shared: &'a Shared,
     key: &'a str,
@@ -335,7 +334,7 @@ impl Drop for Reopen<'_> {
     }
 }
 
-/// The side of a run that makes it go on.
+/// The side of a call that talks to the server.
 pub(crate) struct Driver {
     events: mpsc::Sender<Result<Event, Error>>,
     pub(crate) shared: Arc<Shared>,
@@ -343,28 +342,27 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Tells an event, as soon as there is room for it.
+    /// Sends an event, and waits while the queue is full.
     pub(crate) async fn emit(&mut self, event: Event) {
         if self.events.send(Ok(event)).await.is_ok() {
             self.shared.emitted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The connection was lost. Told once, and only if there is room.
+    /// Reports a lost connection: once, and only if the queue is not full.
     pub(crate) fn connection_lost(&mut self, reason: String, retry_in: Duration) {
         if !std::mem::replace(&mut self.is_disconnected, true) {
             self.shared.try_emit(Event::Connection(LinkState::Lost { reason, retry_in }));
         }
     }
 
-    /// The connection is there.
     pub(crate) fn connection_restored(&mut self) {
         if std::mem::take(&mut self.is_disconnected) {
             self.shared.try_emit(Event::Connection(LinkState::Restored));
         }
     }
 
-    /// The call is a task: written down, then told. Returns when somebody wants to know more of it.
+    /// The call became a task: records it, then emits it. Returns when the caller wants the next event.
     pub(crate) async fn became_task(&mut self, task: &str, session: Option<String>) -> Result<(), Error> {
         let reference = {
             let mut reference = self.shared.lock_reference();
@@ -374,7 +372,7 @@ impl Driver {
             reference.clone()
         };
         self.shared.entry.set_task(&reference).await?;
-        // It was to be called off just when it became a task.
+        // The caller cancelled just when the call became a task.
         if *self.shared.cancel_requested.borrow() {
             self.shared.client.cancel(task).await?;
         }
@@ -383,20 +381,19 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits until an event is wanted that was not told yet. Who only wants to start a task never gets here, so nothing that
-    /// is told only once is wasted on it.
+    /// Waits until the caller asks for an event beyond those emitted. A caller that only starts a task never does, so the
+    /// server does not spend on it what it sends only once.
     pub(crate) async fn wait_for_demand(&self) {
         let emitted = self.shared.emitted.load(Ordering::Relaxed);
         let _ = self.shared.demand.subscribe().wait_for(|wanted| *wanted > emitted).await;
     }
 
-    /// The task as it is now.
     pub(crate) async fn report_status(&mut self, snapshot: TaskSnapshot) {
         self.shared.entry.update_status(snapshot.status, snapshot.message.clone()).await;
         self.emit(Event::Status(snapshot)).await;
     }
 
-    /// The task as its creation showed it: what it says already is told. That it works goes without saying.
+    /// Reports the state that came with the task's creation, unless it only says that the task is working.
     pub(crate) async fn report_created(&mut self, snapshot: &TaskSnapshot) -> (Status, Option<String>) {
         if !snapshot.status.is_terminal() && (snapshot.message.is_some() || snapshot.status != Status::Working) {
             self.report_status(snapshot.clone()).await;
@@ -404,13 +401,12 @@ impl Driver {
         (snapshot.status, snapshot.message.clone())
     }
 
-    /// It ended.
     pub(crate) async fn record_end(&self, status: Status, message: Option<String>) {
         self.shared.entry.update_status(status, message).await;
     }
 
-    /// A question has come. Told once; an answer that was given in an earlier life is given again if the server may not
-    /// have it.
+    /// Emits a question, each key once. An answer that an earlier process recorded is sent again instead, if the server may
+    /// not have it.
     pub(crate) async fn ask(&mut self, question: Question, route: AnswerRoute, ledger_key: Option<String>) -> Result<(), Error> {
         let key = question.key.clone();
         if self.shared.questions().contains_key(&key) {
@@ -442,7 +438,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A question that nobody needs to be asked.
+    /// Answers a question whose answer the client knows.
     pub(crate) async fn answer_without_asking(
         &mut self,
         question: Question,
@@ -463,19 +459,18 @@ impl Driver {
         }
     }
 
-    /// The question is asked again, in another way.
+    /// The server asked the question again: the answer takes the new route.
     pub(crate) fn set_route(&self, key: &str, route: AnswerRoute) {
         if let Some(asked) = self.shared.questions().get_mut(key).filter(|asked| asked.state == Stage::Open) {
             asked.route = route;
         }
     }
 
-    /// Whether the question was told before.
+    /// Whether the question has come before.
     pub(crate) fn knows(&self, key: &str) -> bool {
         self.shared.questions().contains_key(key)
     }
 
-    /// The question needs no answer any more.
     pub(crate) async fn withdraw(&mut self, key: &str) {
         let open = self.shared.questions().get(key).is_some_and(|asked| asked.state == Stage::Open);
         if open {
@@ -483,7 +478,7 @@ impl Driver {
         }
     }
 
-    /// Only these questions are open: the others need no answer any more.
+    /// Settles all questions but these.
     pub(crate) async fn retain_questions(&mut self, still: impl Fn(&str) -> bool) {
         let mut gone = Vec::new();
         for (key, asked) in self.shared.questions().iter_mut() {
@@ -497,12 +492,11 @@ impl Driver {
         }
     }
 
-    /// The round is over: its questions may be asked anew.
+    /// The next round may use the same keys for other questions.
     pub(crate) fn clear_questions(&self) {
         self.shared.questions().clear();
     }
 
-    /// Waits until the call is to be called off.
     pub(crate) async fn wait_for_cancel(&self) {
         let _ = self.shared.cancel_requested.subscribe().wait_for(|stop| *stop).await;
     }

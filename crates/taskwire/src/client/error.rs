@@ -1,15 +1,15 @@
-//! What can go wrong, told to who has to do something about it.
+//! The client's error, with messages that say what to do about it.
 
 use taskwire_core::task::RpcError;
 
-/// Why something could not be done. A task that was started may well go on: its [`Reference`](super::Reference) stays good.
+/// Why something could not be done. A started task may go on: its [`Reference`](super::Reference) stays valid.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server was not named in a way that is understood.
+    /// The server's address or command cannot be used.
     #[error("{0}")]
     Target(String),
-    /// Nobody answered, for as long as was worth trying.
+    /// The server did not respond until the give-up time.
     #[error("cannot reach {server}: {reason}")]
     Unreachable {
         /// Who was asked.
@@ -17,7 +17,7 @@ pub enum Error {
         /// What happened last.
         reason: String,
     },
-    /// The server refused the request as such.
+    /// The server refused the HTTP request.
     #[error("{server} refused the request with HTTP status {status}{}", in_parentheses(.reason))]
     Refused {
         /// Who was asked.
@@ -27,7 +27,7 @@ pub enum Error {
         /// What it said, shortened.
         reason: String,
     },
-    /// The server wants to know who is calling, or does not let this caller in.
+    /// The server wants a token, or refuses this caller.
     #[error("{server} does not let us in{}: give a token that it accepts", in_parentheses(.reason))]
     Unauthorized {
         /// Who was asked.
@@ -35,7 +35,7 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
-    /// A token could not be had.
+    /// The client could not get a token.
     #[error("no token: {0}")]
     Auth(String),
     /// There is no version of the protocol that both sides speak.
@@ -46,7 +46,7 @@ pub enum Error {
         /// What it speaks.
         supported: String,
     },
-    /// The server needs a client that can do more.
+    /// The server needs a client with more capabilities.
     #[error("{server} needs a client that can do this: {needed}")]
     Capability {
         /// Who was asked.
@@ -54,7 +54,7 @@ pub enum Error {
         /// What the client would have to declare.
         needed: String,
     },
-    /// The server said something that the protocol does not allow.
+    /// The server sent something that the protocol does not allow.
     #[error("{server} broke the protocol: {reason}")]
     Protocol {
         /// Who was asked.
@@ -62,10 +62,10 @@ pub enum Error {
         /// What was wrong.
         reason: String,
     },
-    /// The server answered with an error.
+    /// The server responded with a JSON-RPC error.
     #[error("{} (code {})", .0.message, .0.code)]
     Rpc(RpcError),
-    /// The answer to a call was lost, and calling again could do the work twice.
+    /// The response to a call was lost, and calling again could do the work twice.
     #[error(
         "the answer to `{tool}` was lost ({reason}); it may have run, and the server does not promise to know it again: look before you call it once more"
     )]
@@ -75,10 +75,10 @@ pub enum Error {
         /// How it was lost.
         reason: String,
     },
-    /// The server does not know the task (any more), or it is not ours.
+    /// The server does not know the task (any more), or it belongs to another caller.
     #[error("the server does not know the task `{task}`: it is over and forgotten, or belongs to somebody else")]
     TaskNotFound {
-        /// Its name.
+        /// Its id.
         task: String,
     },
     /// The server does not list the tasks of a caller.
@@ -109,28 +109,26 @@ pub enum Error {
         /// Which question.
         key: String,
     },
-    /// There is more of something than is taken.
+    /// A limit of the client was exceeded.
     #[error("more than {max} {what}: raise `{key}` to take it")]
     Limit {
         /// Of what.
         what: &'static str,
-        /// How much is taken.
+        /// The limit.
         max: usize,
-        /// Where that is set.
+        /// The setting that raises it.
         key: &'static str,
     },
-    /// The list of tasks on disk could not be used.
+    /// The ledger could not be used.
     #[error("{0}")]
     Ledger(String),
-    /// No task of this list has such a name.
-    #[error(
-        "no task that was started from here begins with `{prefix}`: `taskwire tasks --all` lists them; one that was started elsewhere is SERVER#ID, and `taskwire tasks SERVER` lists those"
-    )]
+    /// No entry of the ledger has such an id.
+    #[error("no entry of the ledger begins with `{prefix}`")]
     NoSuchEntry {
         /// What was looked for.
         prefix: String,
     },
-    /// Several tasks have such a name.
+    /// Several entries have such an id.
     #[error("`{prefix}` could be any of {}: give more of it", .candidates.join(", "))]
     Ambiguous {
         /// What was looked for.
@@ -147,7 +145,7 @@ fn in_parentheses(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" ({reason})") }
 }
 
-/// The first line of what a server said, at most so many characters.
+/// The first line of a server's text, at most 200 characters.
 pub(crate) fn shortened(text: &str) -> String {
     const SHOWN_CHARS: usize = 200;
     let line = text.trim().lines().next().unwrap_or_default().trim();

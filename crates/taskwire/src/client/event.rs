@@ -1,4 +1,4 @@
-//! What a run tells: its output, its state, its questions, its end.
+//! The events that a call yields, and what they carry: references, chunks, task snapshots, outcomes.
 
 use std::{fmt, time::Duration};
 
@@ -11,11 +11,11 @@ use taskwire_core::{
 
 use super::{form::whole_number, question::Question};
 
-/// Which generation of the protocol a server speaks.
+/// The era of the protocol that a server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Era {
-    /// 2026-07-28: each request says all about itself.
+    /// 2026-07-28: each request carries its own version and capabilities.
     Modern,
     /// 2025-11-25 and before: sessions that begin with `initialize`.
     Legacy,
@@ -30,19 +30,19 @@ impl fmt::Display for Era {
     }
 }
 
-/// Enough to find a task again, from any process.
+/// Enough to find a task again from any process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reference {
     /// The server, as a [`Target`](super::Target) is written.
     pub server: String,
-    /// How the server was spoken to.
+    /// The era in which the client spoke to the server.
     pub era: Era,
-    /// The task; absent if the call was sent and no answer has come.
+    /// The task; absent if the call was sent and no response has come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
     /// The tool that was called.
     pub tool: String,
-    /// Under which the call was sent, so that it can be sent again without running twice.
+    /// The idempotency key of the call, so that it can be sent again without running twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The session that the task may be bound to (legacy era).
@@ -51,13 +51,13 @@ pub struct Reference {
     /// The arguments of the call, kept until its task is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub args: Option<Payload>,
-    /// The first chunk of output that was not handed out yet.
+    /// The first chunk of output that the call has not yielded yet.
     #[serde(default)]
     pub next: u64,
 }
 
 impl Reference {
-    /// To a task of which no more is known.
+    /// A reference to a task of which only the id is known.
     #[must_use]
     pub fn of_task(server: &str, era: Era, task: &str) -> Self {
         let (server, task, tool) = (server.to_owned(), Some(task.to_owned()), String::new());
@@ -65,37 +65,37 @@ impl Reference {
     }
 }
 
-/// `SERVER#TASK`, as the terminal client takes it.
+/// Writes `SERVER#TASK`, which the terminal client reads.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}#{}", self.server, self.task.as_deref().or(self.key.as_deref()).unwrap_or_default())
     }
 }
 
-/// One thing that happened to a run.
+/// One thing that a [`Call`](super::Call) yields.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Event {
     /// The call is a task. Comes once, before any output of it.
     Task(Reference),
-    /// Output, in order, each piece once.
+    /// Output, in order, each chunk once.
     Chunk(Chunk),
-    /// Output that is lost for good: the pieces `from..until`. It goes on behind them.
+    /// The chunks `from..until` are lost for good. Output goes on after them.
     Gap {
-        /// The first that is missing.
+        /// The first lost chunk.
         from: u64,
-        /// The first that is there again.
+        /// The first chunk after the gap.
         until: u64,
     },
-    /// The state of the task, or what it says about itself, changed.
+    /// The status of the task or its message changed.
     Status(TaskSnapshot),
     /// How far the work is.
     Progress {
-        /// So much is done.
+        /// The amount done.
         progress: f64,
-        /// Of so much, if that is known.
+        /// The whole amount, if it is known.
         total: Option<f64>,
-        /// What is being done.
+        /// What the tool is doing.
         message: Option<String>,
     },
     /// A question. Each key comes once.
@@ -105,29 +105,29 @@ pub enum Event {
         /// Which question.
         key: String,
     },
-    /// The connection to the server was lost, or is back. Nothing is lost with it.
+    /// The connection to the server was lost, or is back. No event is lost with it.
     Connection(ConnectionState),
     /// A line for the log, as the server wrote it (the params of `notifications/message`).
     Log(Payload),
-    /// The end. Nothing comes after it.
+    /// The end; the last event.
     Done(Outcome),
 }
 
-/// How the connection is.
+/// The state of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionState {
-    /// Gone; it is tried again.
+    /// Lost; the client tries again.
     Lost {
         /// What happened.
         reason: String,
-        /// When it is tried again.
+        /// How long the client waits before it tries again.
         retry_in: Duration,
     },
-    /// There again.
+    /// Back again.
     Restored,
 }
 
-/// A piece of output.
+/// A chunk of output.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Chunk {
     /// Its number within the task, from 0.
@@ -157,37 +157,37 @@ fn text_of(blocks: &[Value]) -> String {
 /// A task as its server showed it.
 #[derive(Debug, Clone)]
 pub struct TaskSnapshot {
-    /// Its name.
+    /// Its id.
     pub id: String,
-    /// How it is.
+    /// Its status.
     pub status: Status,
-    /// What it says about itself.
+    /// Its status message.
     pub message: Option<String>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: String,
     /// When it changed last.
     pub updated_at: String,
-    /// How long it is kept from its making on; for ever if absent.
+    /// How long the server keeps it from its creation on; for ever if absent.
     pub ttl_ms: Option<u64>,
-    /// How often its server wants to be asked.
+    /// The time between two polls that the server suggests.
     pub poll_ms: Option<u64>,
-    /// Its open questions (modern era; in the legacy era they come with [`Event::Input`] only).
+    /// Its open questions (modern era; in the legacy era they come with [`Event::Question`] only).
     pub questions: Vec<Question>,
-    /// How it ended, if it has and the server says so with its state.
+    /// How it ended, if it has and its snapshot says so.
     pub outcome: Option<Outcome>,
-    /// All that the server said.
+    /// The whole JSON of the server.
     pub raw: Value,
 }
 
 impl TaskSnapshot {
-    /// Reads what both eras say of a task; they differ in the names of two times.
+    /// Reads a task of either era; `ttl` and `poll` are the two member names that differ.
     pub(crate) fn read(raw: &Payload, ttl: &str, poll: &str) -> Result<Self, String> {
-        let value: Value = raw.read().map_err(|error| format!("a task that is none: {error}"))?;
+        let value: Value = raw.read().map_err(|error| format!("a task that cannot be read: {error}"))?;
         let text = |key: &str| value[key].as_str().map(str::to_owned);
         let status = value["status"].as_str().ok_or("a task without `status`")?;
         Ok(Self {
             id: text("taskId").ok_or("a task without `taskId`")?,
-            status: Status::read(status).ok_or_else(|| format!("a task with the status `{status}`, which is none"))?,
+            status: Status::read(status).ok_or_else(|| format!("a task with the unknown status `{status}`"))?,
             message: text("statusMessage"),
             created_at: text("createdAt").unwrap_or_default(),
             updated_at: text("lastUpdatedAt").unwrap_or_default(),
@@ -205,9 +205,9 @@ impl TaskSnapshot {
 pub enum Outcome {
     /// With a result, which may say that the tool failed.
     Result(ToolResult),
-    /// With an error of the protocol.
+    /// With a JSON-RPC error.
     Failed(RpcError),
-    /// It was called off.
+    /// It was cancelled.
     Cancelled {
         /// What the server said about it.
         message: Option<String>,
@@ -219,11 +219,11 @@ pub enum Outcome {
 pub struct ToolResult {
     /// Its content blocks.
     pub content: Vec<Value>,
-    /// Its value, if it has one.
+    /// Its structured content, if it has any.
     pub structured: Option<Value>,
     /// Whether the tool says that it failed.
     pub is_error: bool,
-    /// All that the server said.
+    /// The whole JSON of the server.
     pub raw: Payload,
 }
 
@@ -234,7 +234,6 @@ impl ToolResult {
         text_of(&self.content)
     }
 
-    /// Reads the result of a tool.
     pub(crate) fn read(raw: Payload) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Read {
@@ -245,7 +244,7 @@ impl ToolResult {
             #[serde(default, rename = "isError")]
             is_error: Option<bool>,
         }
-        let read: Read = raw.read().map_err(|error| format!("the result of the tool is none: {error}"))?;
+        let read: Read = raw.read().map_err(|error| format!("the result of the tool cannot be read: {error}"))?;
         Ok(Self {
             content: read.content.unwrap_or_default(),
             structured: read.structured,

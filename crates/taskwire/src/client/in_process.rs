@@ -1,4 +1,4 @@
-//! A server of ours in the same process, as a target.
+//! A [`Server`] in the same process as a [`Target`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What has been pushed for one run and not been looked at yet.
+//! The bounded queue of messages that streams pushed for one call.
 
 use std::{
     collections::VecDeque,
@@ -9,28 +9,28 @@ use std::{
 use taskwire_core::{Payload, task::RpcError, wire::RequestId};
 use tokio::sync::Notify;
 
-/// Something that was pushed.
+/// One message for a call, from whatever stream it came on.
 #[derive(Debug, Clone)]
 pub(crate) enum Notice {
-    /// The task, as a notification shows it. `own` if it came on the stream of the run's own request.
+    /// The task's state. `on_own_stream` if it came on the stream of the call's own request.
     Task { raw: Payload, on_own_stream: bool },
-    /// A piece of output, likewise.
+    /// A chunk of output, likewise.
     Chunk { seq: u64, content: Payload, on_own_stream: bool },
-    /// How far the work is: the params of a notification.
+    /// The params of the notification.
     Progress(Payload),
-    /// A line for the log.
+    /// The params of the notification.
     Log(Payload),
-    /// An answer that came on another stream than its request.
+    /// A response that came on another stream than its request.
     Response(Result<Payload, RpcError>),
     /// A question of the legacy era that needs no answer any more.
     QuestionWithdrawn { id: RequestId, session: u64 },
     /// A question of the legacy era.
     Question { id: RequestId, session: u64, method: String, params: Payload },
-    /// Whether the stream is there that a server of the legacy era writes to by itself.
+    /// Whether the session stream (legacy era) is open.
     SessionStream(bool),
-    /// From now on the task is pushed; its output too, if `output`. What lies before `from` the server has no more.
+    /// From now on the server pushes the task, and its output if `output`. Chunks before `first_seq` it has no more.
     StreamUp { output: bool, first_seq: Option<u64> },
-    /// From now on it is not: for a while, or for good.
+    /// From now on it does not; for good without `retry_in`.
     StreamDown { reason: String, retry_in: Option<Duration> },
 }
 
@@ -43,7 +43,7 @@ impl Notice {
     }
 }
 
-/// A queue whose writers never wait. Output that has no room is left out, and that is remembered.
+/// A queue whose writers never wait. It drops output that has no room, and remembers that it did.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     state: Mutex<State>,
@@ -55,14 +55,13 @@ pub(crate) struct Inbox {
 struct State {
     notices: VecDeque<Notice>,
     bytes: usize,
-    /// How many there are that are neither states, progress nor output.
+    /// The number of notices other than tasks, progress and chunks.
     others: usize,
     dropped: bool,
-    /// The last piece of output that was left out.
+    /// The last chunk that was dropped.
     last_dropped: Option<u64>,
 }
 
-/// How many such facts are kept.
 const OTHERS_MAX: usize = 1024;
 
 impl Inbox {
@@ -70,7 +69,7 @@ impl Inbox {
         Self { state: Mutex::default(), wake: Notify::new(), max }
     }
 
-    /// Adds a fact; false if there is no room for it.
+    /// Adds a notice; false if there is no room for it.
     pub(crate) fn push(&self, notice: Notice) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let size = notice.size();
@@ -83,7 +82,7 @@ impl Inbox {
             self.wake.notify_one();
             return false;
         }
-        // Of states and of progress only the last counts; of anything else only so much is kept.
+        // A newer state or progress replaces the older one; the number of other notices is limited.
         match &notice {
             Notice::Task { on_own_stream: own, .. } => {
                 state.notices.retain(|known| !matches!(known, Notice::Task { on_own_stream: other, .. } if other == own))
@@ -100,7 +99,6 @@ impl Inbox {
         true
     }
 
-    /// The next fact, if there is one.
     pub(crate) fn try_next(&self) -> Option<Notice> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let notice = state.notices.pop_front()?;
@@ -111,7 +109,7 @@ impl Inbox {
         Some(notice)
     }
 
-    /// Waits until there is something to look at.
+    /// Waits until there is a notice, or output was dropped.
     pub(crate) async fn ready(&self) {
         loop {
             let notified = self.wake.notified();
@@ -125,17 +123,16 @@ impl Inbox {
         }
     }
 
-    /// The last piece of output that was ever left out.
+    /// The last chunk that was ever dropped.
     pub(crate) fn last_dropped(&self) -> Option<u64> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).last_dropped
     }
 
-    /// Whether there is nothing to look at.
     pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).notices.is_empty()
     }
 
-    /// Whether output was left out since this was last asked.
+    /// Whether output was dropped since the last call of this.
     pub(crate) fn take_dropped(&self) -> bool {
         std::mem::take(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner).dropped)
     }

@@ -1,7 +1,7 @@
-//! The tasks that this user started, on disk: what was called, what became of it, which answers were given.
+//! The ledger: a SQLite database of the calls that this user started, their tasks, and the answers to their questions.
 //!
-//! A call is in here before it is sent, an answer before it is given: a process that dies in between has lost nothing, and
-//! does nothing twice. Any number of processes may have one ledger open.
+//! The client records a call before it sends it, and an answer before it sends it: if the process dies in between, the next
+//! one loses nothing and does nothing twice. Any number of processes may have one ledger open.
 
 mod db;
 #[cfg(test)]
@@ -31,24 +31,24 @@ use super::{
     ledger_entry::{CallRecorder, EntryId, Recorded},
 };
 
-/// Tasks that a ledger holds. One more, and the oldest goes; those that ended go first.
+/// Entries of a ledger. One more removes the oldest; those that ended go first.
 pub const LEDGER_ENTRIES: usize = 10_000;
 /// Arguments that are larger are not kept.
 const ARGS_BYTES_MAX: usize = 1024 * 1024;
-/// As much is kept of what a task says about itself.
+/// Longer status messages are cut.
 const MESSAGE_BYTES_MAX: usize = 4096;
-/// Answers that are kept of one task, and questions.
+/// Answers of one task, and questions.
 const QUESTIONS_MAX: usize = 10_000;
 /// Questions that are larger are not kept.
 const QUESTION_BYTES_MAX: usize = 1024 * 1024;
-/// Names that are listed when one could be any of many.
+/// Entries that an ambiguous name lists.
 const CANDIDATES_MAX: usize = 10;
 const TRACKERS: &str = "places";
 
-/// What is read of an entry, before its arguments.
+/// The columns of an entry, without its arguments.
 const COLUMNS: &str = "id, task, status, message, created_at, updated_at, ended, reference";
 
-/// An entry that a name could mean.
+/// An entry that an ambiguous name could mean.
 struct Candidate {
     server: String,
     name: String,
@@ -56,14 +56,14 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// By its id, and by its server if that alone tells it from the others.
+    /// Its id and tool, with its server if the candidates have the same id.
     fn label(&self, with_server: bool) -> String {
         let name = if with_server { format!("{}#{}", self.server, self.name) } else { self.name.clone() };
         if self.tool.is_empty() { name } else { format!("{name} ({})", self.tool) }
     }
 }
 
-/// The tasks that this user started. Cheap to clone; its calls block for as long as a small write to the disk takes.
+/// The calls and tasks that this user started. Cheap to clone; its methods block for as long as a small write to the disk takes.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     dir: Arc<Path>,
@@ -74,13 +74,13 @@ pub struct Ledger {
 /// A call, and what is known of it.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Which it is.
+    /// Its id.
     pub id: EntryId,
-    /// How to get back to it. Its `next` is the first chunk that was not wholly shown.
+    /// Finds the task again. Its `next` is the first chunk that was not wholly shown.
     pub reference: Reference,
-    /// How it was when last seen.
+    /// The status that was seen last.
     pub status: Option<Status>,
-    /// What it said about itself then, shortened.
+    /// The status message that was seen last, shortened.
     pub message: Option<String>,
     /// When it was called.
     pub created_at: Timestamp,
@@ -102,10 +102,10 @@ impl Ledger {
     fn open_bounded(dir: &Path, entries_max: usize) -> Result<Self, Error> {
         let cannot = |error: io::Error| Error::Ledger(format!("cannot keep a ledger of tasks in {}: {error}", dir.display()));
         let dir = std::path::absolute(dir).map_err(cannot)?;
-        // For this user alone: arguments and answers are in here.
+        // For this user alone: it holds arguments and answers.
         DirBuilder::new().recursive(true).mode(0o700).create(dir.join(TRACKERS)).map_err(cannot)?;
-        // One at a time, also within this process: one of many sets a new database up, and the handle that makes its file is
-        // closed before any other opens it, for that would take away the locks that SQLite has by then.
+        // One opens at a time, also within this process: the first sets the database up, and the handle that creates its file is
+        // closed before another opens it, because closing it later would release SQLite's locks.
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(dir.join("lock")).map_err(cannot)?;
         while let Err(error) = lock.lock() {
             if error.kind() != io::ErrorKind::Interrupted {
@@ -119,11 +119,11 @@ impl Ledger {
         Ok(Self { dir: dir.into(), db: Arc::new(Mutex::new(connection)), entries_max })
     }
 
-    /// Opens this user's ledger: in `$TASKWIRE_STATE_DIR`, else in `taskwire` in `$XDG_STATE_HOME`, else where the platform
-    /// keeps such things.
+    /// Opens this user's ledger: in `$TASKWIRE_STATE_DIR`, else in `taskwire` in `$XDG_STATE_HOME`, else in the platform's
+    /// directory for state.
     ///
     /// # Errors
-    /// When there is no such place, and as [`Ledger::open`].
+    /// When this user has no home directory, and as [`Ledger::open`].
     pub fn of_user() -> Result<Self, Error> {
         let dir = state_dir(|name| std::env::var_os(name), std::env::home_dir()).ok_or_else(|| {
             Error::Ledger("this user has no home directory to keep a ledger of tasks in: set TASKWIRE_STATE_DIR".to_owned())
@@ -131,8 +131,8 @@ impl Ledger {
         Self::open(&dir)
     }
 
-    /// Opens the ledger in `dir` for who only looks: nothing is made or changed, and nobody is waited for. Nothing if there is
-    /// none. What would change it is refused.
+    /// Opens the ledger in `dir` for reading only: it creates and changes no file, waits for no writer, and refuses changes.
+    /// None if there is no ledger.
     ///
     /// # Errors
     /// When it is of another release, when it is damaged, or when the disk fails.
@@ -156,7 +156,7 @@ impl Ledger {
         dir.map_or(Ok(None), |dir| Self::open_read_only(&dir))
     }
 
-    /// Where it is.
+    /// Its directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -174,8 +174,7 @@ impl Ledger {
         })
     }
 
-    /// All entries, the newest first, without arguments: those can be large, and [`Ledger::entry`] and [`Ledger::find`] have
-    /// them.
+    /// All entries, the newest first, without arguments, which can be large: [`Ledger::entry`] and [`Ledger::find`] read those.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -192,11 +191,11 @@ impl Ledger {
         })
     }
 
-    /// The entry whose task begins with `prefix`, or whose key does if it has no task yet. A whole name counts before the
-    /// beginnings of others.
+    /// The entry whose task id begins with `prefix`, or whose key does if it has no task yet. A whole id goes before a prefix
+    /// of others.
     ///
     /// # Errors
-    /// When none is called so, or more than one, and when the ledger cannot be read.
+    /// When no entry matches, or more than one, and when the ledger cannot be read.
     pub fn find(&self, prefix: &str) -> Result<Entry, Error> {
         self.read(|db| {
             let mut statement = db.prepare_cached(
@@ -227,10 +226,10 @@ impl Ledger {
         })
     }
 
-    /// What of a task's output was shown. One at a time keeps it, until it is dropped or its process has ended.
+    /// The tracker of what was shown of a task's output. It is locked until it is dropped or its process has ended.
     ///
     /// # Errors
-    /// When that cannot be read, and when the ledger has forgotten the task.
+    /// When it cannot be read, and when the ledger does not have the entry any more.
     pub fn output_tracker(&self, entry: EntryId) -> Result<OutputTracker, Error> {
         let id = self.read(|db| resolve_existing(db, entry))?;
         OutputTracker::open(self.tracker_path(id))
@@ -265,7 +264,7 @@ impl Ledger {
         self.dir.join(TRACKERS).join(id.to_string())
     }
 
-    /// Removes what belongs to entries that are gone. A file that stays is never looked at: no other entry gets its number.
+    /// Removes the files of removed entries. One that stays does no harm: no other entry gets its id.
     fn remove_tracker_files(&self, gone: impl IntoIterator<Item = i64>) {
         for id in gone {
             let _ = fs::remove_file(self.tracker_path(id));
@@ -280,7 +279,7 @@ impl Ledger {
         look(&self.lock()).map_err(|fault| fault.into_error(&self.dir))
     }
 
-    /// All of `change` or nothing; no other process writes in between.
+    /// Makes all of `change` or nothing; no other process writes in between.
     fn write<T>(&self, change: impl FnOnce(&Connection) -> Result<T, DbError>) -> Result<T, Error> {
         let mut connection = self.lock();
         let begun = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(DbError::from);
@@ -326,16 +325,16 @@ impl CallRecorder for Ledger {
             let other: Option<(i64, bool)> = other.query_row([&server, task], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
             remove_questions_and_answers(db, id)?;
             match other {
-                // Somebody follows the task already: from now on the two are one, or its questions could be answered twice.
+                // Another entry has the task already. The two are merged, or its questions could be answered twice.
                 Some((other, false)) => {
-                    let told = "UPDATE entry SET key = ?2, reference = ?3 WHERE id = ?1 AND key IS NULL";
-                    db.execute(told, params![other, reference.key, kept])?;
+                    let merge = "UPDATE entry SET key = ?2, reference = ?3 WHERE id = ?1 AND key IS NULL";
+                    db.execute(merge, params![other, reference.key, kept])?;
                     let joined = "UPDATE entry SET same = ?2, task = NULL, args = NULL, ended = 1, updated_at = ?3
                                   WHERE id = ?1 OR same = ?1";
                     db.execute(joined, [id, other, now])?;
                     return Ok(None);
                 }
-                // The server gives names again: that one cannot be reached any more.
+                // The server reused the task id: the ended task cannot be reached any more.
                 Some((other, true)) => remove_entry(db, other)?,
                 None => {}
             }
@@ -351,7 +350,7 @@ impl CallRecorder for Ledger {
     fn update_status(&self, entry: EntryId, status: Status, message: Option<&str>, now: Timestamp) -> Result<(), Error> {
         let message = message.map(|text| &text[..text.floor_char_boundary(MESSAGE_BYTES_MAX)]);
         self.write(|db| {
-            // Nothing is written, and nothing waits for the disk, where nothing is new.
+            // An unchanged status writes nothing, so it does not wait for the disk.
             let sql = "UPDATE entry SET status = ?2, message = ?3, updated_at = ?4, ended = ?5
                        WHERE id = (SELECT ifnull(same, id) FROM entry WHERE id = ?1) AND ended = 0
                        AND (status IS NOT ?2 OR message IS NOT ?3)";
@@ -460,19 +459,18 @@ impl CallRecorder for Ledger {
     }
 }
 
-/// What is kept of a reference as a whole: all that has no column of its own.
+/// A reference without the members that have columns of their own.
 fn reference_json(reference: &Reference) -> Result<String, Error> {
     let kept = Reference { task: None, args: None, next: 0, ..reference.clone() };
     serde_json::to_string(&kept).map_err(|error| Error::Ledger(format!("a reference cannot be written: {error}")))
 }
 
-/// Where this user's ledger is.
 fn state_dir(variable: impl Fn(&str) -> Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
     let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(dir) = path("TASKWIRE_STATE_DIR") {
         return Some(dir);
     }
-    // By its own rules this one does not count if it is relative.
+    // The XDG specification ignores a relative path.
     if let Some(dir) = path("XDG_STATE_HOME").filter(|dir| dir.is_absolute()) {
         return Some(dir.join("taskwire"));
     }

@@ -1,4 +1,4 @@
-//! What a client wants to be kept of its calls, and one call's entry there, if there is a ledger.
+//! [`CallRecorder`], by which a client records its calls, and [`LedgerEntry`], one call's entry there.
 
 use std::{fmt, sync::Arc};
 
@@ -7,45 +7,44 @@ use taskwire_core::Timestamp;
 
 use super::{Error, Options, Reference, Status, call::is_refusal};
 
-/// Keeps calls, their tasks, and the answers to their questions, for whoever comes back to them. `Ledger` does, with the feature
-/// `ledger`. Its methods may block; when they fail, what they were to record is not done.
+/// Keeps calls, their tasks, and the answers to their questions, so that another process can go on with them. `Ledger` (feature
+/// `ledger`) is one. Its methods may block; when one fails, the client does not do what it wanted to record.
 pub trait CallRecorder: fmt::Debug + Send + Sync {
-    /// The entry of a call that is about to be sent, or of a task that may have been started elsewhere: it is made if there is none.
-    /// A call that was entered before under the same key is the same call. Its arguments are kept until its task has a name, if they
-    /// are not too large.
+    /// Finds or adds the entry of a call that the client is about to send, or of a task that may have been started elsewhere. Two
+    /// calls with the same key are the same call. Its arguments are kept until its task is known, unless they are too large.
     fn find_or_add(&self, reference: &Reference, now: Timestamp) -> Result<EntryId, Error>;
 
-    /// The call became the task that its reference names now. What was asked and answered before belonged to the call, not
-    /// to the task, and goes. May be told again when the reference has changed in other ways.
+    /// The call became the task that its reference names. Questions and answers of the call are removed: they are not the
+    /// task's. The client calls this again when the reference has changed in other ways.
     fn set_task(&self, entry: EntryId, reference: &Reference, now: Timestamp) -> Result<(), Error>;
 
-    /// How the task was last seen. The first end stays, and no question is open behind it.
+    /// Records the status of the task. The first end stays, and removes open questions.
     fn update_status(&self, entry: EntryId, status: Status, message: Option<&str>, now: Timestamp) -> Result<(), Error>;
 
-    /// Removes an entry and all that belongs to it. The task, if it still runs, goes on.
+    /// Removes an entry and all that belongs to it. A task that still runs goes on.
     fn remove(&self, entry: EntryId) -> Result<(), Error>;
 
-    /// Records an answer that is about to be sent, if it is the first to its question.
+    /// Records an answer that the client is about to send, if it is the first to its question.
     fn record_answer(&self, entry: EntryId, key: &str, answer: &Value) -> Result<Recorded, Error>;
 
-    /// The server refused the answer: another may be given. One that it has stays.
+    /// The server refused the answer: another may be recorded. An acknowledged answer stays.
     fn withdraw_answer(&self, entry: EntryId, key: &str) -> Result<(), Error>;
 
     /// The server has the answer.
     fn acknowledge_answer(&self, entry: EntryId, key: &str) -> Result<(), Error>;
 
-    /// Keeps a question that its server asks only once, for whoever follows the task next. What is asked under the same key
-    /// takes its place; one that is too large is not kept.
+    /// Keeps a question that its server asks only once, for the next process that follows the task. It replaces one with the
+    /// same key. A question that is too large is not kept.
     fn record_question(&self, entry: EntryId, key: &str, question: &Value) -> Result<(), Error>;
 
-    /// The questions that were kept and whose answer the server does not have, oldest first.
+    /// The kept questions whose answer the server does not have, oldest first.
     fn open_questions(&self, entry: EntryId) -> Result<Vec<(String, Value)>, Error>;
 
     /// The answers to a task's questions, oldest first: the question's key, the answer, and whether the server has it.
     fn answers(&self, entry: EntryId) -> Result<Vec<(String, Value, bool)>, Error>;
 }
 
-/// Which entry of a ledger. Never given twice.
+/// The id of a ledger's entry. It is never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryId(pub i64);
 
@@ -58,18 +57,18 @@ impl fmt::Display for EntryId {
 /// Whether an answer is the first to its question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded {
-    /// It is, and was recorded.
+    /// It is, and is recorded now.
     New,
-    /// It is not, and was not.
+    /// Another one was recorded before it.
     Before {
-        /// The one that was.
+        /// The recorded answer.
         answer: Value,
         /// Whether the server has it.
         acknowledged: bool,
     },
 }
 
-/// Where a run is kept.
+/// The entry of a call, or nothing without a ledger.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LedgerEntry(Option<OpenEntry>);
 
@@ -80,13 +79,12 @@ struct OpenEntry {
     options: Arc<Options>,
 }
 
-/// Does something with the disk, away from what must not wait.
+/// Runs `work`, which waits for the disk, outside the async threads.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
     tokio::task::spawn_blocking(work).await.map_err(|error| Error::Ledger(format!("the ledger could not be used: {error}")))?
 }
 
 impl LedgerEntry {
-    /// Finds the page of a call or task, or begins one.
     pub(crate) async fn find_or_add(options: &Arc<Options>, reference: Reference) -> Result<Self, Error> {
         let Some(ledger) = options.ledger.clone() else { return Ok(Self(None)) };
         let (recorder, now) = (ledger.clone(), options.clock.now());
@@ -102,13 +100,12 @@ impl LedgerEntry {
         blocking(move || work(&entry)).await.map(Some)
     }
 
-    /// The call is this task now.
     pub(crate) async fn set_task(&self, reference: &Reference) -> Result<(), Error> {
         let reference = reference.clone();
         self.with(move |entry| entry.ledger.set_task(entry.id, &reference, entry.options.clock.now())).await.map(drop)
     }
 
-    /// How the task was last seen. Not worth failing for.
+    /// Records the status of the task. A failure is only logged.
     pub(crate) async fn update_status(&self, status: Status, message: Option<String>) {
         let noted =
             self.with(move |entry| entry.ledger.update_status(entry.id, status, message.as_deref(), entry.options.clock.now())).await;
@@ -117,15 +114,15 @@ impl LedgerEntry {
         }
     }
 
-    /// The call ended without having been a task, or was never sent.
+    /// The call ended without a task, or was never sent.
     pub(crate) async fn remove(&self) {
-        if let Err(error) = self.with(|page| page.ledger.remove(page.id)).await {
+        if let Err(error) = self.with(|entry| entry.ledger.remove(entry.id)).await {
             tracing::warn!(%error, "a call that has ended could not be struck out");
         }
     }
 
-    /// Answers the question `key`, which is called `name` here. Another answer may be under way: the first one that is written down
-    /// counts, and is the only one that is ever sent.
+    /// Answers the question `key`, whose key in the ledger is `name`. Of several answers, the client sends only the first one that was
+    /// recorded.
     pub(crate) async fn answer_once<F: Future<Output = Result<(), Error>>>(
         &self,
         name: &str,
@@ -141,7 +138,7 @@ impl LedgerEntry {
         };
         let is_ours = first == *answer;
         if let Err(error) = send(first).await {
-            // The server will not have it: there may be a better one.
+            // The server refused it, so another answer may be recorded.
             if is_refusal(&error) {
                 self.withdraw_answer(name).await?;
             }
@@ -151,7 +148,6 @@ impl LedgerEntry {
         if is_ours { Ok(()) } else { answered_before() }
     }
 
-    /// About to answer: the first answer that is written down is the one that is given.
     pub(crate) async fn record_answer(&self, key: &str, answer: &Value) -> Result<Recorded, Error> {
         let (key, answer) = (key.to_owned(), answer.clone());
         Ok(self.with(move |entry| entry.ledger.record_answer(entry.id, &key, &answer)).await?.unwrap_or(Recorded::New))
@@ -163,13 +159,12 @@ impl LedgerEntry {
         self.with(move |entry| entry.ledger.acknowledge_answer(entry.id, &key)).await.map(drop)
     }
 
-    /// The server refused the answer.
     async fn withdraw_answer(&self, key: &str) -> Result<(), Error> {
         let key = key.to_owned();
         self.with(move |entry| entry.ledger.withdraw_answer(entry.id, &key)).await.map(drop)
     }
 
-    /// What was answered before: the answer, and whether the server has it.
+    /// The recorded answer, and whether the server has it.
     pub(crate) async fn recorded_answer(&self, key: &str) -> Result<Option<(Value, bool)>, Error> {
         let key = key.to_owned();
         let found = self.with(move |entry| {
@@ -179,13 +174,11 @@ impl LedgerEntry {
         Ok(found.await?.flatten())
     }
 
-    /// A question was asked that is asked once only.
     pub(crate) async fn record_question(&self, key: &str, question: &Value) -> Result<(), Error> {
         let (key, question) = (key.to_owned(), question.clone());
         self.with(move |entry| entry.ledger.record_question(entry.id, &key, &question)).await.map(drop)
     }
 
-    /// The questions that were asked and not answered.
     pub(crate) async fn open_questions(&self) -> Result<Vec<(String, Value)>, Error> {
         Ok(self.with(|entry| entry.ledger.open_questions(entry.id)).await?.unwrap_or_default())
     }

@@ -1,4 +1,4 @@
-//! What both eras need of a connection: names for requests, answers to them, and patience.
+//! What both eras need of a connection: request ids, timeouts, retries.
 
 use std::{
     sync::{
@@ -24,25 +24,24 @@ use super::{
     wire::{Backoff, Exchange, Http, Message, Wire, WireError, random},
 };
 
-/// Under which a call is sent, so that it runs once.
+/// The `_meta` key that makes a server run a call once, however often it is sent.
 pub(crate) const IDEMPOTENCY_KEY: &str = "dev.taskwire/idempotencyKey";
 
-/// How often in a row a program may end instead of answering.
+/// How often in a row a program may end instead of responding.
 const ENDS_MAX: usize = 3;
 
-/// How long the last words may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a request has no result.
 #[derive(Debug, Clone)]
 pub(crate) enum RequestError {
-    /// There was no answer.
+    /// There was no response.
     Wire(WireError),
-    /// The answer is an error.
+    /// The response is an error.
     Rpc(RpcError),
-    /// The answer makes no sense.
+    /// The response breaks the protocol.
     Protocol(String),
-    /// Something on this side.
+    /// Something failed on this side.
     Local(Error),
 }
 
@@ -62,7 +61,7 @@ impl RequestError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Wire(lost) => lost.is_transient(),
-            // Our own servers say so when they shut down.
+            // Taskwire servers respond with it when they shut down.
             Self::Rpc(error) => error.code == code::UNAVAILABLE,
             Self::Protocol(_) | Self::Local(_) => false,
         }
@@ -77,7 +76,6 @@ impl RequestError {
         }
     }
 
-    /// How long the server wants us to wait.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Wire(lost) => lost.retry_after(),
@@ -85,42 +83,42 @@ impl RequestError {
         }
     }
 
-    /// Whether the server says that it does not know what was named.
+    /// Whether the server does not know the task.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Rpc(error) if error.code == code::INVALID_PARAMS)
     }
 }
 
-/// A member of an error's data, by which errors are told apart: their numbers were others in drafts.
+/// A member of an error's data. It identifies the error better than the code, which differed between drafts.
 pub(crate) fn error_data(error: &RpcError, key: &str) -> Option<Value> {
     error.data.as_ref()?.read::<Value>().ok()?.get(key).cloned()
 }
 
-/// The versions that a server says it speaks instead.
+/// The versions that a server supports, if the error lists them.
 pub(crate) fn supported_versions(error: &RpcError) -> Option<Vec<String>> {
     let versions = error_data(error, "supported")?;
     Some(versions.as_array()?.iter().filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
-/// A connection.
+/// A connection to a server.
 pub(crate) struct Link {
     pub(crate) wire: Wire,
     pub(crate) options: Arc<Options>,
-    /// How the server is called in errors and references.
+    /// The server's name in errors and references.
     pub(crate) server: String,
     ids: AtomicI64,
-    /// What is still to be said though nobody waits for it.
+    /// The number of [`PendingGuard`]s.
     pending: watch::Sender<usize>,
-    /// Whether the client goes away without a word.
+    /// Whether the client stops without cancelling its calls.
     pub(crate) detached: AtomicBool,
 }
 
-/// Counts as something that is still to be said.
+/// While it lives, [`Link::flush`] waits.
 pub(crate) struct PendingGuard(Arc<Link>);
 
 impl Drop for PendingGuard {
     fn drop(&mut self) {
-        self.0.pending.send_modify(|words| *words -= 1);
+        self.0.pending.send_modify(|count| *count -= 1);
     }
 }
 
@@ -129,13 +127,12 @@ impl Link {
         Self { wire, options, server, ids: AtomicI64::new(1), pending: watch::Sender::new(0), detached: AtomicBool::new(false) }
     }
 
-    /// Something is still to be said, until this is dropped.
     pub(crate) fn pending_guard(self: &Arc<Self>) -> PendingGuard {
-        self.pending.send_modify(|words| *words += 1);
+        self.pending.send_modify(|count| *count += 1);
         PendingGuard(self.clone())
     }
 
-    /// Says something that nobody waits for. [`said`](Self::said) does.
+    /// Sends in the background. [`flush`](Self::flush) waits for it.
     pub(crate) fn send_in_background(self: &Arc<Self>, sending: impl Future<Output = ()> + Send + 'static) {
         let guard = self.pending_guard();
         if !self.detached.load(Ordering::Relaxed)
@@ -148,17 +145,16 @@ impl Link {
         }
     }
 
-    /// Waits, but not for long, until everything was said.
+    /// Waits, but not for long, until all background sending is done.
     pub(crate) async fn flush(&self) {
-        let mut words = self.pending.subscribe();
+        let mut pending = self.pending.subscribe();
         tokio::select! {
             biased;
-            _ = words.wait_for(|words| *words == 0) => {}
+            _ = pending.wait_for(|count| *count == 0) => {}
             () = self.options.clock.sleep(FLUSH_TIMEOUT) => {}
         }
     }
 
-    /// A name for the next request.
     pub(crate) fn next_id(&self) -> i64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
@@ -182,7 +178,7 @@ impl Link {
         if failed.is_not_found() { Error::TaskNotFound { task: task.to_owned() } } else { self.error(failed) }
     }
 
-    /// Waits for `future`, at most as long as a request without work may take.
+    /// Waits for `future`, at most for `span`.
     pub(crate) async fn with_timeout<T>(
         &self,
         span: Duration,
@@ -192,7 +188,7 @@ impl Link {
         loop {
             tokio::select! {
                 result = &mut future => return result,
-                // Nobody is hurried who signs in.
+                // A person who signs in may take longer.
                 () = self.options.clock.sleep(span) => if !self.wire.http().is_some_and(Http::signs_in) {
                     return Err(WireError::Interrupted(format!("no answer within {} s", span.as_secs())).into());
                 }
@@ -200,7 +196,7 @@ impl Link {
         }
     }
 
-    /// Does something until it works, it cannot work, or patience ends. Each failure is told to `lost`.
+    /// Tries until it works, fails for good, or the give-up time has passed. It reports each failure to `lost`.
     pub(crate) async fn retry<T, F: Future<Output = Result<T, RequestError>>>(
         &self,
         mut try_once: impl FnMut() -> F,
@@ -213,7 +209,7 @@ impl Link {
                 Err(failed) if failed.is_transient() => failed,
                 result => return result,
             };
-            // A program that ends whenever it is asked this will not do better the next time.
+            // A program that ends at each of these requests will end at the next one, too.
             ends = if matches!(failed, RequestError::Wire(WireError::ProgramEnded(_))) { ends + 1 } else { 0 };
             if ends == ENDS_MAX {
                 return Err(failed);
@@ -225,8 +221,8 @@ impl Link {
     }
 }
 
-/// Tells the server that nobody waits for a call any more, unless it was answered or lost. Line by line the exchange itself says so;
-/// over HTTP closing a stream says nothing, or not enough.
+/// Cancels a call when it is dropped, unless it was disarmed. Only over HTTP, where closing the stream may not cancel: on lines the
+/// exchange itself sends the notification.
 pub(crate) struct CancelOnDrop {
     link: Arc<Link>,
     cancelling: Option<BoxFuture<'static, ()>>,
@@ -238,7 +234,6 @@ impl CancelOnDrop {
         Self { link: link.clone(), cancelling }
     }
 
-    /// Nothing is to be said.
     pub(crate) fn disarm(&mut self) {
         self.cancelling = None;
     }
@@ -252,7 +247,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Waits for a future that may not be there: for ever, then.
+/// Waits for the future, or for ever if there is none.
 pub(crate) async fn if_any<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
     match future {
         Some(future) => future.await,
@@ -260,7 +255,7 @@ pub(crate) async fn if_any<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
     }
 }
 
-/// The answer to request `id` among what comes; the rest is told to `aside`.
+/// Waits for the response to request `id`; other messages go to `aside`.
 pub(crate) async fn read_response(exchange: &mut Exchange, id: i64, mut aside: impl FnMut(Message)) -> Result<Payload, RequestError> {
     loop {
         match exchange.next().await? {
@@ -274,7 +269,6 @@ pub(crate) async fn read_response(exchange: &mut Exchange, id: i64, mut aside: i
     }
 }
 
-/// An exchange that ended without an answer.
 pub(crate) fn ended_without_answer(status: u16) -> WireError {
     if status >= 400 {
         WireError::Status { status, reason: String::new(), retry_after: None }
@@ -283,7 +277,8 @@ pub(crate) fn ended_without_answer(status: u16) -> WireError {
     }
 }
 
-/// What a message says to request `id`, or the message. An error without a name can only mean the request that it came for.
+/// The outcome of request `id` if the message is its response, else the message. An error without an id belongs to the
+/// request whose stream it came on.
 pub(crate) fn match_response(id: i64, message: Message) -> Result<Result<Payload, RpcError>, Message> {
     match message {
         Message::Response { id: Some(RequestId::Number(number)), outcome } if number == id => Ok(outcome),
@@ -292,27 +287,25 @@ pub(crate) fn match_response(id: i64, message: Message) -> Result<Result<Payload
     }
 }
 
-/// A request as text.
 pub(crate) fn request(id: i64, method: &str, params: &impl Serialize) -> String {
     serde_json::json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
 }
 
-/// A notification as text.
 pub(crate) fn notification(method: &str, params: &Value) -> String {
     serde_json::json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
 }
 
-/// The word that nobody waits for the answer to a request any more. A server that runs a call once, however often it is sent,
-/// does not stop it for anything less than its key.
+/// `notifications/cancelled`. It carries the idempotency key, because a Taskwire server stops a call that has one only by
+/// its key.
 pub(crate) fn cancel_notification(id: i64, params: &Map<String, Value>) -> String {
-    let mut off = serde_json::json!({"requestId": id});
+    let mut cancelled = serde_json::json!({"requestId": id});
     if let Some(key) = params.get("_meta").and_then(|meta| meta.get(IDEMPOTENCY_KEY)) {
-        off["_meta"] = serde_json::json!({IDEMPOTENCY_KEY: key});
+        cancelled["_meta"] = serde_json::json!({IDEMPOTENCY_KEY: key});
     }
-    notification("notifications/cancelled", &off)
+    notification("notifications/cancelled", &cancelled)
 }
 
-/// What capabilities are called, with the extensions among them.
+/// The names of capabilities, with those of the extensions.
 fn names(capabilities: &Map<String, Value>) -> String {
     let mut names = Vec::new();
     for (name, value) in capabilities {

@@ -1,4 +1,4 @@
-//! The tasks of the caller, as their server lists them.
+//! Pages of the caller's tasks, as their server lists them.
 
 use serde::Deserialize;
 use taskwire_core::Payload;
@@ -10,7 +10,7 @@ use super::TaskSnapshot;
 pub struct TaskPage {
     /// The tasks.
     pub tasks: Vec<ListedTask>,
-    /// Gives the next page, if there is one.
+    /// The cursor of the next page, if there is one.
     pub next_cursor: Option<String>,
 }
 
@@ -24,7 +24,7 @@ pub struct ListedTask {
 }
 
 impl TaskPage {
-    /// Reads a page; the eras differ in the names of two times.
+    /// Reads a page of either era; `ttl` and `poll` are the two member names that differ.
     pub(crate) fn read(raw: &Payload, ttl: &str, poll: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Read {
@@ -32,11 +32,11 @@ impl TaskPage {
             #[serde(default, rename = "nextCursor")]
             next_cursor: Option<String>,
         }
-        let Read { tasks, next_cursor } = raw.read().map_err(|error| format!("its list of tasks is none: {error}"))?;
+        let Read { tasks, next_cursor } = raw.read().map_err(|error| format!("its list of tasks cannot be read: {error}"))?;
         let listed = |raw: &Payload| {
-            let view = TaskSnapshot::read(raw, ttl, poll)?;
-            let tool = view.raw["tool"].as_str().map(str::to_owned);
-            Ok(ListedTask { snapshot: view, tool })
+            let snapshot = TaskSnapshot::read(raw, ttl, poll)?;
+            let tool = snapshot.raw["tool"].as_str().map(str::to_owned);
+            Ok(ListedTask { snapshot, tool })
         };
         Ok(Self { tasks: tasks.iter().map(listed).collect::<Result<_, String>>()?, next_cursor })
     }

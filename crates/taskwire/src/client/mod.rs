@@ -1,9 +1,9 @@
-//! The client: one call that streams, asks, and survives.
+//! The client: calls tools in either era, streams their output, and goes on after broken connections.
 //!
-//! A server may answer a call at once, ask first, make a task of it, or send its result in pieces, in either era of the
-//! protocol. [`Client::call`] hides all of that; [`Client::start`] shows it as one stream of events. Connections may break,
-//! and the server may be restarted: a run goes on at the next piece of output. A [`Reference`] finds a task again from any
-//! other process, and a [`Ledger`] keeps the references of all tasks that were started from here.
+//! A server may return the result at once, ask questions first, make a task of the call, or stream its output.
+//! [`Client::call`] hides all of that; [`Client::start`] shows it as one stream of events. When a connection breaks or the
+//! server restarts, the call goes on at the next chunk of output. A [`Reference`] finds a task again from another process,
+//! and a [`Ledger`] keeps the references of all tasks that this user started.
 //!
 //! ```no_run
 //! use serde_json::json;
@@ -11,10 +11,10 @@
 //!
 //! # async fn run() -> Result<(), taskwire::client::Error> {
 //! let client = Client::connect("http://127.0.0.1:8787/mcp".parse::<Target>()?, Options::default()).await?;
-//! let mut run = client.start("countdown", json!({"from": 5})).await?;
-//! while let Some(event) = run.next().await {
+//! let mut call = client.start("countdown", json!({"from": 5})).await?;
+//! while let Some(event) = call.next().await {
 //!     match event? {
-//!         Event::Partial(partial) => print!("{}", partial.text()),
+//!         Event::Chunk(chunk) => print!("{}", chunk.text()),
 //!         Event::Done(outcome) => println!("{outcome:?}"),
 //!         _ => {}
 //!     }
@@ -80,25 +80,25 @@ pub use taskwire_core::task::Status;
 /// Who the server is, and what it can do.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServerInfo {
-    /// The generation of the protocol that is spoken.
+    /// The era of the protocol that it speaks.
     pub era: Era,
-    /// The version that is spoken.
+    /// The protocol version.
     pub protocol: String,
     /// What the server calls itself.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// How it wants to be used.
+    /// How a model should use it.
     pub instructions: Option<String>,
     /// Whether calls can be tasks.
     pub tasks: bool,
-    /// Whether their output is pushed.
+    /// Whether the server pushes the output of tasks.
     pub pushes_output: bool,
     /// Whether a call that is sent twice runs once.
     pub idempotency: bool,
     /// Whether the tasks of a caller can be listed.
     pub lists_tasks: bool,
-    /// In which ways it answers a call that may be a task (legacy era).
+    /// The response modes that it offers for a call that may be a task (legacy era).
     pub response_modes: Vec<String>,
     /// All its capabilities.
     pub capabilities: Value,
@@ -114,23 +114,21 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// How a server is spoken to.
 #[derive(Clone)]
 pub(crate) enum EraClient {
     Modern(Arc<ModernClient>),
     Legacy(Arc<LegacyClient>),
 }
 
-/// Servers that were found to be of the legacy era: they need not be asked again.
+/// Servers that were found to be of the legacy era: the client does not probe them again.
 static LEGACY_SERVERS: LazyLock<Mutex<HashMap<String, ()>>> = LazyLock::new(Mutex::default);
-/// How many of them are remembered.
 const LEGACY_SERVERS_MAX: usize = 1024;
 
 impl Client {
-    /// Connects to a server, and finds out how to speak to it.
+    /// Connects to a server and finds out its era.
     ///
     /// # Errors
-    /// When it cannot be reached, does not let us in, or speaks no version that we do.
+    /// When it cannot be reached, refuses access, or speaks no version that we do.
     pub async fn connect(target: impl Into<Target>, options: Options) -> Result<Self, Error> {
         let target = target.into();
         let server = target.to_string();
@@ -166,18 +164,18 @@ impl Client {
         Ok(tools.to_vec())
     }
 
-    /// Calls a tool and waits for the end, whatever the server makes of the call. Questions are answered as the options say.
+    /// Calls a tool and waits for its [`Outcome`]. The options' question handler answers questions.
     ///
     /// # Errors
-    /// When the end cannot be learned.
+    /// When the server refuses the call, or the client gave up before it saw the end.
     pub async fn call(&self, tool: &str, args: Value) -> Result<Outcome, Error> {
         self.start(tool, args).await?.finish().await
     }
 
-    /// Calls a tool. Returns when the server has answered, asked or told something; how the call goes on and ends comes with
-    /// the run. If this is dropped before it returns, the call is given up.
+    /// Calls a tool. Returns a [`Call`] at the first event; it yields the others. If this is dropped before it returns, the
+    /// client cancels the call.
     ///
-    /// With a ledger, the call is written down before it is sent, and its task before anybody is told of it.
+    /// With a ledger, the client records the call before it sends it, and the task before it yields [`Event::Task`].
     ///
     /// # Errors
     /// When the server refuses the call or cannot be reached.
@@ -185,11 +183,11 @@ impl Client {
         self.send(self.prepare(tool, args)?).await
     }
 
-    /// A call that was not sent yet: [`send`](Self::send) does that, and [`attach`](Self::attach) does it once more if no
-    /// answer ever came.
+    /// Makes the reference of a call without sending it: [`send`](Self::send) sends it, and [`attach`](Self::attach) sends it
+    /// again if no response ever came.
     ///
     /// # Errors
-    /// When no key can be made for it.
+    /// When the system has no random bytes for its key.
     pub fn prepare(&self, tool: &str, args: Value) -> Result<Reference, Error> {
         Ok(Reference {
             server: self.0.link().server.clone(),
@@ -203,25 +201,25 @@ impl Client {
         })
     }
 
-    /// Sends a prepared call; then as [`start`](Self::start).
+    /// Sends a prepared call and returns as [`start`](Self::start) does.
     ///
     /// # Errors
     /// When the server refuses the call or cannot be reached.
     pub async fn send(&self, reference: Reference) -> Result<Call, Error> {
         let args = arguments(&reference)?;
-        let book = LedgerEntry::find_or_add(&self.0.link().options, reference.clone()).await?;
-        let started = self.0.call(book.clone(), reference, args).await;
+        let entry = LedgerEntry::find_or_add(&self.0.link().options, reference.clone()).await?;
+        let started = self.0.call(entry.clone(), reference, args).await;
         if let Err(error) = &started
             && !matches!(error, Error::LostCall { .. } | Error::Unreachable { .. } | Error::Ledger(_))
         {
-            // It was refused: there is nothing to come back to.
-            book.remove().await;
+            // The server refused the call: there is no task to come back to.
+            entry.remove().await;
         }
         started
     }
 
-    /// Picks up a task, at the piece of output that its reference names. A call whose answer was never seen is sent again,
-    /// under its key.
+    /// Follows a task from the chunk that its reference names. A call whose response was never seen is sent again, with its
+    /// key.
     ///
     /// # Errors
     /// When the server does not know the task or cannot be reached.
@@ -237,7 +235,7 @@ impl Client {
         }
     }
 
-    /// One look at a task.
+    /// Asks for the state of a task.
     ///
     /// # Errors
     /// When the server does not know it or cannot be reached.
@@ -248,12 +246,12 @@ impl Client {
         }
     }
 
-    /// A page of the caller's tasks on this server, whoever started them: the latest, or those behind the page that gave
-    /// `cursor`. In the modern era servers of ours list them (`dev.taskwire/tasks/list`), in the legacy era whoever says so
-    /// (`tasks/list`).
+    /// A page of the caller's tasks on this server, whichever client started them: the latest, or those after the page that
+    /// returned `cursor`. Taskwire servers list them in the modern era (`dev.taskwire/tasks/list`), other servers may in the
+    /// legacy era (`tasks/list`).
     ///
     /// # Errors
-    /// [`Error::NoList`] when the server lists no tasks; when it does not know the cursor or cannot be reached.
+    /// [`Error::ListUnsupported`] when the server lists no tasks; when it does not know the cursor or cannot be reached.
     pub async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
         if !self.server_info().lists_tasks {
             return Err(Error::ListUnsupported { server: self.0.link().server.clone() });
@@ -264,7 +262,7 @@ impl Client {
         }
     }
 
-    /// Asks the server to call a task off. One that has ended stays as it is.
+    /// Asks the server to cancel a task. One that has ended stays as it is.
     ///
     /// # Errors
     /// When the server does not know it or cannot be reached.
@@ -288,7 +286,7 @@ impl Client {
         }
     }
 
-    /// Answers a question that a look at its task ([`task`](Self::task)) has just shown. The server is not asked for it again.
+    /// Answers a question that [`task`](Self::task) has just returned, without asking the server for it again.
     ///
     /// # Errors
     /// When the answer does not fit, or the server cannot be reached.
@@ -300,12 +298,13 @@ impl Client {
         }
     }
 
-    /// Goes away without a word: calls that have no answer yet go on where the server lets them, and the ledger keeps them.
+    /// Stops without cancelling anything: calls that have no response yet go on if the server allows it, and the ledger keeps
+    /// them.
     pub fn detach(&self) {
         self.0.link().detached.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Ends the connection, when what is still to be said was: the session, unless tasks go on in it, or the program that was started.
+    /// Sends what is still to be sent, then ends the session (unless tasks go on in it) or the program that was started.
     pub async fn close(self) {
         self.0.link().flush().await;
         if let EraClient::Legacy(legacy) = &self.0 {
@@ -315,28 +314,26 @@ impl Client {
     }
 }
 
-/// What a call was made with.
 fn arguments(reference: &Reference) -> Result<Value, Error> {
     let unreadable = |reason: String| Error::Ledger(format!("the arguments of the call are not readable: {reason}"));
     let args = reference.args.as_ref().ok_or_else(|| unreadable("they were too large to be kept".to_owned()))?;
     args.read().map_err(|error| unreadable(error.to_string()))
 }
 
-/// A name for a call that nobody else will use.
 fn random_id() -> Result<String, Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| Error::Target(format!("there is no randomness: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Finds out how to speak to the server.
+/// Finds out the server's era, by a probe unless the options or an earlier connection say it.
 async fn connect(link: Arc<link::Link>) -> Result<EraClient, RequestError> {
     let http = link.wire.http().is_some();
     let known = LEGACY_SERVERS.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&link.server);
     let era = link.options.era.or_else(|| (known && http).then_some(Era::Legacy));
     if era == Some(Era::Legacy) {
         match LegacyClient::connect(link.clone()).await {
-            // What was known of it holds no more.
+            // It is no longer a server of the legacy era: probe it again.
             Err(failed)
                 if link.options.era.is_none()
                     && !failed.is_transient()
@@ -353,11 +350,11 @@ async fn connect(link: Arc<link::Link>) -> Result<EraClient, RequestError> {
         if http {
             return link.retry(|| link.with_timeout(link.options.timing.request, modern::probe(&link)), |_, _| {}).await;
         }
-        // A program that cannot be started, or ends at once, is not started again and again.
+        // No retries: a program that cannot be started, or ends at once, would do so again.
         if era.is_some() {
             return link.with_timeout(link.options.timing.request, modern::probe(&link)).await;
         }
-        // A server of the legacy era may well say nothing before it was greeted.
+        // A server of the legacy era may ignore requests before `initialize`.
         tokio::select! {
             probed = asked => match probed {
                 Err(RequestError::Wire(lost)) if !matches!(lost, wire::WireError::Unsent(_)) => Ok(ProbeResult::NotModern(lost.reason())),
@@ -392,7 +389,6 @@ impl EraClient {
         }
     }
 
-    /// Calls a tool.
     async fn call(&self, entry: LedgerEntry, reference: Reference, args: Value) -> Result<Call, Error> {
         let tool = reference.tool.clone();
         match self.clone() {
@@ -401,7 +397,7 @@ impl EraClient {
         }
     }
 
-    /// Picks up a task.
+    /// Follows a task that exists.
     pub(crate) async fn attach(&self, mut reference: Reference) -> Result<Call, Error> {
         let Some(task) = reference.task.clone() else { return Err(Error::Closed) };
         let link = self.link();
@@ -420,7 +416,7 @@ impl EraClient {
         }
     }
 
-    /// Gives an answer with an update of its task.
+    /// Sends an answer with `tasks/update`.
     pub(crate) async fn update(&self, task: &str, key: &str, answer: &Value) -> Result<(), Error> {
         match self {
             Self::Modern(modern) => modern.update(task, key, answer).await,
@@ -428,7 +424,7 @@ impl EraClient {
         }
     }
 
-    /// Answers a request of the server.
+    /// Sends an answer as the response to a request of the server.
     pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<(), Error> {
         match self {
             Self::Modern(_) => Err(Error::Closed),
@@ -436,11 +432,11 @@ impl EraClient {
         }
     }
 
-    /// Answers a question without a run, and keeps the answer like one with a run.
+    /// Answers a question outside a [`Call`], and records the answer as a `Call` does.
     async fn answer_and_record(&self, task: &str, key: &str, answer: Answer) -> Result<(), Error> {
         let link = self.link();
-        let book = LedgerEntry::find_or_add(&link.options, Reference::of_task(&link.server, Era::Modern, task)).await?;
+        let entry = LedgerEntry::find_or_add(&link.options, Reference::of_task(&link.server, Era::Modern, task)).await?;
         let send = |answer: Value| async move { self.update(task, key, &answer).await };
-        book.answer_once(key, key, answer.value(), send).await
+        entry.answer_once(key, key, answer.value(), send).await
     }
 }

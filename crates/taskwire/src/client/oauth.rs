@@ -1,7 +1,7 @@
-//! Tokens by OAuth: found from what a server says when it wants one, asked of a person once, kept and renewed.
+//! OAuth tokens: obtained when a server asks for one, kept, and renewed.
 //!
-//! The protocol itself is rmcp's. Here is when it runs, one flow at a time, and what is remembered between two flows: which
-//! client we are to which authorization server, which scopes were granted, which token was refused.
+//! rmcp implements the protocol. This decides when a flow runs, one at a time, and remembers between two flows: our client
+//! id at each authorization server, the granted scopes, the refused tokens.
 
 mod consent;
 #[cfg(feature = "oauth-extensions")]
@@ -35,22 +35,22 @@ use self::token_store::{Identity, TokenStore};
 use super::{Challenge, Credentials, Error, error::shortened};
 use crate::clock::{Clock, SystemClock};
 
-/// How long a person may take to agree, unless told otherwise.
+/// The default time that a person has to agree.
 const CONSENT: Duration = Duration::from_secs(300);
-/// How many different sets of scopes a server may ask for on top.
+/// How many different sets of additional scopes a server may ask for.
 const STEP_UPS_MAX: usize = 16;
-/// The scope that stands for a refresh token.
+/// The scope that asks for a refresh token.
 const OFFLINE: &str = "offline_access";
 
-/// How a token is had.
+/// How the client gets a token.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Grant {
     /// A person agrees, in a browser.
     AuthorizationCode(Arc<dyn Consent>),
-    /// The client speaks for itself, with `client_id` and `client_secret`.
+    /// The client authenticates itself with `client_id` and `client_secret`.
     ClientSecret,
-    /// The client speaks for itself, with `client_id` and what it signs.
+    /// The client authenticates itself with `client_id` and a signed token.
     #[cfg(feature = "oauth-extensions")]
     PrivateKey {
         /// The key: PKCS#8 (or, for RSA, PKCS#1) in PEM.
@@ -58,17 +58,17 @@ pub enum Grant {
         /// How it signs: `ES256`, `ES384`, `RS256`, `RS384` or `RS512`.
         algorithm: String,
     },
-    /// An identity provider vouches for a person that it knows; `client_id` and `client_secret` are those of the
-    /// authorization server.
+    /// An identity provider vouches for a person; `client_id` and `client_secret` of the settings are for the authorization
+    /// server.
     #[cfg(feature = "oauth-extensions")]
     Enterprise {
-        /// What the identity provider calls itself.
+        /// The identity provider's issuer.
         issuer: String,
-        /// Where it exchanges tokens.
+        /// Its token endpoint.
         token_endpoint: String,
-        /// Who we are to it.
+        /// Our client id there.
         client_id: String,
-        /// The identity token that it gave for the person.
+        /// The identity token of the person.
         id_token: String,
     },
 }
@@ -76,26 +76,26 @@ pub enum Grant {
 /// How to sign in. Most servers need no more than a [`Consent`].
 #[derive(Clone)]
 pub struct OAuthSettings {
-    /// How a token is had.
+    /// How the client gets a token.
     pub grant: Grant,
-    /// What the authorization server shows to the person, where we register ourselves.
+    /// The name that the client registers with, which the authorization server shows to the person.
     pub client_name: String,
-    /// Who we are, if the authorization server knows us already. Goes before all else.
+    /// A client id that the authorization server knows already. Goes before all else.
     pub client_id: Option<String>,
     /// The secret that belongs to it.
     pub client_secret: Option<String>,
-    /// Where a document about this client is published (`https://…`), which is then its id. Goes before registration.
+    /// The URL (`https://…`) of a document about this client, which is then its id. Goes before registration.
     pub client_metadata_url: Option<String>,
-    /// What to ask for. Empty: what the server says it needs.
+    /// The scopes to ask for. Empty: those that the server says it needs.
     pub scopes: Vec<String>,
-    /// Where to keep what a person agreed to: `tokens.json` in this directory. None: in memory only.
+    /// The directory of `tokens.json`, which keeps the tokens of persons. None: in memory only.
     pub directory: Option<PathBuf>,
-    /// How long a person may take.
+    /// How long a person may take to agree.
     pub consent_timeout: Duration,
-    /// Whether a server may name an authorization server in a private network. One that is there itself, by its address,
-    /// always may.
+    /// Whether a server may name an authorization server in a private network. A server whose own address is private always
+    /// may.
     pub allow_private_addresses: bool,
-    /// Where the time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -129,24 +129,24 @@ pub struct OAuth {
     server: Url,
     settings: OAuthSettings,
     store: TokenStore,
-    /// One flow at a time: whoever comes second finds the token that the first one got.
+    /// One flow at a time: the second request finds the token that the first one got.
     flow: Mutex<Flow>,
-    /// Counts flows that ended, well or not.
+    /// Counts the flows that ended, also by failure.
     ended: AtomicU64,
 }
 
 #[derive(Default)]
 struct Flow {
-    /// Knows the authorization server and who we are to it.
+    /// Has the metadata of the authorization server and our client id there.
     manager: Option<AuthorizationManager>,
     origin: Origin,
-    /// What was asked for on top already. Asking again would not help.
+    /// The additional scopes that were asked for already. To ask again would not help.
     stepped_up: BTreeSet<String>,
-    /// How the last flow ended, if not well.
+    /// The error of the last flow, if it failed.
     failure: Option<Error>,
 }
 
-/// Where the token in use comes from.
+/// Where the current token comes from.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Origin {
     #[default]
@@ -172,7 +172,7 @@ impl Credentials for OAuth {
 }
 
 impl OAuth {
-    /// For the server at this address. Nothing is asked of anybody before the server wants a token.
+    /// For the server at this URL. It sends and asks nothing before the server wants a token.
     ///
     /// # Errors
     /// If the address or a setting cannot be used.
@@ -195,9 +195,9 @@ impl OAuth {
         if matches!(settings.grant, Grant::ClientSecret) && settings.client_secret.is_none() {
             return Err(Error::Auth("a client secret is needed".to_owned()));
         }
-        // rmcp makes HTTP clients of its own, which look for one. The first one in the process wins; any is good.
+        // rmcp's HTTP clients need one. If another provider is installed already, that one is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // What costs nobody a click is not worth a secret on disk.
+        // A token that needs no person is not worth a secret on disk.
         let directory = settings.directory.clone().filter(|_| !alone);
         let store = TokenStore::new(server.as_str(), directory, settings.client_id.clone(), settings.clock.clone());
         Ok(Self { server, settings, store, flow: Mutex::default(), ended: AtomicU64::new(0) })
@@ -212,9 +212,9 @@ impl OAuth {
         let mut flow = self.flow.lock().await;
         let Some(token) = self.store.token().filter(|token| !token.is_good()) else { return Ok(self.store.hand_out()) };
         match self.renew(&mut flow, None, false).await {
-            // The last seconds of a token are as good as the first.
+            // The old token is still valid for some seconds.
             Ok(false) | Err(_) if !token.expired => {}
-            // The server will say that it wants one.
+            // Send the request without a token: the server will challenge it.
             Ok(false) => self.store.forget_token().await,
             Ok(true) => {}
             Err(error) => return Err(error),
@@ -222,7 +222,7 @@ impl OAuth {
         Ok(self.store.hand_out())
     }
 
-    /// The server refused what it got. True: there is something better now.
+    /// The server refused the token. True if there is another one now.
     async fn answer_challenge(&self, challenge: &Challenge) -> Result<bool, Error> {
         self.store.open().await?;
         let header = challenge.www_authenticate.as_deref();
@@ -236,11 +236,11 @@ impl OAuth {
         let mut flow = self.flow.lock().await;
         let token = self.store.token();
         if token.as_ref().is_some_and(|token| challenge.bearer.as_ref() != Some(&token.access)) {
-            // That was not about the token of now.
+            // The server refused an older token than the current one.
             return Ok(true);
         }
         if let Some(error) = flow.failure.as_ref().filter(|_| self.ended.load(Ordering::Acquire) != ended) {
-            // Somebody said no while we waited. It is not asked again for each request that is under way.
+            // The flow that we waited for failed. The person is not asked again for each pending request.
             return Err(error.clone());
         }
         if step_up {
@@ -266,11 +266,11 @@ impl OAuth {
         self.obtain(&mut flow, header, None).await.map(|()| true)
     }
 
-    /// Gets a new token for the refresh token. False: it is not good for that any more.
+    /// Gets a new token with the refresh token. False if the refresh token is not valid any more.
     ///
-    /// If the old one was `refused`, the authorization server may be another one since: `header` says where to look.
+    /// If the old token was `refused`, the server may use another authorization server now: `header` says which.
     async fn renew(&self, flow: &mut Flow, header: Option<&str>, refused: bool) -> Result<bool, Error> {
-        // Other processes renew, too, and a refresh token is often good for one use only.
+        // Other processes renew, too, and a refresh token is often valid for one use only.
         let _alone = self.store.lock_renewal().await?;
         if self.store.reload().await? && self.store.token().is_some_and(|token| token.is_good()) {
             flow.origin = Origin::Stored;
@@ -288,7 +288,7 @@ impl OAuth {
             None => {
                 let (mut manager, metadata) = self.discover(header).await?;
                 if metadata.issuer != identity.issuer {
-                    // Whom we were known to is gone; its tokens are nobody else's business.
+                    // Another authorization server must not see the tokens of the earlier one.
                     return Ok(false);
                 }
                 manager.configure_client(self.config(&identity)).map_err(auth_error)?;
@@ -307,7 +307,7 @@ impl OAuth {
         }
     }
 
-    /// Gets a token from scratch, with `more` scopes than were granted before, if so.
+    /// Gets a token from scratch, with `more` scopes than before.
     async fn obtain(&self, flow: &mut Flow, header: Option<&str>, more: Option<BTreeSet<String>>) -> Result<(), Error> {
         let obtained = self.grant(flow, header, more).await;
         flow.failure = obtained.as_ref().err().cloned();
@@ -374,7 +374,7 @@ impl OAuth {
             Ok(answer) => answer,
             Err(Refusal { scope, error }) => {
                 if scope {
-                    // Scopes of earlier times may be gone.
+                    // A scope that was granted before may not exist any more.
                     self.store.forget_scopes();
                 }
                 return Err(error);
@@ -402,7 +402,7 @@ impl OAuth {
         Ok(())
     }
 
-    /// Finds out where to sign in, from what the server said or from where such things are published.
+    /// Finds the authorization server, from the challenge or from the well-known metadata.
     async fn discover(&self, header: Option<&str>) -> Result<(AuthorizationManager, AuthorizationMetadata), Error> {
         let manager = if self.settings.allow_private_addresses || is_private(&self.server) {
             AuthorizationManager::new_allowing_private_addresses(self.server.clone()).await
@@ -416,7 +416,7 @@ impl OAuth {
         Ok((manager, metadata))
     }
 
-    /// What the server calls itself, letter by letter. rmcp knows, and tells it only to who asks for an address to open.
+    /// The server's resource identifier, letter by letter. rmcp shows it only as a parameter of an authorization URL.
     async fn resource(&self, manager: &mut AuthorizationManager, metadata: &AuthorizationMetadata) -> String {
         let identity = self.configured_identity(metadata, self.server.to_string());
         let shown = match manager.configure_client(self.config(&identity)) {
@@ -426,7 +426,7 @@ impl OAuth {
         shown.and_then(|url| parameter(&url, "resource")).unwrap_or_else(|| self.server.to_string())
     }
 
-    /// Who we are to an authorization server: as we were told, by a document of ours, as before, or newly registered.
+    /// Our client id at an authorization server: from the settings, the metadata URL, an earlier flow, or a new registration.
     async fn identify(
         &self,
         manager: &mut AuthorizationManager,
@@ -453,7 +453,7 @@ impl OAuth {
         Ok(Identity { id: config.client_id, secret: config.client_secret, redirect_uri, issuer })
     }
 
-    /// Who we were told to be. The secret comes with the settings each time, and is kept nowhere else.
+    /// The client id of the settings. Its secret comes with the settings each time and is not stored.
     fn configured_identity(&self, metadata: &AuthorizationMetadata, redirect_uri: String) -> Identity {
         let id = self.settings.client_id.clone().unwrap_or_default();
         Identity { id, secret: None, redirect_uri, issuer: metadata.issuer.clone() }
@@ -468,7 +468,7 @@ impl OAuth {
         }
     }
 
-    /// What to ask for: what the server wants, and what was granted before, so that nothing is lost.
+    /// The scopes to ask for: those that the server wants, and those granted before, so that none is lost.
     async fn scopes(
         &self,
         manager: &AuthorizationManager,
@@ -487,7 +487,7 @@ impl OAuth {
     }
 }
 
-/// Both, each scope once; with the one for refresh tokens if that is offered and anything is asked for at all.
+/// Both lists, each scope once; with the scope for refresh tokens if it is offered and there is any other scope.
 fn merge_scopes(before: Vec<String>, wanted: Vec<String>, offline: bool) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut scopes: Vec<String> = before.into_iter().chain(wanted).filter(|scope| seen.insert(scope.clone())).collect();
@@ -497,7 +497,7 @@ fn merge_scopes(before: Vec<String>, wanted: Vec<String>, offline: bool) -> Vec<
     scopes
 }
 
-/// Whether the address itself is one of a private network.
+/// Whether the host is an IP address of a private network.
 fn is_private(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     match host.trim_start_matches('[').trim_end_matches(']').parse() {
@@ -507,21 +507,21 @@ fn is_private(url: &Url) -> bool {
     }
 }
 
-/// A parameter of an address.
+/// A query parameter of a URL.
 fn parameter(url: &str, name: &str) -> Option<String> {
     let url = Url::parse(url).ok()?;
     url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
 }
 
 struct Refusal {
-    /// Whether it is because of what was asked for.
+    /// Whether the requested scopes are the reason.
     scope: bool,
     error: Error,
 }
 
-/// What a browser brought back, if it belongs to what was asked and somebody agreed.
+/// Reads the redirect of a browser, if it belongs to the URL that was opened and the person agreed.
 ///
-/// Whether a positive answer comes from the right authorization server is checked where the code is exchanged.
+/// rmcp checks the issuer of a positive answer when it exchanges the code.
 fn read_redirect(asked: &str, redirected: &str, issuer: Option<&str>) -> Result<AuthorizationCallback, Refusal> {
     let refused = |reason: String| Refusal { scope: false, error: Error::Auth(reason) };
     let state = parameter(redirected, "state");
@@ -534,7 +534,7 @@ fn read_redirect(asked: &str, redirected: &str, issuer: Option<&str>) -> Result<
     if let (Some(from), Some(issuer)) = (parameter(redirected, "iss"), issuer)
         && from != issuer
     {
-        // Nothing that a stranger says is shown.
+        // The text of another issuer is not shown.
         return Err(refused(format!("the answer does not come from {issuer}")));
     }
     let reason = match parameter(redirected, "error_description") {
@@ -545,7 +545,7 @@ fn read_redirect(asked: &str, redirected: &str, issuer: Option<&str>) -> Result<
     Err(Refusal { scope: code == "invalid_scope", error })
 }
 
-/// An error of rmcp, for who has to do something about it.
+/// Words an error of rmcp so that the user knows what to do.
 fn auth_error(error: AuthError) -> Error {
     let plain = |text: &str| shortened(&text.split_whitespace().collect::<Vec<_>>().join(" "));
     Error::Auth(match error {

@@ -1,4 +1,4 @@
-//! How a client behaves.
+//! The options of a client: identity, capabilities, limits, timing, credentials, and who answers questions.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -8,36 +8,36 @@ use serde_json::{Value, json};
 use super::{Answer, CallRecorder, Era, Error, Question};
 use crate::clock::{Clock, SystemClock};
 
-/// How a client behaves. The defaults are good for a person at a terminal.
+/// How a client behaves. The defaults suit a person at a terminal.
 #[derive(Clone)]
 pub struct Options {
     /// What the client calls itself.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// How to speak to the server; found out if absent.
+    /// The era to speak; the client probes the server if absent.
     pub era: Option<Era>,
-    /// A session of the legacy era that a task may be bound to: some servers show a task only to the session that started it.
-    /// Tried for a task that is not found in a session of our own.
+    /// A session of the legacy era that the client tries when its own session does not find a task: some servers show a task
+    /// only to the session that started it.
     pub session: Option<String>,
     /// Who is calling.
     pub credentials: Option<Arc<dyn Credentials>>,
     /// Sent with each HTTP request.
     pub headers: Vec<(String, String)>,
-    /// What the client can be asked.
+    /// What a tool may ask the client for.
     pub capabilities: ClientCapabilities,
-    /// Who answers the questions of [`Client::call`](super::Client::call) and [`Run::finish`](super::Run::finish). Without
-    /// it they are answered with "cancel": nobody is there.
+    /// Answers the questions of [`Client::call`](super::Client::call) and [`Call::finish`](super::Call::finish). Without it,
+    /// the client answers "cancel".
     pub question_handler: Option<Arc<dyn QuestionHandler>>,
-    /// Whether output is wanted while it is made.
+    /// Whether the client asks for output while the tool runs.
     pub stream_output: bool,
-    /// Where started tasks and given answers are kept; with the feature `ledger`, a `Ledger` does that.
+    /// Keeps started tasks and sent answers; a `Ledger` (feature `ledger`) is one.
     pub ledger: Option<Arc<dyn CallRecorder>>,
-    /// How much is taken.
+    /// How much the client accepts.
     pub limits: Limits,
-    /// How long to wait for what.
+    /// How long the client waits.
     pub timing: Timing,
-    /// Where the time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -67,16 +67,16 @@ impl fmt::Debug for Options {
     }
 }
 
-/// What a client can be asked by a running tool.
+/// What a running tool may ask a client for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientCapabilities {
     /// To fill in a form.
     pub form: bool,
     /// To visit a page.
     pub url: bool,
-    /// For a message of a language model.
+    /// A message of a language model.
     pub sampling: bool,
-    /// Which directories it works in. Answered from here, without an event.
+    /// The directories that it works in. The client answers with these by itself, without an event.
     pub roots: Option<Vec<Value>>,
 }
 
@@ -87,7 +87,7 @@ impl Default for ClientCapabilities {
 }
 
 impl ClientCapabilities {
-    /// As capabilities of a client say it, in either era.
+    /// The capabilities that both eras declare alike.
     pub(crate) fn to_json(&self) -> Value {
         let mut capabilities = json!({});
         let mut elicitation = json!({});
@@ -109,16 +109,16 @@ impl ClientCapabilities {
     }
 }
 
-/// How much a client takes. More is an error that says what to raise.
+/// How much a client accepts. More is an error that says what to raise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one message.
     pub message_bytes: usize,
-    /// Bytes of output that came and nobody has read, for each run. What is more is fetched later, where the server lets it.
+    /// Bytes of unread output for each call. The client drops more, and reads it from the server later where it can.
     pub buffer_bytes: usize,
     /// Tools of one server.
     pub tools: usize,
-    /// Rounds of questions before a call is answered.
+    /// Rounds of questions before the result of a call.
     pub rounds: usize,
 }
 
@@ -128,28 +128,28 @@ impl Default for Limits {
     }
 }
 
-/// How long a client waits for what.
+/// How long a client waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// For the answer to a request that needs no work.
+    /// The timeout of a request that needs no work.
     pub request: Duration,
-    /// For an answer to the first question on standard input, before the server is taken for one of the legacy era.
+    /// The timeout of the probe on standard input, after which the client speaks the legacy era.
     pub probe: Duration,
-    /// For a server that does not answer at all, before it is given up.
+    /// How long the client retries a server that does not respond, before it gives up.
     pub give_up_after: Duration,
-    /// Between two looks at a task that is also pushed.
+    /// Between two polls of a task that the server also pushes.
     pub safety_poll: Duration,
-    /// How long the server may hold a question about something new.
+    /// How long the server may wait for news before it responds to a poll.
     pub long_poll: Duration,
-    /// Before something is tried for the second time; doubled from there on.
+    /// The wait before the first retry; it doubles with each.
     pub backoff: Duration,
-    /// The longest of these.
+    /// The longest wait before a retry.
     pub backoff_max: Duration,
-    /// The shortest time between two looks, whatever the server says.
+    /// The shortest time between two polls, whatever the server says.
     pub poll_min: Duration,
-    /// The longest.
+    /// The longest time between two polls.
     pub poll_max: Duration,
-    /// How long output that came too early waits for what belongs before it, where that cannot be asked for.
+    /// How long a chunk that came too early waits for the ones before it, where the client cannot ask for those.
     pub reorder: Duration,
 }
 
@@ -170,25 +170,25 @@ impl Default for Timing {
     }
 }
 
-/// A way to prove who is calling.
+/// Provides tokens that prove who is calling.
 pub trait Credentials: fmt::Debug + Send + Sync {
-    /// The token for the next request; none if it goes without.
+    /// The token for the next request; none to send it without.
     fn bearer(&self) -> BoxFuture<'_, Result<Option<String>, Error>>;
 
-    /// The server wants another one. True if it is worth trying again.
+    /// The server refused the request. True if the client should retry it, with another token.
     fn challenged<'a>(&'a self, challenge: &'a Challenge) -> BoxFuture<'a, Result<bool, Error>>;
 }
 
 /// How a server asked for a token, or for a better one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Challenge {
-    /// The address that was asked.
+    /// The URL of the request.
     pub url: String,
-    /// 401: who are you? 403: you may not do that.
+    /// 401 or 403.
     pub status: u16,
-    /// The headers of that name, joined.
+    /// The `WWW-Authenticate` headers, joined.
     pub www_authenticate: Option<String>,
-    /// The token that was not good enough, if there was one.
+    /// The token that the server refused, if there was one.
     pub bearer: Option<String>,
 }
 
@@ -218,13 +218,13 @@ impl Credentials for Bearer {
     }
 }
 
-/// Who answers questions.
+/// Answers questions.
 pub trait QuestionHandler: Send + Sync {
     /// The answer to `input`.
     fn answer<'a>(&'a self, input: &'a Question) -> BoxFuture<'a, Answer>;
 }
 
-/// Answers questions with a function.
+/// A handler that answers with a function.
 pub fn answer_with<F, T>(answer: F) -> Arc<dyn QuestionHandler>
 where
     F: Fn(Question) -> T + Send + Sync + 'static,

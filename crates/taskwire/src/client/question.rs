@@ -1,4 +1,4 @@
-//! Questions of a running tool, and answers to them.
+//! Questions of a running tool and answers to them.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,13 +9,13 @@ use super::{Error, form::Form};
 /// A question.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// Its name within the task.
+    /// Its key within the task.
     pub key: String,
     /// What is asked for.
     pub kind: QuestionKind,
     /// The question in words.
     pub message: String,
-    /// The question as the server put it: `{"method": …, "params": …}`.
+    /// The question as the server sent it: `{"method": …, "params": …}`.
     pub request: Payload,
 }
 
@@ -34,18 +34,17 @@ pub enum QuestionKind {
     },
     /// A message of a language model.
     Sampling {
-        /// What the model is to be given.
+        /// The request for the model.
         params: Value,
     },
     /// Something else.
     Other {
-        /// What it is called.
+        /// Its method.
         method: String,
     },
 }
 
 impl Question {
-    /// Reads a question.
     pub(crate) fn read(key: &str, request: Payload) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Read {
@@ -53,7 +52,7 @@ impl Question {
             #[serde(default)]
             params: Value,
         }
-        let Read { method, params } = request.read().map_err(|error| format!("the question `{key}` is none: {error}"))?;
+        let Read { method, params } = request.read().map_err(|error| format!("the question `{key}` cannot be read: {error}"))?;
         let message = params["message"].as_str().unwrap_or_default().to_owned();
         let kind = match method.as_str() {
             "elicitation/create" if params["mode"] == "url" => {
@@ -67,7 +66,7 @@ impl Question {
         Ok(Self { key: key.to_owned(), kind, message, request })
     }
 
-    /// Whether `answer` fits.
+    /// Checks that `answer` fits.
     ///
     /// # Errors
     /// When it does not, with what is wrong.
@@ -93,7 +92,7 @@ impl Answer {
         Self(json!({"action": "accept", "content": content}))
     }
 
-    /// The page was agreed to.
+    /// The person agrees to visit the page.
     #[must_use]
     pub fn accept_url() -> Self {
         Self(json!({"action": "accept"}))
@@ -105,19 +104,19 @@ impl Answer {
         Self(json!({"action": "decline"}))
     }
 
-    /// The person says nothing, or there is none.
+    /// The person does not answer, or there is none.
     #[must_use]
     pub fn cancel() -> Self {
         Self(json!({"action": "cancel"}))
     }
 
-    /// Anything else, as the protocol has it (the message of a language model, for one).
+    /// Any other result (the message of a language model, for one).
     #[must_use]
     pub fn result(value: Value) -> Self {
         Self(value)
     }
 
-    /// As it is sent.
+    /// The JSON that the client sends.
     #[must_use]
     pub fn value(&self) -> &Value {
         &self.0

@@ -1,4 +1,4 @@
-//! Which server.
+//! Where a server is: a URL, a command, or this process.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -9,17 +9,17 @@ use super::Error;
 /// Where a server is.
 #[derive(Debug, Clone)]
 pub enum Target {
-    /// At an address: `http://…` or `https://…`.
+    /// At a URL: `http://…` or `https://…`.
     Url(String),
-    /// A program that is started, and spoken to on its standard input and output.
+    /// A program that the client starts and speaks to on its standard input and output.
     Command(Vec<String>),
     /// In this process.
     InProcess(Arc<dyn Connect>),
 }
 
-/// A server in this process; `Server` is one, with the feature `server`.
+/// A server in this process; `Server` (feature `server`) is one.
 pub trait Connect: fmt::Debug + Send + Sync {
-    /// Begins to serve one more client, one message a line, until the stream is dropped. Called within a runtime of tokio.
+    /// Begins to serve one more client, one message a line, until the stream is dropped. Needs a tokio runtime.
     fn connect(&self) -> DuplexStream;
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// The words of a command line: blanks part them, quotes and backslashes keep them together. Nothing is expanded.
+/// Splits a command line at blanks, except within quotes or after a backslash. Nothing is expanded.
 fn words(line: &str) -> Result<Vec<String>, &'static str> {
     let (mut words, mut word) = (Vec::new(), None::<String>);
     let mut chars = line.chars();
@@ -97,7 +97,7 @@ fn words(line: &str) -> Result<Vec<String>, &'static str> {
     Ok(words)
 }
 
-/// A word as [`words`] reads it back.
+/// Quotes a word so that [`words`] reads it back.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+~".contains(c);
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }

@@ -1,4 +1,4 @@
-//! The tools of a server, as far as a client must know them.
+//! The tools of a server, and the cache of their list.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -20,21 +20,21 @@ use super::{
 pub struct ToolInfo {
     /// Its name.
     pub name: String,
-    /// Its name for people.
+    /// The name to show to people.
     pub title: Option<String>,
     /// What it does.
     pub description: Option<String>,
-    /// What its arguments look like: a JSON Schema, as the server wrote it.
+    /// The JSON Schema of its arguments, as the server wrote it.
     pub input_schema: Value,
-    /// What its value looks like.
+    /// The JSON Schema of its structured content.
     pub output_schema: Option<Value>,
-    /// Hints, to be believed as far as the server is.
+    /// Hints, as trustworthy as the server is.
     pub annotations: Value,
     /// Whether calls can be tasks.
     pub task: TaskSupport,
-    /// Whether it says that its calls have output before they end.
+    /// Whether the server says that its calls stream output.
     pub streams: bool,
-    /// All that the server said.
+    /// The whole JSON of the server.
     pub raw: Value,
 }
 
@@ -74,8 +74,8 @@ impl ToolInfo {
         })
     }
 
-    /// What of these arguments does not fit the input schema, as far as that can be used: better known before the call than
-    /// after it. One that is null and not required counts as left out.
+    /// Checks arguments against the input schema before a call; a schema that cannot be used finds nothing. An argument that
+    /// is null and not required counts as absent.
     #[must_use]
     pub fn check_arguments(&self, arguments: &Value) -> Vec<FieldError> {
         let required = self.input_schema["required"].as_array();
@@ -87,13 +87,12 @@ impl ToolInfo {
         form::check_arguments(&self.input_schema, &arguments)
     }
 
-    /// Whether it says that a second call does no harm.
+    /// Whether the server says that a second call does no harm.
     pub(crate) fn repeatable(&self) -> bool {
         self.annotations["readOnlyHint"] == true || self.annotations["idempotentHint"] == true
     }
 }
 
-/// One page of a server's list.
 #[derive(Deserialize)]
 struct ToolPage {
     #[serde(default)]
@@ -104,26 +103,26 @@ struct ToolPage {
     ttl_ms: Value,
 }
 
-/// The list as it was last seen.
+/// The list of tools that was read last.
 #[derive(Default)]
 pub(crate) struct ToolCache(Mutex<Option<CachedTools>>);
 
-/// A list, and until when it holds; without a time until it is known to have changed.
+/// A list, and when it expires; without a time, it is good until the server says that it has changed.
 type CachedTools = (Arc<Vec<ToolInfo>>, Option<Timestamp>);
 
 impl ToolCache {
-    /// What was listed, if it still holds.
+    /// The list, unless it has expired.
     pub(crate) fn fresh(&self, now: Timestamp) -> Option<Arc<Vec<ToolInfo>>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref().filter(|(_, until)| until.is_none_or(|until| now < until)).map(|(tools, _)| tools.clone())
     }
 
-    /// What was listed last, however long ago.
+    /// The list, also if it has expired.
     pub(crate) fn known(&self) -> Option<Arc<Vec<ToolInfo>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(tools, _)| tools.clone())
     }
 
-    /// Asks for the list, page by page, and keeps it. Tools that `is_sound` does not want are left out.
+    /// Asks for the list, page by page, and keeps it without the tools that `is_sound` rejects.
     pub(crate) async fn list<F: Future<Output = Result<Payload, RequestError>>>(
         &self,
         link: &Link,
@@ -137,14 +136,14 @@ impl ToolCache {
             pages += 1;
             let page = ask(params).await.map_err(|failed| link.error(failed))?;
             let page: ToolPage =
-                page.read().map_err(|error| link.error(RequestError::Protocol(format!("its list of tools is none: {error}"))))?;
-            // Servers of the legacy era say when it has changed.
+                page.read().map_err(|error| link.error(RequestError::Protocol(format!("its list of tools cannot be read: {error}"))))?;
+            // A server of the legacy era notifies when the list has changed.
             if era == Era::Modern {
                 let ends = link.options.clock.now().after(Duration::from_millis(whole_number(&page.ttl_ms).unwrap_or_default()));
                 until = Some(until.map_or(ends, |until| until.min(ends)));
             }
             all.extend(page.tools.into_iter().filter(is_sound));
-            // Pages count too: they may be empty and go on for ever.
+            // Pages count too: a server could send empty ones for ever.
             if all.len().max(pages) > max {
                 return Err(Error::Limit { what: "tools", max, key: "limits.tools" });
             }
@@ -156,7 +155,6 @@ impl ToolCache {
         Ok(tools)
     }
 
-    /// The list has changed.
     pub(crate) fn forget(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

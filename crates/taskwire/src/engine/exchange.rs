@@ -1,4 +1,4 @@
-//! What a run and the call that waits for it tell each other.
+//! What a run and the call that waits for it exchange.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -13,29 +13,29 @@ use taskwire_core::{
 pub enum RunEnd {
     /// As a task ends.
     Outcome(Outcome),
-    /// It cannot go on before its caller calls again and brings what is asked for here.
+    /// It asks its caller to call again with the answers to this.
     Suspended(Payload),
 }
 
-/// What a caller that was asked for something brought along when it called again.
+/// What a caller sent along when it called again with answers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Continuation {
     /// Its answers, by key.
     #[serde(rename = "responses")]
     pub answers: BTreeMap<String, Payload>,
-    /// What the work itself wanted to be given back.
+    /// The state that the tool wanted back.
     pub state: Option<Payload>,
 }
 
 impl Continuation {
-    /// As a task keeps it, so that a later attempt has it too.
+    /// For the task's log, so that a later attempt has it too; `None` if it is empty.
     pub(super) fn to_payload(&self) -> Option<Payload> {
-        let brought = !self.answers.is_empty() || self.state.is_some();
-        brought.then(|| Payload::of(self).expect("it consists of JSON already"))
+        let has_content = !self.answers.is_empty() || self.state.is_some();
+        has_content.then(|| Payload::of(self).expect("it consists of JSON already"))
     }
 }
 
-/// Something for the caller of a call that is still open; nobody keeps it.
+/// A message to the caller of an open call; it is not stored.
 #[derive(Debug, Clone)]
 pub enum CallNote {
     /// How far the work is.
@@ -45,22 +45,22 @@ pub enum CallNote {
         /// In words.
         message: Option<Arc<str>>,
     },
-    /// What the work says about itself, in words alone.
+    /// A status message without progress.
     Status(Arc<str>),
-    /// A line for the log.
+    /// A log message.
     Log {
-        /// How bad, as syslog has it: `debug` to `emergency`.
+        /// Its severity, as in syslog: `debug` to `emergency`.
         level: &'static str,
-        /// Who says so.
+        /// The name of the logger.
         logger: Option<String>,
-        /// What.
+        /// The message.
         data: Payload,
     },
-    /// The connection may end now, if the caller can come back: it should, after so long.
+    /// The server may close the connection, if the caller can resume: it should reconnect after this time.
     Disconnect(Duration),
 }
 
-/// Where a run is, for whoever waits for it.
+/// The phase of a run, for the call that waits for it.
 #[derive(Debug, Clone)]
 pub enum Phase {
     /// In memory.

@@ -1,8 +1,7 @@
-//! Blocks that are too large for a chunk: they are written in parts, each a block of its own, and then a link by which the whole can be
-//! read.
+//! Blocks that are too large for a chunk: they are split into parts, each a block of its own, and a link to read the whole.
 //!
-//! The parts stand in the task's log before the link, so whoever sees the link can follow it, also after a crash; and they go when the task
-//! goes. They are named by what is in them: written again, a block has the same name.
+//! The parts come before the link in the task's log, so a client that has the link can follow it, also after a crash. They are deleted
+//! with the task. A block is named by the hash of its content: written again, it has the same name.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -11,32 +10,32 @@ use taskwire_core::{
     task::{ESCAPE_MAX, Reject, check_limit},
 };
 
-/// In the `_meta` of a part: of what it is one, its number from 0, and how many there are.
+/// In the `_meta` of a part: the name of its block, its number from 0, and how many there are.
 pub(crate) const PART: &str = "dev.taskwire/part";
 
-/// What the addresses of all that belongs to a task begin with.
+/// How the URI of anything that belongs to a task begins.
 const PREFIX: &str = "taskwire://task/";
-/// Bytes of a part besides its content; the kind of content has at most the second.
+/// Bytes of a part besides its content; its MIME type has at most the second.
 const FRAME_BYTES: usize = 512;
 const MIME_TYPE_BYTES_MAX: usize = 100;
-/// With less room than this, a block would have too many parts.
+/// With smaller parts than this, a block would have too many.
 const PART_BYTES_MIN: usize = 256;
-/// Bytes of the name that a link has for people.
+/// Bytes of a link's name, which is for people.
 const NAME_BYTES: usize = 100;
 
-/// What of a block is read by its link.
+/// The content of a block that its link leads to.
 struct Content<'a> {
-    /// As what it stands in a resource: `blob` or `text`.
+    /// The member that has it in a resource: `blob` or `text`.
     member: &'static str,
     data: &'a str,
     mime_type: &'a str,
-    /// What it is for people, and its name.
+    /// What people call it.
     noun: &'static str,
     name: &'a str,
 }
 
 impl<'a> Content<'a> {
-    /// Nothing for blocks that are no more than they seem.
+    /// `None` for blocks that cannot be split.
     fn of(block: &'a Value) -> Option<Self> {
         let noun = match block["type"].as_str()? {
             "image" => "image",
@@ -56,15 +55,15 @@ impl<'a> Content<'a> {
         Some(Self { member, data, mime_type: kind, noun, name })
     }
 
-    /// Bytes of what it stands for.
+    /// Bytes of the decoded content.
     fn size(&self) -> usize {
         if self.member == "text" { self.data.len() } else { self.data.trim_end_matches('=').len() * 3 / 4 }
     }
 
-    /// The parts that fit; none if the room is too small for any.
+    /// Parts that fit into chunks; `None` if chunks are too small for that.
     fn parts(&self, chunk_bytes: u64) -> Option<Vec<&'a str>> {
         let room = usize::try_from(chunk_bytes).unwrap_or(usize::MAX).checked_sub(FRAME_BYTES).filter(|room| *room >= PART_BYTES_MIN)?;
-        // Each part of a blob stands for whole bytes.
+        // Each part of a blob has whole groups of base64.
         let most = if self.member == "text" { room / ESCAPE_MAX } else { room / 4 * 4 };
         let (mut parts, mut rest) = (Vec::new(), self.data);
         while !rest.is_empty() {
@@ -80,10 +79,10 @@ fn is_base64(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"+/=-_".contains(&byte)
 }
 
-/// A block that is too large for a chunk as blocks that are not: its parts, and last the link.
+/// Splits a block that is too large for a chunk: its parts, and last the link.
 ///
 /// # Errors
-/// When it is too large for that too, or of a kind that has no parts.
+/// When it is larger than a block may be, or cannot be split.
 pub(crate) fn split(id: TaskId, block: &Value, limits: &Limits) -> Result<Vec<Value>, Reject> {
     let whole = block.to_string();
     check_limit("the block is too large", whole.len() as u64, limits.block_bytes, "block_bytes")?;
@@ -129,14 +128,14 @@ pub(crate) fn is_link(block: &Value) -> bool {
     block["type"] == "resource_link" && block["uri"].as_str().and_then(parse_block_uri).is_some()
 }
 
-/// The task, and the name of one of its blocks, that an address names.
+/// The task and the name of the block that a URI leads to.
 pub(crate) fn parse_block_uri(uri: &str) -> Option<(TaskId, &str)> {
     let (id, name) = uri.strip_prefix(PREFIX)?.split_once("/block/")?;
     let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     Some((id.parse::<TaskId>().ok().filter(|_| is_name)?, name))
 }
 
-/// Puts the parts of a block together again, as they come by.
+/// Puts the parts of a block together again.
 #[derive(Debug, Default)]
 pub(crate) struct BlockAssembler {
     data: String,
@@ -144,7 +143,7 @@ pub(crate) struct BlockAssembler {
 }
 
 impl BlockAssembler {
-    /// Takes a block, which may be a part of the one of this name. All of it, as the contents of a resource, when this was the last.
+    /// Takes a block, which may be a part of the block `name`. Returns the whole, as the contents of a resource, with the last part.
     pub(crate) fn take(&mut self, block: &Value, name: &str, uri: &str) -> Option<Value> {
         let part = &block["_meta"][PART];
         let nth = part["part"].as_u64().filter(|_| part["of"] == name)?;
@@ -179,7 +178,7 @@ mod tests {
         Limits { chunk_bytes: 1024, block_bytes: 20_000, ..Limits::DEFAULT }
     }
 
-    /// What a block that is cut comes to when it is read: the link, and the contents.
+    /// The link of a block that is split, and the contents that it leads to.
     fn read(block: &Value) -> (Value, Value) {
         let mut blocks = split(id(), block, &limits()).expect("it can be cut");
         assert!(blocks.iter().all(|block| block.to_string().len() + 2 <= 1024), "each fits into a chunk");
@@ -189,7 +188,7 @@ mod tests {
         let (task, name) = parse_block_uri(&uri).expect("a block");
         assert_eq!(task, id());
         let mut parts = BlockAssembler::default();
-        // What was broken off, and what is of another, does no harm.
+        // A first part that comes twice, or a part of another block, does no harm.
         assert!(parts.take(&blocks[0], name, &uri).is_none() && parts.take(&blocks[0], "00", &uri).is_none());
         let found: Vec<Value> = blocks.iter().filter_map(|block| parts.take(block, name, &uri)).collect();
         assert_eq!(found.len(), 1);

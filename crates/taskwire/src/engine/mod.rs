@@ -1,4 +1,4 @@
-//! Makes tasks happen: one writer, the runs it asks for, the timers it needs.
+//! Runs tasks: one writer that commits every change, the runs of their work, and their timers.
 //!
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
@@ -50,7 +50,7 @@ use crate::{
     wakeup::{WakeUps, Watch},
 };
 
-/// What the engine runs: given a run, does its work and says how it ended.
+/// What the engine runs: it does the work of a run and returns how that ended.
 pub trait Work: Send + Sync + 'static {
     /// Does the work of `run`. It may be dropped at any await point once the run is stopped.
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd>;
@@ -89,10 +89,10 @@ pub enum Error {
     /// The state machine refused.
     #[error(transparent)]
     Rejected(#[from] Reject),
-    /// The store failed or the engine has stopped; only a restart helps. In words that callers may read.
+    /// The store failed or the engine has stopped; only a restart helps. Callers may read the text: it names no path.
     #[error("the server cannot store tasks: {0}")]
     Unavailable(Arc<str>),
-    /// What is stored of one task, or of one session, is not what was written; any other is as before.
+    /// What is stored of one task or session is corrupt. All others can be used.
     #[error("{0}")]
     Corrupt(Arc<str>),
 }
@@ -105,11 +105,11 @@ impl From<store::Error> for Error {
     }
 }
 
-/// What was read, for who has others to tell of as well: one that is damaged is left out, and said in the log.
+/// Turns a corrupt task into none and logs it, so that a list can go on with the others.
 pub(crate) fn skip_corrupt<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
     match read {
         Err(Error::Corrupt(error)) => {
-            tracing::error!(%error, "a task is left out");
+            tracing::error!(%error, "a task whose stored data is corrupt is left out");
             Ok(None)
         }
         read => read,
@@ -131,7 +131,7 @@ impl From<&store::Error> for Failure {
     }
 }
 
-/// That a command was carried out, and is durable.
+/// The acknowledgement of a command, sent when its changes are durable.
 #[derive(Debug, Clone)]
 pub struct Receipt {
     /// The task after it.
@@ -160,7 +160,7 @@ struct Inner {
     reader: Arc<dyn Reader>,
     recent: recent::RecentTasks,
     task_wakeups: Arc<WakeUps<TaskId>>,
-    /// Sessions that have something new to be told.
+    /// Wakes readers of a session's outbox.
     session_wakeups: Arc<WakeUps<SessionId>>,
     clock: Arc<dyn Clock>,
     config: Config,
@@ -169,7 +169,7 @@ struct Inner {
     runs: runs::Runs,
     timers: Arc<timers::Timers>,
     recovery_began: AtomicBool,
-    /// Whom to tell how a run is getting on, until it has begun.
+    /// Where the run of a task will send its notes; the run takes its sender when it begins.
     note_senders: Mutex<HashMap<TaskId, mpsc::Sender<CallNote>>>,
     work: OnceLock<Arc<dyn Work>>,
     failed: watch::Sender<Option<Failure>>,
@@ -177,28 +177,27 @@ struct Inner {
 }
 
 impl Inner {
-    /// Nothing can be stored any more. The first reason stays.
+    /// Records that nothing can be stored any more. The first reason stays.
     fn fail(&self, failure: Failure) {
         self.failed.send_if_modified(|failed| {
-            let news = failed.is_none();
+            let is_first = failed.is_none();
             failed.get_or_insert(failure);
-            news
+            is_first
         });
     }
 }
 
-/// A way back to the engine that does not keep it.
+/// A handle that does not keep the engine alive.
 #[derive(Clone)]
 pub(crate) struct WeakEngine(Weak<Inner>);
 
 impl WeakEngine {
-    /// The engine, if it is still there.
     pub(crate) fn get(&self) -> Option<Engine> {
         self.0.upgrade().map(Engine)
     }
 }
 
-/// The door to the engine; cheap to clone.
+/// The handle of the engine; cheap to clone.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -209,7 +208,7 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Starts an engine on `store`. Nothing runs before [`begin`](Self::begin).
+    /// Starts an engine on `store`. Nothing runs before [`set_work`](Self::set_work).
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -242,19 +241,19 @@ impl Engine {
         let _ = self.0.work.set(work);
     }
 
-    /// Takes over what an earlier life left, then starts the timers. Once; call it when all work can be done.
+    /// Recovers the tasks that an earlier start of the server left open, then starts the timers. Call it once, when all tools are there.
     pub fn recover(&self) {
         self.recover_with(|_| {});
     }
 
-    /// The same, and shows each task that was open, once it is taken over; nothing when all are.
+    /// The same, and calls `seen` with each open task once it is recovered, then with `None`.
     pub(crate) fn recover_with(&self, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync + 'static) {
         if self.0.recovery_began.swap(true, Ordering::AcqRel) {
             return;
         }
         let engine = self.clone();
         tokio::spawn(async move {
-            // Timers later: a task that was interrupted must not be failed for the time that nobody worked on it.
+            // The timers start later: they must not fail an interrupted task for time in which nobody worked on it.
             recovery::recover(&engine, &seen).await;
             seen(None);
             let inner = Arc::downgrade(&engine.0);
@@ -263,12 +262,11 @@ impl Engine {
         });
     }
 
-    /// A way back here that does not keep it.
     pub(crate) fn weak(&self) -> WeakEngine {
         WeakEngine(Arc::downgrade(&self.0))
     }
 
-    /// The moment it is, for this engine.
+    /// The clock of this engine.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.0.clock
@@ -280,7 +278,7 @@ impl Engine {
         &self.0.config.limits
     }
 
-    /// What is stored.
+    /// The reading side of the store.
     #[must_use]
     pub fn reader(&self) -> &Arc<dyn Reader> {
         &self.0.reader
@@ -292,9 +290,9 @@ impl Engine {
         &self.0.secret
     }
 
-    /// Asks something of a task and waits until it is durable.
+    /// Sends a command to the writer and waits until its changes are durable.
     ///
-    /// Once the command is in the queue, it is carried out even if the wait is given up.
+    /// Once the command is in the queue, the writer carries it out even if the caller stops waiting.
     ///
     /// # Errors
     /// When the state machine refuses, or nothing can be stored any more.
@@ -304,13 +302,13 @@ impl Engine {
         reply.await.map_err(|_| self.unavailable())?
     }
 
-    /// The task, if `caller` owns it. Somebody else's does not exist.
+    /// The task, if `caller` owns it. To any other caller it does not exist.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn task(&self, caller: &CallerId, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
         match self.any_task(id) {
-            // Nor is it anybody else's business that it is damaged, where it is known whose it is.
+            // To a caller that does not own it, a corrupt task does not exist either.
             Err(Error::Corrupt(_)) if self.owner(id).is_ok_and(|owner| owner.as_ref() != Some(caller)) => Ok(None),
             found => Ok(found?.filter(|task| task.spec.caller == *caller)),
         }
@@ -329,7 +327,7 @@ impl Engine {
         }
     }
 
-    /// What the store said. One that is gone ends the engine: nothing that it has can be relied on.
+    /// Passes on what the store read. A store that was tampered with ends the engine: nothing in it can be relied on.
     fn checked<T>(&self, read: Result<T, store::Error>) -> Result<T, Error> {
         if let Err(error @ store::Error::Tampered { .. }) = &read {
             self.0.fail(error.into());
@@ -337,7 +335,7 @@ impl Engine {
         read.map_err(Error::from)
     }
 
-    /// What follows a place in a task's log; nothing if there is no such task.
+    /// What follows `cursor` in a task's log; `None` if there is no such task.
     pub(crate) fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
         match self.0.recent.page(id, cursor) {
             Some(page) => Ok(Some(page)),
@@ -353,7 +351,7 @@ impl Engine {
         }
     }
 
-    /// A name for a task to be made with [`create`](Self::create).
+    /// An id for a task to be made with [`create`](Self::create).
     #[must_use]
     pub fn new_id(&self) -> TaskId {
         new_task_id(self.0.clock.now())
@@ -374,10 +372,10 @@ impl Engine {
         notes: Option<mpsc::Sender<CallNote>>,
     ) -> Result<Receipt, Error> {
         let new = NewTask { continuation: resumed.to_payload(), ..NewTask::new(spec, request, self.0.epoch) };
-        let listens = notes.map(|notes| NoteRegistration::new(self, id, notes));
+        let registration = notes.map(|notes| NoteRegistration::new(self, id, notes));
         let receipt = self.submit(id, Authority::Engine, Command::Create(new)).await?;
-        if let Some(listener) = listens.filter(|_| receipt.task.id == id) {
-            listener.keep();
+        if let Some(registration) = registration.filter(|_| receipt.task.id == id) {
+            registration.keep();
         }
         Ok(receipt)
     }
@@ -386,7 +384,7 @@ impl Engine {
         self.0.note_senders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts work that is not a task yet. It lives in memory until it becomes one, of this name, or ends.
+    /// Prepares a run that is not a task yet. It lives in memory until it ends or becomes the task `id`.
     #[must_use]
     pub fn prepare_run(
         &self,
@@ -406,14 +404,14 @@ impl Engine {
         reply.await.map_err(|_| self.unavailable())
     }
 
-    /// Watches whether a session has something new to be told. Read after this, never before.
+    /// Watches the outbox of a session. Read the outbox after this call, never before: else a change could be missed.
     pub(crate) fn watch_session(&self, id: SessionId) -> Watch<SessionId> {
         self.0.session_wakeups.watch(vec![id], true)
     }
 
-    /// Makes a task of work that is done: it is over in the moment in which it begins.
+    /// Makes a task of work that is already done.
     pub(crate) async fn create_ended(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
-        // On its own, so that a caller that goes away cannot leave a run behind that nobody ends.
+        // Spawned, so that a caller that goes away cannot leave a run registered that nobody ends.
         let engine = self.clone();
         let recorded = self.0.runtime.spawn(async move { engine.create_ended_now(id, spec, request, outcome).await });
         recorded.await.map_err(|_| self.unavailable())?
@@ -422,17 +420,17 @@ impl Engine {
     async fn create_ended_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
         let new = NewTask::new(spec, request, self.0.epoch);
         let (made, ended) = (oneshot::channel(), oneshot::channel());
-        // Side by side, so that they share a commit.
-        let mut room = self.0.queue.reserve_many(2).await.map_err(|_| self.unavailable())?;
+        // Both requests are queued together, so that they usually share a commit.
+        let mut permits = self.0.queue.reserve_many(2).await.map_err(|_| self.unavailable())?;
         self.0.runs.register(id, Attempt(1), Arc::default(), &new.spec);
-        let orders = [
+        let requests = [
             TaskRequest { id, by: Authority::Engine, command: Command::Create(new), receipt: made.0 },
             TaskRequest { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), receipt: ended.0 },
         ];
-        for (order, room) in orders.into_iter().zip(&mut room) {
-            room.send(WriterRequest::Task(order));
+        for (request, permit) in requests.into_iter().zip(&mut permits) {
+            permit.send(WriterRequest::Task(request));
         }
-        drop(room);
+        drop(permits);
         if let Err(error) = made.1.await.map_err(|_| self.unavailable())? {
             self.0.runs.unregister(id);
             return Err(error);
@@ -448,17 +446,16 @@ impl Engine {
         }
     }
 
-    /// Watches tasks for changes, and for output if `output`. Read after this, never before: else a change could be missed.
+    /// Watches tasks for changes, and for output if `output`. Read them after this call, never before: else a change could be missed.
     pub(crate) fn watch(&self, ids: Vec<TaskId>, output: bool) -> Watch<TaskId> {
         self.0.task_wakeups.watch(ids, output)
     }
 
-    /// How many watch a task.
     pub(crate) fn watchers(&self, id: TaskId) -> usize {
         self.0.task_wakeups.watchers(&id)
     }
 
-    /// Has something done beside everything else, wherever this is called from.
+    /// Spawns `work` on the engine's runtime; the caller need not be on it.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.0.runtime.spawn(work);
     }
@@ -492,13 +489,13 @@ impl Engine {
         }
     }
 
-    /// Cancels a task, sooner or later.
+    /// Cancels a task without waiting for it.
     pub(crate) fn cancel_soon(&self, caller: CallerId, id: TaskId, reason: &'static str) {
         let engine = self.clone();
         self.0.runtime.spawn(async move {
             let reason = Some(reason.into());
             match engine.submit(id, Authority::Caller(caller), Command::Cancel { reason }).await {
-                // It was never made, or is gone: all the better.
+                // It was never made, or is forgotten already: there is nothing to cancel.
                 Ok(_) | Err(Error::Rejected(Reject::NotFound)) => {}
                 Err(error) => tracing::warn!(task = %id, %error, "a task could not be cancelled"),
             }
@@ -535,7 +532,7 @@ impl Engine {
     }
 }
 
-/// Somebody who wants to hear of a run that has not begun.
+/// The note sender of a run that has not begun; dropped before [`keep`](Self::keep), it is removed again.
 struct NoteRegistration<'a> {
     engine: &'a Engine,
     id: Option<TaskId>,
@@ -547,7 +544,7 @@ impl<'a> NoteRegistration<'a> {
         Self { engine, id: Some(id) }
     }
 
-    /// The run will begin, and take it over.
+    /// Leaves the sender for the run, which takes it when it begins.
     fn keep(mut self) {
         self.id = None;
     }

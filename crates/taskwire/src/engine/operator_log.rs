@@ -1,4 +1,4 @@
-//! What an operator reads: a line for each call that ends, and for each task that was interrupted.
+//! Log lines for operators: one for each call that ends, and for each task that was interrupted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,10 +7,9 @@ use taskwire_core::{
     task::{Outcome, Spec, Task},
 };
 
-/// Characters of an error that are repeated.
+/// Characters of an error that a line has at most.
 const WHY_MAX: usize = 200;
 
-/// A call, or the task that it became, has ended.
 pub(super) fn call_ended(spec: &Spec, task: Option<TaskId>, took: Duration, outcome: &Outcome) {
     if !tracing::enabled!(tracing::Level::INFO) {
         return;
@@ -24,11 +23,11 @@ pub(super) fn call_ended(spec: &Spec, task: Option<TaskId>, took: Duration, outc
     }
 }
 
-/// A task that an earlier life of the server left was taken over: it is run again, or is lost.
+/// A task that an earlier start of the server left open was recovered: it is run again, or is lost.
 pub(super) fn task_recovered(task: &Arc<Task>) {
     let (caller, tool, task, outcome) = (task.spec.caller.as_str(), &*task.spec.tool, task.id, &task.outcome);
     match outcome {
-        None => tracing::info!(caller, tool, %task, "task taken over: it goes on"),
+        None => tracing::info!(caller, tool, %task, "task recovered: it goes on"),
         Some(outcome) => tracing::warn!(caller, tool, %task, how = how(outcome), "task lost: it was interrupted"),
     }
 }

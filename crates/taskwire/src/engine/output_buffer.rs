@@ -1,7 +1,7 @@
-//! Output on its way into the log: gathered before it is numbered, so that many small writes become few chunks.
+//! The buffer of a run's output: it gathers many small writes into few chunks before they get their numbers.
 //!
-//! The first output, and any after a pause, is sent at once. What follows within the window waits for its end, unless
-//! there is enough for a chunk. A tool that is faster than the store waits for room; nothing piles up.
+//! The first output, and any after a pause, is sent at once. Output that follows within the window waits for the end of the
+//! window, unless there is enough for a chunk. The buffer has a bound: a tool that is faster than the store waits.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -53,58 +53,57 @@ impl Piece<'_> {
 #[derive(Debug, Default)]
 pub(super) struct OutputBuffer {
     pending: Mutex<PendingOutput>,
-    /// There is room again.
+    /// Wakes tools that wait for room.
     pub(super) has_room: Notify,
-    /// There is enough to be sent.
+    /// Wakes the sender: there is enough for a chunk.
     pub(super) ready_to_send: Notify,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct PendingOutput {
     draft: ChunkBuilder,
-    /// Where the work was when it had written all that is here and all that was taken.
+    /// The checkpoint that all output up to here leads to.
     checkpoint: Option<Payload>,
     /// Whether the run is a task, so that there is a log.
     pub(super) is_task: bool,
-    /// Whether somebody is about to send.
+    /// Whether a sender runs.
     pub(super) sending: bool,
-    /// What was said before there was a log.
+    /// The status that was reported before there was a log.
     pub(super) status_report: Option<StatusReport>,
-    /// Whether somebody waits for room, so that what is there must not wait for more.
+    /// Whether the tool waits for room: then the sender does not wait for more.
     tool_waits: bool,
     /// When output was last sent.
     last_sent: Option<Timestamp>,
-    /// Why nothing more is taken.
+    /// Why no more output is accepted.
     error: Option<Error>,
-    /// Whether the work was told so.
+    /// Whether the tool got this error.
     error_reported: bool,
     bucket: Bucket,
 }
 
-/// What was taken to be sent.
+/// Output that was taken to be sent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OutputBatch {
     pub(super) chunks: Vec<Blocks>,
-    /// Where the work was when it had written them.
+    /// The checkpoint that the chunks lead to.
     pub(super) checkpoint: Option<Payload>,
 }
 
-/// How the work says it is getting on.
+/// A status message and progress.
 pub(super) type StatusReport = (Option<Arc<str>>, Option<Progress>);
 
-/// What came of a piece.
+/// What became of pushed pieces.
 #[derive(Debug)]
 pub(super) enum PushResult {
-    /// It waits to be sent; `send` says whether somebody must see to that.
+    /// They wait to be sent; `must_send` says whether the caller must start the sender.
     Accepted { must_send: bool },
-    /// There is no room for it yet.
+    /// There is no room yet.
     Full,
-    /// It is too early for it.
+    /// The rate limit is reached: try again after this time.
     TooFast(Duration),
 }
 
 impl OutputBuffer {
-    /// Of a run that is a task.
     pub(super) fn for_task() -> Self {
         Self { pending: Mutex::new(PendingOutput { is_task: true, ..PendingOutput::default() }), ..Self::default() }
     }
@@ -115,7 +114,7 @@ impl OutputBuffer {
 }
 
 impl PendingOutput {
-    /// Takes pieces, all or none, and the mark that they lead to.
+    /// Accepts pieces, all or none, and the checkpoint that they lead to.
     pub(super) fn push(
         &mut self,
         pieces: &[Piece<'_>],
@@ -128,7 +127,7 @@ impl PendingOutput {
             self.error_reported = true;
             return Err(refused.clone());
         }
-        // As much as one chunk may have: room for a burst while the store is busy, or until there is a log.
+        // As much as one chunk may have: enough for a burst while the store is busy, or until there is a log.
         let max = usize::try_from(limits.chunk_bytes).unwrap_or(usize::MAX);
         let bytes: usize = pieces.iter().map(Piece::bytes).sum();
         if !self.draft.is_empty() && self.draft.bytes() + bytes > max {
@@ -148,20 +147,20 @@ impl PendingOutput {
         Ok(PushResult::Accepted { must_send: self.begin_sending() })
     }
 
-    /// Whether somebody must see to it that what waits is sent; from then on, that is in hand.
+    /// Whether the caller must start the sender; from then on the sender counts as running.
     pub(super) fn begin_sending(&mut self) -> bool {
         let send = self.is_task && !self.sending && !self.draft.is_empty();
         self.sending |= send;
         send
     }
 
-    /// How long what waits may still wait for more. A clock that was set back is no reason to wait.
+    /// How long the output may still wait for more. It does not wait for a clock that was set back.
     pub(super) fn wait_for_more(&self, now: Timestamp, window: Duration) -> Option<Duration> {
         let last = self.last_sent.filter(|last| *last <= now && !self.has_enough())?;
         window.checked_sub(now.since(last)).filter(|left| !left.is_zero())
     }
 
-    /// Keeps what is said, if there is no log yet; what was said before stays where nothing new is.
+    /// Keeps a status if there is no log yet, and returns whether it did. What the new one leaves out stays as it was.
     pub(super) fn buffer_status(&mut self, message: &Option<Arc<str>>, progress: Option<Progress>) -> bool {
         if !self.is_task {
             let (old_message, old_progress) = self.status_report.take().unwrap_or_default();
@@ -170,13 +169,13 @@ impl PendingOutput {
         !self.is_task
     }
 
-    /// Gives back what was said and could not be kept.
+    /// Puts back a status that could not be stored; a newer one stays.
     pub(super) fn restore_status(&mut self, message: Option<Arc<str>>, progress: Option<Progress>) {
         let (new_message, new_progress) = self.status_report.take().unwrap_or_default();
         self.status_report = Some((new_message.or(message), new_progress.or(progress)));
     }
 
-    /// There is a log now. Gives what was said and is not in it.
+    /// There is a log now. Returns the status that is not in it yet.
     pub(super) fn become_task(&mut self) -> Option<StatusReport> {
         self.is_task = true;
         self.status_report.take()
@@ -190,7 +189,7 @@ impl PendingOutput {
         self.draft.is_empty()
     }
 
-    /// Everything that waits, to be sent, and the mark that it leads to. A refusal that the work knows of keeps it from nothing else.
+    /// Takes all output that waits, with its checkpoint. Fails only with an error that the tool did not get.
     pub(super) fn take(&mut self, now: Timestamp) -> Result<OutputBatch, Error> {
         if let Some(refused) = self.error.as_ref().filter(|_| !self.error_reported) {
             return Err(refused.clone());
@@ -202,31 +201,31 @@ impl PendingOutput {
         Ok(OutputBatch { chunks: self.draft.take(), checkpoint: self.checkpoint.take() })
     }
 
-    /// What was taken was not written after all.
+    /// Puts back a batch that was not written.
     pub(super) fn give_back(&mut self, taken: OutputBatch) {
         self.draft.give_back(taken.chunks);
         self.checkpoint = self.checkpoint.take().or(taken.checkpoint);
     }
 
-    /// Nothing more is taken, and what waits is lost.
+    /// Accepts no more output and drops what waits.
     pub(super) fn fail(&mut self, error: Error) {
         self.draft = ChunkBuilder::default();
         self.checkpoint = None;
         self.error.get_or_insert(error);
     }
 
-    /// The work knows of the refusal, if there is one: what it does about it is its own affair.
+    /// The tool got the error, if there is one, and decides what to do about it.
     pub(super) fn mark_error_reported(&mut self) {
         self.error_reported = self.error.is_some();
     }
 
-    /// Why output was lost without the work knowing, if it was; that the task is over is no loss.
+    /// The error by which output was lost, if the tool did not get it. That the task has ended is no such error.
     pub(super) fn unreported_error(&self) -> Option<Error> {
         let over = |error: &Error| matches!(error, Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound));
         self.error.clone().filter(|error| !self.error_reported && !over(error))
     }
 
-    /// Counts output that goes its own way; says how long to wait first.
+    /// Counts output that does not pass through the buffer; returns how long to wait first.
     pub(super) fn charge(&mut self, blocks: &[Blocks], now: Timestamp, limits: &Limits) -> Option<Duration> {
         self.bucket.take(now, blocks.iter().map(Blocks::bytes).sum(), limits.output_bytes_per_second)
     }
@@ -241,10 +240,10 @@ pub(super) fn chunks_of(blocks: &[Payload], coalesce: Coalesce, limits: &Limits)
     Ok(draft.take())
 }
 
-/// What was written of late: it leaks at the rate that is allowed, and more than a second's worth is too much.
+/// A leaky bucket: it empties at the allowed rate, and holds what may be written in one second.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// A thousandth of a byte each, so that nothing is lost in a millisecond.
+    /// In thousandths of a byte, so that nothing is rounded away in a millisecond.
     level: u64,
     at: Timestamp,
 }

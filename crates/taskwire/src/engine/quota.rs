@@ -1,7 +1,7 @@
-//! What there is room for: how much each caller has stored, and how much the disk still takes.
+//! Quotas: what each caller has stored, what the disk still takes, and whether a command may add to it.
 //!
-//! What a caller has follows from its tasks (`Task::stored_bytes`): it is read once, and from then on each decision adds the
-//! difference that it makes. At its bound nothing is begun and work adds nothing more, but it can end.
+//! The usage of callers (`Task::stored_bytes`) is read once; from then on each decision adds its difference. At the limit no task
+//! is made and none grows, but running ones can end.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use taskwire_core::{
 
 use crate::store::Usage;
 
-/// What is stored is written twice: to the log of the database, then to its file.
+/// What is stored is written twice: to the WAL, then to the database.
 const TIMES_WRITTEN: u64 = 2;
 
 const TOO_MANY: &str = "too many of your tasks are still running";
@@ -20,12 +20,12 @@ const TOO_MUCH: &str = "your tasks take too many bytes in the store, ended ones 
                         other callers are not affected";
 const DISK_SHORT: &str = "the server's disk has less free space than it must keep, so try again later";
 
-/// Which part of the disk's reserve must be left after a command that makes a task, that adds to one, and that ends one or answers it.
+/// The reserve of the disk divided by this must stay free after a command that makes a task, adds to one, or ends or answers one.
 const CREATE_DIVISOR: u64 = 1;
 const ADD_DIVISOR: u64 = 2;
 const END_DIVISOR: u64 = 4;
 
-/// The part that goes with a command; nothing for what is small and always done.
+/// The divisor of a command; `None` for commands that are small and always carried out.
 const fn reserve_divisor(command: &Command) -> Option<u64> {
     match command {
         Command::Create(_) => Some(CREATE_DIVISOR),
@@ -38,9 +38,9 @@ const fn reserve_divisor(command: &Command) -> Option<u64> {
 #[derive(Debug, Default)]
 pub(super) struct Quota {
     used: HashMap<CallerId, Usage>,
-    /// What the disk takes, after all that was decided in this batch; nothing if that is not known or does not matter.
+    /// Free bytes of the disk after what this batch decided; `None` if unknown or if there is no reserve.
     disk: Option<u64>,
-    /// Whether it had too little for new tasks.
+    /// Whether the disk has too little space for new tasks.
     disk_short: bool,
 }
 
@@ -49,7 +49,7 @@ impl Quota {
         Self { used: used.into_iter().collect(), ..Self::default() }
     }
 
-    /// A batch begins, and the disk has so much room.
+    /// Begins a batch; the disk has `free` bytes.
     pub(super) fn begin_batch(&mut self, free: Option<u64>, limits: &Limits) {
         let reserve = limits.disk_reserve_bytes;
         self.disk = free.filter(|_| reserve > 0);
@@ -61,19 +61,19 @@ impl Quota {
         }
     }
 
-    /// Whether a command may do what it leads to: its task counted as `was`, and would as `is`.
+    /// Whether a command may be carried out that changes the usage of its task from `was` to `is`.
     pub(super) fn admit(&self, caller: &CallerId, command: &Command, was: Usage, is: Usage, limits: &Limits) -> Result<(), Reject> {
         let used = self.used.get(caller).copied().unwrap_or_default();
         if is.open > was.open && used.open >= limits.tasks_per_caller {
             return Err(Reject::Limit { what: TOO_MANY, max: limits.tasks_per_caller, key: "tasks_per_caller" });
         }
         let grows = is.bytes.saturating_sub(was.bytes);
-        let Some(part) = reserve_divisor(command).filter(|_| grows > 0) else { return Ok(()) };
-        if part != END_DIVISOR && used.bytes.saturating_add(grows) > limits.stored_bytes_per_caller {
+        let Some(divisor) = reserve_divisor(command).filter(|_| grows > 0) else { return Ok(()) };
+        if divisor != END_DIVISOR && used.bytes.saturating_add(grows) > limits.stored_bytes_per_caller {
             return Err(Reject::Limit { what: TOO_MUCH, max: limits.stored_bytes_per_caller, key: "stored_bytes_per_caller" });
         }
         let left = self.disk.map(|disk| disk.saturating_sub(grows.saturating_mul(TIMES_WRITTEN)));
-        if left.is_some_and(|left| left < limits.disk_reserve_bytes / part) {
+        if left.is_some_and(|left| left < limits.disk_reserve_bytes / divisor) {
             return Err(Reject::Limit { what: DISK_SHORT, max: limits.disk_reserve_bytes, key: "disk_reserve_bytes" });
         }
         Ok(())
@@ -131,9 +131,9 @@ mod tests {
         Command::finish(Outcome::Cancelled { reason: None })
     }
 
-    /// The key of the bound that is reached, if one is.
-    fn reached(room: &Quota, caller: &str, command: &Command, was: Usage, is: Usage) -> Option<&'static str> {
-        match room.admit(&CallerId::new(caller), command, was, is, &LIMITS) {
+    /// The key of the limit that is reached, if one is.
+    fn reached(quota: &Quota, caller: &str, command: &Command, was: Usage, is: Usage) -> Option<&'static str> {
+        match quota.admit(&CallerId::new(caller), command, was, is, &LIMITS) {
             Ok(()) => None,
             Err(Reject::Limit { key, .. }) => Some(key),
             Err(other) => panic!("{other:?}"),
@@ -142,25 +142,25 @@ mod tests {
 
     #[test]
     fn a_caller_at_its_bound_adds_nothing_more_and_can_end_what_it_began() {
-        let (me, mut room) = (CallerId::new("me"), Quota::new(vec![(CallerId::new("me"), ended(700))]));
-        room.record_change(&me, NOTHING, open(200));
-        assert_eq!(reached(&room, "me", &append(), open(200), open(300)), None, "up to the last byte");
-        assert_eq!(reached(&room, "me", &append(), open(200), open(301)), Some("stored_bytes_per_caller"));
-        assert_eq!(reached(&room, "me", &append(), open(200), open(200)), None, "what makes it no larger is taken");
-        assert_eq!(reached(&room, "you", &append(), NOTHING, open(1_000)), None, "another has room of its own");
+        let (me, mut quota) = (CallerId::new("me"), Quota::new(vec![(CallerId::new("me"), ended(700))]));
+        quota.record_change(&me, NOTHING, open(200));
+        assert_eq!(reached(&quota, "me", &append(), open(200), open(300)), None, "up to the last byte");
+        assert_eq!(reached(&quota, "me", &append(), open(200), open(301)), Some("stored_bytes_per_caller"));
+        assert_eq!(reached(&quota, "me", &append(), open(200), open(200)), None, "what makes it no larger is taken");
+        assert_eq!(reached(&quota, "you", &append(), NOTHING, open(1_000)), None, "another has room of its own");
         for settles in [finish(), Command::Answer(vec![]), Command::Cancel { reason: None }, Command::Tick] {
-            assert_eq!(reached(&room, "me", &settles, open(200), ended(5_000)), None, "{settles:?}");
+            assert_eq!(reached(&quota, "me", &settles, open(200), ended(5_000)), None, "{settles:?}");
         }
-        room.record_change(&me, open(200), ended(5_000));
-        assert_eq!(reached(&room, "me", &append(), NOTHING, open(1)), Some("stored_bytes_per_caller"), "ended tasks count");
-        room.record_change(&me, ended(5_000), NOTHING);
-        room.record_change(&me, ended(700), NOTHING);
-        assert!(room.used.is_empty(), "nothing is left of what is forgotten: {room:?}");
+        quota.record_change(&me, open(200), ended(5_000));
+        assert_eq!(reached(&quota, "me", &append(), NOTHING, open(1)), Some("stored_bytes_per_caller"), "ended tasks count");
+        quota.record_change(&me, ended(5_000), NOTHING);
+        quota.record_change(&me, ended(700), NOTHING);
+        assert!(quota.used.is_empty(), "nothing is left of what is forgotten: {quota:?}");
     }
 
     #[test]
     fn a_short_disk_is_left_to_what_ends_work_and_last_to_what_is_small() {
-        let mut room = Quota::default();
+        let mut quota = Quota::default();
         for (free, refused) in [
             (420, [false; 3]),
             (419, [true, false, false]),
@@ -170,31 +170,31 @@ mod tests {
             (119, [true; 3]),
             (0, [true; 3]),
         ] {
-            room.begin_batch(Some(free), &LIMITS);
-            assert_eq!(room.disk_short, free < 400);
-            let is_refused = |command: &Command| reached(&room, "me", command, open(10), open(20)) == Some("disk_reserve_bytes");
+            quota.begin_batch(Some(free), &LIMITS);
+            assert_eq!(quota.disk_short, free < 400);
+            let is_refused = |command: &Command| reached(&quota, "me", command, open(10), open(20)) == Some("disk_reserve_bytes");
             assert_eq!([create(), append(), finish()].each_ref().map(is_refused), refused, "{free}");
             assert!(!is_refused(&Command::Cancel { reason: None }) && !is_refused(&Command::Tick), "{free}");
         }
-        room.begin_batch(Some(240), &LIMITS);
-        room.record_change(&CallerId::new("me"), NOTHING, open(11));
-        assert_eq!(reached(&room, "me", &append(), NOTHING, open(10)), Some("disk_reserve_bytes"), "what was decided before takes room");
+        quota.begin_batch(Some(240), &LIMITS);
+        quota.record_change(&CallerId::new("me"), NOTHING, open(11));
+        assert_eq!(reached(&quota, "me", &append(), NOTHING, open(10)), Some("disk_reserve_bytes"), "what was decided before takes room");
         for unknown in [(None, LIMITS), (Some(0), Limits { disk_reserve_bytes: 0, ..LIMITS })] {
-            room.begin_batch(unknown.0, &unknown.1);
-            assert_eq!(room.disk, None);
-            assert_eq!(reached(&room, "me", &append(), NOTHING, open(10)), None);
+            quota.begin_batch(unknown.0, &unknown.1);
+            assert_eq!(quota.disk, None);
+            assert_eq!(reached(&quota, "me", &append(), NOTHING, open(10)), None);
         }
     }
 
     #[test]
     fn open_tasks_are_counted_apart_from_bytes() {
-        let (me, mut room) = (CallerId::new("me"), Quota::default());
-        let new = |room: &Quota| reached(room, "me", &Command::Tick, NOTHING, open(1));
-        room.record_change(&me, NOTHING, open(1));
-        assert_eq!(new(&room), None);
-        room.record_change(&me, NOTHING, open(1));
-        assert_eq!(new(&room), Some("tasks_per_caller"));
-        room.record_change(&me, open(1), ended(1));
-        assert_eq!(new(&room), None);
+        let (me, mut quota) = (CallerId::new("me"), Quota::default());
+        let new = |quota: &Quota| reached(quota, "me", &Command::Tick, NOTHING, open(1));
+        quota.record_change(&me, NOTHING, open(1));
+        assert_eq!(new(&quota), None);
+        quota.record_change(&me, NOTHING, open(1));
+        assert_eq!(new(&quota), Some("tasks_per_caller"));
+        quota.record_change(&me, open(1), ended(1));
+        assert_eq!(new(&quota), None);
     }
 }

@@ -1,8 +1,7 @@
-//! What changed lately, in memory: each task, its last events and its last chunks. Most readers want nothing else, and
-//! many of them want the same.
+//! A cache of recently changed tasks with their last events and chunks: most readers want nothing else.
 //!
-//! Only what is committed gets in, so a reader can see nothing here that a crash could undo. It has a bound in bytes; what
-//! is not here is read from the store.
+//! Only committed changes get in, so a crash cannot undo what a reader saw. The cache has a bound in bytes; anything else is
+//! read from the store.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,15 +15,15 @@ use taskwire_core::{
 
 use crate::store::{Chunk, Cursor, PAGE_EVENTS, Page, StoredEvent, TaskWrite, UnmergedPage};
 
-/// Readers and the writer meet in one of these at a time.
+/// Parts of the cache, each with a lock of its own.
 const SHARDS: usize = 16;
-/// A task that is larger than this, its last events included, is left to the store.
+/// A task that is larger than this, its last events included, is not cached.
 pub(super) const CACHED_TASK_BYTES_MAX: usize = 64 * 1024;
 /// Events of one task.
 const EVENTS_MAX: usize = 16;
-/// Bytes of the last chunks of one task: what many readers may be behind without asking the store each for itself.
+/// Bytes of the cached chunks of one task: a reader that is further behind asks the store.
 const CHUNKS_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// The same where memory is short: what a reader that keeps up may be behind.
+/// The same where other tasks fill the shard: still enough for a reader that keeps up.
 const CHUNKS_BYTES_MIN: usize = 512 * 1024;
 
 #[derive(Debug)]
@@ -37,7 +36,7 @@ pub(super) struct RecentTasks {
 #[derive(Debug, Default)]
 struct Shard {
     tasks: HashMap<TaskId, CachedTask>,
-    /// In the order in which they came; the oldest goes first. An entry that is gone leaves its place here for a while.
+    /// In the order of insertion; the oldest is removed first. A task that was removed otherwise stays listed for a while.
     order: VecDeque<(TaskId, u64)>,
     bytes: usize,
     insertions: u64,
@@ -46,14 +45,14 @@ struct Shard {
 #[derive(Debug)]
 struct CachedTask {
     task: Arc<Task>,
-    /// Events but for chunks: all after `complete`.
+    /// All events after `events_after`, without chunks.
     events: VecDeque<StoredEvent>,
     events_after: Version,
     events_bytes: usize,
-    /// The last chunks, without a gap up to the next one to come.
+    /// The last chunks, without a gap.
     chunks: VecDeque<Chunk>,
     chunks_bytes: usize,
-    /// Bytes of the output that the tail holds.
+    /// Bytes of output in `chunks`.
     output_bytes: u64,
     insertion: u64,
 }
@@ -69,7 +68,7 @@ impl RecentTasks {
         self.shards[usize::from(last) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a change that has just become durable.
+    /// Adds a change that has just become durable.
     pub(super) fn put(&self, write: TaskWrite) {
         let id = write.task.id;
         let mut shard = self.shard(id);
@@ -78,7 +77,7 @@ impl RecentTasks {
         let (before, after) = {
             let entry = shard.get_or_insert(id, &write);
             let before = entry.bytes();
-            // What others take counts here; else a long tail would cut itself short.
+            // Only the bytes of other tasks count: else a task with many chunks would limit itself.
             let others = shard_bytes.saturating_sub(before);
             entry.add(write, if others > self.shard_bytes / 2 { CHUNKS_BYTES_MIN } else { CHUNKS_BYTES_MAX });
             (before, entry.bytes())
@@ -88,9 +87,9 @@ impl RecentTasks {
             shard.remove(id);
         }
         while shard.bytes > self.shard_bytes
-            && let Some((oldest, came)) = shard.order.pop_front()
+            && let Some((oldest, insertion)) = shard.order.pop_front()
         {
-            if shard.tasks.get(&oldest).is_some_and(|entry| entry.insertion == came) {
+            if shard.tasks.get(&oldest).is_some_and(|entry| entry.insertion == insertion) {
                 shard.remove(oldest);
             }
         }
@@ -108,7 +107,7 @@ impl RecentTasks {
         matches!(first, Event::Created { .. }).then(|| first.clone())
     }
 
-    /// What follows a place in a task's log, if it is all here.
+    /// What follows `cursor` in a task's log, if all of it is cached.
     pub(super) fn page(&self, id: TaskId, cursor: Cursor) -> Option<Page> {
         let shard = self.shard(id);
         let entry = shard.tasks.get(&id)?;
@@ -143,16 +142,16 @@ impl RecentTasks {
 }
 
 impl Shard {
-    /// The entry of a task, made if there is none: it begins with `write` then.
+    /// The cached task, made from `write` if there is none.
     fn get_or_insert(&mut self, id: TaskId, write: &TaskWrite) -> &mut CachedTask {
         self.tasks.entry(id).or_insert_with(|| {
             self.insertions += 1;
             self.order.push_back((id, self.insertions));
-            let complete = Version(write.first_version.0 - 1);
+            let events_after = Version(write.first_version.0 - 1);
             let entry = CachedTask {
                 task: write.task.clone(),
                 events: VecDeque::with_capacity(write.events.len()),
-                events_after: complete,
+                events_after,
                 events_bytes: 0,
                 chunks: VecDeque::new(),
                 chunks_bytes: 0,
@@ -170,13 +169,13 @@ impl Shard {
         }
         if self.order.len() > 2 * self.tasks.len() + 16 {
             let entries = &self.tasks;
-            self.order.retain(|(id, came)| entries.get(id).is_some_and(|entry| entry.insertion == *came));
+            self.order.retain(|(id, insertion)| entries.get(id).is_some_and(|entry| entry.insertion == *insertion));
         }
     }
 }
 
 impl CachedTask {
-    fn add(&mut self, write: TaskWrite, tail_max: usize) {
+    fn add(&mut self, write: TaskWrite, chunks_max: usize) {
         self.task = write.task;
         for (version, event) in (write.first_version.0..).map(Version).zip(write.events) {
             if let Event::Appended { seq, first_block, blocks } = event {
@@ -188,14 +187,14 @@ impl CachedTask {
                 self.events.push_back(StoredEvent { version, at: write.at, event });
             }
         }
-        // The last change is always here whole, so that those who waited for it need not ask the store.
+        // The last change always stays whole, so that readers that waited for it need not ask the store.
         while self.events.len() > EVENTS_MAX
             && let Some(old) = self.events.pop_front_if(|old| old.version < write.first_version)
         {
             self.events_after = old.version;
             self.events_bytes -= event_weight(&old.event);
         }
-        while self.chunks_bytes > tail_max || self.task.output.bytes - self.output_bytes < write.dropped_bytes {
+        while self.chunks_bytes > chunks_max || self.task.output.bytes - self.output_bytes < write.dropped_bytes {
             let Some(old) = self.chunks.pop_front() else { break };
             self.output_bytes -= old.blocks.bytes();
             self.chunks_bytes -= chunk_weight(&old.blocks);
@@ -215,8 +214,8 @@ pub(super) fn task_weight(task: &Task) -> usize {
         Some(Outcome::Failed(error)) => error.message.len() + error.data.as_ref().map_or(0, |data| data.as_str().len()),
         Some(Outcome::Cancelled { .. }) | None => 0,
     };
-    let inputs = usize::try_from(task.question_bytes()).unwrap_or(usize::MAX) + task.questions.len() * 128;
-    size_of::<Task>() + size_of::<Spec>() + 256 + outcome + inputs
+    let questions = usize::try_from(task.question_bytes()).unwrap_or(usize::MAX) + task.questions.len() * 128;
+    size_of::<Task>() + size_of::<Spec>() + 256 + outcome + questions
 }
 
 /// About how many bytes an event takes: its own and those it points to.
@@ -252,7 +251,7 @@ mod tests {
         Arc::new(Spec::new(CallerId::new("me"), "t"))
     }
 
-    /// What the cache has after a place: versions of events, numbers of chunks.
+    /// What the cache has after a cursor: versions of events, numbers of chunks.
     fn page(recent: &RecentTasks, id: TaskId, after: u64, from: Option<u64>, bytes: usize, chunks: usize) -> Option<(Vec<u64>, Vec<u64>)> {
         let page = recent.page(id, Cursor { after: Version(after), from: from.map(Seq), max_bytes: bytes, max_chunks: chunks })?;
         let (mut events, mut seqs) = (Vec::new(), Vec::new());

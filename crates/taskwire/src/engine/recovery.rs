@@ -1,4 +1,4 @@
-//! Takes over what an earlier life of this node left open: run again, or failed with a clear error.
+//! Recovers the tasks that an earlier start of the server left open: they are run again, or fail with a clear error.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use taskwire_core::{
 
 use super::{Engine, Error, operator_log, timers::RETRY_DELAY};
 
-/// Tasks that are taken over together.
+/// Tasks that are recovered together.
 const PAGE: usize = 256;
 
-/// Whom each task is shown to.
+/// Called with each recovered task.
 type OnRecovered = dyn Fn(Option<&Arc<Task>>) + Send + Sync;
 
-/// Takes over everything. What cannot be read is tried again until it can.
+/// Recovers all open tasks. A page that cannot be read is tried again until it can.
 pub(super) async fn recover(engine: &Engine, seen: &OnRecovered) {
     let (mut after, mut count) = (None, 0);
     loop {
         match recover_batch(engine, &mut after, seen).await {
             Ok(Some(changed)) => count += changed,
             Ok(None) => break,
-            Err(error) if engine.has_failed() => return tracing::error!(%error, "cannot take over interrupted tasks"),
+            Err(error) if engine.has_failed() => return tracing::error!(%error, "cannot recover interrupted tasks"),
             Err(error) => {
                 tracing::error!(%error, "interrupted tasks could not be read: trying again");
                 engine.0.clock.sleep(RETRY_DELAY).await;
@@ -30,11 +30,11 @@ pub(super) async fn recover(engine: &Engine, seen: &OnRecovered) {
         }
     }
     if count > 0 {
-        tracing::info!(count, "took over tasks that were interrupted");
+        tracing::info!(count, "recovered tasks that were interrupted");
     }
 }
 
-/// Takes over one page, and says how many tasks that changed; none at the end.
+/// Recovers one page, and returns how many tasks that changed; `None` at the end.
 async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRecovered) -> Result<Option<usize>, Error> {
     let page = engine.checked(engine.0.reader.open_tasks(*after, PAGE))?;
     let Some(last) = page.last().copied() else { return Ok(None) };
@@ -51,7 +51,7 @@ async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRec
                 }
             }
             // One task that cannot be read must not keep the others waiting.
-            Err(error) => tracing::error!(task = %id, %error, "an open task could not be taken over"),
+            Err(error) => tracing::error!(task = %id, %error, "an open task could not be recovered"),
         }
     }
     *after = Some(last);

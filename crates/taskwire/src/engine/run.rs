@@ -1,4 +1,4 @@
-//! One attempt at a task's work — or work that may yet become a task.
+//! A run: the execution of a tool's work, as an attempt of a task, or *loose* while its call is not promoted.
 //!
 //! A loose run lives in memory. When it must be durable (its caller has waited long enough, it asks something, it saves
 //! a checkpoint, it has written a lot) it becomes a task without being restarted: what it wrote so far goes into the
@@ -34,7 +34,7 @@ use super::{
 
 /// One run of one tool.
 pub struct Run {
-    /// The task that it is, or would be.
+    /// The task that it is, or becomes if it is promoted.
     id: TaskId,
     engine: Engine,
     spec: Arc<Spec>,
@@ -43,7 +43,7 @@ pub struct Run {
     checkpoint: Option<Payload>,
     attempt: Attempt,
     began: Timestamp,
-    /// Held by whoever sends something on behalf of the work, until it is durable.
+    /// Held while something of the run is sent to the writer, until it is durable.
     send_lock: Mutex<()>,
     output_buffer: OutputBuffer,
     /// Whether it becomes a task with its first output.
@@ -98,17 +98,17 @@ impl Run {
         }
     }
 
-    /// Keeps something for as long as the work goes on.
+    /// Keeps `kept` until the run is dropped.
     pub(crate) fn keep_until_end(&self, kept: Box<dyn Any + Send>) {
         *self.guard.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
     }
 
-    /// Says that so many blocks at the beginning of the result only repeat, or sum up, what was written.
+    /// Sets how many blocks at the beginning of the result only repeat, or sum up, the output.
     pub(crate) fn set_repeated_blocks(&self, blocks: usize) {
         self.repeated_blocks.store(blocks, Ordering::Relaxed);
     }
 
-    /// The task that it is, or would be.
+    /// The task that it is, or becomes if it is promoted.
     #[must_use]
     pub fn id(&self) -> TaskId {
         self.id
@@ -120,19 +120,18 @@ impl Run {
         &self.spec
     }
 
-    /// The arguments.
     #[must_use]
     pub fn arguments(&self) -> &Payload {
         &self.arguments
     }
 
-    /// What the caller brought along.
+    /// What the caller sent along when it called again.
     #[must_use]
     pub fn continuation(&self) -> Continuation {
         self.continuation.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces what the caller brought along: its answers to a further round.
+    /// Replaces what the caller sent along: it answered another round of questions.
     pub fn set_continuation(&self, resumed: Continuation) {
         *self.continuation.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
     }
@@ -143,13 +142,11 @@ impl Run {
         self.checkpoint.as_ref()
     }
 
-    /// Which run of the work this is.
     #[must_use]
     pub fn attempt(&self) -> Attempt {
         self.attempt
     }
 
-    /// The engine that runs it.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -174,14 +171,14 @@ impl Run {
     /// Stops the work, or cancels the task that it became.
     pub(crate) fn cancel(&self, reason: &'static str) {
         match self.phase() {
-            // On its way to a task, it will find that it is stopped.
+            // A promotion that is under way does not undo this: the run stays stopped.
             Phase::Loose => self.stop(),
             Phase::Task(id) => self.engine.cancel_soon(self.spec.caller.clone(), id, reason),
             Phase::Done(_) => {}
         }
     }
 
-    /// Says how the work is getting on.
+    /// Reports a status message, progress or both.
     ///
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
@@ -206,7 +203,7 @@ impl Run {
     /// # Errors
     /// When the key was used for another question, a limit is reached, the work must stop, or nothing can be stored.
     pub async fn ask(self: &Arc<Self>, key: &QuestionKey, request: Payload) -> Result<Payload, Error> {
-        // What leads up to a question comes before it.
+        // Output that was written before the question goes before it.
         self.flush().await?;
         let receipt = self.submit(Command::Ask { key: key.clone(), request }).await?;
         let watch = self.engine.watch(vec![receipt.task.id], false);
@@ -225,20 +222,19 @@ impl Run {
         }
     }
 
-    /// Tells the caller of an open call; forgotten if nobody listens or the caller reads too slowly.
+    /// Sends a note to the caller of an open call; it is lost if nobody listens or the caller reads too slowly.
     pub fn note(&self, note: CallNote) {
         if let Some(notes) = &self.notes {
             let _ = notes.try_send(note);
         }
     }
 
-    /// Waits until it, once started, has ended or become a task.
+    /// Waits until the run, once started, has ended or become a task.
     pub async fn settled(&self) -> Phase {
         self.settled.wait().await;
         self.phase()
     }
 
-    /// Where the run is.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -249,14 +245,14 @@ impl Run {
         self.settled.turn_on();
     }
 
-    /// Makes the work a task, if it is not one yet. What ended meanwhile stays ended.
+    /// Promotes the call: makes a task of the run, if it is still loose. A run that has ended stays ended.
     ///
     /// # Errors
     /// When a limit is reached or nothing can be stored.
     pub async fn promote(self: &Arc<Self>) -> Result<Phase, Error> {
         let phase = self.phase();
         if matches!(phase, Phase::Loose) {
-            // On its own, so that a caller that goes away cannot leave a task behind that no run belongs to.
+            // Spawned, so that a caller that goes away cannot leave a task behind that has no run.
             let run = self.clone();
             let promoted = self.engine.0.runtime.spawn(async move { run.become_task().await });
             return promoted.await.map_err(|_| self.engine.unavailable())?;
@@ -271,13 +267,13 @@ impl Run {
             return Ok(phase);
         }
         let taken = self.take_output()?;
-        let said = self.output_buffer.lock().status_report.take();
+        let status_report = self.output_buffer.lock().status_report.take();
         let now = self.engine.0.clock.now();
         let new = NewTask {
             continuation: self.continuation().to_payload(),
             spent_ms: u64::try_from(now.since(self.began).as_millis()).unwrap_or(u64::MAX),
             chunks: taken.chunks.clone(),
-            status_report: said.clone(),
+            status_report: status_report.clone(),
             checkpoint: taken.checkpoint.clone(),
             ..NewTask::new(self.spec.clone(), self.arguments.clone(), self.engine.0.epoch)
         };
@@ -286,13 +282,13 @@ impl Run {
         if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
             self.engine.0.runs.unregister(id);
             self.give_back(taken);
-            if let Some((message, progress)) = said {
+            if let Some((message, progress)) = status_report {
                 self.output_buffer.lock().restore_status(message, progress);
             }
             return Err(error);
         }
         self.settle(Phase::Task(id));
-        // What was said while the task was being made goes before what is said from now on.
+        // A status that was reported while the task was being made goes before any later one.
         let queue_permit = self.engine.0.queue.reserve().await;
         {
             let mut pending = self.output_buffer.lock();
@@ -305,12 +301,12 @@ impl Run {
         Ok(Phase::Task(id))
     }
 
-    /// Refuses work that must stop; a stopped call must not become a task that nobody knows of.
+    /// Fails if the work must stop: a stopped call must not become a task that nobody knows of.
     fn check_not_stopped(&self) -> Result<(), Error> {
         if self.is_stopped() { Err(Reject::Ended.into()) } else { Ok(()) }
     }
 
-    /// Sends a command of the work, making it a task first.
+    /// Submits a command of the run, which is promoted first.
     async fn submit(self: &Arc<Self>, command: Command) -> Result<Receipt, Error> {
         self.check_not_stopped()?;
         match self.promote().await? {
@@ -319,15 +315,15 @@ impl Run {
         }
     }
 
-    /// Makes work that is about to fail a task, if it has written something: that is wanted most of all now.
+    /// Promotes a run that is about to fail, if it has written something: its output may explain the failure.
     async fn promote_if_written(self: &Arc<Self>) {
         if matches!(self.phase(), Phase::Loose) && !self.is_stopped() && !self.output_buffer.lock().is_empty() {
-            // Where there is no room for another task, that it failed is all that is told.
+            // If no task can be made, the caller gets the error without the output.
             let _ = self.promote().await;
         }
     }
 
-    /// Waits until a run that is still loose has had its time. A task has its deadline in the store instead.
+    /// Waits until a run that is still loose times out. The deadline of a task is in the store.
     async fn timed_out(&self) -> RpcError {
         let Some(ms) = self.spec.timeout_ms.filter(|_| matches!(self.phase(), Phase::Loose)) else {
             return std::future::pending().await;
@@ -361,7 +357,7 @@ impl Run {
                 self.spec.tool
             ))),
         };
-        // Nothing is taken any more once it must stop: then there is nothing left to write either.
+        // If earlier output was lost, nothing can be taken; `unreported_error` below has the reason.
         let mut chunks = self.take_output().unwrap_or_default().chunks;
         if self.spec.output_is_result {
             chunks.extend(self.unwritten_result(id, &chunks, &outcome));
@@ -375,7 +371,7 @@ impl Run {
         };
         match self.engine.submit(id, Authority::Attempt(self.attempt), Command::Finish { chunks, outcome }).await {
             Ok(_) => {}
-            // Cancelled, timed out or taken over meanwhile: the first end wins.
+            // The task was cancelled, timed out or got a later attempt meanwhile: the first end wins.
             Err(Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound)) => {}
             Err(error) => tracing::error!(task = %id, %error, "the end of a task could not be stored"),
         }
@@ -400,7 +396,7 @@ pub(super) async fn execute(run: Arc<Run>) {
             RunEnd::Outcome(Outcome::Failed(RpcError::internal_error(message)))
         }),
         error = run.timed_out() => {
-            // The caller learns it now; the tool is stopped like any other.
+            // The caller gets the error now; the tool gets its grace period to stop.
             run.promote_if_written().await;
             run.finish(RunEnd::Outcome(Outcome::Failed(error))).await;
             run.stop();
@@ -415,7 +411,7 @@ pub(super) async fn execute(run: Arc<Run>) {
             RunEnd::Outcome(Outcome::Cancelled { reason: None })
         }
     };
-    // Where something went wrong inside, what led up to it is wanted; and whoever asked for the output wants it however the work ended.
+    // The output may explain an internal error; and if the output is the result, the caller wants it however the work ended.
     if matches!(&end, RunEnd::Outcome(Outcome::Failed(error)) if error.code == code::INTERNAL_ERROR || run.spec.output_is_result) {
         run.promote_if_written().await;
     }
@@ -435,13 +431,13 @@ pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -
         Some(created) => Some(created),
         None => reader.event(id, Version(1))?,
     };
-    let Some(Event::Created { arguments: request, continuation: carried, .. }) = created else { return Err(Reject::NotFound.into()) };
-    let resumed = carried.and_then(|carried| carried.read().ok()).unwrap_or_default();
+    let Some(Event::Created { arguments, continuation, .. }) = created else { return Err(Reject::NotFound.into()) };
+    let continuation = continuation.and_then(|payload| payload.read().ok()).unwrap_or_default();
     let checkpoint = match task.checkpoint_version {
         None => None,
         Some(version) => match reader.event(id, version)? {
             Some(Event::Saved { checkpoint }) => Some(checkpoint),
-            // To begin anew would be to do again what was done.
+            // Without its checkpoint, the attempt would repeat work that is done.
             _ => return Err(crate::store::Error::corrupt_task(id, "its checkpoint is missing").into()),
         },
     };
@@ -449,8 +445,8 @@ pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -
         id,
         engine: engine.clone(),
         spec: task.spec.clone(),
-        arguments: request,
-        continuation: std::sync::Mutex::new(resumed),
+        arguments,
+        continuation: std::sync::Mutex::new(continuation),
         checkpoint,
         attempt,
         began: engine.0.clock.now(),

@@ -1,4 +1,4 @@
-//! What is running, and making it what the tasks want (invariant I8).
+//! The running attempts: those that tasks want are started, all others are stopped (invariant I8).
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use super::{Engine, switch::Switch};
 struct RunningAttempt {
     attempt: Attempt,
     stop: Arc<Switch>,
-    /// Whether its work goes on without us, so that nobody need wait for it.
+    /// Whether its work goes on without this process, so that a shutdown need not wait for it.
     outlives_process: bool,
 }
 
@@ -26,7 +26,7 @@ fn outlives_process(spec: &Spec) -> bool {
     spec.on_interrupt == OnInterrupt::Resume
 }
 
-/// What runs, and how much of it ends with this process: counted as it changes, never by a walk over all.
+/// The running attempts, and how many of them end with this process.
 #[derive(Debug, Default)]
 struct Table {
     running: HashMap<TaskId, RunningAttempt>,
@@ -62,7 +62,7 @@ impl Runs {
         self.count.send_replace(table.bound_to_process);
     }
 
-    /// How many run that end with this process.
+    /// How many attempts run that end with this process.
     pub(super) fn len(&self) -> usize {
         *self.count.borrow()
     }
@@ -72,14 +72,14 @@ impl Runs {
         let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    /// Notes a run that began before its task was made, so that it is not started again.
+    /// Registers a run that began before its task was made, so that it is not started again.
     pub(super) fn register(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>, spec: &Spec) {
         let mut table = self.lock();
         table.insert(id, RunningAttempt { attempt, stop, outlives_process: outlives_process(spec) });
         self.publish(&table);
     }
 
-    /// Forgets a run that did not come about.
+    /// Removes a run whose task was not made, or that could not be started.
     pub(super) fn unregister(&self, id: TaskId) {
         let mut table = self.lock();
         table.remove(id);
@@ -91,8 +91,8 @@ impl Runs {
         self.lock().running.get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
     }
 
-    /// Starts what `task` wants and is not there, stops what is there and not wanted. An attempt of an earlier life is
-    /// not this node's to run: recovery decides what becomes of it.
+    /// Starts the attempt that `task` wants and stops any other. An attempt of an earlier epoch is not started: recovery decides
+    /// what becomes of it.
     pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>) {
         let wanted = wants(task).attempt.filter(|_| task.epoch == engine.0.epoch);
         let mut table = self.lock();

@@ -24,7 +24,7 @@ impl Switch {
     pub(super) async fn wait(&self) {
         while !self.is_on() {
             let turned = self.turned.notified();
-            // A `Notified` counts from its creation: turned on from here on, it is ready.
+            // A `Notified` is woken from its creation on, so this does not miss a switch that is turned on from here on.
             if !self.is_on() {
                 turned.await;
             }

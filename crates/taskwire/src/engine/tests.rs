@@ -1,4 +1,4 @@
-//! The engine without a wire: what no client could provoke. Failing stores, batches, lives that end.
+//! The engine without a wire: what no client could provoke. Failing stores, batches, restarts.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -143,7 +143,7 @@ impl Store for TestStore {
     }
 }
 
-/// Work that says which attempt it is, and ends when told to.
+/// Work that says which attempt it is, and ends when the test lets it.
 struct Gated {
     started: mpsc::Sender<Attempt>,
     go: Arc<Semaphore>,
@@ -304,7 +304,7 @@ async fn a_task_that_is_corrupt_does_not_keep_others_from_being_taken_over() {
     ids.sort();
     drop(first);
     drop(freed(&dir).await);
-    // The first in the order in which they are taken over.
+    // The first in the order in which they are recovered.
     let connection = Connection::open(dir.database()).expect("the database");
     let changed = connection.execute("UPDATE task SET head = '{' WHERE id = ?", [&ids[0].as_bytes()[..]]).expect("writable");
     assert_eq!(changed, 1);
@@ -381,8 +381,8 @@ async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
     drop(connection);
     let second = engine(freed(&dir).await);
     let (mine, theirs) = (CallerId::new("me"), CallerId::new("you"));
-    let told = second.task(&mine, damaged);
-    assert!(matches!(&told, Err(Error::Corrupt(why)) if why.contains(&damaged.to_string())), "{told:?}");
+    let found = second.task(&mine, damaged);
+    assert!(matches!(&found, Err(Error::Corrupt(why)) if why.contains(&damaged.to_string())), "{found:?}");
     assert_eq!(second.task(&theirs, damaged).expect("nothing is wrong for others"), None);
     assert_eq!(skip_corrupt(second.task(&mine, damaged)).expect("others are listed"), None);
     assert!(skip_corrupt(second.task(&mine, whole)).expect("readable").is_some());
@@ -403,7 +403,7 @@ async fn a_store_that_a_reader_finds_cut_short_ends_the_engine() {
     assert!(reason.contains("tasks.db was cut short"), "{reason}");
 }
 
-// Lives that end.
+// Restarts.
 
 #[tokio::test]
 async fn a_task_that_may_be_retried_is_not_failed_for_the_time_that_nobody_worked_on_it() {
@@ -454,7 +454,7 @@ async fn an_answer_does_not_start_the_attempt_of_an_earlier_life() {
     second.set_work(work);
     let answer = || second.submit(id, me(), Command::Answer(vec![(key.clone(), json!({"roots": []}).into())]));
     assert!(answer().await.expect("taken").changed);
-    // Answered in a later turn of the writer, which has done with the first by then.
+    // The receipt comes from a later batch of the writer, which is done with the first by then.
     assert!(!answer().await.expect("taken").changed);
     assert_eq!(second.running(), 0);
     second.recover();

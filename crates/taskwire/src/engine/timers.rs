@@ -1,4 +1,4 @@
-//! Gives each task its tick when it is due. What is due stands in the store; here is only the wait for the next.
+//! Sends each task its tick when it is due. The store knows what is due; the loop here only waits for the next moment.
 
 use std::{
     collections::HashSet,
@@ -36,7 +36,7 @@ impl Default for Timers {
 }
 
 impl Timers {
-    /// Says that something is due at `due`.
+    /// Wakes the loop if `due` is before the moment that it waits for.
     pub(super) fn arm(&self, due: Timestamp) {
         if due.as_millis() < self.armed.load(Ordering::Acquire) {
             self.earlier.notify_one();
@@ -44,21 +44,21 @@ impl Timers {
     }
 }
 
-/// Tasks that would be due for ever, because what is stored of them is damaged: they are not tried again in this life.
+/// Tasks that stay due because their stored data is corrupt: they are not tried again before the next start.
 #[derive(Debug, Default)]
 struct SkippedTasks {
     corrupt: HashSet<TaskId>,
-    /// Those that the last tick changed nothing about. Once that may be chance, if they changed just before it.
+    /// Tasks that the last tick did not change. Once proves nothing: they may have changed just before it.
     unmoved: HashSet<TaskId>,
 }
 
 /// Runs until the engine is gone. It holds the engine only while it works, never while it waits.
 pub(super) async fn run(inner: Weak<Inner>) {
-    let mut aside = SkippedTasks::default();
+    let mut skipped = SkippedTasks::default();
     loop {
         let Some(engine) = inner.upgrade().map(Engine) else { return };
         let (timers, clock) = (engine.0.timers.clone(), engine.0.clock.clone());
-        let next = match tick_due_tasks(&engine, &mut aside).await {
+        let next = match tick_due_tasks(&engine, &mut skipped).await {
             Ok(next) => next,
             Err(error) => {
                 if engine.has_failed() {
@@ -86,30 +86,30 @@ async fn wait(timers: &Arc<Timers>, sleep: impl Future<Output = ()>, next: Times
     }
 }
 
-/// Gives ticks to what is due, and says when to look again.
-async fn tick_due_tasks(engine: &Engine, aside: &mut SkippedTasks) -> Result<Timestamp, Error> {
+/// Sends ticks to due tasks, and returns when to look again.
+async fn tick_due_tasks(engine: &Engine, skipped: &mut SkippedTasks) -> Result<Timestamp, Error> {
     let timers = &engine.0.timers;
-    // Armed for everything while we look, so that a hint given meanwhile is not lost.
+    // While this looks, every `arm` wakes the loop, so that none is lost.
     timers.armed.store(i64::MAX, Ordering::Release);
     let now = engine.0.clock.now();
-    let mut due = engine.checked(engine.0.reader.due_tasks(now, PAGE + aside.corrupt.len()))?;
-    due.retain(|id| !aside.corrupt.contains(id));
+    let mut due = engine.checked(engine.0.reader.due_tasks(now, PAGE + skipped.corrupt.len()))?;
+    due.retain(|id| !skipped.corrupt.contains(id));
     if due.is_empty() {
         let next = engine.checked(engine.0.reader.next_due(now))?.unwrap_or(Timestamp::from_millis(i64::MAX));
         timers.armed.store(next.as_millis(), Ordering::Release);
         return Ok(next);
     }
     let ticks = due.iter().map(|id| engine.submit(*id, Authority::Engine, Command::Tick));
-    let before = std::mem::take(&mut aside.unmoved);
+    let before = std::mem::take(&mut skipped.unmoved);
     for (id, tick) in due.iter().zip(futures_util::future::join_all(ticks).await) {
         match tick {
             Ok(receipt) if receipt.changed => {}
             Ok(_) if !before.contains(id) => {
-                aside.unmoved.insert(*id);
+                skipped.unmoved.insert(*id);
             }
             Ok(_) | Err(Error::Corrupt(_)) => {
-                tracing::error!(task = %id, "a task that is damaged is left as it is: no time of it runs out, and it is not forgotten");
-                aside.corrupt.insert(*id);
+                tracing::error!(task = %id, "a task whose stored data is corrupt is left alone: it does not time out and is not forgotten");
+                skipped.corrupt.insert(*id);
             }
             // Forgotten meanwhile: nothing is due any more.
             Err(Error::Rejected(_)) => {}

@@ -7,7 +7,7 @@ use super::{
     run::{Run, execute},
 };
 
-/// A run in the hands of the call that starts it.
+/// A run and the future that executes it.
 pub struct UnstartedRun {
     run: Arc<Run>,
     future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -15,7 +15,7 @@ pub struct UnstartedRun {
 
 impl std::fmt::Debug for UnstartedRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Held").field(&self.run).finish()
+        f.debug_tuple("UnstartedRun").field(&self.run).finish()
     }
 }
 
@@ -25,14 +25,13 @@ impl UnstartedRun {
         Self { run, future: Some(future) }
     }
 
-    /// The run.
     #[must_use]
     pub fn run(&self) -> &Arc<Run> {
         &self.run
     }
 
-    /// Starts the work. What never waits is done right here, without a detour; any other goes on by itself, whatever
-    /// becomes of the call.
+    /// Starts the work. Work that never waits ends within this call; any other is spawned and goes on, whatever becomes of the
+    /// call.
     pub async fn start(&mut self) -> Phase {
         if let Some(mut future) = self.future.take() {
             let ready = std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await;

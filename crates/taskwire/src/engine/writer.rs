@@ -1,7 +1,7 @@
 //! The single writer: the only thread that changes tasks.
 //!
-//! It takes what has queued up, decides it all, commits once, and only then starts or stops work, answers and wakes
-//! readers (invariant I3). A failed commit ends it: nothing may be acknowledged that might not be there.
+//! It takes all queued requests, decides them, commits once, and only then starts or stops work, sends receipts and wakes
+//! readers (invariant I3). A failed commit ends it: it must not acknowledge what might not be stored.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -34,8 +34,8 @@ const BATCH_MAX: usize = 512;
 const CACHE_MAX: usize = 16_384;
 
 pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<WriterRequest>) -> Result<(), store::Error> {
-    let (room, epoch) = (Quota::new(store.reader().usage()?), store.epoch());
-    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), quota: room, epoch, may_reclaim: true };
+    let (quota, epoch) = (Quota::new(store.reader().usage()?), store.epoch());
+    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), quota, epoch, may_reclaim: true };
     std::thread::Builder::new()
         .name("taskwire-writer".to_owned())
         .spawn(move || writer.run(commands))
@@ -50,31 +50,29 @@ struct Writer<S> {
     cache: HashMap<TaskId, Arc<Task>>,
     quota: Quota,
     epoch: Epoch,
-    /// Whether the store may have room that nothing needs any more.
+    /// Whether the store may have unused space to give back.
     may_reclaim: bool,
 }
 
-/// Says that the engine has failed when the writer ends for any reason, a panic included.
+/// Marks the engine as failed when the writer ends for any reason, a panic included.
 struct FailOnDrop(Weak<Inner>);
 
 impl Drop for FailOnDrop {
     fn drop(&mut self) {
         if let Some(inner) = self.0.upgrade() {
-            let words: Arc<str> = "the writer has ended".into();
-            inner.fail(Failure { reason: words.clone(), public_reason: words });
+            let reason: Arc<str> = "the writer has ended".into();
+            inner.fail(Failure { reason: reason.clone(), public_reason: reason });
         }
     }
 }
 
-/// What came of one command.
 type Decision = Result<Receipt, Error>;
 
-/// What one batch will write, and whom to tell.
+/// What one batch writes, and who waits for it.
 #[derive(Default)]
 struct Batch {
     writes: Vec<TaskWrite>,
     receipts: Vec<(oneshot::Sender<Decision>, Decision)>,
-    /// What changes about sessions.
     sessions: Vec<SessionChange>,
     session_receipts: Vec<oneshot::Sender<()>>,
     /// Idempotency keys that this batch uses for the first time.
@@ -84,7 +82,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// The last that it writes about a task.
+    /// The last write of a task in this batch.
     fn last_write(&self, id: TaskId) -> Option<&TaskWrite> {
         self.writes.iter().rev().find(|write| write.task.id == id)
     }
@@ -104,16 +102,16 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    /// The next order. While there is none, the store is tidied up, step by step.
+    /// The next request. While there is none, the store gives unused space back, step by step.
     fn next(&mut self, commands: &mut mpsc::Receiver<WriterRequest>) -> Option<WriterRequest> {
         while self.may_reclaim {
             match commands.try_recv() {
-                Ok(order) => return Some(order),
+                Ok(request) => return Some(request),
                 Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) => match self.store.reclaim() {
                     Ok(more) => self.may_reclaim = more,
                     Err(error) => {
-                        tracing::error!(%error, "the store failed while it was tidied up: no more tasks are accepted");
+                        tracing::error!(%error, "the store failed while it gave space back: no more tasks are accepted");
                         if let Some(inner) = self.engine.upgrade() {
                             inner.fail(Failure::from(&error));
                         }
@@ -136,8 +134,8 @@ impl<S: Store> Writer<S> {
         self.quota.begin_batch(free, engine.limits());
         let mut batch = Batch::default();
         let mut next = Some(first);
-        while let Some(order) = next {
-            let envelope = match order {
+        while let Some(request) = next {
+            let envelope = match request {
                 WriterRequest::Task(envelope) => envelope,
                 WriterRequest::Session(change, receipt) => {
                     batch.sessions.push(change);
@@ -146,7 +144,7 @@ impl<S: Store> Writer<S> {
                     continue;
                 }
             };
-            // What cannot be read concerns this command alone; only what cannot be written ends the writer.
+            // A failed read concerns this command alone; only a failed commit ends the writer.
             let result = self.decide(engine, &envelope, now, &mut batch).unwrap_or_else(|error| Err(error.into()));
             batch.receipts.push((envelope.receipt, result));
             next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
@@ -158,7 +156,7 @@ impl<S: Store> Writer<S> {
             engine.0.fail(Failure::from(&error));
             return Err(error);
         }
-        // Durable now; not a line of this may move up.
+        // The batch is durable now; nothing below may move above the commit.
         self.may_reclaim |= !batch.expired.is_empty();
         let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
         let outboxes: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.outbox_item()?.0.clone())).collect();
@@ -169,11 +167,11 @@ impl<S: Store> Writer<S> {
                 operator_log::call_ended(&write.task.spec, Some(write.task.id), at.since(write.task.began_at()), outcome);
             }
         }
-        let news: Vec<(TaskId, ChangeKind)> = batch.writes.iter().map(|write| (write.task.id, change_kind(&write.events))).collect();
+        let changes: Vec<(TaskId, ChangeKind)> = batch.writes.iter().map(|write| (write.task.id, change_kind(&write.events))).collect();
         for write in merge_by_task(batch.writes) {
             engine.0.recent.put(write);
         }
-        // Work before receipts: who was told of a task can rely on it that the engine is not idle.
+        // Runs start before receipts go out: once a caller knows of a task, the engine is not idle.
         for task in &changed {
             engine.0.runs.reconcile(engine, task);
             if let Some(due) = wants(task).due {
@@ -186,7 +184,7 @@ impl<S: Store> Writer<S> {
         for receipt in batch.session_receipts {
             let _ = receipt.send(());
         }
-        engine.0.task_wakeups.wake(news.into_iter());
+        engine.0.task_wakeups.wake(changes.into_iter());
         engine.0.session_wakeups.wake(outboxes.into_iter().map(|id| (id, ChangeKind::Task)));
         self.trim(&changed);
         Ok(())
@@ -203,7 +201,7 @@ impl<S: Store> Writer<S> {
             Command::Create(_) => None,
             _ => match self.cache.get(id) {
                 Some(task) => Some(task.clone()),
-                // One that is not kept may have changed in this very batch.
+                // A task that is not cached may have changed in this batch.
                 None => match batch.last_write(*id) {
                     Some(write) => Some(write.task.clone()),
                     None => self.load(*id)?,
@@ -229,7 +227,7 @@ impl<S: Store> Writer<S> {
         let mut is = if forgotten { Usage::default() } else { self.usage_of(&task, limits) };
         if let Err(reject) = self.quota.admit(&task.spec.caller, command, was, is, limits) {
             let Command::Finish { .. } = command else { return Ok(Err(reject.into())) };
-            // The work has ended, and that must be said, if only in few words.
+            // The work has ended, so the task must end too: it fails with a short error.
             let failed = Outcome::Failed(RpcError { code: code::UNAVAILABLE, message: reject.to_string(), data: None });
             events = match decide(before.as_deref(), by, &Command::finish(failed), now, limits) {
                 Ok(events) => events,
@@ -274,7 +272,7 @@ impl<S: Store> Writer<S> {
         Ok(task)
     }
 
-    /// Keeps a task for the next command, unless it is so large that memory is better spent otherwise.
+    /// Caches a task for the next command, unless it is large.
     fn keep(&mut self, task: &Arc<Task>) {
         if task_weight(task) <= CACHED_TASK_BYTES_MAX {
             self.cache.insert(task.id, task.clone());
@@ -288,7 +286,7 @@ impl<S: Store> Writer<S> {
         let Some(key) = new.spec.idempotency_key.clone() else { return Ok(None) };
         let (id, request) = match batch.keys.get(&(new.spec.caller.clone(), key.clone())) {
             Some((id, request)) => (*id, Some(request.clone())),
-            // Only this thread commits, so a reader sees what it would see itself.
+            // Only this thread commits, so a reader sees the same as the store.
             None => match engine.reader().by_idempotency_key(&new.spec.caller, &key)? {
                 Some(id) if !batch.expired.contains(&id) => match engine.reader().event(id, Version(1))? {
                     Some(Event::Created { arguments: request, .. }) => (id, Some(request)),
@@ -297,7 +295,7 @@ impl<S: Store> Writer<S> {
                 _ => return Ok(None),
             },
         };
-        // A task of this very batch is not stored yet.
+        // A task of this batch is not stored yet.
         let task = match batch.last_write(id) {
             Some(write) => Some(write.task.clone()),
             None => self.load(id)?,
@@ -308,14 +306,14 @@ impl<S: Store> Writer<S> {
         Ok(Some(if same { Ok(Receipt { task, changed: false }) } else { Err(Reject::IdempotencyKeyReused(key.to_string()).into()) }))
     }
 
-    /// What a task counts as, of what its caller has. One that an earlier life left counts when it is taken over.
+    /// What a task adds to the usage of its caller. The bytes of an open one of an earlier start count when it is recovered.
     fn usage_of(&self, task: &Task, limits: &Limits) -> Usage {
         let is_open = task.ended.is_none();
         let bytes = if is_open && task.epoch < self.epoch { 0 } else { task.stored_bytes(limits) };
         Usage { open: is_open.into(), bytes }
     }
 
-    /// What a task that has ended counts as: what it did at its end, when the limits may have been others.
+    /// The bytes that an ended task counts as. They were fixed at its end: the limits may have changed since.
     fn ended_bytes(&mut self, id: TaskId, batch: &Batch) -> Result<u64, store::Error> {
         match batch.last_write(id) {
             Some(write) => Ok(write.stored_bytes),
@@ -323,7 +321,7 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    /// Forgets tasks that ended, and some others if there are too many: any can be loaded again.
+    /// Removes ended tasks from the cache, and half of the others if there are too many.
     fn trim(&mut self, changed: &[Arc<Task>]) {
         for task in changed.iter().filter(|task| task.ended.is_some()) {
             self.cache.remove(&task.id);
@@ -338,7 +336,7 @@ impl<S: Store> Writer<S> {
     }
 }
 
-/// One write for each task: what happened to it in one batch is seen at once, or not at all.
+/// Merges the writes of each task, so that a reader sees all or nothing of a batch.
 fn merge_by_task(writes: Vec<TaskWrite>) -> Vec<TaskWrite> {
     if writes.len() < 2 {
         return writes;
@@ -362,7 +360,6 @@ fn merge_by_task(writes: Vec<TaskWrite>) -> Vec<TaskWrite> {
     merged
 }
 
-/// What is new about a task, for those who watch it.
 fn change_kind(events: &[Event]) -> ChangeKind {
     if events.iter().all(|event| matches!(event, Event::Appended { .. } | Event::Saved { .. })) {
         ChangeKind::Output
@@ -371,7 +368,7 @@ fn change_kind(events: &[Event]) -> ChangeKind {
     }
 }
 
-/// Whether two texts say the same, whatever the order of their keys and the blanks between.
+/// Whether two JSON texts are equal but for blanks and the order of keys.
 fn same_json(a: &Payload, b: &Payload) -> bool {
     a == b || matches!((a.read::<serde_json::Value>(), b.read::<serde_json::Value>()), (Ok(a), Ok(b)) if a == b)
 }

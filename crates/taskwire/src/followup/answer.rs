@@ -1,4 +1,4 @@
-//! `task_answer`: an answer to what a task asks, given by a model for its user.
+//! `task_answer`: the tool by which a model answers a task's question for its user.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -18,7 +18,6 @@ const DESCRIPTION: &str = "Answers a question that a task of this server asked (
     its fields). The answer goes to the question with that key; a question is answered once. Give only what your user told you or what \
     you know for certain: if you are not sure, ask your user first. Afterwards call task_wait for the task's result.";
 
-/// What is done with a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Action {
@@ -64,7 +63,7 @@ pub(super) fn tool() -> Tool {
         "required": ["task_id"],
         "additionalProperties": false,
     });
-    // Text is what every client can send. Who can send a number, a list or an object as what it is, may.
+    // The listed schema asks for text, which every client can send. A number, a list or an object is accepted, too.
     let mut taken = schema.clone();
     taken["properties"]["value"] = json!({});
     Tool::raw(ANSWER, DESCRIPTION, schema, answer)
@@ -84,9 +83,9 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
     let receipt = submit(&ctx, &task_id, task.id, Command::Answer(vec![(key.clone(), answer)])).await?;
     let after = &receipt.task;
     if !receipt.changed {
-        // Somebody else was faster, or the task ended: what is right now is what a second try would be told.
+        // Somebody else was faster, or the task ended: the reply is that to a second try.
         return Err(match choose_question(after, Some(key.as_str())) {
-            Err(told) => ToolError::new(told),
+            Err(text) => ToolError::new(text),
             Ok(_) => ToolError::new(format!("The answer to `{}` could not be given. Try again.", key.as_str())),
         });
     }
@@ -102,10 +101,10 @@ async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
     })]))
 }
 
-/// The open question that is meant, or what is to be said if there is none.
+/// The open question that a call means, or the text that says why there is none.
 ///
-/// An answer may come twice, or late: who gave it saw one question, and the next one must not get it. So a question that is not
-/// named is taken only if there has never been another.
+/// An answer may come twice, or late, and must not go to the next question. So a call without a key is accepted only if the task has never
+/// asked another question.
 fn choose_question(task: &Task, key: Option<&str>) -> Result<(QuestionKey, Payload), String> {
     let tool = &task.spec.tool;
     let meant = match key {
@@ -129,11 +128,11 @@ fn choose_question(task: &Task, key: Option<&str>) -> Result<(QuestionKey, Paylo
     })
 }
 
-/// What was answered to a question, if it was.
+/// Says how a question was answered; `None` if it is still open.
 fn already_answered(key: &QuestionKey, QuestionState { request, answer }: &QuestionState) -> Option<String> {
     let answer: Value = answer.as_ref()?.read().unwrap_or_default();
     let how = match (Question::read(request), answer["action"].as_str(), answer.get("content")) {
-        // What a program said to a program is nothing to show.
+        // What a program answered is not for a model to read.
         (Question::ClientOnly { .. }, ..) => "is answered already".to_owned(),
         (_, Some("accept"), Some(content)) => format!("is answered already, with {}", shortened(&content.to_string())),
         (_, Some("accept"), None) => "was accepted already".to_owned(),
@@ -157,7 +156,7 @@ fn next_step(task: &Task) -> String {
     }
 }
 
-/// The answer as the task is given it, or what is wrong with it.
+/// Builds the answer for the task, or says what is wrong with it.
 fn build_answer(
     task: &Task,
     key: &QuestionKey,
@@ -166,14 +165,14 @@ fn build_answer(
     action: Option<Action>,
 ) -> Result<Payload, String> {
     let ask = || question.to_text(task.id, key.as_str());
-    // Some fill in all that a schema has: an empty text where there is nothing to fill in says nothing.
+    // Some models fill in every field: an empty text counts as no value where the question has no fields.
     let value = value.filter(|value| !question.has_no_fields() || value.as_str() != Some(""));
-    // Who says yes and nothing else agrees with the defaults.
+    // "accept" alone agrees with the defaults.
     let agrees = value.is_none() && action == Some(Action::Accept) && question.can_accept_defaults();
     let value = if agrees { Some(json!({})) } else { value };
     let content = match (question, action) {
         (Question::ClientOnly { .. }, _) => return Err(ask()),
-        // It was meant for something else: nothing of this call is to be believed.
+        // The value was meant for another question, so nothing of this call is believed.
         (Question::Page { .. }, _) if value.is_some() => {
             return Err(format!(
                 "Nothing was answered: the question {} takes no `value`. Leave it out, and say \"action\":\"accept\" when your user is \
@@ -182,7 +181,7 @@ fn build_answer(
                 ask()
             ));
         }
-        // A yes is said, and not taken from silence.
+        // Consent must be explicit.
         (_, None) if question.has_no_fields() => {
             return Err(format!(
                 "Nothing was answered: the question {} wants an `action` (\"accept\", \"decline\" or \"cancel\").\n\n{}",
@@ -275,7 +274,7 @@ mod tests {
 
     #[test]
     fn what_was_answered_is_said_as_it_was() {
-        let told = |request: Value, answer: Value| {
+        let text_for = |request: Value, answer: Value| {
             already_answered(&QuestionKey::new("a"), &QuestionState { request: request.into(), answer: Some(answer.into()) })
         };
         let page = || json!({"method": "elicitation/create", "params": {"mode": "url", "message": "Sign", "url": "https://x.test"}});
@@ -286,12 +285,12 @@ mod tests {
             (json!({"error": {"code": 1}}), "is answered already"),
             (json!(7), "is answered already"),
         ] {
-            assert_eq!(told(page(), answer), Some(format!("The question `a` {words}. This call changed nothing.")));
+            assert_eq!(text_for(page(), answer), Some(format!("The question `a` {words}. This call changed nothing.")));
         }
         let program =
-            told(json!({"method": "sampling/createMessage"}), json!({"action": "accept", "content": "secret"})).expect("answered");
+            text_for(json!({"method": "sampling/createMessage"}), json!({"action": "accept", "content": "secret"})).expect("answered");
         assert!(program.contains("is answered already.") && !program.contains("secret"), "{program}");
-        let long = told(page(), json!({"action": "accept", "content": {"x": "é".repeat(10_000)}})).expect("answered");
+        let long = text_for(page(), json!({"action": "accept", "content": {"x": "é".repeat(10_000)}})).expect("answered");
         assert!(long.len() < 5_000, "{}", long.len());
         assert_eq!(already_answered(&QuestionKey::new("a"), &QuestionState { request: page().into(), answer: None }), None);
     }

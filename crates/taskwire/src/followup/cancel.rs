@@ -1,4 +1,4 @@
-//! `task_cancel`: calls a task off.
+//! `task_cancel`: cancels a task.
 
 use serde::Deserialize;
 use serde_json::json;

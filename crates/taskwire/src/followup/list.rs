@@ -1,4 +1,4 @@
-//! `task_list`: what runs and what ended, for who has lost an id or never had one.
+//! `task_list`: lists running and ended tasks, for a model that has lost an id or never had one.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// Tasks that are listed if the caller does not say how many, and at most.
 const LIMIT_DEFAULT_AND_MAX: (usize, usize) = (20, 100);
-/// Tasks of a caller that are looked at to find them.
+/// Tasks of a caller that are searched for these.
 const LOOKED_AT_MAX: usize = 1_000;
 
 const DESCRIPTION: &str = "Lists the tasks of this server that are yours, the latest first: tool calls that are running or have ended, with their ids, \
@@ -98,7 +98,7 @@ fn report(engine: &Engine, tasks: &[Arc<Task>], more: bool) -> String {
 /// One task in one line.
 fn line(task: &Task, arguments: Option<&str>, now: Timestamp) -> String {
     let began = task.began_at();
-    let given = arguments.map(|arguments| format!(" with {}", quoted(arguments))).unwrap_or_default();
+    let with_arguments = arguments.map(|arguments| format!(" with {}", quoted(arguments))).unwrap_or_default();
     let how = match task.ended {
         None if task.asked_at.is_some() => format!("has a question, began {} ago", duration_text(now.since(began))),
         None => format!("running for {}", duration_text(now.since(began))),
@@ -106,7 +106,7 @@ fn line(task: &Task, arguments: Option<&str>, now: Timestamp) -> String {
     };
     let said =
         task.message.as_deref().filter(|_| task.ended.is_none()).map(|said| format!("; it says: {}", quoted(said))).unwrap_or_default();
-    format!("- {}: `{}`{given}, {how}{said}", task.id, task.spec.tool)
+    format!("- {}: `{}`{with_arguments}, {how}{said}", task.id, task.spec.tool)
 }
 
 /// The arguments that a task was made with.

@@ -1,9 +1,9 @@
-//! A way on for clients that know no tasks: what a held call is answered with when its time is over, and the five tools by
-//! which a language model gets on from there.
+//! Follow-up for clients without tasks: the reply to a call whose hold has expired, and the five tools by which a language model goes on
+//! from there.
 //!
-//! The texts are the product. Who reads them knows nothing of tasks, and must do the right thing next: wait with
-//! `task_wait`, never call the slow tool again, ask its user before it answers a question. So every text says what is the
-//! case, what not to do, and which tool to call with which arguments, ready to be copied.
+//! The texts are the product. Their reader knows nothing of tasks and must do the right thing next: wait with `task_wait`, never call the
+//! slow tool again, ask its user before it answers a question. So each text says what the state is, what not to do, and which tool to call
+//! with which arguments, ready to be copied.
 
 mod answer;
 mod block;
@@ -37,9 +37,9 @@ const ANSWER: &str = "task_answer";
 const CANCEL: &str = "task_cancel";
 const LIST: &str = "task_list";
 
-/// Tasks that are named to who asks for one that is not there.
+/// Running tasks that the reply to an unknown id lists.
 const LISTED_MAX: usize = 10;
-/// Tasks of a caller that are looked at to find them.
+/// Tasks of a caller that are searched for these.
 const LOOKED_AT_MAX: usize = 200;
 /// Characters of a wrong id that are repeated.
 const QUOTED_MAX: usize = 64;
@@ -47,11 +47,11 @@ const QUOTED_MAX: usize = 64;
 /// What the tools need to know about their server.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// How long `task_wait` waits, if it is not told otherwise, and at most.
+    /// How long `task_wait` waits by default, and at most.
     pub(crate) hold: Duration,
-    /// Bytes of output in one answer of `task_output`.
+    /// Bytes of output in one reply of `task_output`.
     pub(crate) output_bytes: usize,
-    /// Becomes true when the server begins to shut down: then nobody is kept waiting.
+    /// Becomes true when the server begins to shut down: then no call is held any more.
     pub(crate) draining: watch::Receiver<bool>,
 }
 
@@ -64,37 +64,36 @@ pub(crate) fn tools(settings: &Settings) -> Vec<Arc<ReadyTool>> {
     registry.tools()
 }
 
-/// The task that a model names. If its caller has none of that name, it is told which ones it has.
-fn find_task(ctx: &Ctx, given: &str) -> Result<Arc<Task>, ToolError> {
+/// Finds the task that a model names. The error lists the caller's running tasks.
+fn find_task(ctx: &Ctx, id_text: &str) -> Result<Arc<Task>, ToolError> {
     let (engine, caller) = (ctx.run().engine(), &ctx.run().spec().caller);
-    let task = match read_id(given) {
+    let task = match read_id(id_text) {
         Some(id) => engine.task(caller, id)?,
         None => None,
     };
     match task {
         Some(task) => Ok(task),
-        None => Err(ToolError::new(unknown(engine, caller, given)?)),
+        None => Err(ToolError::new(unknown(engine, caller, id_text)?)),
     }
 }
 
-/// Does something to a task in the name of who calls. What is said of a task that was forgotten in this very moment is what is
-/// said of any other that is not there.
-async fn submit(ctx: &Ctx, given: &str, id: TaskId, command: Command) -> Result<engine::Receipt, ToolError> {
+/// Submits a command in the caller's name. If the task was forgotten in this very moment, the error is that of an unknown id.
+async fn submit(ctx: &Ctx, id_text: &str, id: TaskId, command: Command) -> Result<engine::Receipt, ToolError> {
     let by = Authority::Caller(ctx.run().spec().caller.clone());
     ctx.run().engine().submit(id, by, command).await.map_err(|error| match error {
-        engine::Error::Rejected(Reject::NotFound) => find_task(ctx, given).err().unwrap_or_else(ToolError::stopped),
+        engine::Error::Rejected(Reject::NotFound) => find_task(ctx, id_text).err().unwrap_or_else(ToolError::stopped),
         error => error.into(),
     })
 }
 
-/// The id in a text. Models put quotes around it, now and then.
-pub(crate) fn read_id(given: &str) -> Option<TaskId> {
+/// Reads an id from a text. Models sometimes put quotes around it.
+pub(crate) fn read_id(text: &str) -> Option<TaskId> {
     let wrapping = |c: char| c.is_whitespace() || "`'\"<>".contains(c);
-    given.trim_matches(wrapping).to_ascii_lowercase().parse().ok()
+    text.trim_matches(wrapping).to_ascii_lowercase().parse().ok()
 }
 
-/// What is said of an id that names no task of this caller. Whether it names somebody else's makes no difference.
-fn unknown(engine: &Engine, caller: &CallerId, given: &str) -> Result<String, engine::Error> {
+/// The error text for an id that names no task of this caller. It is the same if the task is another caller's.
+fn unknown(engine: &Engine, caller: &CallerId, id_text: &str) -> Result<String, engine::Error> {
     let now = engine.clock().now();
     let running = running_tasks(engine, caller)?;
     let list = running.iter().fold(String::new(), |list, task| {
@@ -108,10 +107,10 @@ fn unknown(engine: &Engine, caller: &CallerId, given: &str) -> Result<String, en
             .to_owned(),
         list => format!("Your running tasks, the latest first:{list}"),
     };
-    Ok(format!("There is no task {} of yours. Use an id exactly as a tool gave it to you.\n{own}", quoted(given)))
+    Ok(format!("There is no task {} of yours. Use an id exactly as a tool gave it to you.\n{own}", quoted(id_text)))
 }
 
-/// The latest tasks of a caller that have not ended and that it may know of.
+/// The caller's latest tasks that have not ended and that it may know of.
 fn running_tasks(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine::Error> {
     let mut found = Vec::new();
     for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX)? {
@@ -124,7 +123,7 @@ fn running_tasks(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, e
     Ok(found)
 }
 
-/// A span of time for people, not more exact than they need it.
+/// A duration for people, no more exact than they need.
 fn duration_text(span: Duration) -> String {
     let seconds = span.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
@@ -154,7 +153,7 @@ fn wait_effect(task: &Task) -> &'static str {
     }
 }
 
-/// What somebody else wrote, shortened, without what could break out of its line.
+/// A text that somebody else wrote: shortened, without characters that could break out of its line.
 fn quoted(text: &str) -> String {
     let shown: String = text.chars().take(QUOTED_MAX).map(|c| if c.is_control() || c == '`' { ' ' } else { c }).collect();
     let more = if text.chars().nth(QUOTED_MAX).is_some() { "…" } else { "" };
@@ -178,10 +177,10 @@ mod tests {
 
     #[test]
     fn durations_are_written_as_people_say_them() {
-        for (seconds, told) in
+        for (seconds, expected) in
             [(0, "0 s"), (59, "59 s"), (60, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (3659, "1 h"), (7_380, "2 h 3 min")]
         {
-            assert_eq!(duration_text(Duration::from_secs(seconds)), told);
+            assert_eq!(duration_text(Duration::from_secs(seconds)), expected);
         }
     }
 

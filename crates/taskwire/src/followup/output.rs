@@ -1,4 +1,4 @@
-//! `task_output`: what a task has written, page by page.
+//! `task_output`: a task's output, page by page.
 
 use std::borrow::Cow;
 
@@ -18,20 +18,20 @@ const DESCRIPTION: &str = "Shows what a running or ended task of this server has
     id. This is the task's output, not its result: to wait for the result, use task_wait. Do not call this again and again to see \
     whether the task has ended.";
 
-/// The largest number to go on from that is taken: any larger one is not exact in every client.
+/// The largest `after` that is accepted: some clients cannot represent a larger number exactly.
 const AFTER_MAX: u64 = (1 << 53) - 1;
 
-/// Bytes that are read at most for one answer, where a terminal shows little of them.
+/// Bytes that are read at most for one reply, where a terminal shows little of them.
 const READ_MAX: usize = 1024 * 1024;
 
-/// Bytes and chunks before a part that are looked at for the beginning of a sequence that goes on in it.
+/// Bytes and chunks before a page that are searched for the beginning of an escape sequence that continues in it.
 const BEFORE_BYTES: usize = 256;
 const BEFORE_CHUNKS: u64 = 8;
 
 #[derive(Deserialize)]
 struct Arguments {
     task_id: String,
-    /// A whole number, as the schema says; but some clients write it as 2.0.
+    /// A whole number by the schema, but some clients write it as 2.0.
     #[serde(default)]
     after: f64,
 }
@@ -63,7 +63,7 @@ fn show(ctx: &Ctx, bytes: usize) -> Result<CallResult, ToolError> {
     let engine = ctx.run().engine();
     let id = find_task(ctx, &task_id)?.id;
     let Some(written) = read(engine, id, Seq(after), bytes)? else { return Err(forgotten(id)) };
-    // Read after its output: what is said about its end is true of the output, too.
+    // Read after the output, so that the reported state is not older than it.
     let task = find_task(ctx, &task_id)?;
     let mut content: Vec<Content> = written.blocks.iter().cloned().map(Content::raw).collect();
     content.push(Content::text(closing_text(engine, &task, after, &written)));
@@ -74,7 +74,7 @@ fn forgotten(id: TaskId) -> ToolError {
     ToolError::new(format!("The task {id} has ended and is no longer kept: neither its output nor its result can be read any more."))
 }
 
-/// What follows the output: where it goes on, and how the task is.
+/// The text after the output: where the next page begins, and the state of the task.
 fn closing_text(engine: &Engine, task: &Task, after: u64, written: &OutputPart) -> String {
     let (tool, next) = (&task.spec.tool, arguments(task.id, &[("after", written.next.0.into())]));
     let wait = format!("`{WAIT}` with {}", arguments(task.id, &[]));
@@ -82,7 +82,7 @@ fn closing_text(engine: &Engine, task: &Task, after: u64, written: &OutputPart) 
     if written.has_lost_beginning {
         text.push_str("(What stood before this is no longer kept: it was too much.)\n");
     }
-    // It may have written its last between two looks.
+    // The task may have written its last chunk between the two reads.
     let more = written.more || (!written.ended && task.outcome.is_some());
     let nothing = match (written.is_empty, after) {
         (false, _) => None,
@@ -109,12 +109,12 @@ fn closing_text(engine: &Engine, task: &Task, after: u64, written: &OutputPart) 
     text
 }
 
-/// A part of what a task has written.
+/// One page of a task's output.
 #[derive(Debug, PartialEq)]
 struct OutputPart {
-    /// Content blocks; text that belongs together is one block, and as a terminal shows it.
+    /// Content blocks as a terminal shows them; adjacent texts are one block.
     blocks: Vec<Value>,
-    /// Whether nothing was written, seen or not.
+    /// Whether no chunk was read, visible or not.
     is_empty: bool,
     /// Where the next part begins.
     next: Seq,
@@ -126,8 +126,8 @@ struct OutputPart {
     has_lost_beginning: bool,
 }
 
-/// What a task has written from `from` on: whole chunks, of which a terminal shows about so many bytes, but at least one chunk if there
-/// is one. Nothing if there is no such task.
+/// Reads a task's output from `from`: whole chunks, at least one if there is one, of which a terminal shows about `bytes`. `None` if there
+/// is no such task.
 fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
     let mut written = OutputPart { blocks: Vec::new(), is_empty: true, next: from, more: false, ended: false, has_lost_beginning: false };
     let mut gathered = ShownBlocks { screen: Screen::after(&before(engine, id, from)?), ..ShownBlocks::default() };
@@ -136,7 +136,7 @@ fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<O
         let cursor = Cursor::output(written.next, bytes);
         let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
         (written.more, written.ended) = (page.more, page.ended);
-        // A number that is too large is brought back to where there will be something.
+        // An `after` beyond the end becomes the next seq that will be written.
         written.next = written.next.min(page.next_seq);
         let so_far = taken;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
@@ -148,7 +148,7 @@ fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<O
                 gathered.add(block);
             }
         }
-        // Of progress that is drawn over, a page of what was written shows next to nothing: then it is worth while to read on.
+        // Where progress is drawn over, a page of chunks shows next to nothing: then the loop reads on.
         if !written.more || taken == so_far || taken >= READ_MAX || gathered.bytes() >= bytes / 2 {
             written.blocks = gathered.end();
             return Ok(Some(written));
@@ -156,7 +156,7 @@ fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<O
     }
 }
 
-/// The end of the text before a chunk: it may have begun a sequence that goes on there.
+/// The end of the text before a chunk: an escape sequence that continues in the chunk may begin there.
 fn before(engine: &Engine, id: TaskId, from: Seq) -> Result<String, engine::Error> {
     if from == Seq(0) {
         return Ok(String::new());
@@ -172,7 +172,7 @@ fn before(engine: &Engine, id: TaskId, from: Seq) -> Result<String, engine::Erro
     Ok(text)
 }
 
-/// The text of one chunk, and how many bytes are stored for it; none if there is no such task.
+/// The text of one chunk and its stored size in bytes; `None` if there is no such task.
 pub(super) fn chunk_text(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<(String, usize)>, engine::Error> {
     let cursor = Cursor { after: Version(u64::MAX), from: Some(at), max_bytes: 1, max_chunks: 1 };
     let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
@@ -184,13 +184,13 @@ pub(super) fn chunk_text(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<
     Ok(Some((all, bytes)))
 }
 
-/// Blocks as they are shown: text that nothing tells apart from the text before it is part of that, and it is as a terminal shows it.
+/// Blocks as a terminal shows them: a text joins the block before it if only their texts differ.
 #[derive(Debug, Default)]
 struct ShownBlocks {
     blocks: Vec<Value>,
-    /// What can still be drawn over of the last text.
+    /// The end of the last text, which can still be drawn over.
     screen: Screen,
-    /// Bytes without that.
+    /// Bytes of everything else.
     fixed_bytes: usize,
 }
 
@@ -201,7 +201,7 @@ impl ShownBlocks {
     }
 
     fn add(&mut self, mut block: Value) {
-        // Who wants it follows the link behind the last part.
+        // A client that wants the large block follows the link behind its last part.
         if large_block::is_part(&block) {
             return;
         }
@@ -226,7 +226,7 @@ impl ShownBlocks {
         self.grow(&shown);
     }
 
-    /// Nothing is drawn over any more. Text of which nothing is seen is none.
+    /// Ends a text: nothing can draw over it any more. A text that shows nothing is dropped.
     fn end_text(&mut self) {
         let mut shown = String::new();
         self.screen.finish(&mut shown);
@@ -257,7 +257,7 @@ fn differ_only_in_text(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// Gives each text of a list of blocks.
+/// Calls `take` with each text in a list of blocks.
 pub(super) fn each_text(blocks: &str, mut take: impl FnMut(&str)) {
     #[derive(Deserialize)]
     struct Text<'a> {

@@ -1,4 +1,4 @@
-//! One question of a task, as a model is told of it, and the answer as a model gives it.
+//! One question of a task: its text for a model, and the model's answer read back.
 
 use serde_json::{Map, Number, Value};
 use taskwire_core::{Payload, TaskId};
@@ -13,36 +13,25 @@ const FIELDS_MAX: usize = 30;
 /// Bytes of a text that somebody else wrote.
 const TEXT_BYTES_MAX: usize = 4 * 1024;
 
-/// What stands for a value in an answer to copy.
+/// Placeholders in an example of an answer.
 const TEXT: &str = "<text>";
 const NUMBER: &str = "<number>";
 const FLAG: &str = "<true or false>";
 const CHOICE: &str = "<one of the choices>";
 
-/// A question.
 #[derive(Debug)]
 pub(super) enum Question {
     /// Something to fill in.
     Form {
-        /// What it is about.
         message: String,
-        /// What is to be filled in.
         schema: Value,
-        /// The same, if it is as simple as forms are.
+        /// The schema as a form, if it is as simple as forms are.
         form: Option<Form>,
     },
     /// A page to be opened.
-    Page {
-        /// What it is about.
-        message: String,
-        /// Where it is.
-        url: String,
-    },
-    /// Something that only a program knows.
-    ClientOnly {
-        /// The method by which it is asked.
-        method: String,
-    },
+    Page { message: String, url: String },
+    /// A question that only the client's program can answer.
+    ClientOnly { method: String },
 }
 
 impl Question {
@@ -62,7 +51,7 @@ impl Question {
         }
     }
 
-    /// Whether a person can answer it, or a model for it.
+    /// Whether a person can answer it, or a model for that person.
     pub(super) fn is_for_users(&self) -> bool {
         !matches!(self, Self::ClientOnly { .. })
     }
@@ -101,13 +90,13 @@ impl Question {
         }
     }
 
-    /// Whether nothing must be filled in: what is required has a default.
+    /// Whether every required field has a default.
     pub(super) fn can_accept_defaults(&self) -> bool {
         let Self::Form { form: Some(form), .. } = self else { return false };
         form.fields.iter().all(|field| field.default.is_some() || !field.required)
     }
 
-    /// How to agree with the defaults, where they are an answer.
+    /// How to accept the defaults, where that is possible.
     fn defaults_hint(&self) -> &'static str {
         match self {
             Self::Form { form: Some(form), .. }
@@ -119,7 +108,7 @@ impl Question {
         }
     }
 
-    /// What is to be filled in, one line each.
+    /// The fields to fill in, one line each.
     pub(super) fn fields(&self) -> String {
         match self {
             Self::Form { form: Some(Form { fields }), .. } => {
@@ -137,8 +126,8 @@ impl Question {
         }
     }
 
-    /// A value to copy, with what kind it is in place of each answer: that of the only field, or all fields as the text of an object,
-    /// since text is what every client can send.
+    /// An example to copy, with a placeholder for each field: that of the only field, or all fields as the text of an object, since every
+    /// client can send text.
     fn example(&self) -> Value {
         let Self::Form { form: Some(Form { fields }), .. } = self else { return "{}".into() };
         if let [Field { kind, .. }] = fields.as_slice() {
@@ -150,7 +139,7 @@ impl Question {
         Value::Object(members).to_string().into()
     }
 
-    /// The filled-in form that a value stands for, or what is wrong with it, one line each.
+    /// The filled-in form that a value stands for, or its problems, one line each.
     pub(super) fn fill_in(&self, value: Option<Value>) -> Result<Value, Vec<String>> {
         match self {
             Self::Form { schema, form: Some(form), .. } => filled(schema, form, value),
@@ -170,7 +159,7 @@ fn filled(schema: &Value, form: &Form, value: Option<Value>) -> Result<Value, Ve
     for (name, value) in members(form, value)? {
         match field(&name) {
             None => problems.push(format!("`{}`: the form has no such field", shortened(&name))),
-            // What a model does not want to fill in, it often calls null.
+            // Models often send null for a field that they leave out.
             Some(field) if value.is_null() && !field.required => {}
             Some(field) if value == placeholder(&field.kind) || value == CHOICE => {
                 problems.push(format!("`{name}`: {value} stands for an answer and is none: ask your user"));
@@ -193,7 +182,7 @@ fn checked(schema: &Value, content: Value) -> Result<Value, Vec<String>> {
     }
 }
 
-/// The fields that a value fills in. A plain value is that of the only field, or of the only one that is needed.
+/// The fields that a value fills in. A plain value is for the only field, or for the only one that is required.
 fn members(form: &Form, value: Option<Value>) -> Result<Map<String, Value>, Vec<String>> {
     let names = || form.fields.iter().map(|field| format!("`{}`", field.name)).collect::<Vec<_>>().join(", ");
     let has = |name: &str| form.fields.iter().any(|field| field.name == name);
@@ -218,7 +207,7 @@ fn members(form: &Form, value: Option<Value>) -> Result<Map<String, Value>, Vec<
     }
 }
 
-/// An object, where a text is the JSON of one.
+/// Parses a text that is the JSON of an object.
 fn from_text(value: Value) -> Value {
     match value.as_str().map(serde_json::from_str::<Map<String, Value>>) {
         Some(Ok(members)) => members.into(),
@@ -226,8 +215,8 @@ fn from_text(value: Value) -> Value {
     }
 }
 
-/// The value itself: an object that came as its JSON text, or the content of a whole answer. An answer that says no is not taken for a
-/// yes. Where a plain value would do (`plain`), a text that is JSON of something else is that value.
+/// Unwraps a value: an object that came as its JSON text, or the content of a whole answer. An answer that declines is not taken for a yes.
+/// Where a plain value would do (`plain`), a text that is JSON of something else is that value.
 fn unwrap_value(has: &impl Fn(&str) -> bool, plain: bool, value: Value) -> Value {
     let is_answer = |members: &Map<String, Value>| {
         members.contains_key("action") && members.keys().all(|name| ["action", "content"].contains(&name.as_str()))
@@ -255,7 +244,7 @@ fn unwrap_value(has: &impl Fn(&str) -> bool, plain: bool, value: Value) -> Value
     }
 }
 
-/// A value as the field wants it, where there is only one thing that it can mean; else as it is.
+/// Converts a value to the field's kind where it can mean only one thing; else leaves it as it is.
 fn coerce(kind: &FieldKind, value: Value) -> Value {
     match (kind, value) {
         (FieldKind::Text { .. }, value @ (Value::Number(_) | Value::Bool(_))) => value.to_string().into(),
@@ -286,7 +275,7 @@ fn coerce(kind: &FieldKind, value: Value) -> Value {
     }
 }
 
-/// The choice that a value means: by what it is, by its title, or by either without regard to case if only one fits.
+/// The choice that a value means: by its value, by its title, or by either without regard to case if only one fits.
 fn find_choice(options: &[Choice], value: &Value) -> Option<Value> {
     let text = match value {
         Value::String(text) => text.trim().to_owned(),
@@ -327,7 +316,7 @@ fn line(field: &Field) -> String {
     text
 }
 
-/// What can be filled in.
+/// What can be filled in, in words.
 fn kind(kind: &FieldKind) -> String {
     match kind {
         FieldKind::Text { min, max, format, pattern } => {

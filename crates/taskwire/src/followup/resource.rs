@@ -1,8 +1,8 @@
-//! The whole output of a task as a resource that can be read by ranges: `taskwire://task/ID/output?from=N&bytes=N`. (A block that was too
-//! large for it is one too: see `block`.)
+//! A task's whole output as a resource that can be read by ranges: `taskwire://task/ID/output?from=N&bytes=N`. (`block` reads large
+//! blocks.)
 //!
-//! It is the text of the output; images and the like are not part of it. Ranges are bytes of UTF-8 and never cut a
-//! character: one that begins within a character begins with it, and one that ends within a character ends before it.
+//! The resource is the text of the output, without images and the like. Ranges are bytes of UTF-8 and never cut a character: one that
+//! begins within a character begins with it, and one that ends within a character ends before it.
 
 use serde_json::{Value, json};
 use taskwire_core::{CallerId, Seq, TaskId};
@@ -14,7 +14,7 @@ use crate::{
 };
 
 const PREFIX: &str = "taskwire://task/";
-/// Says which part of the text it is, how much there is, and where the next part is.
+/// In `_meta`: which range of the text this is, how much text there is, and where the next range begins.
 const RANGE: &str = "dev.taskwire/range";
 /// Bytes of output that are read at one time.
 const READ_BYTES: usize = 1024 * 1024;
@@ -22,10 +22,10 @@ const READ_BYTES: usize = 1024 * 1024;
 /// Why a resource cannot be read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum ReadError {
-    /// There is no such thing, or it is somebody else's.
+    /// There is no such resource, or it is another caller's.
     #[error("there is no such resource")]
     NotFound,
-    /// The range is none.
+    /// The range is not valid.
     #[error("{0}")]
     Invalid(String),
     /// The store failed.
@@ -33,17 +33,17 @@ pub(crate) enum ReadError {
     Engine(#[from] engine::Error),
 }
 
-/// Whether a URI is for this room to read.
+/// Whether a URI names a resource of a task.
 pub(crate) fn is_task_uri(uri: &str) -> bool {
     uri.starts_with(PREFIX)
 }
 
-/// Where the output of a task is.
+/// The URI of a task's output.
 pub(crate) fn uri(id: TaskId) -> String {
     format!("{PREFIX}{id}/output")
 }
 
-/// The family of these resources, as lists show it.
+/// The resource template, as lists show it.
 pub(crate) fn template() -> Value {
     json!({
         "uriTemplate": format!("{PREFIX}{{id}}/output{{?from,bytes}}"),
@@ -55,7 +55,7 @@ pub(crate) fn template() -> Value {
     })
 }
 
-/// Which part of the text is asked for.
+/// The range that a URI asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Range {
     /// From the end if negative.
@@ -99,10 +99,10 @@ fn parse(uri: &str) -> Result<(TaskId, Range), ReadError> {
     Ok((id, Range::read(query)?))
 }
 
-/// Reads a range of the output of one of the caller's tasks: a `ReadResourceResult` with at most so many bytes of text. Or one of its
-/// blocks, which is read whole.
+/// Reads a range of the output of one of the caller's tasks: a `ReadResourceResult` with at most `max_bytes` of text. Or reads one of its
+/// large blocks, whole.
 ///
-/// The text's own URI says which range it is, unless it is all there is and all was asked for.
+/// The returned URI names the range, unless the text is the whole output and that was asked for.
 pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_bytes: usize) -> Result<Value, ReadError> {
     if let Some((id, name)) = large_block::parse_block_uri(uri) {
         engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
@@ -112,7 +112,7 @@ pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_byte
     let task = engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
     let from = match range.from {
         Some(back) if back < 0 => {
-            // How much there is, first; what is written meanwhile comes after it.
+            // Find the length first; what the task writes meanwhile comes after it.
             let mut all = RangeReader::new(0, 0);
             scan(engine, id, &mut all).await?;
             all.total.saturating_sub(back.unsigned_abs())
@@ -125,18 +125,18 @@ pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_byte
     let (from, bytes, total) = (part.begin(), part.text.len() as u64, part.total);
     let whole = range == Range::default() && bytes == total;
     let own = if whole { self::uri(id) } else { format!("{}?from={from}&bytes={bytes}", self::uri(id)) };
-    let mut told = json!({"from": from, "bytes": bytes, "total": total, "ended": task.outcome.is_some()});
+    let mut range_meta = json!({"from": from, "bytes": bytes, "total": total, "ended": task.outcome.is_some()});
     if from + bytes < total {
         let again = range.bytes.map(|bytes| format!("&bytes={bytes}")).unwrap_or_default();
-        told["next"] = format!("{}?from={}{again}", self::uri(id), from + bytes).into();
+        range_meta["next"] = format!("{}?from={}{again}", self::uri(id), from + bytes).into();
     }
     if missed {
-        told["dropped"] = true.into();
+        range_meta["dropped"] = true.into();
     }
-    Ok(json!({"contents": [{"uri": own, "mimeType": "text/plain", "text": part.text, "_meta": {RANGE: told}}]}))
+    Ok(json!({"contents": [{"uri": own, "mimeType": "text/plain", "text": part.text, "_meta": {RANGE: range_meta}}]}))
 }
 
-/// Goes through all text of a task; says whether its beginning is no longer kept.
+/// Feeds all text of a task to `part`; returns whether its beginning is no longer kept.
 async fn scan(engine: &Engine, id: TaskId, part: &mut RangeReader) -> Result<bool, ReadError> {
     let (mut from, mut missed) = (Seq(0), false);
     loop {
@@ -156,13 +156,13 @@ async fn scan(engine: &Engine, id: TaskId, part: &mut RangeReader) -> Result<boo
     }
 }
 
-/// A range of a text that comes bit by bit.
+/// Collects a range of a text that comes piece by piece.
 #[derive(Debug)]
 struct RangeReader {
     from: u64,
     most: usize,
     text: String,
-    /// Where the text that was taken begins.
+    /// Where the collected text begins.
     start_offset: Option<u64>,
     full: bool,
     total: u64,
@@ -173,7 +173,7 @@ impl RangeReader {
         Self { from, most, text: String::new(), start_offset: None, full: most == 0, total: 0 }
     }
 
-    /// Takes of the next text what is within the range.
+    /// Takes what of the next piece is within the range.
     fn take(&mut self, text: &str) {
         let before = self.total;
         self.total += text.len() as u64;
@@ -183,17 +183,17 @@ impl RangeReader {
         let begin = usize::try_from(self.from.saturating_sub(before)).unwrap_or(usize::MAX);
         let begin = text.floor_char_boundary(begin);
         self.start_offset.get_or_insert(before + begin as u64);
-        let (rest, room) = (&text[begin..], self.most - self.text.len());
-        let mut end = rest.floor_char_boundary(room);
+        let (rest, free_bytes) = (&text[begin..], self.most - self.text.len());
+        let mut end = rest.floor_char_boundary(free_bytes);
         self.full = end < rest.len();
         if end == 0 && self.text.is_empty() {
-            // A range that is too small for one character has it all the same: else there would be no way past it.
+            // A range that is too small for one character still gets it: else a reader would never get past it.
             end = rest.chars().next().map_or(0, char::len_utf8);
         }
         self.text.push_str(&rest[..end]);
     }
 
-    /// Where it begins: at the end, if the range begins behind it.
+    /// Where the range begins: at the end of the text, if it begins behind that.
     fn begin(&self) -> u64 {
         self.start_offset.unwrap_or_else(|| self.from.min(self.total))
     }

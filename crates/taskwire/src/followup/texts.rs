@@ -1,4 +1,4 @@
-//! What is said of a task: that it runs, that it asks, how it ended.
+//! Texts about a task for a model: that it runs, that it asks, how it ended.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use crate::{
     tool::{CallResult, Content},
 };
 
-/// Bytes of the last lines of output that go along.
+/// Bytes of the last lines of output that a text includes.
 const TAIL_BYTES: usize = 2 * 1024;
 /// Bytes that are read to find them.
 const TAIL_READ_MAX: usize = 128 * 1024;
-/// A chunk costs so much to read at least, however small it is.
+/// The least that reading a chunk costs, however small it is.
 const CHUNK_COST: usize = 1024;
-/// Questions that are asked at one time; the rest is asked when these are answered.
+/// Questions in one text; the rest is asked when these are answered.
 const QUESTIONS_MAX: usize = 5;
 
-/// What a call is answered with that is held, or waits, while the server goes away. The task goes on, but for a moment nobody is
-/// there who could tell of it.
+/// The reply to a call that is held, or waits, while the server shuts down. The task goes on, but for a moment no server can be asked about
+/// it.
 pub(crate) fn shutting_down(engine: &Engine, task: &Task) -> CallResult {
     let mut result = task_result(engine, task);
     if task.outcome.is_none() {
@@ -35,25 +35,25 @@ pub(crate) fn shutting_down(engine: &Engine, task: &Task) -> CallResult {
     result
 }
 
-/// What a call is answered with whose caller knows of no task, and that ended with no result for a reason that a model can do something about:
-/// it had no time or no room, broke, or was cancelled. None for a result, and for an error that the tool itself has for the client.
+/// The reply to a caller that knows of no task, when its call ended without a result for a reason that a model can act on: timeout, limit,
+/// crash or cancellation. `None` for a result, and for an error that the tool itself returned.
 pub(crate) fn failed(engine: &Engine, task: &Task) -> Option<CallResult> {
     let outcome = task.outcome.as_ref().filter(|outcome| is_server_failure(outcome))?;
     if task.spec.findable {
         return Some(task_result(engine, task));
     }
-    // Nobody can come back to it: this is all that is heard of it.
+    // The caller cannot ask about the task later, so this reply has all that is known.
     let mut result = failure_without_task(&task.spec.tool, outcome)?;
     result.content.extend(last_output(engine, task.id, "The last lines that it wrote:").map(Content::into_payload));
     Some(result)
 }
 
-/// The same of a call that was no task, and so has written nothing that is kept.
+/// The same for a call that was no task: none of its output is kept.
 pub(crate) fn failure_without_task(tool: &str, outcome: &Outcome) -> Option<CallResult> {
     is_server_failure(outcome).then(|| CallResult::error(no_result_text(&format!("`{tool}`"), outcome).unwrap_or_default()))
 }
 
-/// What a call is answered with that was held for so long, and whose work was stopped then, because it can be no task.
+/// The reply to a call that was held for so long and then stopped, because it cannot become a task.
 pub(crate) fn no_task_possible(tool: &str, held: Duration, reject: &Reject) -> CallResult {
     let first = match reject {
         Reject::Limit { key: "tasks_per_caller", .. } => format!(
@@ -69,7 +69,7 @@ pub(crate) fn no_task_possible(tool: &str, held: Duration, reject: &Reject) -> C
     ))
 }
 
-/// Whether it is we who say that there is no result.
+/// Whether the server, not the tool, says that there is no result.
 fn is_server_failure(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Completed { .. } => false,
@@ -78,7 +78,7 @@ fn is_server_failure(outcome: &Outcome) -> bool {
     }
 }
 
-/// What is said beside an answer that comes from an earlier call, which began then.
+/// The note beside the result of an earlier call, which began at `began`.
 pub(crate) fn dedupe_note(began: Timestamp, now: Timestamp) -> Content {
     let ago = duration_text(now.since(began));
     Content::text(format!(
@@ -87,8 +87,8 @@ pub(crate) fn dedupe_note(began: Timestamp, now: Timestamp) -> Content {
     ))
 }
 
-/// What is to be said of a task as it is now. Right for a call that has been held long enough, and for one whose task asks
-/// something that its client cannot be asked, whatever the task has done meanwhile.
+/// The reply that describes a task as it is now. It suits a call whose hold has expired, and one whose task asks something that its client
+/// cannot be asked.
 pub(crate) fn task_result(engine: &Engine, task: &Task) -> CallResult {
     match ended(task) {
         Some(result) if matches!(task.outcome, Some(Outcome::Completed { .. })) => result,
@@ -101,7 +101,7 @@ pub(crate) fn task_result(engine: &Engine, task: &Task) -> CallResult {
     }
 }
 
-/// What came of a task that has ended. A result is given as it is, whatever it is.
+/// The reply for a task that has ended. A result is passed on unchanged.
 fn ended(task: &Task) -> Option<CallResult> {
     let (tool, id, same) = (&task.spec.tool, task.id, arguments(task.id, &[]));
     let outcome = task.outcome.as_ref()?;
@@ -114,7 +114,7 @@ fn ended(task: &Task) -> Option<CallResult> {
     Some(result.read().unwrap_or_else(|error| CallResult::error(format!("The result of `{tool}` (task {id}) is not readable: {error}"))))
 }
 
-/// That there is no result, and why; none if there is one.
+/// Says that there is no result, and why; `None` if there is one.
 fn no_result_text(who: &str, outcome: &Outcome) -> Option<String> {
     match outcome {
         Outcome::Completed { .. } => None,
@@ -150,7 +150,7 @@ fn running(engine: &Engine, task: &Task) -> CallResult {
     CallResult::of(content)
 }
 
-/// What a task says about itself.
+/// The status that a task reported: progress and message.
 fn status_text(task: &Task) -> Option<String> {
     let progress = task.progress.map(|progress| match progress.total {
         Some(total) => format!("{} of {total}", progress.done),
@@ -201,7 +201,7 @@ pub(super) fn has_user_question(task: &Task) -> bool {
 fn last_shown_lines(engine: &Engine, id: TaskId, max: usize) -> Result<Option<String>, engine::Error> {
     let kept = engine.chunk_range(id)?;
     let (mut at, mut text, mut cost) = (kept.end, String::new(), 0);
-    // How much text is looked at once more: lines that were drawn over may leave little of it.
+    // Render again only after this many bytes: lines that were drawn over may leave little of the text.
     let mut enough = max;
     while at > kept.start && cost < TAIL_READ_MAX {
         at = Seq(at.0 - 1);
@@ -243,7 +243,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A task to which all this has happened.
+    /// A task after these events.
     pub(in crate::followup) fn task(events: &[Event]) -> Task {
         let at = Timestamp::from_millis(1_000);
         let id = TaskId::new(at, [3; ID_RANDOM_BYTES]);
@@ -320,10 +320,10 @@ pub(super) mod tests {
     #[test]
     fn who_has_no_room_for_a_task_is_told_how_to_make_some() {
         let limit = |key| Reject::Limit { what: "too many of your tasks are still running", max: 7, key };
-        let told = no_task_possible("deploy", Duration::from_secs(45), &limit("tasks_per_caller"));
-        assert!(told.is_error && text(&told).starts_with("`deploy` was stopped after 45 s and gives no result."), "{}", text(&told));
+        let reply = no_task_possible("deploy", Duration::from_secs(45), &limit("tasks_per_caller"));
+        assert!(reply.is_error && text(&reply).starts_with("`deploy` was stopped after 45 s and gives no result."), "{}", text(&reply));
         for word in ["the limit is 7", "`limits.tasks_per_caller`", "`task_list`", "`task_wait`", "`task_cancel`", "call `deploy` again"] {
-            assert!(text(&told).contains(word), "{word}: {}", text(&told));
+            assert!(text(&reply).contains(word), "{word}: {}", text(&reply));
         }
         let other = no_task_possible("deploy", Duration::from_secs(45), &limit("another"));
         assert!(text(&other).contains("Tell your user") && !text(&other).contains("task_list"), "{}", text(&other));

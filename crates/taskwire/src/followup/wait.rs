@@ -1,4 +1,4 @@
-//! `task_wait`: waits for a task's end, its next question, or until the time is over.
+//! `task_wait`: waits for a task's end, its next question, or the timeout.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,9 +13,9 @@ use crate::{
     tool::{Annotations, CallResult, Ctx, Progress, Tool, ToolError},
 };
 
-/// How often a client hears that the wait goes on, at least: some give up a call that says nothing.
+/// How often a client hears at least that the wait goes on: some clients give up a silent call.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
-/// How much progress is told when there is none: it must grow, and must not get in the way of the task's own.
+/// How much the reported progress grows when the task reports none: little, so that it stays below the task's own.
 const STEP: f64 = 0.0001;
 
 #[derive(Deserialize)]
@@ -63,15 +63,15 @@ async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
         let _ = draining.wait_for(|draining| *draining).await;
     };
     tokio::pin!(drained);
-    let mut told = ProgressReporter::new(engine);
+    let mut reporter = ProgressReporter::new(engine);
     loop {
         let task = find_task(&ctx, &task_id)?;
-        // What only the client's program can answer is asked of it elsewhere.
+        // Questions for the client's program are asked elsewhere.
         if task.outcome.is_some() || texts::has_user_question(&task) {
             return Ok(texts::task_result(engine, &task));
         }
-        told.report(&ctx, &task).await?;
-        // The time first: a task that changes all the time must not keep its caller for ever.
+        reporter.report(&ctx, &task).await?;
+        // The timeout comes first: a task that changes all the time must not hold its caller for ever.
         tokio::select! {
             biased;
             () = ctx.cancelled() => return Err(ToolError::stopped()),
@@ -84,16 +84,16 @@ async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
                 return Ok(shutting_down(engine, &task));
             }
             _ = watch.changed() => {}
-            () = &mut told.next_report => told.due = true,
+            () = &mut reporter.next_report => reporter.due = true,
         }
     }
 }
 
-/// What the client was told of the task while it waits.
+/// Reports the task's progress to the client that waits.
 struct ProgressReporter {
     done: f64,
     message: Option<Arc<str>>,
-    /// When it is to be told something, whatever there is to say.
+    /// When a report is due, even without a change.
     next_report: Sleep,
     due: bool,
 }
@@ -103,7 +103,7 @@ impl ProgressReporter {
         Self { done: 0.0, message: None, next_report: engine.clock().sleep(REPORT_INTERVAL), due: false }
     }
 
-    /// Tells of the task, if there is news or it is time.
+    /// Reports the progress if it changed or a report is due.
     async fn report(&mut self, ctx: &Ctx, task: &Task) -> Result<(), ToolError> {
         let own = task.progress.filter(|progress| progress.done > self.done);
         let said = task.message.as_ref().filter(|message| self.message.as_ref() != Some(*message));

@@ -1,4 +1,4 @@
-//! Forms: every kind of field, what people type, and what no form may have.
+//! Tests of forms: every kind of field, what people type, and what no form may have.
 
 use serde_json::json;
 
@@ -18,7 +18,7 @@ fn required(property: Value) -> Field {
     Field { required: true, ..field(property) }
 }
 
-/// Why a form with this field is none.
+/// Why a form with this field is refused.
 fn refused(property: Value) -> String {
     Form::read(&form(&property)).expect_err("no form")
 }
@@ -27,14 +27,14 @@ fn choices_of(pairs: &[(&str, &str)]) -> Vec<Choice> {
     pairs.iter().map(|(value, title)| Choice { value: (*value).to_owned(), title: (*title).to_owned() }).collect()
 }
 
-/// What is typed, and what is made of it.
+/// Texts that are typed, and the values that they become.
 fn assert_parses(field: &Field, typed: &[(&str, Value)]) {
     for (text, value) in typed {
         assert_eq!(field.parse(text), Ok(Some(value.clone())), "{text:?}");
     }
 }
 
-/// What is typed, and a part of what is said about it.
+/// Texts that are typed, and a part of their error.
 fn assert_refuses(field: &Field, typed: &[(&str, &str)]) {
     for (text, part) in typed {
         let reason = field.parse(text).expect_err(text);
@@ -359,7 +359,7 @@ fn defaults_alone_pass_the_check() {
     assert_eq!(Form::check(&schema, &defaults), Ok(()));
 }
 
-/// A server can write any schema, and its user waits.
+/// A server can send any schema, and the check must not hang.
 #[test]
 fn a_schema_that_is_made_to_be_long_to_check_is_not() {
     let branch = |kind: &str| json!({"type": "object", "properties": {"arg": {"$ref": "#/$defs/Expr"}, "kind": {"const": kind}}, "required": ["kind"]});

@@ -1,4 +1,4 @@
-//! A tool call, as far as both eras understand it alike.
+//! What both eras share of a tool call: finding the tool, reading the arguments, making the `Spec`, cancelling.
 
 mod dedupe;
 pub(super) mod hold;
@@ -23,16 +23,15 @@ use crate::{
     tool::{CallResult, ReadyTool},
 };
 
-/// Bytes of an idempotency key.
 const KEY_BYTES_MAX: usize = 256;
 
 pub(super) fn find_tool(context: &Context, name: &str) -> Result<Arc<ReadyTool>, Fault> {
-    // A tool of the provider goes before one of ours of the same name.
+    // A tool of the provider hides a follow-up tool of the same name.
     let known = context.provider.tool(name).or_else(|| context.followups.iter().find(|tool| &*tool.0.name == name).cloned());
     known.ok_or_else(|| Fault::params(format!("there is no tool `{name}`")))
 }
 
-/// The arguments of a call, and the same as they are kept: as they came, but without each `null` that stands for something left out.
+/// The arguments of a call, parsed and to be stored. A `null` that stands for a missing argument is dropped from both.
 pub(super) fn arguments(tool: &ReadyTool, raw: Option<&RawValue>) -> Result<(Value, Payload), Fault> {
     let mut arguments = catalog::arguments(raw)?;
     let changed = tool.0.drop_nulls(&mut arguments);
@@ -40,7 +39,7 @@ pub(super) fn arguments(tool: &ReadyTool, raw: Option<&RawValue>) -> Result<(Val
     Ok((arguments, kept))
 }
 
-/// What a model is told about arguments that do not fit.
+/// The result that tells a model which arguments do not fit the schema; none if all fit.
 pub(super) fn invalid_arguments(tool: &ReadyTool, arguments: &Value) -> Option<CallResult> {
     let problems = tool.0.problems(arguments);
     let list = problems.join("\n- ");
@@ -49,14 +48,13 @@ pub(super) fn invalid_arguments(tool: &ReadyTool, arguments: &Value) -> Option<C
         .then(|| CallResult::error(format!("The arguments of `{name}` are not valid. Correct them and call again.\n- {list}")))
 }
 
-/// Who calls, and what it wants of the task that the call may become.
 pub(super) struct CallOptions<'a> {
     pub(super) caller: &'a CallerId,
     pub(super) accepts: AcceptedQuestions,
     pub(super) idempotency_key: Option<&'a str>,
 }
 
-/// What is fixed about the task that a call may become, by the tool and the configuration.
+/// What the tool and the configuration fix about the task that a call may become.
 pub(super) fn spec(context: &Context, tool: &ReadyTool, wanted: &CallOptions<'_>) -> Result<Spec, Fault> {
     let (config, policy) = (&context.config, &tool.0.policy);
     if wanted.idempotency_key.is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
@@ -75,11 +73,10 @@ pub(super) fn spec(context: &Context, tool: &ReadyTool, wanted: &CallOptions<'_>
     })
 }
 
-/// Why a call was stopped.
 pub(super) const CANCELLED_BY_CALLER: &str = "the call was cancelled by its caller";
 
-/// A notification that calls something off may say under which key that was sent. Losing its connection does not stop such
-/// a call, so this is the only word that does. The same goes for a call that shares a task with others that are the same.
+/// Handles `notifications/cancelled`. A lost connection does not stop a call that has a key or shares a task with other calls, so only
+/// this does: the key comes in `_meta`.
 pub(crate) fn on_cancelled(context: &Context, caller: &CallerId, stream: Option<&ByteStreamId>, params: &str) {
     #[derive(Deserialize)]
     struct Keyed<'a> {
@@ -99,7 +96,7 @@ pub(crate) fn on_cancelled(context: &Context, caller: &CallerId, stream: Option<
     }
 }
 
-/// Which request is called off, and whether that is only because its sender would not wait any longer.
+/// Which request is cancelled, and whether its sender only did not want to wait any longer.
 pub(super) struct Cancellation {
     pub(super) request_id: RequestId,
     pub(super) timed_out: bool,
@@ -120,7 +117,7 @@ impl Cancellation {
     }
 }
 
-/// A span in the unit of the wire and the store.
+/// Milliseconds, the unit of the wire and the store.
 pub(super) fn ms(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What the server has — lists, prompts, resources, completions — as far as both eras ask for it alike.
+//! Lists, prompts, resources and completions, as far as both eras share them.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
     tool::{CompletionRequest, Handler, Prompt, Provider, ReadyTool, Resource, ResourceCall},
 };
 
-/// Values that one completion may have, by the protocol.
+/// The protocol's limit of values in one completion.
 const COMPLETIONS_MAX: usize = 100;
 
 #[derive(Deserialize)]
@@ -23,14 +23,13 @@ struct PageParams<'a> {
     cursor: Option<Cow<'a, str>>,
 }
 
-/// The place in a list that a request names.
 pub(super) fn page_cursor(params: &str) -> Result<Option<Cow<'_, str>>, Fault> {
     let asked: PageParams<'_> = serde_json::from_str(params).map_err(|error| Fault::params(format!("invalid params: {error}")))?;
     Ok(asked.cursor)
 }
 
 pub(super) fn invalid_page_cursor() -> Fault {
-    Fault::params("the cursor is not one of ours")
+    Fault::params("the cursor was not issued here")
 }
 
 /// One page of a list as JSON text, and the cursor of the next.
@@ -56,7 +55,7 @@ fn decode(cursor: &str) -> Option<usize> {
     text.strip_prefix("from:")?.parse().ok()
 }
 
-/// The tools that a caller sees: those of the provider and, if it has no tasks, those by which it gets on.
+/// The tools that a caller sees: those of the provider and, if the caller has no tasks, the follow-up tools.
 pub(super) fn tools(context: &Context, has_tasks: bool) -> Vec<Arc<ReadyTool>> {
     let mut tools = context.provider.tools();
     if !has_tasks {
@@ -67,7 +66,7 @@ pub(super) fn tools(context: &Context, has_tasks: bool) -> Vec<Arc<ReadyTool>> {
     tools
 }
 
-/// A tool as a list shows it. Where a call may be answered with something else than the result, the shape of that is not promised.
+/// A tool in a list. If the hold of its calls can expire, the result may differ from `outputSchema`, so that is left out.
 pub(super) fn listed_tool(context: &Context, tool: &ReadyTool, wire: &Payload, has_tasks: bool) -> String {
     if !has_tasks
         && hold::hold_can_expire(context, tool)
@@ -80,7 +79,7 @@ pub(super) fn listed_tool(context: &Context, tool: &ReadyTool, wire: &Payload, h
     wire.as_str().to_owned()
 }
 
-/// What a list of either era has: its key, and its entries; nothing if there is no such list.
+/// The key and entries of a list that both eras have; none for another method.
 pub(super) fn list(context: &Context, method: &str) -> Option<(&'static str, Vec<Value>)> {
     let provider = &context.provider;
     Some(match method {
@@ -88,7 +87,7 @@ pub(super) fn list(context: &Context, method: &str) -> Option<(&'static str, Vec
         "resources/list" => ("resources", provider.resources().into_iter().map(|resource| resource.wire).collect()),
         "resources/templates/list" => {
             let mut templates: Vec<Value> = provider.templates().into_iter().map(|template| template.wire).collect();
-            // The output of tasks can be read whatever their tools are; those that point to it make it worth a line.
+            // The output of any task can be read, but the template is listed only if a tool points to it.
             if provider.tools().iter().any(|tool| tool.0.policy.output_exceeds_result) {
                 templates.push(output::template());
             }
@@ -98,7 +97,7 @@ pub(super) fn list(context: &Context, method: &str) -> Option<(&'static str, Vec
     })
 }
 
-/// The output of one of the caller's tasks, if the URI names that.
+/// The output of one of the caller's tasks; none if the URI does not name one.
 pub(super) async fn task_output(context: &Context, caller: &CallerId, uri: &str) -> Option<Result<Value, Fault>> {
     if !output::is_task_uri(uri) {
         return None;
@@ -111,7 +110,7 @@ pub(super) async fn task_output(context: &Context, caller: &CallerId, uri: &str)
     }
 }
 
-/// What a server of either era can do.
+/// The server capabilities that both eras share.
 pub(super) fn capabilities() -> Value {
     json!({
         "tools": {"listChanged": true},
@@ -122,18 +121,17 @@ pub(super) fn capabilities() -> Value {
     })
 }
 
-/// An object of arguments.
 pub(super) fn arguments(raw: Option<&RawValue>) -> Result<Value, Fault> {
     let arguments =
         parse_strict(raw.map_or("{}", RawValue::get)).map_err(|error| Fault::params(format!("invalid `arguments`: {error}")))?;
     if arguments.is_object() { Ok(arguments) } else { Err(Fault::params("`arguments` must be an object")) }
 }
 
-/// The prompt of this name, and its arguments, which are all there.
-pub(super) fn prompt(provider: &Arc<dyn Provider>, name: &str, given: &Value) -> Result<(Prompt, Map<String, Value>), Fault> {
+/// The prompt of this name and its arguments; a fault if a required one is missing.
+pub(super) fn prompt(provider: &Arc<dyn Provider>, name: &str, arguments: &Value) -> Result<(Prompt, Map<String, Value>), Fault> {
     let prompt = provider.prompts().into_iter().find(|prompt| *prompt.name == *name);
     let prompt = prompt.ok_or_else(|| Fault::params(format!("there is no prompt `{name}`")))?;
-    let arguments = given.as_object().cloned().unwrap_or_default();
+    let arguments = arguments.as_object().cloned().unwrap_or_default();
     let wanted = prompt.wire["arguments"].as_array().into_iter().flatten().filter(|argument| argument["required"] == true);
     for name in wanted.filter_map(|argument| argument["name"].as_str()) {
         if !arguments.contains_key(name) {
@@ -143,7 +141,7 @@ pub(super) fn prompt(provider: &Arc<dyn Provider>, name: &str, given: &Value) ->
     Ok((prompt, arguments))
 }
 
-/// What reads the resource of this URI.
+/// The handler that reads the resource of this URI.
 pub(super) fn resource(provider: &Arc<dyn Provider>, uri: &str) -> Option<Handler<ResourceCall>> {
     let known = provider.resources().into_iter().find(|resource: &Resource| *resource.uri == *uri).map(|resource| resource.read);
     known.or_else(|| provider.templates().into_iter().find(|template| template.matches(uri)).map(|template| template.read))
@@ -171,7 +169,7 @@ struct Argument {
     value: String,
 }
 
-/// Values for an argument of a prompt or a template.
+/// Completes an argument of a prompt or a template.
 pub(super) async fn complete(provider: &Arc<dyn Provider>, params: &str) -> Result<Value, Fault> {
     let Complete { of: Members(of), argument: Members(argument) } =
         serde_json::from_str(params).map_err(|error| Fault::params(format!("invalid params: {error}")))?;

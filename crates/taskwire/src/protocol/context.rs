@@ -15,26 +15,23 @@ use crate::{
     tool::{Provider, ReadyTool},
 };
 
-/// What every request needs.
 pub(crate) struct Context {
     pub(crate) engine: Engine,
     pub(crate) provider: Arc<dyn Provider>,
-    /// The tools by which callers without tasks get on; none if they are turned off.
+    /// The follow-up tools; empty if they are turned off.
     pub(crate) followups: Arc<[Arc<ReadyTool>]>,
     pub(crate) config: Config,
-    /// Name and version of this server, as results of the modern era carry them.
+    /// Name and version of this server, as `_meta` of modern results carries them.
     pub(crate) server_info_meta: String,
-    /// What listeners of the modern era were last shown.
+    /// Tasks as JSON, shared by modern listen streams.
     pub(crate) task_json_cache: modern::TaskJsonCache,
-    /// Sessions of the legacy era.
     pub(crate) sessions: legacy::Sessions,
-    /// Calls that wait for their work, and work that was left.
+    /// Calls that wait for their work, and work that lingers.
     pub(crate) calls: CallRegistry,
-    /// Room for answers that have the whole output of a task.
+    /// Limits the memory for replies that contain the whole output of a task.
     pub(crate) reply_budget: ReplyBudget,
-    /// Open listen streams of each caller.
     listens: Counts,
-    /// Requests of each caller that wait for something to happen.
+    /// Requests of each caller that wait for a task to change.
     waits: Counts,
     /// Set once, when the server begins to shut down.
     pub(crate) draining: watch::Sender<bool>,
@@ -64,17 +61,16 @@ impl Context {
         }
     }
 
-    /// Waits until the server begins to shut down.
     pub(crate) async fn shutdown_began(&self) {
         let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
     }
 
-    /// Counts one more listen stream of `caller`, unless it has as many as it may.
+    /// Counts one more listen stream of `caller`; none if it has reached the limit.
     pub(crate) fn listen_permit(&self, caller: &CallerId) -> Option<CallerPermit> {
         self.listens.acquire(caller, self.config.streams_per_caller)
     }
 
-    /// Counts one more request of `caller` that waits, unless there are as many as there may be.
+    /// Counts one more waiting request of `caller`; none if it has reached the limit.
     pub(crate) fn wait_permit(&self, caller: &CallerId) -> Option<CallerPermit> {
         self.waits.acquire(caller, self.config.waiting_requests_per_caller)
     }
@@ -97,7 +93,7 @@ impl Counts {
     }
 }
 
-/// One of what a caller has open, counted as long as this lives.
+/// One of the things that a caller has open, counted until this is dropped.
 pub(crate) struct CallerPermit {
     counts: Counts,
     caller: CallerId,

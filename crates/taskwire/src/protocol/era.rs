@@ -1,4 +1,4 @@
-//! Which era a message belongs to. It is asked of every message anew: a client may speak both.
+//! Which era a message belongs to. Each message is looked at anew, because a client may speak both.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,6 @@ use super::{
 const FIRST_MODERN: &str = "2026-07-28";
 const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 
-/// A generation of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Era {
     /// Up to 2025-11-25.
@@ -31,7 +30,7 @@ pub(crate) fn is_modern(version: &str) -> bool {
 }
 
 impl Era {
-    /// The era of a message that came with this version in its header.
+    /// The era of a message that came over HTTP, with this `MCP-Protocol-Version`.
     pub(crate) fn of_http(message: &IncomingMessage, bytes: &[u8], header: Option<&str>) -> Result<Self, Fault> {
         let modern = header.is_some_and(is_modern);
         if message.method.as_deref() == Some("initialize") && message.id.is_some() {
@@ -46,7 +45,7 @@ impl Era {
         Ok(if modern || claim(message, bytes).is_some() { Self::Modern } else { Self::Legacy })
     }
 
-    /// The era of a message on a wire without headers.
+    /// The era of a message on a byte stream.
     pub(crate) fn of_line(message: &IncomingMessage, bytes: &[u8]) -> Self {
         let modern = match message.method.as_deref() {
             Some("initialize") => says_modern(message, bytes),
@@ -56,7 +55,7 @@ impl Era {
     }
 }
 
-/// What a message says about its version, in the way of the modern era.
+/// The version that a message names in `_meta`, as only modern messages do.
 fn claim<'a>(message: &IncomingMessage, bytes: &'a [u8]) -> Option<&'a RawValue> {
     #[derive(Deserialize)]
     struct Params<'a> {
@@ -72,7 +71,7 @@ fn claim<'a>(message: &IncomingMessage, bytes: &'a [u8]) -> Option<&'a RawValue>
     serde_json::from_str::<Params<'_>>(params).ok()?.meta?.0.version
 }
 
-/// Whether a message says that it is of the modern era, and not only that it is of some.
+/// Whether a message names a modern version, not just any.
 fn says_modern(message: &IncomingMessage, bytes: &[u8]) -> bool {
     let version = claim(message, bytes).and_then(|raw| serde_json::from_str::<Cow<'_, str>>(raw.get()).ok());
     version.is_some_and(|version| is_modern(&version))

@@ -1,4 +1,4 @@
-//! How each era spells a task on the wire. One folder per era; nothing outside it knows an era's field names.
+//! MCP on the wire: what both eras share, and a folder for each era. Only that folder knows the era's field names.
 
 mod call;
 mod catalog;
@@ -19,11 +19,11 @@ mod sink;
 mod task_list;
 mod task_status;
 
-/// Says that a call which is sent twice under one key runs once. Told only to who asks.
+/// Extension: a call that is sent twice under one key runs once. The server names it only to a client that declares it.
 const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
-/// Our own extension: the tasks of a caller can be listed. Told only to who asks.
+/// Extension: a caller can list its tasks. The server names it only to a client that declares it.
 const LIST: &str = "dev.taskwire/list";
-/// Our own extension: output while it is produced. Nothing of it is shown to who does not declare it (invariant I10).
+/// Extension: output while the tool produces it. A client that does not declare it sees nothing of it (invariant I10).
 const PARTIALS: &str = "dev.taskwire/partials";
 
 pub(crate) use call::on_cancelled;

@@ -1,25 +1,23 @@
-//! What a running call has to say besides its response: how far it is, and lines for the log.
+//! Encodes what a running call sends besides its response: progress, heartbeats and log messages.
 
 use taskwire_core::{task::Progress, wire::RequestId};
 
 use super::{json::Object, params::level_of};
 use crate::engine::CallNote;
 
-/// By how much a sign of life is more than what was told before: too little to be in the way of what the work says itself.
+/// How much a heartbeat adds to the progress: so little that the tool's own next progress is still more.
 pub(super) const HEARTBEAT_STEP: f64 = 1.0 / HEARTBEATS_PER_UNIT;
-/// So many signs of life make one step.
 const HEARTBEATS_PER_UNIT: f64 = 10_000.0;
 
-/// What the caller wants to hear.
+/// Encodes the notes that one caller wants, as notifications.
 #[derive(Debug, Clone)]
 pub(super) struct NoteEncoder {
-    /// The name under which it hears of progress.
     pub(super) progress_token: Option<RequestId>,
-    /// The least severe log line that it wants.
+    /// The least severe log level that the caller wants.
     pub(super) min_level: Option<usize>,
-    /// The progress last told: it must grow.
+    /// The progress sent last. MCP requires that it grows.
     pub(super) last_progress: f64,
-    /// What the work said last: all there is to do, and in words how far it is.
+    /// The last total and text that the tool reported.
     last_total_and_text: (Option<f64>, Option<String>),
 }
 
@@ -28,12 +26,11 @@ impl NoteEncoder {
         Self { progress_token: token, min_level: least, last_progress: f64::NEG_INFINITY, last_total_and_text: (None, None) }
     }
 
-    /// Whether there is anything that it wants.
     pub(super) fn wants_any(&self) -> bool {
         self.progress_token.is_some() || self.min_level.is_some()
     }
 
-    /// The notification for a note, if the caller wants it; `meta` goes along.
+    /// The notification for a note, with this `_meta`; none if the caller does not want it.
     pub(super) fn message(&mut self, note: &CallNote, meta: Option<&str>) -> Option<Vec<u8>> {
         match note {
             CallNote::Progress { progress, message } => self.progress(*progress, message.as_deref(), meta),
@@ -46,7 +43,7 @@ impl NoteEncoder {
                 }
                 Some(notification("notifications/message", params.raw("data", data.as_str()), meta))
             }
-            // Heard with the next sign of life.
+            // The next heartbeat carries it.
             CallNote::Status(words) => {
                 self.last_total_and_text.1 = Some(words.to_string());
                 None
@@ -55,21 +52,21 @@ impl NoteEncoder {
         }
     }
 
-    /// The notification for progress, if the caller wants it and it is progress.
+    /// The notification for progress; none if the caller does not want it, or it did not grow.
     pub(super) fn progress(&mut self, progress: Progress, words: Option<&str>, meta: Option<&str>) -> Option<Vec<u8>> {
-        // A bare number does not say what it counts.
+        // A number without a total does not say what it counts.
         let counted = progress.total.is_none().then(|| format!("{} done", progress.done));
         let message = self.progress_notification(progress, words.or(counted.as_deref()), meta)?;
         self.last_total_and_text = (progress.total, words.map(str::to_owned).or(self.last_total_and_text.1.take()));
         Some(message)
     }
 
-    /// A sign of life between two steps of the work, at least `floor` and in these words, or in those that the work said last.
+    /// A heartbeat above `floor`, with this text, else the tool's last text, else `otherwise`.
     pub(super) fn heartbeat(&mut self, floor: f64, words: Option<&str>, otherwise: &str) -> Option<Vec<u8>> {
         let last = self.last_progress.max(floor);
         let last = if last.is_finite() { last } else { 0.0 };
         let more = ((last + HEARTBEAT_STEP) * HEARTBEATS_PER_UNIT).round() / HEARTBEATS_PER_UNIT;
-        // Where numbers are so large that they have no room for it, the next one that there is.
+        // The step is lost in a very large number: then the next number that a float can represent.
         let done = if more > last && more.is_finite() { more } else { last.next_up() };
         if !done.is_finite() {
             return None;
@@ -93,7 +90,6 @@ impl NoteEncoder {
     }
 }
 
-/// A notification with these parameters.
 pub(super) fn notification(method: &str, params: Object, meta: Option<&str>) -> Vec<u8> {
     let params = match meta {
         Some(meta) => params.raw("_meta", meta),
@@ -127,8 +123,8 @@ mod tests {
         assert_eq!((&heartbeat(&mut notes)["progress"], &heartbeat(&mut notes)["progress"]), (&0.0001.into(), &0.0002.into()));
         let three = Progress { done: 3.0, total: Some(10.0) };
         assert_eq!(params(notes.progress(three, Some("unpacking"), None))["progress"], 3.0);
-        let told = heartbeat(&mut notes);
-        assert_eq!((&told["progress"], &told["total"], &told["message"]), (&3.0001.into(), &10.0.into(), &"unpacking".into()));
+        let sent = heartbeat(&mut notes);
+        assert_eq!((&sent["progress"], &sent["total"], &sent["message"]), (&3.0001.into(), &10.0.into(), &"unpacking".into()));
         assert!(notes.progress(three, None, None).is_none(), "it was told");
         assert_eq!(params(notes.progress(Progress { done: 4.0, total: None }, None, None))["progress"], 4.0);
     }
@@ -149,8 +145,8 @@ mod tests {
         for done in [-5.0, -0.00005, 0.333_38, 1e13, 1e300] {
             let mut notes = notes();
             notes.progress(Progress { done, total: None }, None, None).expect("it is told");
-            let told = heartbeat(&mut notes)["progress"].as_f64().expect("a number");
-            assert!(told > done && told - done <= 0.0002_f64.max(done.abs() * f64::EPSILON * 2.0), "{done} {told}");
+            let sent = heartbeat(&mut notes)["progress"].as_f64().expect("a number");
+            assert!(sent > done && sent - done <= 0.0002_f64.max(done.abs() * f64::EPSILON * 2.0), "{done} {sent}");
         }
         let mut notes = notes();
         notes.progress(Progress { done: f64::MAX, total: None }, None, None).expect("it is told");

@@ -1,4 +1,4 @@
-//! Members of `params`, read with care: what is there counts as there, and a list is no object.
+//! Reads members of `params` strictly: a member that is `null` counts as present, and a list is no object.
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
@@ -14,12 +14,11 @@ use super::Fault;
 /// Log levels, from least to most severe.
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
-/// A member that is there counts as there, also when it is `null`.
+/// Reads a member that is `null` as present.
 pub(crate) fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// A member that must be text.
 pub(crate) fn text<'a>(raw: Option<&'a RawValue>, key: &str) -> Result<Cow<'a, str>, Fault> {
     #[derive(Deserialize)]
     struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -27,7 +26,7 @@ pub(crate) fn text<'a>(raw: Option<&'a RawValue>, key: &str) -> Result<Cow<'a, s
     serde_json::from_str(raw.get()).map(|Text(text)| text).map_err(|_| Fault::params(format!("`{key}` must be a string")))
 }
 
-/// A member that must be a whole number, not negative; `default` where it is not there.
+/// A member that must be a whole number, not negative; `default` if it is missing.
 pub(crate) fn number(raw: Option<&RawValue>, key: &str, default: u64) -> Result<u64, Fault> {
     match raw {
         None => Ok(default),
@@ -35,7 +34,7 @@ pub(crate) fn number(raw: Option<&RawValue>, key: &str, default: u64) -> Result<
     }
 }
 
-/// The members of an object. Unlike serde's own reading of a struct, a list is not taken for one.
+/// The members of an object. serde alone would also read a struct from a list.
 #[derive(Default)]
 pub(crate) struct Members<T>(pub(crate) T);
 
@@ -57,11 +56,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
     }
 }
 
-/// An object of which only its presence counts.
+/// An object whose members do not matter.
 #[derive(Deserialize)]
 pub(crate) struct Anything {}
 
-/// Which kinds of questions a person can be asked.
+/// The client's `elicitation` capability.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(crate) struct Elicitation {
@@ -69,18 +68,18 @@ pub(crate) struct Elicitation {
     url: Option<Members<Anything>>,
 }
 
-/// What a language model can be asked.
+/// The client's `sampling` capability.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(crate) struct Sampling {
     tools: Option<Members<Anything>>,
 }
 
-/// What a client that declares these capabilities can be asked.
+/// Which questions a client with these capabilities accepts.
 pub(crate) fn accepts(elicitation: Option<&Members<Elicitation>>, sampling: Option<&Members<Sampling>>, roots: bool) -> AcceptedQuestions {
     let (elicit_form, elicit_url) = match elicitation {
         None => (false, false),
-        // An empty object means forms, as it did before there was anything else.
+        // An empty object means forms: the earlier versions had nothing else.
         Some(Members(Elicitation { form: None, url: None })) => (true, false),
         Some(Members(Elicitation { form, url })) => (form.is_some(), url.is_some()),
     };
@@ -88,7 +87,6 @@ pub(crate) fn accepts(elicitation: Option<&Members<Elicitation>>, sampling: Opti
     AcceptedQuestions { elicit_form, elicit_url, sampling: sampling.is_some(), sampling_tools, roots }
 }
 
-/// How severe a log level is.
 pub(crate) fn level_of(name: &str) -> Option<usize> {
     LEVELS.iter().position(|level| *level == name)
 }

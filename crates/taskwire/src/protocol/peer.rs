@@ -1,5 +1,4 @@
-//! What one client was last told, for as long as its connection lasts: who asks again too soon is answered when there is
-//! something new to say.
+//! What the server remembers of one connection: the last status it sent of each task, so that it can delay a poll that comes too early.
 
 use std::{
     collections::HashMap,
@@ -8,27 +7,25 @@ use std::{
 
 use taskwire_core::{TaskId, Timestamp, Version};
 
-/// Tasks that are remembered; then all are forgotten, which costs a client nothing.
+/// The server forgets all tasks at this number. A client then only gets its next status at once.
 const TASKS_MAX: usize = 256;
 
-/// The other end of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Peer {
     last_status: Mutex<HashMap<TaskId, LastStatus>>,
-    /// Whether it is a process of the same user, on a socket that only that user can open.
+    /// Whether it is a process of the same user, on a socket that only this user can open.
     local: bool,
 }
 
-/// What was said of a task, and when.
+/// When a status of a task was sent, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LastStatus {
     pub(crate) at: Timestamp,
-    /// The last change that was part of it.
+    /// The task's version in that status.
     pub(crate) changed: Version,
 }
 
 impl Peer {
-    /// A process of the same user.
     pub(crate) fn local() -> Self {
         Self { local: true, ..Self::default() }
     }
@@ -41,7 +38,7 @@ impl Peer {
         self.last_status.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()
     }
 
-    /// Remembers what was said of a task; nothing, if it will not change any more.
+    /// Remembers the status that was sent; forgets the task if `status` is none, because it will not change any more.
     pub(crate) fn record_status(&self, id: TaskId, status: Option<LastStatus>) {
         let mut tasks = self.last_status.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(status) = status else {
@@ -64,12 +61,12 @@ mod tests {
     #[test]
     fn remembers_the_last_status_of_a_bounded_number_of_tasks() {
         let (peer, id) = (Peer::default(), |n| TaskId::new(Timestamp::from_millis(n), [0; ID_RANDOM_BYTES]));
-        let told = LastStatus { at: Timestamp::from_millis(1), changed: Version(1) };
+        let status = LastStatus { at: Timestamp::from_millis(1), changed: Version(1) };
         peer.record_status(id(0), None);
         assert_eq!(peer.last_status(id(0)), None);
         for n in 0..3_000 {
-            peer.record_status(id(n), Some(told));
-            assert_eq!(peer.last_status(id(n)), Some(told));
+            peer.record_status(id(n), Some(status));
+            assert_eq!(peer.last_status(id(n)), Some(status));
         }
         peer.record_status(id(2_999), None);
         assert_eq!(peer.last_status(id(2_999)), None);

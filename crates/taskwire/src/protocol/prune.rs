@@ -1,12 +1,11 @@
-//! Forgetting what is over, without a walk over everything each time something is added.
+//! When to remove finished entries from a map, so that adding one does not walk over all of them.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasher, Hash},
 };
 
-/// When to look through a map for what can go: once it has doubled since the last time, and has `MIN` entries at least. So each
-/// look is paid for by the additions before it.
+/// A map is due when it has doubled since the last time and has at least `MIN` entries, so the additions pay for the walk.
 #[derive(Debug)]
 pub(super) struct Prune<const MIN: usize>(usize);
 
@@ -17,17 +16,16 @@ impl<const MIN: usize> Default for Prune<MIN> {
 }
 
 impl<const MIN: usize> Prune<MIN> {
-    /// Whether a collection of this size is to be looked through.
     pub(super) fn is_due(&self, len: usize) -> bool {
         len >= self.0
     }
 
-    /// It was, and so many are left.
+    /// The walk is done, and this many entries are left.
     pub(super) fn pruned(&mut self, len: usize) {
         self.0 = MIN.max(2 * len);
     }
 
-    /// Drops entries that need not be kept, if that is due.
+    /// Removes entries that need not be kept, if the map is due.
     pub(super) fn retain<K: Hash + Eq, V, S: BuildHasher>(&mut self, map: &mut HashMap<K, V, S>, keep: impl FnMut(&K, &mut V) -> bool) {
         if self.is_due(map.len()) {
             map.retain(keep);

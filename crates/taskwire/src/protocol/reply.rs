@@ -1,4 +1,4 @@
-//! What a dialect gives back to its transport.
+//! What an era returns to the transport: a response, or an error as a `Fault`.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -11,14 +11,13 @@ use taskwire_core::{
 use super::json;
 use crate::engine;
 
-/// A response: for HTTP with its status, for a byte stream without.
+/// A response. Only HTTP uses the status.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: Bytes,
-    /// What is to be done when it was sent, or was not.
     pub(crate) on_sent: Option<OnSent>,
-    /// The session that it begins.
+    /// The session that this response begins.
     pub(crate) session: Option<SessionId>,
 }
 
@@ -27,7 +26,6 @@ impl Reply {
         Self { status, body: body.into(), on_sent: None, session: None }
     }
 
-    /// A response with this result, which is JSON text.
     pub(crate) fn result(id: &RequestId, result: &[u8]) -> Self {
         let mut body = Vec::with_capacity(result.len() + 64);
         body.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":");
@@ -38,13 +36,12 @@ impl Reply {
         Self::new(200, body)
     }
 
-    /// Has `sent` done when it is sent.
     pub(crate) fn on_sent(mut self, sent: Option<OnSent>) -> Self {
         self.on_sent = sent;
         self
     }
 
-    /// Keeps something for as long as any of the body is in memory.
+    /// Keeps `kept` alive for as long as any of the body is in memory.
     pub(crate) fn with_guard<T: Send + 'static>(mut self, kept: T) -> Self {
         struct Kept<T> {
             body: Bytes,
@@ -72,28 +69,27 @@ impl Reply {
         Self::fault(id, &Fault::internal("the request could not be answered: a handler panicked"))
     }
 
-    /// Nothing to say: a notification was taken.
+    /// The empty response to a notification.
     pub(crate) fn accepted() -> Self {
         Self::new(202, Vec::new())
     }
 }
 
-/// What is to be done when a response was sent, or when it never will be.
+/// What to do when a response was sent, or when it never will be.
 pub(crate) struct OnSent(Option<Box<dyn FnOnce(bool) + Send + Sync>>);
 
 impl std::fmt::Debug for OnSent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Sent")
+        f.write_str("OnSent")
     }
 }
 
 impl OnSent {
-    /// Does this: with `true` when the response is on its way, with `false` if it is dropped.
+    /// Calls `act` with `true` when the response is on its way, with `false` if it is dropped.
     pub(crate) fn new(act: impl FnOnce(bool) + Send + Sync + 'static) -> Self {
         Self(Some(Box::new(act)))
     }
 
-    /// The response is on its way.
     pub(crate) fn sent(mut self) {
         if let Some(act) = self.0.take() {
             act(true);
@@ -126,12 +122,12 @@ impl Fault {
         self
     }
 
-    /// What was asked is wrong in itself.
+    /// The parameters are invalid.
     pub(crate) fn params(message: impl Into<String>) -> Self {
         Self::new(200, code::INVALID_PARAMS, message)
     }
 
-    /// What every request must say about itself is missing or wrong.
+    /// What every request must declare in `_meta` is missing or invalid.
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, code::INVALID_PARAMS, message)
     }
@@ -149,7 +145,7 @@ impl Fault {
             .with_data(serde_json::json!({ "requiredCapabilities": required }))
     }
 
-    /// Too much at once: a little later it would be well.
+    /// A limit of simultaneous requests is reached; the client may retry soon.
     pub(crate) fn busy(message: impl Into<String>) -> Self {
         Self::new(429, code::LIMIT_REACHED, message)
     }
@@ -169,7 +165,7 @@ impl From<RpcError> for Fault {
 impl From<engine::Error> for Fault {
     fn from(error: engine::Error) -> Self {
         match error {
-            // That passes, and is nobody's fault who calls.
+            // The disk is full: no fault of the caller, and it may pass.
             engine::Error::Rejected(reject @ Reject::Limit { key: "disk_reserve_bytes", .. }) => {
                 Self::new(503, code::UNAVAILABLE, reject.to_string())
             }

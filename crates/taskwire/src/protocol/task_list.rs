@@ -1,4 +1,4 @@
-//! The tasks of a caller, page by page, as both eras list them.
+//! Lists the tasks of a caller page by page, for both eras.
 
 use std::sync::Arc;
 
@@ -14,8 +14,7 @@ pub(super) struct TaskPage {
     pub(super) next: Option<String>,
 }
 
-/// The page that a request asks for; with the calls of clients that know no tasks, if they are not to be left out. A cursor is the
-/// last task before it.
+/// The page that a request asks for, with the calls of clients without tasks if `with_hidden`. A cursor names the last task before it.
 pub(super) fn task_page(context: &Context, caller: &CallerId, params: &str, with_hidden: bool) -> Result<TaskPage, Fault> {
     let mut before = match catalog::page_cursor(params)? {
         None => None,

@@ -1,4 +1,4 @@
-//! What both eras show of a task alike.
+//! What both eras show of a task: the text beside its status, and the poll interval.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use taskwire_core::{
 
 use crate::tool::FAILURE_REASON;
 
-/// The longest text of a result that is shown next to a status.
+/// The longest text of a result that is shown beside a status.
 const FAILURE_BYTES_MAX: usize = 1024;
 
-/// How much longer clients should wait between two looks at a long task.
+/// How many times longer than the base the poll interval becomes.
 const POLL_GROWTH_MAX: u32 = 5;
 
-/// What to read next to the status: why it ended, or how it is getting on.
+/// The text beside the status: why the task ended, or its progress.
 pub(super) fn status_message(task: &Task) -> Option<String> {
     match &task.outcome {
         Some(Outcome::Completed { result, is_error: true }) => failure(result).or_else(|| progress_text(task)),
@@ -28,7 +28,7 @@ pub(super) fn status_message(task: &Task) -> Option<String> {
     }
 }
 
-/// How it says it is getting on.
+/// The progress as the tool reported it.
 fn progress_text(task: &Task) -> Option<String> {
     let progress = task.progress.map(|progress| match progress.total {
         Some(total) => format!("{}/{total}", progress.done),
@@ -41,7 +41,7 @@ fn progress_text(task: &Task) -> Option<String> {
     }
 }
 
-/// Why a result says that it failed: in the line that was made for that, else in the text that it begins with.
+/// Why a call failed: `FAILURE_REASON` in the result's `_meta`, else the first text of its content.
 fn failure(result: &Payload) -> Option<String> {
     #[derive(Deserialize)]
     struct Failed<'a> {
@@ -63,7 +63,7 @@ fn failure(result: &Payload) -> Option<String> {
     Some(text)
 }
 
-/// A tenth of the time that the task has taken so far, within bounds.
+/// A tenth of the time that the task has taken so far, within limits.
 pub(super) fn poll_interval(task: &Task, now: Timestamp, base: Duration) -> u64 {
     let interval = (now.since(task.created_at) / 10).clamp(base, base * POLL_GROWTH_MAX);
     u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(1)

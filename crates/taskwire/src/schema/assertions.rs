@@ -1,4 +1,4 @@
-//! What a schema says of a value itself, without the schemas that it applies to it or to its parts: for the library to check and to word.
+//! The assertions of one schema: what it says of a value itself, apart from its subschemas. The library checks and words them.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{SchemaKind, budget::cost_of_pattern};
 
-/// What a schema says of a value itself.
+/// Keywords that say something of the value itself.
 const ASSERTIONS: [&str; 20] = [
     "type",
     "enum",
@@ -36,60 +36,59 @@ const ASSERTIONS: [&str; 20] = [
 
 pub(super) type Members = Map<String, Value>;
 
-/// One schema without those that it applies.
+/// The assertions of one schema, compiled without its subschemas.
 #[derive(Debug)]
 pub(super) struct Assertions {
     pub(super) validator: Validator,
-    /// What it counts as beyond the step that any schema is.
+    /// Steps that a check costs beyond the one of any schema.
     pub(super) cost: u64,
 }
 
-/// The leaves of a schema that were needed so far, by where they stand in its text.
+/// The assertions that were needed so far, by the address of their schema or pattern.
 #[derive(Debug, Default)]
 pub(super) struct AssertionCache(Mutex<HashMap<usize, Option<Arc<Assertions>>>>);
 
 impl AssertionCache {
-    /// What a schema says of a value itself, if it says anything.
-    pub(super) fn of_schema(&self, rules: SchemaKind, root: &Value, schema: &Members) -> Option<Arc<Assertions>> {
-        self.get(address(schema), || make(rules, root, assertion_keywords(schema)))
+    pub(super) fn of_schema(&self, kind: SchemaKind, root: &Value, schema: &Members) -> Option<Arc<Assertions>> {
+        self.get(address(schema), || make(kind, root, assertion_keywords(schema)))
     }
 
-    /// What takes the texts that match a pattern.
-    pub(super) fn of_pattern(&self, rules: SchemaKind, root: &Value, pattern: &str) -> Option<Arc<Assertions>> {
-        self.get(pattern.as_ptr().addr(), || make(rules, root, Members::from_iter([("pattern".to_owned(), pattern.into())])))
+    /// Checks whether a text matches a pattern.
+    pub(super) fn of_pattern(&self, kind: SchemaKind, root: &Value, pattern: &str) -> Option<Arc<Assertions>> {
+        self.get(pattern.as_ptr().addr(), || make(kind, root, Members::from_iter([("pattern".to_owned(), pattern.into())])))
     }
 
-    /// What a schema says of the names of members, if it does not leave that to another one.
-    pub(super) fn of_names(&self, rules: SchemaKind, root: &Value, schema: &Value) -> Option<Arc<Assertions>> {
-        let make = || make(rules, root, Members::from_iter([("propertyNames".to_owned(), schema.clone())]));
+    /// Checks the names of members; `None` if their schema refers to another one.
+    pub(super) fn of_names(&self, kind: SchemaKind, root: &Value, schema: &Value) -> Option<Arc<Assertions>> {
+        let make = || make(kind, root, Members::from_iter([("propertyNames".to_owned(), schema.clone())]));
         self.get(address(schema), || if has_reference(schema) { None } else { make() })
     }
 
-    fn get(&self, place: usize, make: impl FnOnce() -> Option<Assertions>) -> Option<Arc<Assertions>> {
+    fn get(&self, address: usize, make: impl FnOnce() -> Option<Assertions>) -> Option<Arc<Assertions>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry(place).or_insert_with(|| make().map(Arc::new)).clone()
+        known.entry(address).or_insert_with(|| make().map(Arc::new)).clone()
     }
 }
 
-fn make(rules: SchemaKind, root: &Value, mut text: Members) -> Option<Assertions> {
+fn make(kind: SchemaKind, root: &Value, mut text: Members) -> Option<Assertions> {
     if text.is_empty() {
         return None;
     }
     let cost = text.get("pattern").and_then(Value::as_str).map_or(0, |pattern| cost_of_pattern(pattern) - 1);
     // A schema from elsewhere is read as the draft that it names.
-    if let (SchemaKind::Foreign, Some(draft)) = (rules, root.get("$schema")) {
+    if let (SchemaKind::Foreign, Some(draft)) = (kind, root.get("$schema")) {
         text.insert("$schema".to_owned(), draft.clone());
     }
-    let validator = rules.options().build(&Value::Object(text)).ok()?;
+    let validator = kind.options().build(&Value::Object(text)).ok()?;
     Some(Assertions { validator, cost })
 }
 
-/// What a schema says of a value itself, as a schema of its own.
-fn assertion_keywords(rules: &Members) -> Members {
-    let mut own: Members = ASSERTIONS.iter().filter_map(|key| Some(((*key).to_owned(), rules.get(*key)?.clone()))).collect();
-    if rules.get("additionalProperties").is_some_and(|others| *others == false) {
+/// The assertions of a schema, as a schema of their own.
+fn assertion_keywords(keywords: &Members) -> Members {
+    let mut own: Members = ASSERTIONS.iter().filter_map(|key| Some(((*key).to_owned(), keywords.get(*key)?.clone()))).collect();
+    if keywords.get("additionalProperties").is_some_and(|others| *others == false) {
         for key in ["properties", "patternProperties"] {
-            if let Some(named) = rules.get(key).and_then(Value::as_object) {
+            if let Some(named) = keywords.get(key).and_then(Value::as_object) {
                 own.insert(key.to_owned(), named.keys().map(|name| (name.clone(), true)).collect());
             }
         }
@@ -106,7 +105,7 @@ fn has_reference(value: &Value) -> bool {
     }
 }
 
-/// Where something is, which stays the same as long as it is borrowed.
+/// The address of a value, which identifies it as long as it is borrowed.
 pub(super) fn address<T>(it: &T) -> usize {
     std::ptr::from_ref(it).addr()
 }

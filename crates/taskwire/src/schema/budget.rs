@@ -1,8 +1,8 @@
-//! Yes or no, within bounds: the library decides, and its steps are counted.
+//! Validation within a budget: the library says yes or no, and its steps are counted.
 //!
-//! Whatever makes a validation long goes through a reference: without one, a schema looks at each part of a value once for each place in its own
-//! text. So a keyword that counts stands before each reference, and before whatever else can be long. When it has counted enough it says no,
-//! there and everywhere, and the answer does not count.
+//! Only references make a validation long: without one, a schema looks at each part of a value once for each position in its own text. So a
+//! keyword that counts stands before each reference, and before whatever else can be long. When the budget is spent it says no, there and
+//! everywhere, and the verdict is discarded.
 
 use std::{cell::Cell, thread};
 
@@ -11,16 +11,16 @@ use serde_json::{Map, Value, json};
 
 use super::unique::is_unique;
 
-/// References that one validation follows at most. A message of 4 MiB, the default, can have a million values that are described elsewhere, and
-/// these should pass; more is a schema that goes in circles.
+/// References that one validation follows at most. A message of 4 MiB, the default, can have a million values that are described elsewhere,
+/// and these should pass; more means that the schema goes in circles.
 pub(super) const STEPS_MAX: u64 = 1_000_000;
-/// What a match counts as whose pattern looks around or back; others take as long as their text is.
+/// Steps that a match costs whose pattern looks around or back; other matches take time in proportion to their text.
 const PATTERN_STEPS: u64 = 500;
-/// How often such a match may go back.
+/// Backtracking steps of such a match, at most.
 const BACKTRACKS_MAX: usize = 10_000;
-/// Bytes of stack that a validation may take where it is asked for; a value of some twenty levels takes less.
+/// Bytes of stack that a validation may use on the calling thread; a value of some twenty levels takes less.
 pub(super) const STACK_BYTES: usize = 256 * 1024;
-/// The stack of a thread for what takes more, and how much of it may be taken.
+/// The stack of a thread for deeper values, and how much of it may be used.
 const LARGE_STACK: usize = 16 * 1024 * 1024;
 pub(super) const LARGE_STACK_BYTES: usize = 12 * 1024 * 1024;
 /// The keyword that counts.
@@ -35,23 +35,22 @@ pub(super) enum Stop {
     Depth,
 }
 
-/// What a validation on this thread may still take.
+/// What a validation on this thread may still use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
     steps: u64,
-    /// Where its stack begins, and how much of it there is.
+    /// Where on the stack the validation began, and how many bytes it may use from there.
     base: usize,
     stack_bytes: usize,
     pub(super) stop: Option<Stop>,
 }
 
 impl Budget {
-    /// From here on.
-    pub(super) fn new(steps: u64, room: usize) -> Self {
-        Self { steps, base: stack_address(), stack_bytes: room, stop: None }
+    pub(super) fn new(steps: u64, stack_bytes: usize) -> Self {
+        Self { steps, base: stack_address(), stack_bytes, stop: None }
     }
 
-    /// Whether the validation may go on.
+    /// Spends steps; returns whether the validation may go on.
     pub(super) fn spend(&mut self, cost: u64) -> bool {
         if self.stop.is_none() {
             if stack_address().abs_diff(self.base) > self.stack_bytes {
@@ -70,7 +69,7 @@ thread_local! {
     static BUDGET: Cell<Budget> = const { Cell::new(Budget { steps: u64::MAX, base: 0, stack_bytes: usize::MAX, stop: None }) };
 }
 
-/// Puts back what was, also after a panic.
+/// Restores the budget that was, also after a panic.
 struct Restore(Budget);
 
 impl Drop for Restore {
@@ -79,30 +78,30 @@ impl Drop for Restore {
     }
 }
 
-/// Where on the stack this is.
+/// An address in the current stack frame.
 #[inline(never)]
 fn stack_address() -> usize {
     let mark = 0_u8;
     std::ptr::from_ref(&mark).addr()
 }
 
-/// Runs a validation, and says how many steps it took.
-pub(super) fn within_budget(room: usize, validate: impl FnOnce() -> bool) -> Result<(bool, u64), Stop> {
-    let _restore = Restore(BUDGET.replace(Budget::new(STEPS_MAX, room)));
+/// Runs a validation, and returns how many steps it took.
+pub(super) fn within_budget(stack_bytes: usize, validate: impl FnOnce() -> bool) -> Result<(bool, u64), Stop> {
+    let _restore = Restore(BUDGET.replace(Budget::new(STEPS_MAX, stack_bytes)));
     let valid = validate();
-    let run = BUDGET.get();
-    run.stop.map_or(Ok((valid, STEPS_MAX - run.steps)), Err)
+    let budget = BUDGET.get();
+    budget.stop.map_or(Ok((valid, STEPS_MAX - budget.steps)), Err)
 }
 
-/// Whether the validation may go on.
+/// Spends steps of this thread's budget; returns whether the validation may go on.
 fn spend(cost: u64) -> bool {
-    let mut run = BUDGET.get();
-    let may_go_on = run.spend(cost);
-    BUDGET.set(run);
+    let mut budget = BUDGET.get();
+    let may_go_on = budget.spend(cost);
+    BUDGET.set(budget);
     may_go_on
 }
 
-/// Does it on a thread with much stack; nothing if there cannot be one now.
+/// Runs `work` on a thread with a large stack; `None` if no thread can be started.
 pub(super) fn with_much_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("schema".to_owned()).stack_size(LARGE_STACK);
@@ -110,13 +109,13 @@ pub(super) fn with_much_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Optio
     })
 }
 
-/// These options, with all that bounds a validation.
+/// The options, with all that bounds a validation.
 pub(super) fn bounded(options: ValidationOptions<'static>) -> ValidationOptions<'static> {
     let patterns = PatternOptions::fancy_regex().backtrack_limit(BACKTRACKS_MAX);
     options.with_pattern_options(patterns).with_keyword(STEP, step).with_keyword("uniqueItems", unique_items)
 }
 
-/// Counts, and says no when it was enough.
+/// The keyword that counts, and says no when the budget is spent.
 struct StepKeyword {
     cost: u64,
 }
@@ -146,7 +145,7 @@ fn step<'a>(_: &'a Map<String, Value>, cost: &'a Value, _: Location) -> Result<B
     Ok(Box::new(StepKeyword { cost: cost.as_u64().unwrap_or(1) }))
 }
 
-/// `uniqueItems`, in place of the library's.
+/// `uniqueItems`, in place of the library's (see `unique`).
 struct UniqueItems {
     wanted: bool,
 }
@@ -179,21 +178,21 @@ fn has_names(keyword: &str) -> bool {
     matches!(keyword, "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas" | "dependencies")
 }
 
-/// What a match of this pattern counts as.
+/// Steps that a match of this pattern costs.
 pub(super) fn cost_of_pattern(pattern: &str) -> u64 {
-    // What the engine without backtracking takes, the other one leaves to it.
+    // The backtracking engine hands a pattern without look-around to the other one, which is linear.
     if regex::Regex::new(pattern).is_ok() { 1 } else { PATTERN_STEPS }
 }
 
-/// The schema, such that whatever can be long is counted. It takes exactly the same values.
+/// The schema with a counter wherever a validation can be long. It accepts exactly the same values.
 pub(super) fn with_step_counts(schema: &Value) -> Value {
     schema.as_object().map_or_else(|| schema.clone(), |members| Value::Object(with_step_counts_in_members(members)))
 }
 
-/// The same within a schema, for whatever stands there.
+/// The same for whatever stands within a schema.
 fn with_step_counts_within(value: &Value) -> Value {
     match value {
-        // Another dialect may read what we write in another way.
+        // Another draft may read the counters in another way.
         Value::Object(members) if !members.contains_key("$schema") => Value::Object(with_step_counts_in_members(members)),
         Value::Array(items) => items.iter().map(with_step_counts_within).collect(),
         other => other.clone(),
@@ -201,7 +200,7 @@ fn with_step_counts_within(value: &Value) -> Value {
 }
 
 fn with_step_counts_in_members(members: &Map<String, Value>) -> Map<String, Value> {
-    // One that is empty is an error, and shall be one.
+    // An empty `allOf` is an error, and must stay one.
     let may_wrap = members.get("allOf").is_none_or(|all| all.as_array().is_some_and(|all| !all.is_empty()));
     let (mut result, mut behind, mut cost) = (Map::new(), Map::new(), 0);
     for (key, value) in members {
@@ -223,7 +222,7 @@ fn with_step_counts_in_members(members: &Map<String, Value>) -> Map<String, Valu
     if cost > 0
         && let Value::Array(all) = result.entry("allOf").or_insert_with(|| json!([]))
     {
-        // In this order: what follows one that says no is not looked at. References already there keep their places.
+        // The counter comes first: the library stops at an entry that says no. References to earlier entries stay right.
         all.push(json!({STEP: cost}));
         if !behind.is_empty() {
             all.push(Value::Object(behind));
@@ -232,11 +231,11 @@ fn with_step_counts_in_members(members: &Map<String, Value>) -> Map<String, Valu
     result
 }
 
-/// What has to be counted before this keyword is looked at; 0 if nothing has.
+/// Steps to count before this keyword is evaluated; 0 if none.
 fn cost_of_keyword(key: &str, value: &Value) -> u64 {
     match (key, value) {
         ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(_)) => 1,
-        // These look again at what the schemas beside them take.
+        // These evaluate the schemas beside them again.
         ("unevaluatedProperties" | "unevaluatedItems", _) => 1,
         ("pattern", Value::String(pattern)) => cost_of_pattern(pattern).saturating_sub(1),
         ("patternProperties", Value::Object(named)) => {

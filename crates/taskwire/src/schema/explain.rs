@@ -1,9 +1,9 @@
-//! What does not fit, in words that name the place.
+//! Explains which parts of a value do not fit, and why.
 //!
-//! The library can say so too, but for a choice between schemas it collects what is wrong with each of them, however deep, with a copy of the
-//! value each time: branches to the power of levels. So the schema is gone through here. What a schema says of a value itself is still the
-//! library's to check and to word, one schema at a time (a leaf); what applies other schemas is followed here, each schema at each part of
-//! the value once. The answer was no already: to miss something here makes it less telling, not wrong.
+//! The library can explain, too, but for a choice between schemas it collects the errors of each branch, however deep, with a copy of the
+//! value each time: branches to the power of levels. So this file walks the schema itself. The library still checks and words the
+//! assertions, one schema at a time; subschemas are followed here, each at each part of the value once. The value is known to be invalid:
+//! an error that is missed here makes the explanation poorer, not wrong.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -19,7 +19,7 @@ use super::{
     unique::is_unique,
 };
 
-/// Schemas that are looked at, each at some part of the value, before it is given up.
+/// Pairs of a schema and a part of the value that are visited before the explanation is given up.
 const STEPS_MAX: u64 = 100_000;
 
 /// One step from a value to a part of it.
@@ -29,10 +29,9 @@ enum PathStep<'v> {
     Index(usize),
 }
 
-/// What was found.
 pub(super) struct Explanation<'v> {
     pub(super) found: Vec<Misfit<'v>>,
-    /// Why not all was looked at, and where that was.
+    /// Why the walk stopped early, and where.
     pub(super) stop: Option<Stop>,
     pub(super) stopped_at: Vec<String>,
 }
@@ -42,9 +41,9 @@ pub(super) struct Explainer<'s, 'v> {
     is_old: bool,
     references: References<'s>,
     assertions: &'s AssertionCache,
-    /// Which schema takes which part of the value, each known by its address.
+    /// Which schema accepts which part of the value, by their addresses.
     fits_cache: HashMap<(usize, usize), bool>,
-    /// The schemas that are being told of, and the way to the value that they are about.
+    /// The schemas that are being reported, and the path to the value that they are about.
     reporting: Vec<(usize, usize)>,
     path: Vec<PathStep<'v>>,
     found: Vec<Misfit<'v>>,
@@ -53,35 +52,35 @@ pub(super) struct Explainer<'s, 'v> {
     stopped_at: Option<Vec<String>>,
 }
 
-/// Looks at some of a schema's keywords; whether they fit.
+/// Checks some of a schema's keywords.
 type KeywordCheck<'s, 'v, Explainer> = fn(&mut Explainer, &'s Members, &'v Value, bool) -> bool;
 
 impl<'s, 'v> Explainer<'s, 'v> {
-    /// Of a schema that must not move while its leaves are kept.
-    pub(super) fn new(rules: SchemaKind, text: &'s Value, leaves: &'s AssertionCache, room: usize) -> Self {
+    /// The schema must not move while its assertions are cached.
+    pub(super) fn new(kind: SchemaKind, text: &'s Value, assertions: &'s AssertionCache, stack_bytes: usize) -> Self {
         Self {
-            kind: rules,
-            is_old: rules.is_old_draft(text),
+            kind,
+            is_old: kind.is_old_draft(text),
             references: References::of(text),
-            assertions: leaves,
+            assertions,
             fits_cache: HashMap::new(),
             reporting: Vec::new(),
             path: Vec::new(),
             found: Vec::new(),
             max: 0,
-            budget: Budget::new(STEPS_MAX, room),
+            budget: Budget::new(STEPS_MAX, stack_bytes),
             stopped_at: None,
         }
     }
 
-    /// What of a value does not fit, up to so many.
+    /// Finds up to `max` misfits of a value.
     pub(super) fn explain(mut self, value: &'v Value, max: usize) -> Explanation<'v> {
         self.max = max;
         self.visit(self.references.root, value, true);
         Explanation { found: self.found, stop: self.budget.stop, stopped_at: self.stopped_at.unwrap_or_default() }
     }
 
-    /// Whether a schema takes a value, as far as can be seen.
+    /// Whether a schema accepts a value, as far as can be seen.
     fn fits(&mut self, schema: &'s Value, value: &'v Value) -> bool {
         if !schema.is_object() {
             return *schema != false;
@@ -93,14 +92,14 @@ impl<'s, 'v> Explainer<'s, 'v> {
         if !self.budget.spend(1) {
             return true;
         }
-        // A schema that comes back to itself at the same value asks for nothing more there.
+        // A schema that comes back to itself at the same value demands nothing more there.
         self.fits_cache.insert(pair, true);
         let fits = self.visit(schema, value, false);
         self.fits_cache.insert(pair, fits);
         fits
     }
 
-    /// The same, and if it does not, tells why.
+    /// As `fits`; if it does not fit and `tell` is set, reports why.
     fn check(&mut self, schema: &'s Value, value: &'v Value, step: Option<PathStep<'v>>, tell: bool) -> bool {
         if self.fits(schema, value) {
             if tell && self.budget.stop.is_some() && self.stopped_at.is_none() {
@@ -120,15 +119,15 @@ impl<'s, 'v> Explainer<'s, 'v> {
     }
 
     fn visit(&mut self, schema: &'s Value, value: &'v Value, tell: bool) -> bool {
-        let Some(rules) = schema.as_object() else {
+        let Some(keywords) = schema.as_object() else {
             if tell && *schema == false {
                 self.report(value, ValidationErrorKind::FalseSchema, format!("False schema does not allow {}", short_value(value)));
             }
             return *schema != false;
         };
-        // Old drafts ignore what stands beside a reference.
-        if self.is_old && rules.contains_key("$ref") {
-            return self.in_place(rules, value, tell);
+        // Old drafts ignore the keywords beside a reference.
+        if self.is_old && keywords.contains_key("$ref") {
+            return self.in_place(keywords, value, tell);
         }
         let parts: [KeywordCheck<'s, 'v, Self>; 8] = [
             Self::check_assertions,
@@ -142,7 +141,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         ];
         let mut fits = true;
         for part in parts {
-            fits &= part(self, rules, value, tell);
+            fits &= part(self, keywords, value, tell);
             if self.is_enough(fits, tell) {
                 break;
             }
@@ -150,7 +149,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    /// Whether to look at more would change nothing.
+    /// Whether further checks would change nothing.
     fn is_enough(&self, fits: bool, tell: bool) -> bool {
         self.budget.stop.is_some() || if tell { self.found.len() >= self.max } else { !fits }
     }
@@ -162,22 +161,22 @@ impl<'s, 'v> Explainer<'s, 'v> {
         }
     }
 
-    /// What the schema says of the value itself.
-    fn check_assertions(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    /// Checks what the schema says of the value itself.
+    fn check_assertions(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
         let mut fits = true;
-        if let Some(leaf) = self.assertions_of(rules)
-            && self.budget.spend(leaf.cost)
-            && !leaf.validator.is_valid(value)
+        if let Some(assertions) = self.assertions_of(keywords)
+            && self.budget.spend(assertions.cost)
+            && !assertions.validator.is_valid(value)
         {
             fits = false;
             if tell {
-                for error in leaf.validator.iter_errors(value).take(self.max) {
+                for error in assertions.validator.iter_errors(value).take(self.max) {
                     let message = short_message(format_args!("{}", error.masked_with(short_value(value))));
                     self.report(value, error.into_parts().kind, message);
                 }
             }
         }
-        if rules.get("uniqueItems").is_some_and(|wanted| *wanted == true) && value.as_array().is_some_and(|items| !is_unique(items)) {
+        if keywords.get("uniqueItems").is_some_and(|wanted| *wanted == true) && value.as_array().is_some_and(|items| !is_unique(items)) {
             fits = false;
             if tell {
                 self.report(value, ValidationErrorKind::UniqueItems, format!("{} has non-unique elements", short_value(value)));
@@ -186,16 +185,16 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    /// The schemas that apply to the same value, all of them.
-    fn in_place(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    /// Checks all schemas that apply to the same value.
+    fn in_place(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
         let mut fits = true;
-        for schema in self.all_in_place(rules, value) {
+        for schema in self.all_in_place(keywords, value) {
             fits &= self.check(schema, value, None, tell);
             if self.is_enough(fits, tell) {
                 break;
             }
         }
-        if let Some(not) = rules.get("not")
+        if let Some(not) = keywords.get("not")
             && self.fits(not, value)
             && self.budget.stop.is_none()
         {
@@ -208,32 +207,32 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    fn all_in_place(&mut self, rules: &'s Members, value: &'v Value) -> Vec<&'s Value> {
-        let references = ["$ref", "$dynamicRef", "$recursiveRef"].into_iter().filter_map(|key| rules.get(key)?.as_str());
+    fn all_in_place(&mut self, keywords: &'s Members, value: &'v Value) -> Vec<&'s Value> {
+        let references = ["$ref", "$dynamicRef", "$recursiveRef"].into_iter().filter_map(|key| keywords.get(key)?.as_str());
         let mut schemas: Vec<&'s Value> = references.filter_map(|reference| self.references.find(reference)).collect();
-        schemas.extend(rules.get("allOf").and_then(Value::as_array).into_iter().flatten());
-        for (name, schema) in rules.get("dependentSchemas").and_then(Value::as_object).into_iter().flatten() {
+        schemas.extend(keywords.get("allOf").and_then(Value::as_array).into_iter().flatten());
+        for (name, schema) in keywords.get("dependentSchemas").and_then(Value::as_object).into_iter().flatten() {
             if value.get(name).is_some() {
                 schemas.push(schema);
             }
         }
-        if let Some(condition) = rules.get("if") {
-            schemas.extend(rules.get(if self.fits(condition, value) { "then" } else { "else" }));
+        if let Some(condition) = keywords.get("if") {
+            schemas.extend(keywords.get(if self.fits(condition, value) { "then" } else { "else" }));
         }
         schemas
     }
 
-    fn check_property_names(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
-        let (Some(schema), Some(members)) = (rules.get("propertyNames"), value.as_object()) else { return true };
-        let Some(leaf) = self.assertions.of_names(self.kind, self.references.root, schema) else { return true };
+    fn check_property_names(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
+        let (Some(schema), Some(members)) = (keywords.get("propertyNames"), value.as_object()) else { return true };
+        let Some(assertions) = self.assertions.of_names(self.kind, self.references.root, schema) else { return true };
         let mut fits = true;
-        // One by one: the library has a message for each that is wrong, however many these are.
+        // One name at a time: the library makes an error for each wrong name, however many there are.
         for name in members.keys() {
             let single = Value::Object(Members::from_iter([(name.clone(), Value::Null)]));
-            if self.budget.spend(1) && !leaf.validator.is_valid(&single) {
+            if self.budget.spend(1) && !assertions.validator.is_valid(&single) {
                 fits = false;
                 if tell {
-                    for error in leaf.validator.iter_errors(&single) {
+                    for error in assertions.validator.iter_errors(&single) {
                         let message = short_message(format_args!("{error}"));
                         self.report(value, error.into_parts().kind, message);
                     }
@@ -246,12 +245,12 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    fn check_properties(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    fn check_properties(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
         let Some(members) = value.as_object() else { return true };
-        let schemas = |key: &str| rules.get(key).and_then(Value::as_object);
+        let schemas = |key: &str| keywords.get(key).and_then(Value::as_object);
         let (properties, patterns) = (schemas("properties"), schemas("patternProperties"));
-        // Where none may be, it is the leaf that says so, of all of them in one line.
-        let others = rules.get("additionalProperties").filter(|others| **others != false);
+        // Where no other members are allowed, the assertions say so, in one line for all of them.
+        let others = keywords.get("additionalProperties").filter(|others| **others != false);
         if properties.is_none() && patterns.is_none() && others.is_none() {
             return true;
         }
@@ -279,11 +278,11 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    fn items(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    fn items(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
         let Some(items) = value.as_array() else { return true };
         // Drafts before 2020-12 have a list in `items`, and `additionalItems` for what follows it.
-        let (first, rest) = match (rules.get("prefixItems"), rules.get("items")) {
-            (None, Some(Value::Array(first))) => (first.as_slice(), rules.get("additionalItems")),
+        let (first, rest) = match (keywords.get("prefixItems"), keywords.get("items")) {
+            (None, Some(Value::Array(first))) => (first.as_slice(), keywords.get("additionalItems")),
             (first, rest) => (first.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default(), rest),
         };
         if first.is_empty() && rest.is_none() {
@@ -300,9 +299,9 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    fn check_contains(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
-        let (Some(schema), Some(items)) = (rules.get("contains"), value.as_array()) else { return true };
-        let bound = |key: &str| rules.get(key).and_then(Value::as_f64);
+    fn check_contains(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
+        let (Some(schema), Some(items)) = (keywords.get("contains"), value.as_array()) else { return true };
+        let bound = |key: &str| keywords.get(key).and_then(Value::as_f64);
         let (least, most) = (bound("minContains").unwrap_or(1.0), bound("maxContains").unwrap_or(f64::INFINITY));
         let count = items.iter().filter(|item| self.fits(schema, item)).count() as f64;
         let fits = self.budget.stop.is_some() || (least..=most).contains(&count);
@@ -316,11 +315,11 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    /// Choices between schemas.
-    fn alternatives(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
+    /// Checks `anyOf` and `oneOf`.
+    fn alternatives(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
         let mut fits = true;
         for key in ["anyOf", "oneOf"] {
-            let Some(branches) = rules.get(key).and_then(Value::as_array) else { continue };
+            let Some(branches) = keywords.get(key).and_then(Value::as_array) else { continue };
             let wanted = if key == "anyOf" { 1 } else { 2 };
             let taken = branches.iter().filter(|branch| self.fits(branch, value)).take(wanted).count();
             if taken == 1 || self.budget.stop.is_some() {
@@ -334,7 +333,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    /// What is wrong with the branch that is meant, if that can be seen.
+    /// Reports what is wrong with the branch that is meant, if that can be seen.
     fn report_choice(&mut self, key: &str, branches: &'s [Value], value: &'v Value, taken: usize) {
         let before = self.found.len();
         if taken == 0
@@ -359,13 +358,13 @@ impl<'s, 'v> Explainer<'s, 'v> {
         self.report(value, kind, format!("{} {words}", short_value(value)));
     }
 
-    /// The only branch that has the value's tag, or else that is for its type, or else that would take it but for what is in it.
+    /// The only branch that has the value's tag, or else its type, or else that would accept it but for its members.
     fn intended_branch(&mut self, branches: &'s [Value], value: &'v Value) -> Option<&'s Value> {
         let signs: [fn(&mut Self, &'s Members, &'v Value) -> bool; 3] = [Self::has_tag, Self::has_type, Self::has_shape];
         signs.into_iter().find_map(|has_sign| {
             let mut with_sign = Vec::new();
             for branch in branches {
-                if self.resolved(branch).is_some_and(|rules| has_sign(self, rules, value)) {
+                if self.resolved(branch).is_some_and(|keywords| has_sign(self, keywords, value)) {
                     with_sign.push(branch);
                 }
             }
@@ -376,19 +375,19 @@ impl<'s, 'v> Explainer<'s, 'v> {
     /// The schema itself, or the one that it refers to.
     fn resolved(&self, mut schema: &'s Value) -> Option<&'s Members> {
         for _ in 0..HOPS_MAX {
-            let rules = schema.as_object()?;
-            match rules.get("$ref").and_then(Value::as_str) {
+            let keywords = schema.as_object()?;
+            match keywords.get("$ref").and_then(Value::as_str) {
                 Some(reference) => schema = self.references.find(reference)?,
-                None => return Some(rules),
+                None => return Some(keywords),
             }
         }
         None
     }
 
-    /// Whether a member has the one value that it can have there.
-    fn has_tag(&mut self, rules: &'s Members, value: &'v Value) -> bool {
+    /// Whether a member has the only value that the schema allows there.
+    fn has_tag(&mut self, keywords: &'s Members, value: &'v Value) -> bool {
         let mut tags = 0;
-        for (name, schema) in rules.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        for (name, schema) in keywords.get("properties").and_then(Value::as_object).into_iter().flatten() {
             let is_tag = schema.get("const").is_some() || schema.get("enum").and_then(Value::as_array).is_some_and(|all| all.len() == 1);
             if let Some(member) = value.get(name).filter(|_| is_tag) {
                 if !self.fits(schema, member) {
@@ -400,7 +399,7 @@ impl<'s, 'v> Explainer<'s, 'v> {
         tags > 0
     }
 
-    fn has_type(&mut self, rules: &'s Members, value: &'v Value) -> bool {
+    fn has_type(&mut self, keywords: &'s Members, value: &'v Value) -> bool {
         let is = |name: &Value| match value {
             Value::Null => name == "null",
             Value::Bool(_) => name == "boolean",
@@ -409,23 +408,23 @@ impl<'s, 'v> Explainer<'s, 'v> {
             Value::Array(_) => name == "array",
             Value::Object(_) => name == "object",
         };
-        match rules.get("type") {
+        match keywords.get("type") {
             Some(Value::Array(names)) => names.iter().any(is),
             Some(name) => is(name),
             None => false,
         }
     }
 
-    fn has_shape(&mut self, rules: &'s Members, value: &'v Value) -> bool {
-        self.assertions_of(rules).is_some_and(|leaf| self.budget.spend(leaf.cost) && leaf.validator.is_valid(value))
+    fn has_shape(&mut self, keywords: &'s Members, value: &'v Value) -> bool {
+        self.assertions_of(keywords).is_some_and(|assertions| self.budget.spend(assertions.cost) && assertions.validator.is_valid(value))
     }
 
-    /// Members that no schema speaks of, where one says what these may be.
-    fn check_unevaluated(&mut self, rules: &'s Members, value: &'v Value, tell: bool) -> bool {
-        let (Some(schema), Some(members)) = (rules.get("unevaluatedProperties"), value.as_object()) else { return true };
+    /// Checks the members that no other keyword describes.
+    fn check_unevaluated(&mut self, keywords: &'s Members, value: &'v Value, tell: bool) -> bool {
+        let (Some(schema), Some(members)) = (keywords.get("unevaluatedProperties"), value.as_object()) else { return true };
         let (mut fits, mut unexpected) = (true, Vec::new());
         for (name, member) in members {
-            if self.is_evaluated(rules, value, name, 0) || self.budget.stop.is_some() {
+            if self.is_evaluated(keywords, value, name, 0) || self.budget.stop.is_some() {
                 continue;
             }
             if *schema == false {
@@ -443,34 +442,35 @@ impl<'s, 'v> Explainer<'s, 'v> {
         fits
     }
 
-    fn is_evaluated(&mut self, rules: &'s Members, value: &'v Value, name: &str, hops: usize) -> bool {
+    fn is_evaluated(&mut self, keywords: &'s Members, value: &'v Value, name: &str, hops: usize) -> bool {
         if hops > HOPS_MAX || !self.budget.spend(1) {
             return true;
         }
-        let schemas = |key: &str| rules.get(key).and_then(Value::as_object);
-        let is_inner = hops > 0 && rules.contains_key("unevaluatedProperties");
-        if is_inner || rules.contains_key("additionalProperties") || schemas("properties").is_some_and(|named| named.contains_key(name)) {
+        let schemas = |key: &str| keywords.get(key).and_then(Value::as_object);
+        let is_inner = hops > 0 && keywords.contains_key("unevaluatedProperties");
+        if is_inner || keywords.contains_key("additionalProperties") || schemas("properties").is_some_and(|named| named.contains_key(name))
+        {
             return true;
         }
         if schemas("patternProperties").into_iter().flatten().any(|(pattern, _)| self.matches(pattern, name)) {
             return true;
         }
-        let mut others = self.all_in_place(rules, value);
-        others.extend(["anyOf", "oneOf"].into_iter().filter_map(|key| rules.get(key)?.as_array()).flatten());
-        others.extend(rules.get("if"));
+        let mut others = self.all_in_place(keywords, value);
+        others.extend(["anyOf", "oneOf"].into_iter().filter_map(|key| keywords.get(key)?.as_array()).flatten());
+        others.extend(keywords.get("if"));
         others.into_iter().any(|schema| {
-            let Some(rules) = schema.as_object() else { return false };
-            self.fits(schema, value) && self.is_evaluated(rules, value, name, hops + 1)
+            let Some(keywords) = schema.as_object() else { return false };
+            self.fits(schema, value) && self.is_evaluated(keywords, value, name, hops + 1)
         })
     }
 
-    fn assertions_of(&self, rules: &'s Members) -> Option<Arc<Assertions>> {
-        self.assertions.of_schema(self.kind, self.references.root, rules)
+    fn assertions_of(&self, keywords: &'s Members) -> Option<Arc<Assertions>> {
+        self.assertions.of_schema(self.kind, self.references.root, keywords)
     }
 
     fn matches(&mut self, pattern: &'s str, name: &str) -> bool {
-        let leaf = self.assertions.of_pattern(self.kind, self.references.root, pattern);
-        leaf.is_some_and(|leaf| self.budget.spend(leaf.cost) && leaf.validator.is_valid(&Value::from(name)))
+        let assertions = self.assertions.of_pattern(self.kind, self.references.root, pattern);
+        assertions.is_some_and(|assertions| self.budget.spend(assertions.cost) && assertions.validator.is_valid(&Value::from(name)))
     }
 }
 

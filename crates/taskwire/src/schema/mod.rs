@@ -1,6 +1,6 @@
 //! JSON Schema 2020-12: checking arguments, results and answers, with errors that a model can act on.
 //!
-//! Schemas and values come from others, so each check has its bounds: `counted` is for yes or no, `explain` for what does not fit.
+//! Schemas and values come from others, so each check is bounded: `budget` decides yes or no, `explain` finds what does not fit.
 
 mod assertions;
 mod budget;
@@ -27,11 +27,11 @@ pub(crate) use self::references::{meant, percent_decoded, referred};
 /// How a schema is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SchemaKind {
-    /// One of a tool that is served: always as 2020-12, and formats say nothing.
+    /// Of a tool that is served: always read as 2020-12, and formats are not checked.
     Tool,
-    /// One of a form: as 2020-12, and formats are checked.
+    /// Of a form: read as 2020-12, and formats are checked.
     Form,
-    /// One of a tool elsewhere: as the draft that it names.
+    /// Of another server's tool: read as the draft that it names.
     Foreign,
 }
 
@@ -44,32 +44,30 @@ impl SchemaKind {
         })
     }
 
-    /// Whether they are those of a draft before 2019-09, which ignore what stands beside a reference.
+    /// Whether the draft is older than 2019-09; such drafts ignore the keywords beside a reference.
     fn is_old_draft(self, schema: &Value) -> bool {
         self == Self::Foreign && Draft::default().detect(schema) < Draft::Draft201909
     }
 }
 
-/// A compiled schema. To check a value against it takes a bounded time and little memory, whatever both are.
+/// A compiled schema. Checking a value takes bounded time and little memory, whatever both are.
 #[derive(Debug)]
 pub(crate) struct Schema {
     kind: SchemaKind,
-    /// As it was written. It must not move: `leaves` knows parts of it by their addresses.
+    /// As it was written. It must not move: `assertions` knows parts of it by their addresses.
     source: Box<Value>,
     validator: Validator,
     assertions: AssertionCache,
 }
 
-/// Something that does not fit.
+/// A part of a value that does not fit.
 #[derive(Debug)]
 pub(crate) struct Misfit<'v> {
-    /// The way to it.
     pub(crate) path: Vec<String>,
-    /// The value there.
     pub(crate) value: &'v Value,
-    /// What is wrong, for programs.
+    /// The reason, for programs.
     pub(crate) kind: ValidationErrorKind,
-    /// The same in words, which are few.
+    /// The reason in a few words.
     pub(crate) message: String,
 }
 
@@ -84,21 +82,21 @@ impl<'v> Misfit<'v> {
     }
 }
 
-/// Problems that one answer lists; a caller that sends hundreds of wrong values learns enough from these.
+/// Problems that one reply lists; a caller that sends hundreds of wrong values learns enough from these.
 const PROBLEMS_MAX: usize = 10;
 
 impl Schema {
-    /// A tool's schema.
+    /// Compiles a tool's schema.
     pub(crate) fn compile(schema: &Value) -> Result<Self, String> {
         Self::read(SchemaKind::Tool, schema)
     }
 
-    pub(crate) fn read(rules: SchemaKind, schema: &Value) -> Result<Self, String> {
-        // In an old draft nothing can stand before a reference. The library remembers which schema takes what, behind a reference that
-        // comes back to itself: yes or no is not long there.
-        let text = if rules.is_old_draft(schema) { Cow::Borrowed(schema) } else { Cow::Owned(with_step_counts(schema)) };
-        let validator = rules.options().build(&text).map_err(|error| error.to_string())?;
-        Ok(Self { kind: rules, source: Box::new(schema.clone()), validator, assertions: AssertionCache::default() })
+    pub(crate) fn read(kind: SchemaKind, schema: &Value) -> Result<Self, String> {
+        // An old draft ignores a counter beside a reference. There the library caches the verdicts behind a recursive reference, so that
+        // yes or no takes little time.
+        let text = if kind.is_old_draft(schema) { Cow::Borrowed(schema) } else { Cow::Owned(with_step_counts(schema)) };
+        let validator = kind.options().build(&text).map_err(|error| error.to_string())?;
+        Ok(Self { kind, source: Box::new(schema.clone()), validator, assertions: AssertionCache::default() })
     }
 
     /// What is wrong with `value`, one line each; empty if nothing is.
@@ -111,7 +109,7 @@ impl Schema {
         self.misfits(value, 1).is_empty()
     }
 
-    /// What is wrong with `value`, up to so many; empty if nothing is.
+    /// Up to `max` problems of `value`; empty if it fits.
     pub(crate) fn misfits<'v>(&self, value: &'v Value, max: usize) -> Vec<Misfit<'v>> {
         let found = self.misfits_within(value, max, STACK_BYTES).or_else(|stop| match stop {
             Stop::Depth => with_much_stack(|| self.misfits_within(value, max, LARGE_STACK_BYTES)).unwrap_or(Err(stop)),
@@ -126,24 +124,24 @@ impl Schema {
         })
     }
 
-    /// The same with so much of the stack.
-    fn misfits_within<'v>(&self, value: &'v Value, max: usize, room: usize) -> Result<Vec<Misfit<'v>>, Stop> {
-        if self.decide(value, room)?.0 {
+    /// The same within a bounded stack.
+    fn misfits_within<'v>(&self, value: &'v Value, max: usize, stack_bytes: usize) -> Result<Vec<Misfit<'v>>, Stop> {
+        if self.decide(value, stack_bytes)?.0 {
             return Ok(Vec::new());
         }
-        let Explanation { found, stop, stopped_at: place } =
-            Explainer::new(self.kind, &self.source, &self.assertions, room).explain(value, max);
+        let Explanation { found, stop, stopped_at } =
+            Explainer::new(self.kind, &self.source, &self.assertions, stack_bytes).explain(value, max);
         match stop {
             _ if !found.is_empty() => Ok(found),
-            Some(Stop::Depth) if room < LARGE_STACK_BYTES => Err(Stop::Depth),
-            Some(_) => Ok(vec![Misfit::custom(place, value, "this does not fit its schema, and is too large to say what of it")]),
-            None => Ok(vec![Misfit::custom(place, value, "this does not fit its schema")]),
+            Some(Stop::Depth) if stack_bytes < LARGE_STACK_BYTES => Err(Stop::Depth),
+            Some(_) => Ok(vec![Misfit::custom(stopped_at, value, "this does not fit its schema, and is too large to say what of it")]),
+            None => Ok(vec![Misfit::custom(stopped_at, value, "this does not fit its schema")]),
         }
     }
 
     /// Yes or no, and the steps that it took.
-    fn decide(&self, value: &Value, room: usize) -> Result<(bool, u64), Stop> {
-        within_budget(room, || self.validator.is_valid(value))
+    fn decide(&self, value: &Value, stack_bytes: usize) -> Result<(bool, u64), Stop> {
+        within_budget(stack_bytes, || self.validator.is_valid(value))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the references in a schema mean, as far as that is within the schema.
+//! The references within one schema.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use super::budget::is_data;
 
-/// What the references in a schema can mean.
+/// Finds what a reference in a schema points to.
 pub(super) struct References<'s> {
     pub(super) root: &'s Value,
     ids: HashMap<&'s str, &'s Value>,
     anchors: HashMap<&'s str, &'s Value>,
-    /// Whether `#` means something else in some parts of it.
+    /// Whether a part of the schema has its own id, so that `#` means something else there.
     has_inner_ids: bool,
 }
 
@@ -47,10 +47,10 @@ impl<'s> References<'s> {
     }
 }
 
-/// References that are followed from one schema to the one that is meant.
+/// References that are followed in a row.
 pub(super) const HOPS_MAX: usize = 16;
 
-/// The schema that this one refers to by its place in `root`; itself if it does not.
+/// The schema that this one refers to by a JSON pointer into `root`; itself if it has no such reference.
 pub(crate) fn meant<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     for _ in 0..HOPS_MAX {
         let Some(next) = schema.get("$ref").and_then(|target| referred(root, target)) else { break };
@@ -59,12 +59,12 @@ pub(crate) fn meant<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     schema
 }
 
-/// What a `$ref` names by its place in `root`.
+/// The target of a `$ref` that is a JSON pointer into `root`.
 pub(crate) fn referred<'s>(root: &'s Value, target: &Value) -> Option<&'s Value> {
     root.pointer(target.as_str()?.strip_prefix('#')?)
 }
 
-/// The text that a part of a URI stands for: `%20` is a blank. What is no text stays as it is.
+/// Decodes `%20` and the like in a part of a URI. Bytes that are no text stay as they are.
 pub(crate) fn percent_decoded(part: &str) -> Cow<'_, str> {
     if !part.contains('%') {
         return part.into();

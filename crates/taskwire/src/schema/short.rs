@@ -1,4 +1,4 @@
-//! Words that stay short, whatever a caller sends.
+//! Messages that stay short, whatever a caller sends.
 
 use std::fmt::{self, Write};
 
@@ -11,7 +11,7 @@ const MESSAGE_CHARS: usize = 300;
 /// Characters of the path to a value, at its beginning and as many at its end.
 const PATH_CHARS: usize = 100;
 
-/// Takes so many characters, and no more.
+/// Accepts `left` more characters, then fails.
 struct TruncatingWriter {
     text: String,
     left: usize,
@@ -20,7 +20,7 @@ struct TruncatingWriter {
 impl Write for TruncatingWriter {
     fn write_str(&mut self, piece: &str) -> fmt::Result {
         for c in piece.chars() {
-            // To fail here is what stops whoever writes, so that a large value is not written to its end.
+            // The error stops the formatter, so that a large value is not written to its end.
             self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
             self.text.push(c);
         }
@@ -28,7 +28,7 @@ impl Write for TruncatingWriter {
     }
 }
 
-/// Writes until it is long enough.
+/// Writes at most `chars` characters.
 fn short(words: fmt::Arguments<'_>, chars: usize) -> String {
     let mut short = TruncatingWriter { text: String::new(), left: chars };
     if short.write_fmt(words).is_err() {
@@ -47,7 +47,7 @@ pub(super) fn short_value(value: &Value) -> String {
     short(format_args!("{value}"), VALUE_CHARS)
 }
 
-/// The way to a value as a message tells it, `items/3/name`. What is long lacks its middle.
+/// The path to a value as a message shows it, `items/3/name`. A long path lacks its middle.
 pub(super) fn short_path(steps: &[String]) -> String {
     let steps: Vec<String> = steps.iter().map(|step| step.replace('~', "~0").replace('/', "~1")).collect();
     let all = steps.join("/");

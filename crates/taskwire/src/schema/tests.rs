@@ -1,4 +1,4 @@
-//! Schemas that others wrote and values that others send: the answer is the library's, within bounds, and names the place.
+//! Schemas and values that others wrote: the verdict is the library's, within bounds, and names the path.
 
 use proptest::prelude::*;
 use serde_json::{Map, json};

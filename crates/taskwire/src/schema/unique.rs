@@ -1,4 +1,4 @@
-//! Whether all items of a list differ, in a time that nobody can make long.
+//! Whether all items of a list differ, in bounded time.
 //!
 //! The library puts items into a hash table, and all that consists of empty lists (`[]`, `[[]]`, `[[],[]]`, …) has the same hash: a list of
 //! such items takes the square of its length, and `uniqueItems` comes before `items`, so that it does not help to say what the items are.
@@ -18,7 +18,7 @@ pub(super) fn is_unique(items: &[Value]) -> bool {
     sorted.windows(2).all(|pair| order(pair[0], pair[1]).is_ne())
 }
 
-/// Some order in which values that are equal, and only these, come out equal.
+/// An order in which values compare as equal if, and only if, they are equal.
 fn order(a: &Value, b: &Value) -> Ordering {
     match (a, b) {
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),

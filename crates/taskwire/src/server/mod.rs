@@ -1,4 +1,4 @@
-//! A server: an engine, its tools, and the wires that lead to them.
+//! A server: an engine, its tools, and the transports that lead to them.
 
 mod work;
 
@@ -37,8 +37,8 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts a server on `store`. Give it a wire with [`serve`](Self::serve) or [`serve_stdio`](Self::serve_stdio); then
-    /// it takes over the tasks that an earlier life left, so have all tools ready by then.
+    /// Starts a server on `store`. Give it a transport with [`serve`](Self::serve) or [`serve_stdio`](Self::serve_stdio). It then takes
+    /// over the tasks that an earlier process left, so have all tools ready by then.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -71,18 +71,18 @@ impl Server {
         async move { engine.failed().await }
     }
 
-    /// The engine behind it. For tests, which look at what is stored: nothing of it is promised.
+    /// The engine behind it. For tests that look at what is stored: nothing of it is promised.
     #[doc(hidden)]
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.0.context.engine
     }
 
-    /// Serves Streamable HTTP on `listener` until `shutdown` is ready, then drains: no new calls, listeners are told,
-    /// running work gets `drain` to finish. What is still running then is taken over by the next start.
+    /// Serves Streamable HTTP on `listener` until `shutdown` is ready, then drains: it refuses new calls, ends listen streams, and gives
+    /// running work `drain` to finish. The next start takes over what still runs then.
     ///
     /// # Errors
-    /// When the store has failed: nothing can be promised any more, and only a restart helps.
+    /// When the store has failed: the server cannot store anything any more, and only a restart helps.
     pub async fn serve(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
         self.recover();
         let accept = transport::http::accept(self.0.clone(), listener);
@@ -103,7 +103,7 @@ impl Server {
     /// # Errors
     /// When the streams cannot be used or the store has failed.
     pub async fn serve_stdio(&self, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
-        // The process has no other wire, so that its server shuts down with this one.
+        // The process has no other transport, so its server shuts down with this one.
         let shutdown = async {
             shutdown.await;
             self.0.context.draining.send_replace(true);
@@ -128,14 +128,14 @@ impl Server {
         }
     }
 
-    /// Serves processes of the same user that join this server, on a socket that nobody else can open, until `shutdown` is ready. They are
-    /// cut off then and come back to whoever serves next; what they called for goes on, and is durable when this returns.
+    /// Serves processes of the same user that join this server, on a socket that nobody else can open, until `shutdown` is ready. Then
+    /// they are cut off, and connect to the next server. Their calls go on, and are durable when this returns.
     pub async fn serve_local(&self, listener: UnixListener, shutdown: impl Future<Output = ()>) {
         self.recover();
         transport::http::accept_local(&self.0, listener, shutdown).await;
     }
 
-    /// Takes over what an earlier life of the server left. Calls that are the same find it again.
+    /// Takes over the tasks that an earlier process left. Calls that are the same can join them.
     fn recover(&self) {
         let context = Arc::downgrade(&self.0.context);
         self.0.context.engine.recover_with(move |task| {
@@ -145,7 +145,7 @@ impl Server {
         });
     }
 
-    /// Begins to shut down and waits for running work and open connections, at most as long as configured.
+    /// Begins to shut down, and waits for running work and open connections, at most for `drain`.
     async fn drain(&self) {
         self.0.context.draining.send_replace(true);
         let drain_timeout = self.0.context.engine.clock().sleep(self.0.context.config.drain);

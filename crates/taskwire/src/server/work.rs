@@ -1,4 +1,4 @@
-//! The engine's work, done by tools.
+//! Runs tools for the engine.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl ToolWork {
         Self { provider, followups }
     }
 
-    /// The tool of this name: one of the provider, one of ours, or one that is no longer offered but whose tasks go on.
+    /// The tool of this name: one of the provider, a follow-up tool, or one that is no longer offered but whose tasks go on.
     fn tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
         let ours = || self.followups.iter().find(|tool| &*tool.0.name == name).cloned();
         self.provider.tool(name).or_else(ours).or_else(|| self.provider.retired_tool(name))
@@ -40,7 +40,7 @@ impl Work for ToolWork {
                     Err(error) => error,
                 };
                 let round = match error.into_kind() {
-                    // A session is asked while the call goes on.
+                    // A session can be asked while the call goes on, and so can a task.
                     ToolErrorKind::InputRequired(round) if run.spec().outbox.is_some() || matches!(run.phase(), Phase::Task(_)) => round,
                     kind => return ToolError::from_kind(kind).into_end(),
                 };
@@ -52,8 +52,7 @@ impl Work for ToolWork {
     }
 }
 
-/// A tool that wants to be called again with answers, but is a task already: its questions become the task's, and then
-/// it is called again.
+/// Asks the questions of a tool that wants to be called again with answers, where that cannot be left to its caller.
 async fn ask_all(run: &Arc<Run>, round: InputRequired) -> Result<(), ToolError> {
     let ctx = Ctx::new(run.clone());
     let asked = round.questions.into_iter().map(|(key, question)| {

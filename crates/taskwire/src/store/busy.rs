@@ -1,4 +1,4 @@
-//! Another program that has locked the database for writing is waited for: nothing was written yet, so nothing is lost by it.
+//! Waits while another program has locked the database: nothing was written yet, so waiting loses nothing.
 
 use std::{path::Path, time::Duration};
 
@@ -6,11 +6,11 @@ use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 
 use super::Error;
 
-/// How long SQLite waits at one time. Then it is tried again.
+/// How long SQLite waits in one try.
 pub(super) const WAIT: Duration = Duration::from_secs(1);
-/// How often: ten minutes in all.
+/// How many tries: ten minutes in all.
 const TRIES: u32 = 600;
-/// After how many it is said for the first time, and how many later again.
+/// After how many tries the first warning is logged, and after how many more the next.
 const WARN_AFTER_TRIES: u32 = 2;
 const WARN_EVERY_TRIES: u32 = 60;
 
@@ -18,7 +18,7 @@ fn is_busy(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
 }
 
-/// Does something that needs the database at `path` for itself, as soon as it can be had.
+/// Runs `operation` on the database at `path`, and tries again while another program has locked it.
 pub(super) fn retry_while_busy<T>(path: &Path, mut operation: impl FnMut() -> rusqlite::Result<T>) -> Result<T, Error> {
     let shown = path.display();
     for tries in 1..=TRIES {
@@ -36,7 +36,6 @@ pub(super) fn retry_while_busy<T>(path: &Path, mut operation: impl FnMut() -> ru
     Err(Error::Busy { path: shown.to_string(), minutes: WAIT.as_secs() * u64::from(TRIES) / 60 })
 }
 
-/// Begins to write.
 pub(super) fn begin_transaction<'a>(connection: &'a Connection, path: &Path) -> Result<Transaction<'a>, Error> {
     retry_while_busy(path, || Transaction::new_unchecked(connection, TransactionBehavior::Immediate))
 }

@@ -1,18 +1,18 @@
-//! Checksums of rows, so that what was written is told from what a disk or another program made of it.
+//! Checksums of rows: they show whether a disk or another program changed what was written.
 //!
-//! Each covers all that its row says, the keys included: no value changes, and no row stands in for another, without that it shows. Who
-//! wants to forge a row can; this is no seal. The numbers are stored, so the way to them never changes: XXH64, little-endian.
+//! Each covers its whole row, keys included, so that no row can stand in for another. They do not protect against forgery. The
+//! numbers are stored, so the algorithm never changes: XXH64, little-endian.
 
 use std::hash::Hasher;
 
 use taskwire_core::TaskId;
 use twox_hash::XxHash64;
 
-/// A checksum in the making.
+/// A checksum that is being computed.
 pub(super) struct Checksum(XxHash64);
 
 impl Checksum {
-    /// Of a kind of row: what is the same in two of them differs all the same.
+    /// Begins the checksum of a kind of row: equal rows of two kinds have different checksums.
     pub(super) fn new(kind: u64) -> Self {
         Self(XxHash64::with_seed(kind))
     }
@@ -22,14 +22,14 @@ impl Checksum {
         self
     }
 
-    /// With their length: what is moved from one value to the next shows.
+    /// Adds bytes and their length: bytes that are moved from one value to the next show.
     pub(super) fn bytes(self, bytes: &[u8]) -> Self {
         let mut sum = self.number(bytes.len().cast_signed() as i64);
         sum.0.write(bytes);
         sum
     }
 
-    /// As the database has it.
+    /// As the database stores it.
     pub(super) fn finish(self) -> i64 {
         self.0.finish().cast_signed()
     }
@@ -46,17 +46,17 @@ pub(super) fn of_event(id: TaskId, version: i64, at: i64, event: &str) -> i64 {
     Checksum::new(2).bytes(id.as_bytes()).number(version).number(at).bytes(event.as_bytes()).finish()
 }
 
-/// What is written in a row of chunks. Apart from its numbers: those are often read without it.
+/// The text of a row of chunks. The numbers have a checksum of their own: they are often read without the text.
 pub(super) fn of_text(text: &str) -> i64 {
     Checksum::new(3).bytes(text.as_bytes()).finish()
 }
 
-/// All else that such a row says, and the sum of what is written in it.
+/// The numbers of such a row, the checksum of its text included.
 pub(super) fn of_chunk_header(id: TaskId, numbers: [i64; 8]) -> i64 {
     numbers.into_iter().fold(Checksum::new(4).bytes(id.as_bytes()), Checksum::number).finish()
 }
 
-/// To which task an idempotency key leads.
+/// An idempotency key and its task.
 pub(super) fn of_key(caller: &str, key: &str, id: TaskId) -> i64 {
     Checksum::new(5).bytes(caller.as_bytes()).bytes(key.as_bytes()).bytes(id.as_bytes()).finish()
 }

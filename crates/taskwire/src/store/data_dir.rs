@@ -1,4 +1,4 @@
-//! A data directory: whose it is, and which process has it. One at a time may; a second one learns who the first is.
+//! The data directory: that it is this user's, and its lock, which one process has at a time. The lock file says which.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions, TryLockError},
@@ -16,7 +16,7 @@ use crate::owned_files::{self, FileKind};
 
 const LOCK: &str = "lock";
 
-/// What can be in a data directory, by whoever put it there; anything else is not touched.
+/// What a data directory can contain, whoever put it there; anything else is not touched.
 const CONTENTS: [(&str, FileKind); 9] = [
     (LOCK, FileKind::File),
     (DB, FileKind::File),
@@ -29,16 +29,16 @@ const CONTENTS: [(&str, FileKind); 9] = [
     ("join", FileKind::Socket),
 ];
 
-/// What is said when a file of a data directory cannot be used.
+/// The error for a file of a data directory that cannot be used.
 pub(super) fn file_error(path: &Path, source: io::Error) -> Error {
-    // What has no code of the system is in words of ours, and names the path itself.
+    // An error without an OS code is of `owned_files`, and names the path itself.
     match source.raw_os_error() {
         None => Error::NotOwned(source),
         Some(_) => Error::File { path: path.display().to_string(), source },
     }
 }
 
-/// Makes sure that a directory and what we know in it are ours, before anything is read, written or run. `dir` has no link in it.
+/// Checks that a directory and its known contents are this user's, before anything is read, written or run. `dir` has no link in it.
 pub(super) fn secure_data_dir(dir: &Path) -> Result<(), Error> {
     let refused = |source| file_error(dir, source);
     owned_files::check(dir, FileKind::Directory).map_err(refused)?;
@@ -54,14 +54,14 @@ pub(super) fn secure_data_dir(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Holds the directory until dropped; the operating system lets go even if the process is killed.
+/// Locks the directory until dropped; the operating system releases it even if the process is killed.
 #[derive(Debug)]
 pub(super) struct DirLock {
     _file: File,
 }
 
 impl DirLock {
-    /// Takes the directory, which its user calls `shown`. Gives its lock file too, to be looked at later.
+    /// Locks the directory, which its user calls `shown`. Returns the identity of its lock file too, for later checks.
     pub(super) fn take(dir: &Path, shown: &Path) -> Result<(Self, FileIdentity), Error> {
         let path = dir.join(LOCK);
         let failed = |source| file_error(&path, source);

@@ -1,7 +1,7 @@
-//! Room on the disk: how much is free, and how what is not needed any more is given back.
+//! Space on the disk: how much is free, and how unused pages of the database are given back.
 //!
-//! SQLite keeps pages that became free, for what comes next. Here they are given back, a few at a time, so that nobody waits for it
-//! and the file becomes smaller when tasks are forgotten.
+//! SQLite keeps free pages for later use. Here they are given back, a few at a time, so that nobody waits for it and the file becomes
+//! smaller when tasks are forgotten.
 
 use std::{
     io,
@@ -14,19 +14,19 @@ use super::Error;
 
 /// Pages that are given back in one step, which takes some milliseconds.
 const STEP_PAGES: i64 = 128;
-/// Free pages that are kept for what comes next: so many, and one for so many in use.
+/// Free pages that are kept for later use: so many, and one for so many in use.
 const KEPT_PAGES: u64 = 1024;
 const KEPT_PART: u64 = 8;
-/// The mode in which pages are given back when they are asked for.
+/// The `auto_vacuum` mode in which SQLite gives pages back on request.
 const INCREMENTAL: i64 = 2;
 
-/// Has pages given back from now on. To be called before anything is written to a new database; one that has been written to needs
-/// [`rewrite`] too.
+/// Turns incremental vacuum on, before anything is written to a new database; one that has been written to needs
+/// [`vacuum_if_needed`] too.
 pub(super) fn enable_incremental_vacuum(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "auto_vacuum", "incremental")
 }
 
-/// Writes a database anew that was made when pages were not given back. Where that cannot be, it goes on as it is and stays as large.
+/// Rewrites a database that was made without incremental vacuum. If that fails, the file only stays as large as it is.
 pub(super) fn vacuum_if_needed(connection: &Connection) -> Result<(), Error> {
     let mode: i64 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
     if mode != INCREMENTAL
@@ -47,13 +47,13 @@ pub(crate) fn free_bytes(dir: &Path) -> Option<u64> {
 #[derive(Debug)]
 pub(super) struct DiskSpace {
     dir: PathBuf,
-    /// Whether pages were given back since the log was last folded into the file.
+    /// Whether pages were given back since the last checkpoint of the WAL.
     shrunk: bool,
 }
 
 impl DiskSpace {
     pub(super) fn of(dir: &Path) -> io::Result<Self> {
-        // Wherever this process goes from here.
+        // The working directory of the process may change.
         Ok(Self { dir: std::path::absolute(dir)?, shrunk: false })
     }
 
@@ -76,14 +76,14 @@ impl DiskSpace {
         let (free, all) = (pages("freelist_count")?, pages("page_count")?);
         if free <= KEPT_PAGES + (all - free) / KEPT_PART {
             if std::mem::take(&mut self.shrunk) {
-                // The file is cut when all that is in the log was copied.
+                // The file becomes shorter when SQLite has copied all of the WAL into it.
                 connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
             }
             return Ok(false);
         }
         connection.pragma(None, "incremental_vacuum", STEP_PAGES, |_| Ok(()))?;
         self.shrunk = true;
-        // Else it would be tried for ever.
+        // A step without progress is the last: else it would be tried for ever.
         Ok(pages("freelist_count")? < free)
     }
 }

@@ -1,8 +1,8 @@
-//! The files of a running store: whether they are still those that others find, and whole.
+//! Checks the files of a running store: whether they are still there under their names, and not cut short.
 //!
-//! What is written to a file that was removed is lost, and what was cut off is gone: whoever does that to a running server must not
-//! make it tell a lie. A look at a name costs about as much as any call of the system, so there is one before each read, and a few
-//! before and after each commit. Nothing here opens a file that SQLite has open: to close it would let go of SQLite's locks.
+//! What is written to a removed file is lost, and so is what was cut off: the server must not acknowledge it. A look at a name costs
+//! one system call, so there is one before each read, and a few before and after each commit. Nothing here opens a file that SQLite
+//! has open: closing it would release SQLite's locks.
 
 use std::{
     fs::{self, Metadata},
@@ -20,10 +20,10 @@ use super::Error;
 pub(super) const DB: &str = "tasks.db";
 pub(super) const WAL: &str = "tasks.db-wal";
 pub(super) const SHM: &str = "tasks.db-shm";
-/// How often it is looked again at what may only have changed between two looks.
+/// How often a length is read again that may have changed between two looks.
 const LOOKS: usize = 3;
 
-/// A file as it was when it was first seen.
+/// A path, and the file that was there when it was first seen.
 #[derive(Debug)]
 pub(super) struct FileIdentity {
     path: PathBuf,
@@ -41,7 +41,7 @@ impl FileIdentity {
         Ok(Self::new(path, &found))
     }
 
-    /// What is found under its name, if that is the same file.
+    /// What is at the path, if it is the same file.
     fn look(&self) -> Option<Metadata> {
         fs::symlink_metadata(&self.path).ok().filter(|found| (found.dev(), found.ino()) == (self.dev, self.ino))
     }
@@ -57,7 +57,7 @@ pub(super) struct Files {
     wal: FileIdentity,
     shm: FileIdentity,
     page_bytes: u64,
-    /// The database is no shorter than this; 0 while it may be.
+    /// The least length of the database; 0 while it may become shorter.
     db_bytes: AtomicU64,
 }
 
@@ -73,7 +73,6 @@ impl Files {
         Ok(files)
     }
 
-    /// Where the database is.
     pub(super) fn db_path(&self) -> &Path {
         &self.db.path
     }
@@ -87,7 +86,6 @@ impl Files {
         self.page_bytes
     }
 
-    /// That the store is not what it was.
     pub(super) fn tampered(&self, what: &str) -> Error {
         Error::Tampered { path: self.display_path.clone(), what: what.to_owned() }
     }
@@ -96,7 +94,7 @@ impl Files {
         known.look().ok_or_else(|| self.tampered(&format!("{name} was removed or replaced")))
     }
 
-    /// Makes sure that all of them are there.
+    /// Checks that all files are there.
     pub(super) fn check_names(&self) -> Result<(), Error> {
         for (known, name) in [(&self.lock, "lock"), (&self.db, DB), (&self.wal, WAL), (&self.shm, SHM)] {
             self.found(known, name)?;
@@ -109,7 +107,7 @@ impl Files {
         Ok(self.found(&self.wal, WAL)?.len())
     }
 
-    /// Makes sure that the database is there and no shorter than it must be.
+    /// Checks that the database is there and no shorter than it must be.
     pub(super) fn check_db(&self) -> Result<(), Error> {
         for _ in 0..LOOKS {
             // In this order: it may grow in between.
@@ -122,13 +120,13 @@ impl Files {
         Err(self.tampered(&format!("{DB} was cut short")))
     }
 
-    /// Lets the length of the database change until [`hold`](Self::hold). Gives the one that it had.
+    /// Lets the database become shorter until [`forbid_shrinking`](Self::forbid_shrinking). Returns its least length so far.
     pub(super) fn allow_shrinking(&self) -> u64 {
         self.db_bytes.swap(0, Ordering::AcqRel)
     }
 
-    /// Makes sure that all files are there, and the database no shorter than `least`, unless it was made smaller by right; from now on
-    /// it may not become shorter.
+    /// Checks that all files are there, and the database no shorter than `least`, unless SQLite shrank it; from now on it may not become
+    /// shorter.
     pub(super) fn forbid_shrinking(&self, least: u64) -> Result<(), Error> {
         self.check_names()?;
         let bytes = self.found(&self.db, DB)?.len();
@@ -139,9 +137,8 @@ impl Files {
         Ok(())
     }
 
-    /// Whether the database, which has become shorter, has room for all its pages: then it was SQLite that gave some back, for us or
-    /// for another program. Asked on a connection of its own that maps no memory: where a file was cut off, a look at memory that is
-    /// mapped to it ends the process.
+    /// Whether the shorter database still has all its pages: then SQLite gave some back, for us or for another program. This uses a
+    /// connection that maps no memory: reading the mapped memory of a file that was cut short would end the process.
     fn was_shrunk_by_sqlite(&self, bytes: u64) -> bool {
         let pages = || -> rusqlite::Result<u64> {
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;

@@ -1,6 +1,6 @@
 //! Where tasks are kept. One trait to write, one to read, one test suite for every backend.
 //!
-//! A store knows events, heads and chunks as bytes in order, and sessions that are told of them; it must not know the engine, the wire, or an era.
+//! A store keeps events, heads and chunks, and sessions with their outboxes; it must not know the engine, the wire, or an era.
 //! [`Store::commit`] returns only when the batch will survive a crash (invariant I3).
 
 mod busy;
@@ -44,9 +44,9 @@ pub struct TaskWrite {
     pub stale_checkpoint: Option<Version>,
     /// Bytes at the beginning of the output that need not be kept: chunks that lie within them are to go.
     pub dropped_bytes: u64,
-    /// How many changes a session that follows the task may be behind.
+    /// How many changes the outbox of the task's session keeps.
     pub outbox_max: u64,
-    /// What the task counts as after the events, of all that its caller has stored.
+    /// Bytes that the task counts as after the events, in its caller's usage.
     pub stored_bytes: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct Usage {
 pub struct Chunk {
     /// Its number.
     pub seq: Seq,
-    /// The version of the task that it made: its place among the other events.
+    /// The version of the task that it made: its position among the other events.
     pub version: Version,
     /// The number of its first block.
     pub first_block: u64,
@@ -83,12 +83,12 @@ pub struct StoredEvent {
     pub event: Event,
 }
 
-/// What the database said.
+/// An error of the database.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct DatabaseError(rusqlite::Error);
 
-/// The world failed: a disk, a file, a format.
+/// Why the store cannot be used: a disk, a file, a format.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -118,10 +118,10 @@ pub enum Error {
         /// What was done to it.
         what: String,
     },
-    /// The data directory, or something in it, is another user's, or another user can write to it. The words say what mends it.
+    /// The data directory, or something in it, is another user's, or another user can write to it. The text says how to fix it.
     #[error("{0}")]
     NotOwned(std::io::Error),
-    /// Another program keeps the database to itself.
+    /// Another program has locked the database for too long.
     #[error("another program has kept {path} locked for {minutes} minutes: end it (`fuser -v {path}` says which), then start again")]
     Busy {
         /// The database.
@@ -146,7 +146,7 @@ pub enum Error {
          place, any other task can be used as before"
     )]
     Corrupt {
-        /// Of what: a task by its name.
+        /// What is corrupt, such as a task with its id.
         subject: String,
         /// What is wrong.
         what: String,
@@ -160,7 +160,7 @@ impl From<rusqlite::Error> for Error {
 }
 
 impl Error {
-    /// The same in words for callers: where the store is on this machine is none of their business.
+    /// The message for callers: it does not name paths on this machine.
     pub(crate) fn for_callers(&self) -> String {
         match self {
             Self::Tampered { .. } => "the store was removed, replaced or cut short while it was in use".to_owned(),
@@ -172,18 +172,15 @@ impl Error {
         }
     }
 
-    /// Something that is stored is damaged.
     pub(crate) fn corrupt(of: impl fmt::Display, what: impl fmt::Display) -> Self {
         Self::Corrupt { subject: of.to_string(), what: what.to_string() }
     }
 
-    /// The same about a task.
     pub(crate) fn corrupt_task(id: TaskId, what: impl fmt::Display) -> Self {
         Self::corrupt(format_args!("task {id}"), what)
     }
 
-    /// What went wrong when something was read. A value of another kind than was written, or a page that makes no sense, is damage to
-    /// what was looked for.
+    /// The error of a read. If SQLite found a value of another type than was written, or a broken page, `of` is corrupt.
     fn or_corrupt(self, of: impl fmt::Display) -> Self {
         use rusqlite::{
             Error as Sql,
@@ -209,10 +206,10 @@ pub trait Store: Send + 'static {
     /// The task as of the last commit, complete.
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error>;
 
-    /// What a task that has ended counts as, since its end.
+    /// Bytes that an ended task counts as, fixed at its end.
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error>;
 
-    /// Makes `writes` and what changed about sessions durable, all or none. After an error the store must be opened anew.
+    /// Makes `writes` and the changes of sessions durable, all or none. After an error the store must be opened anew.
     fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error>;
 
     /// Bytes that can still be stored, if that is known.
@@ -220,15 +217,15 @@ pub trait Store: Send + 'static {
         None
     }
 
-    /// Gives back some of the room that nothing needs any more, quickly; says whether there is more of it.
+    /// Gives some unused space back to the disk, quickly; returns whether there is more.
     fn reclaim(&mut self) -> Result<bool, Error> {
         Ok(false)
     }
 
-    /// The number of this life: larger than that of any earlier opening.
+    /// The number of this start: larger than that of any earlier opening.
     fn epoch(&self) -> Epoch;
 
-    /// A key that only this store knows, the same in every life.
+    /// A key that only this store knows, the same at every start.
     fn secret(&self) -> [u8; 32];
 
     /// The reading side.
@@ -237,7 +234,7 @@ pub trait Store: Send + 'static {
 
 /// The reading side; sees what is committed, never waits for the writer.
 pub trait Reader: Send + Sync + 'static {
-    /// The task, but for what its chunks say: its `output` stays empty, its `version` is that of the last other event.
+    /// The task without its chunks: its `output` stays empty, its `version` is that of the last other event.
     fn task(&self, id: TaskId) -> Result<Option<Task>, Error>;
 
     /// One event of a task.
@@ -250,7 +247,7 @@ pub trait Reader: Send + Sync + 'static {
         Ok(events.take(limit).collect())
     }
 
-    /// What follows a place in a task's log, events and chunks, as of one moment; nothing if there is no such task.
+    /// What follows `cursor` in a task's log, events and chunks, as of one moment; `None` if there is no such task.
     fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error>;
 
     /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`.
@@ -283,17 +280,17 @@ pub trait Reader: Send + Sync + 'static {
     /// A session.
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error>;
 
-    /// What a session is to be told after `after`, in order, at most `limit`.
+    /// The items of a session's outbox after the position `after`, in order, at most `limit`.
     fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error>;
 
-    /// The number of the last that a session is to be told.
+    /// The position of the last item of a session's outbox.
     fn outbox_end(&self, id: &SessionId) -> Result<u64, Error>;
 
     /// Sessions that need not be kept: some that nobody used since `before`, and those of `caller` but for the `keep` that
     /// were used last.
     fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error>;
 
-    /// What each caller has: how many tasks that have not ended, and what those that have ended count as.
+    /// The usage of each caller: how many open tasks, and the bytes of its ended tasks.
     fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error>;
 }
 
@@ -317,8 +314,8 @@ mod tests {
         ];
         for error in errors {
             assert!(error.to_string().contains("/secret"), "the log has it: {error}");
-            let told = error.for_callers();
-            assert!(!told.contains('/') && !told.is_empty(), "{told}");
+            let message = error.for_callers();
+            assert!(!message.contains('/') && !message.is_empty(), "{message}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! A task's log, read on from a place in it: events and chunks in one order, as of one moment.
+//! A page of a task's log: events and chunks after a cursor, in one order, as of one moment.
 
 use taskwire_core::{Seq, Version};
 
 use super::{Chunk, StoredEvent};
 
-/// A reader's place in a log, and how much it wants.
+/// How far a reader has read a log, and how much it wants.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor {
     /// Events after this one.
@@ -28,12 +28,12 @@ impl Cursor {
 /// Events of one page.
 pub(crate) const PAGE_EVENTS: usize = 64;
 
-/// One thing in a log.
+/// One item of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogItem {
-    /// Something happened.
+    /// An event.
     Event(StoredEvent),
-    /// Something was written.
+    /// A chunk of output.
     Chunk(Chunk),
 }
 
@@ -51,12 +51,12 @@ impl LogItem {
     }
 }
 
-/// What a log has at one place.
+/// What a log has after a cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// In the order in which it happened.
+    /// Events and chunks, in the order of their versions.
     pub items: Vec<LogItem>,
-    /// Every event up to this one is here or before it.
+    /// Every event up to this version is in this page or before it.
     pub upto: Version,
     /// Whether there is more.
     pub more: bool,
@@ -91,22 +91,17 @@ impl UnmergedPage {
         if self.more_chunks {
             upto = self.chunks.last().map_or(after, |last| last.version).min(upto);
         }
-        let mut entries = Vec::with_capacity(self.events.len() + self.chunks.len());
+        let mut items = Vec::with_capacity(self.events.len() + self.chunks.len());
         let mut chunks = self.chunks.into_iter().take_while(|chunk| chunk.version <= upto).peekable();
         for logged in self.events.into_iter().take_while(|logged| logged.version <= upto) {
             while let Some(chunk) = chunks.next_if(|chunk| chunk.version < logged.version) {
-                entries.push(LogItem::Chunk(chunk));
+                items.push(LogItem::Chunk(chunk));
             }
-            entries.push(LogItem::Event(logged));
+            items.push(LogItem::Event(logged));
         }
-        entries.extend(chunks.map(LogItem::Chunk));
-        Page {
-            items: entries,
-            upto: upto.max(after),
-            more: self.more_events || self.more_chunks,
-            next_seq: self.next_seq,
-            ended: self.ended,
-        }
+        items.extend(chunks.map(LogItem::Chunk));
+        let more = self.more_events || self.more_chunks;
+        Page { items, upto: upto.max(after), more, next_seq: self.next_seq, ended: self.ended }
     }
 }
 
@@ -138,7 +133,7 @@ mod tests {
             ended: false,
         };
         let page = parts.merge(Version(after));
-        let version = |entry: &LogItem| match entry {
+        let version = |item: &LogItem| match item {
             LogItem::Event(logged) => logged.version.0,
             LogItem::Chunk(chunk) => chunk.version.0,
         };

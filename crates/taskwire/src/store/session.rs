@@ -1,4 +1,4 @@
-//! Sessions as they are stored: what was agreed on with a client, and the order in which it is told of its tasks.
+//! Sessions as they are stored, and the outbox of each: the ordered changes of its tasks that it is to be sent.
 
 use taskwire_core::{
     CallerId, Payload, Seq, SessionId, TaskId, Timestamp, Version,
@@ -10,13 +10,13 @@ use super::TaskWrite;
 /// A session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
-    /// Its name.
+    /// Its id.
     pub id: SessionId,
     /// Whose it is.
     pub caller: CallerId,
     /// When it was last used, about.
     pub last_used: Timestamp,
-    /// What was agreed on; only the dialect that made it reads it.
+    /// What was agreed with the client; only the era that made it reads it.
     pub data: Payload,
 }
 
@@ -25,37 +25,37 @@ pub struct Session {
 pub enum SessionChange {
     /// It begins.
     Begin(Session),
-    /// It is like this now, if it is still there.
+    /// It changes to this, if it is still there.
     Update(Session),
-    /// It is gone.
+    /// It ends.
     End(SessionId),
 }
 
-/// Something that a session is told: a part of a task's log.
+/// An item of an outbox: a part of a task's log that the session is to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutboxItem {
-    /// Its place in the order of the session, from 1.
+    /// Its position in the outbox, from 1.
     pub position: u64,
-    /// Whose log.
+    /// The task whose log it is.
     pub task: TaskId,
-    /// The first event of it.
+    /// The first event of the part.
     pub first_version: Version,
     /// The last.
     pub last_version: Version,
-    /// The first chunk of it, if there is any.
+    /// The first chunk of the part, if it has any.
     pub first_seq: Seq,
-    /// The first chunk after it.
+    /// The first chunk after the part.
     pub end_seq: Seq,
 }
 
 impl TaskWrite {
-    /// What the session that follows the task is told of this; its number is not known yet.
+    /// The outbox item of this write and its session, if there is anything to send; the store sets the position.
     pub(crate) fn outbox_item(&self) -> Option<(&SessionId, OutboxItem)> {
         let OutboxTarget { session, output } = self.task.spec.outbox.as_ref().filter(|_| !self.task.spec.hidden)?;
         let chunks = self.events.iter().filter(|event| matches!(event, Event::Appended { .. })).count() as u64;
-        let news = |event: &Event| event.is_visible() && !matches!(event, Event::Created { .. } | Event::Expired);
-        let told = (*output && chunks > 0) || self.events.iter().any(news);
-        if !told {
+        let is_sent = |event: &Event| event.is_visible() && !matches!(event, Event::Created { .. } | Event::Expired);
+        let has_item = (*output && chunks > 0) || self.events.iter().any(is_sent);
+        if !has_item {
             return None;
         }
         let end = self.task.output.next_seq;

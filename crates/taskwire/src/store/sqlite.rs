@@ -2,7 +2,7 @@
 //!
 //! `task` holds each task's head, `log` its events, `chunk` its output; what ended a task is only in `log`, how much it
 //! wrote only in `chunk`. `session` holds sessions, `outbox` the changes that each is to be sent. Any SQLite tool can read the tables.
-//! Rows that a caller's answer is made of have a `checksum`: who changes such a row by hand sets it to NULL.
+//! Rows that callers see have a `checksum`: if you change such a row by hand, set it to NULL.
 
 use std::{borrow::Cow, fs::OpenOptions, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
 
@@ -45,8 +45,8 @@ CREATE TABLE chunk(
 CREATE TABLE idempotency(caller TEXT NOT NULL, key TEXT NOT NULL, task BLOB NOT NULL, PRIMARY KEY(caller, key)) WITHOUT ROWID;
 ";
 
-/// Chunks that were written together share a row, a line each. They can be large, and a large row of a table without row
-/// ids is read whole whenever a search passes by: so these have row ids, and an index that is small.
+/// Chunks that were written together share a row, a line each. In a table without row ids, a search reads large rows whole:
+/// so these have row ids, and a small index.
 const SCHEMA_2: &str = "
 ALTER TABLE chunk RENAME TO chunk_1;
 CREATE TABLE chunk(
@@ -59,7 +59,7 @@ INSERT INTO chunk SELECT NULL, task, seq, 1, version, at, first_block, blocks_to
 DROP TABLE chunk_1;
 ";
 
-/// Sessions, and in which order each is told of its tasks.
+/// Sessions, and the outbox of each (`told`, until format 6 renames it).
 const SCHEMA_3: &str = "
 CREATE INDEX task_caller ON task(caller, id);
 CREATE TABLE session(id TEXT PRIMARY KEY, caller TEXT NOT NULL, seen INTEGER NOT NULL, data TEXT NOT NULL) WITHOUT ROWID;
@@ -71,8 +71,8 @@ CREATE TABLE told(
 ) WITHOUT ROWID;
 ";
 
-/// Checksums. Rows of earlier formats have none, until they are written again. In `chunk` what is written comes last, so that the
-/// numbers before it are read without it.
+/// Checksums. Rows of earlier formats have none, until they are written again. In `chunk` the text comes last, so that SQLite reads
+/// the numbers without it.
 const SCHEMA_4: &str = "
 ALTER TABLE task ADD COLUMN sum INTEGER;
 ALTER TABLE log ADD COLUMN sum INTEGER;
@@ -90,8 +90,8 @@ INSERT INTO chunk SELECT id, task, seq, count, version, at, first_block, blocks_
 DROP TABLE chunk_3;
 ";
 
-/// What each task counts as. Of those that have ended, whose number only retention bounds, an index has all that is needed to add
-/// them up by caller. How it is counted now is in `Task::stored_bytes`; this comes near.
+/// The bytes that each task counts as. There may be many ended tasks, so an index has all that is needed to add them up by caller.
+/// `Task::stored_bytes` counts them from now on; the estimate here comes near.
 const SCHEMA_5: &str = "
 ALTER TABLE task ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
 UPDATE task SET bytes = 512 + octet_length(head)
@@ -100,7 +100,7 @@ UPDATE task SET bytes = 512 + octet_length(head)
 CREATE INDEX task_ended ON task(caller, id, bytes, open) WHERE open = 0;
 ";
 
-/// Plain names: what was `told` is a session's outbox, and a `sum` is a checksum. No row is written anew.
+/// Plain names: `told` becomes `outbox`, `sum` becomes `checksum`. No row is rewritten.
 const SCHEMA_6: &str = "
 ALTER TABLE told RENAME TO outbox;
 ALTER TABLE outbox RENAME COLUMN number TO position;
@@ -120,7 +120,7 @@ ALTER TABLE chunk RENAME COLUMN text_sum TO text_checksum;
 
 /// Tasks in a directory, for one process.
 pub struct SqliteStore {
-    // Before the writing connection, so that this one is the last to close and folds the log into the file.
+    // Dropped before the writing connection, which must close last to bring the WAL into the database.
     reader: Arc<SqliteReader>,
     connection: Connection,
     epoch: Epoch,
@@ -146,9 +146,9 @@ impl SqliteStore {
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let shown = dir.as_ref();
         let failed = |source| file_error(shown, source);
-        // For this user alone: what callers send and get is in here, and the key that signs what they carry.
+        // For this user alone: it has what callers send and get, and the key that signs the state they carry.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(shown).map_err(failed)?;
-        // Who names a directory may do so by a link; in it none is followed.
+        // The directory itself may be named by a link; within it no link is followed.
         let dir = shown.canonicalize().map_err(failed)?;
         secure_data_dir(&dir)?;
         let (lock, locked) = DirLock::take(&dir, shown)?;
@@ -225,8 +225,8 @@ impl Store for SqliteStore {
     fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
         let load = || -> Result<Option<Task>, Error> {
             let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
-            if let Some(tail) = read_output_end(&self.connection, id)? {
-                task.restore_output(tail.output, tail.version);
+            if let Some(end) = read_output_end(&self.connection, id)? {
+                task.restore_output(end.output, end.version);
             }
             Ok(Some(task))
         };
@@ -235,13 +235,13 @@ impl Store for SqliteStore {
 
     fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
         let mut statement = self.connection.prepare_cached("SELECT bytes FROM task WHERE id = ?")?;
-        // A number that was damaged is no reason to keep a task for ever.
+        // A corrupt number must not keep a task from being forgotten.
         let bytes = statement.query_row([&id.as_bytes()[..]], |row| Ok(row.get(0).unwrap_or(0_i64))).optional()?;
         Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0))
     }
 
     fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error> {
-        // Before and after: what was removed, or cut short, must not be added to, and nothing that was is acknowledged.
+        // The files are checked before and after: nothing is added to one that was removed or cut short, and nothing in it is acknowledged.
         self.files.check_db()?;
         self.wal.check(&self.connection)?;
         let transaction = begin_transaction(&self.connection, self.files.db_path())?;
@@ -264,7 +264,7 @@ impl Store for SqliteStore {
     }
 
     fn reclaim(&mut self) -> Result<bool, Error> {
-        // As for a commit, but nothing is acknowledged by it.
+        // As for a commit.
         self.files.check_db()?;
         self.wal.check(&self.connection)?;
         let db_bytes = self.files.allow_shrinking();
@@ -287,10 +287,10 @@ impl Store for SqliteStore {
     }
 }
 
-/// A row is not made longer than this, so that to read a little of it is not to read very much.
+/// Chunks share a row up to this many bytes, so that reading one chunk does not read many others.
 const ROW_BYTES: usize = 256 * 1024;
 
-/// Chunks that follow each other in one write make one row, or some.
+/// A row for chunks that follow each other in one write.
 #[derive(Default)]
 struct ChunkRow<'a> {
     numbers: ChunkRowHeader,
@@ -303,7 +303,7 @@ impl<'a> ChunkRow<'a> {
             self.numbers = ChunkRowHeader { seq: seq.0, version, first_block, ..ChunkRowHeader::default() };
             self.text = blocks.as_str().into();
         } else {
-            // JSON of ours is one line, so lines keep them apart.
+            // The JSON of a chunk is one line, so line breaks separate chunks.
             let text = self.text.to_mut();
             text.push('\n');
             text.push_str(blocks.as_str());
@@ -312,7 +312,7 @@ impl<'a> ChunkRow<'a> {
         self.numbers.blocks_total = first_block - 1 + blocks.count();
     }
 
-    /// Writes the row, if there is one; the next begins a new one.
+    /// Writes the row, if it has chunks, and begins a new one.
     fn put(&mut self, transaction: &Connection, write: &TaskWrite, bytes_total: u64) -> Result<(), Error> {
         let Self { numbers, text } = std::mem::take(self);
         if numbers.count > 0 {
@@ -337,8 +337,8 @@ impl<'a> ChunkRow<'a> {
     }
 }
 
-/// Deletes the chunks that end within the first `bytes` of a task's output. Those that are damaged, and all after, stay: what they say
-/// is not to be relied on, and is no reason to end the server.
+/// Deletes the rows of chunks that end within the first `bytes` of a task's output. A corrupt row, and all after it, stay: its numbers
+/// cannot be relied on.
 fn drop_oldest(transaction: &Connection, id: TaskId, bytes: u64) -> Result<(), Error> {
     let mut oldest = transaction.prepare_cached(
         "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_checksum, checksum FROM chunk WHERE task = ? ORDER BY seq",
@@ -359,22 +359,22 @@ fn drop_oldest(transaction: &Connection, id: TaskId, bytes: u64) -> Result<(), E
     Ok(())
 }
 
-/// Notes for the session that follows a task what it is to be told, if that session is still there.
+/// Adds an item to the outbox of the task's session, if that session is still there.
 fn write_outbox(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> {
     let Some((session, OutboxItem { task, first_version: first, last_version: last, first_seq: from, end_seq: end, .. })) =
         write.outbox_item()
     else {
         return Ok(());
     };
-    let number: Option<u64> = transaction
+    let position: Option<u64> = transaction
         .prepare_cached(
             "INSERT INTO outbox SELECT ?1, ifnull((SELECT max(position) FROM outbox WHERE session = ?1), 0) + 1, ?2, ?3, ?4, ?5, ?6
              WHERE EXISTS(SELECT 1 FROM session WHERE id = ?1) RETURNING position",
         )?
         .query_row(params![session.as_str(), &task.as_bytes()[..], first.0, last.0, from.0, end.0], |row| row.get(0))
         .optional()?;
-    if let Some(number) = number.and_then(|number| number.checked_sub(write.outbox_max)) {
-        transaction.prepare_cached("DELETE FROM outbox WHERE session = ? AND position <= ?")?.execute(params![session.as_str(), number])?;
+    if let Some(oldest) = position.and_then(|position| position.checked_sub(write.outbox_max)) {
+        transaction.prepare_cached("DELETE FROM outbox WHERE session = ? AND position <= ?")?.execute(params![session.as_str(), oldest])?;
     }
     Ok(())
 }
@@ -401,7 +401,7 @@ fn write_task(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> 
     let id = &task.id.as_bytes()[..];
     let unwritable = |error: serde_json::Error| Error::corrupt_task(task.id, error);
     let (mut head_changed, mut created, mut chunks) = (false, false, ChunkRow::default());
-    // The total is that after the last chunk; walk back to that before the first.
+    // `output.bytes` counts the new chunks already: begin with the total before them.
     let appended = |event: &Event| if let Event::Appended { blocks, .. } = event { blocks.bytes() } else { 0 };
     let mut bytes_total = task.output.bytes - write.events.iter().map(appended).sum::<u64>();
     for (version, event) in (write.first_version.0..).zip(&write.events) {
@@ -441,7 +441,7 @@ fn write_task(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> 
         transaction.prepare_cached("DELETE FROM log WHERE task = ? AND version = ?")?.execute(params![id, stale.0])?;
     }
     if let Some(key) = task.spec.idempotency_key.as_deref().filter(|_| created) {
-        // One that is there already leads to a task that is not, or this one would not be made.
+        // A key that is there already has a task that is gone, or this one would not be made.
         let (caller, sql) = (task.spec.caller.as_str(), "INSERT OR REPLACE INTO idempotency VALUES(?, ?, ?, ?)");
         transaction.prepare_cached(sql)?.execute(params![caller, key, id, checksum::of_key(caller, key, task.id)])?;
     }

@@ -36,7 +36,7 @@ impl SqliteReader {
     fn connect(&self) -> Result<Connection, Error> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         let connection = Connection::open_with_flags(self.files.db_path(), flags);
-        // What has been put in its place is another store.
+        // A file that was put in its place is another store.
         self.files.check_names()?;
         let connection = connection?;
         connection.pragma_update(None, "cache_size", -4_096)?;
@@ -48,7 +48,7 @@ impl SqliteReader {
     }
 
     fn with<T>(&self, read: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
-        // What was cut off must not look as if it never was; and memory that is mapped to it would end the process.
+        // In a file that was cut short, data would seem never written, and reading its mapped memory would end the process.
         self.files.check_db()?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = match idle {
@@ -63,7 +63,7 @@ impl SqliteReader {
         result
     }
 
-    /// The same about one task.
+    /// The same; a corrupt row is an error about task `id`.
     fn of_task<T>(&self, id: TaskId, read: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
         self.with(read).map_err(|error| error.or_corrupt(format_args!("task {id}")))
     }
@@ -83,12 +83,12 @@ fn text<'r>(row: &'r Row<'_>, index: usize) -> rusqlite::Result<&'r str> {
     Ok(row.get_ref(index)?.as_str()?)
 }
 
-/// Whether a row is as it was written, by the checksum that it has. Those of earlier formats have none.
+/// Whether the checksum in a row is `sum`. Rows of earlier formats have none, and fit.
 fn checksum_fits(row: &Row<'_>, index: usize, sum: i64) -> rusqlite::Result<bool> {
     Ok(row.get::<_, Option<i64>>(index)?.is_none_or(|stored| stored == sum))
 }
 
-/// An event in a row of `at`, `event` and `sum`, from `index` on.
+/// An event in a row of `at`, `event` and `checksum`, from `index` on.
 fn event_of(row: &Row<'_>, index: usize, id: TaskId, version: i64) -> Result<(Timestamp, Event), Error> {
     let (at, event) = (row.get(index)?, text(row, index + 1)?);
     if !checksum_fits(row, index + 2, checksum::of_event(id, version, at, event))? {
@@ -114,13 +114,13 @@ fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<O
     event_of(row, 0, id, version.0.cast_signed()).map(|(_, event)| Some(event))
 }
 
-/// Whether there is such a task, whatever is in it.
+/// Whether there is such a task, also a corrupt one.
 fn has_task(connection: &Connection, id: TaskId) -> Result<bool, Error> {
     let mut statement = connection.prepare_cached("SELECT 1 FROM task WHERE id = ?")?;
     Ok(statement.exists([&id.as_bytes()[..]])?)
 }
 
-/// Reads a task's owner and head, as they were written.
+/// Reads a task's owner and head, and checks them.
 fn with_head<T>(connection: &Connection, id: TaskId, read: impl FnOnce(&str, &str) -> Result<T, Error>) -> Result<Option<T>, Error> {
     let mut statement = connection.prepare_cached("SELECT caller, open, due, head, checksum FROM task WHERE id = ?")?;
     let mut rows = statement.query([&id.as_bytes()[..]])?;
@@ -162,12 +162,12 @@ fn read_events(connection: &Connection, id: TaskId, after: Version, upto: Versio
     Ok(events)
 }
 
-/// A number as the database has it; more than it can have is as much as it can.
+/// A number for SQLite; one that is too large becomes its largest.
 fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// All that a row of chunks says but for what is written in it.
+/// All columns of a row of chunks but its text.
 #[derive(Default)]
 pub(super) struct ChunkRowHeader {
     pub(super) seq: u64,
@@ -181,7 +181,7 @@ pub(super) struct ChunkRowHeader {
 }
 
 impl ChunkRowHeader {
-    /// Reads `seq`, `count`, `version`, `at`, `first_block`, `blocks_total`, `bytes_total`, `text_sum` and `sum`, in this order.
+    /// Reads `seq`, `count`, `version`, `at`, `first_block`, `blocks_total`, `bytes_total`, `text_checksum` and `checksum`, in this order.
     pub(super) fn read(row: &Row<'_>, id: TaskId) -> Result<Self, Error> {
         let numbers = Self {
             seq: row.get(0)?,
@@ -207,7 +207,7 @@ impl ChunkRowHeader {
     }
 }
 
-/// What the last chunk of a task says.
+/// The totals of a task's output, and the version of its last chunk.
 pub(super) struct OutputEnd {
     pub(super) output: OutputTotals,
     pub(super) version: Version,
@@ -226,7 +226,7 @@ pub(super) fn read_output_end(connection: &Connection, id: TaskId) -> Result<Opt
 }
 
 fn read_chunks(connection: &Connection, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
-    // From the row that holds it, if one does.
+    // From the row that has the chunk `from`, if one does.
     let mut statement = connection.prepare_cached(
         "SELECT seq, count, version, at, first_block, blocks_total, bytes_total, text_checksum, checksum, blocks FROM chunk
          WHERE task = ?1 AND seq >= ifnull((SELECT max(seq) FROM chunk WHERE task = ?1 AND seq <= ?2), ?2) ORDER BY seq",
@@ -279,7 +279,7 @@ impl Reader for SqliteReader {
             // One transaction, so that all of it is of one moment.
             let moment = connection.unchecked_transaction()?;
             let Some(head) = read_head(&moment, id)? else { return Ok(None) };
-            let (end, version) = read_output_end(&moment, id)?.map_or((Seq(0), head.version), |tail| (tail.output.next_seq, tail.version));
+            let (end, version) = read_output_end(&moment, id)?.map_or((Seq(0), head.version), |last| (last.output.next_seq, last.version));
             let (chunks, more_chunks) = match cursor.from.filter(|from| *from < end) {
                 None => (Vec::new(), false),
                 Some(from) => {
@@ -288,7 +288,7 @@ impl Reader for SqliteReader {
                     (chunks, more)
                 }
             };
-            // Events behind chunks that are not read yet come with those: some are large.
+            // Events after the chunks of this page come with later pages: some are large.
             let upto = chunks.last().filter(|_| more_chunks).map_or(Version(u64::MAX), |last| last.version);
             let mut events = read_events(&moment, id, cursor.after, upto, PAGE_EVENTS + 1)?;
             let more_events = events.len() > PAGE_EVENTS;
@@ -306,7 +306,7 @@ impl Reader for SqliteReader {
             let moment = connection.unchecked_transaction()?;
             let mut statement = moment.prepare_cached("SELECT min(seq) FROM chunk WHERE task = ?")?;
             let first: Option<u64> = statement.query_row([&id.as_bytes()[..]], |row| row.get(0))?;
-            Ok(Seq(first.unwrap_or(0))..read_output_end(&moment, id)?.map_or(Seq(0), |tail| tail.output.next_seq))
+            Ok(Seq(first.unwrap_or(0))..read_output_end(&moment, id)?.map_or(Seq(0), |last| last.output.next_seq))
         })
     }
 
@@ -372,7 +372,7 @@ impl Reader for SqliteReader {
             let data = serde_json::from_str::<Payload>(data).map_err(|error| Error::corrupt("a session", error))?;
             Ok(Some(Session { id: id.clone(), caller: CallerId::new(caller), last_used: Timestamp::from_millis(seen), data }))
         });
-        // Its name is as good as a password, and is not said.
+        // The id of a session is as good as a password: the error does not name it.
         read.map_err(|error| error.or_corrupt("a session"))
     }
 
@@ -421,7 +421,7 @@ impl Reader for SqliteReader {
             let mut used: HashMap<CallerId, Usage> = HashMap::new();
             for (sql, is_open) in [
                 ("SELECT caller, total(1) FROM task WHERE open = 1 GROUP BY caller", true),
-                // Not `sum`, which fails where one of them is damaged and far too large.
+                // Not `sum`, which fails if a corrupt number is far too large.
                 ("SELECT caller, total(bytes) FROM task WHERE open = 0 GROUP BY caller", false),
             ] {
                 let mut statement = connection.prepare_cached(sql)?;

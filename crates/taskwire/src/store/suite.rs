@@ -190,7 +190,7 @@ impl<S: Store> Lab<S> {
         self.store.as_ref().expect("the store is open").reader()
     }
 
-    /// Ends this life of the store and begins the next, in `dir` if the store has moved.
+    /// Closes the store and opens it again, in `dir` if the store has moved.
     fn reopen_in(&mut self, dir: Option<TempDir>) {
         let (epoch, secret) = (self.store().epoch(), self.store().secret());
         self.store = None;
@@ -206,7 +206,7 @@ impl<S: Store> Lab<S> {
         self.reopen_in(None);
     }
 
-    /// Goes on with the files as they are at this moment: nothing was closed, nothing tidied up.
+    /// Goes on with the files as they are at this moment: nothing was closed or cleaned up.
     fn kill(&mut self) {
         let dir = TempDir::new();
         for entry in std::fs::read_dir(&self.dir.0).expect("the directory is listed") {
@@ -503,7 +503,7 @@ fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) 
     (driver, log)
 }
 
-/// All that follows a place, read page by page; each page is checked against what was asked for.
+/// All that follows a cursor, read page by page; each page is checked against what was asked for.
 fn read_on(reader: &dyn Reader, driver: &Driver, mut cursor: Cursor) -> Vec<LogItem> {
     let task = driver.task.as_ref().expect("it is there");
     let mut read = Vec::new();
@@ -535,7 +535,7 @@ fn read_on(reader: &dyn Reader, driver: &Driver, mut cursor: Cursor) -> Vec<LogI
     }
 }
 
-/// What follows a place in a log.
+/// What follows a cursor in a log.
 fn following(log: &[LogItem], cursor: Cursor) -> Vec<LogItem> {
     let follows = |entry: &&LogItem| match entry {
         LogItem::Event(logged) => logged.version > cursor.after,
@@ -555,7 +555,7 @@ fn a_log_is_read_on_from_any_place_in_one_order<S: Store>(mut lab: Lab<S>) {
         let afters: Vec<Version> = (0..task.version.0 + 2).chain([u64::MAX]).map(Version).collect();
         let seqs = (0..task.output.next_seq.0 + 2).chain([u64::MAX]).map(Seq);
         let froms: Vec<Option<Seq>> = seqs.map(Some).chain([None]).collect();
-        // Every place of a short log, some of a long one.
+        // Every cursor in a short log, some in a long one.
         let cursors: Vec<(Version, Option<Seq>)> = if log.len() < 100 {
             afters.iter().flat_map(|after| froms.iter().map(move |from| (*after, *from))).collect()
         } else {
@@ -768,11 +768,12 @@ impl<S: Store> Lab<S> {
         self.reader().session(&SessionId::new(name)).expect("the session is read")
     }
 
-    /// What a session is told after `after`: which task, which events, which chunks.
+    /// The outbox of a session after `after`: which task, which events, which chunks.
     fn outbox(&self, name: &str, after: u64) -> Vec<(u64, TaskId, u64, u64, u64, u64)> {
-        let told = self.reader().outbox(&SessionId::new(name), after, 100).expect("it is read");
-        told.iter()
-            .map(|told| (told.position, told.task, told.first_version.0, told.last_version.0, told.first_seq.0, told.end_seq.0))
+        let items = self.reader().outbox(&SessionId::new(name), after, 100).expect("it is read");
+        items
+            .iter()
+            .map(|item| (item.position, item.task, item.first_version.0, item.last_version.0, item.first_seq.0, item.end_seq.0))
             .collect()
     }
 }
@@ -840,7 +841,7 @@ fn what_a_session_is_told_is_bounded<S: Store>(mut lab: Lab<S>) {
         let write = TaskWrite { outbox_max: 3, ..driver.run(&append("a")).expect("it is written") };
         lab.store().commit(&[write], &[]).expect("the chunk is committed");
     }
-    let numbers: Vec<u64> = lab.outbox("one", 0).iter().map(|told| told.0).collect();
+    let numbers: Vec<u64> = lab.outbox("one", 0).iter().map(|item| item.0).collect();
     assert_eq!(numbers, [8, 9, 10], "the latest are kept");
 }
 

@@ -1,12 +1,12 @@
-//! SQLite's write-ahead log from outside: whether all of it is there that was committed.
+//! Checks SQLite's write-ahead log (WAL) from outside: whether all that was committed is still there.
 //!
-//! SQLite trusts the file. What is cut off while it is in use becomes a hole when the next frames are written behind it; and at the
-//! next start all that comes after the first frame that is missing or damaged counts as never written, without a word. So after
-//! each commit we look where the log ends ([`Wal::follow`]), and note that beside it, in `tail`, for the next start to compare
-//! ([`Last`]). The note is written after the commit and without an fsync: it may be behind what is stored, and is never ahead.
+//! SQLite trusts the file. If somebody cuts it short while it is in use, the next frames leave a hole; and at the next start SQLite
+//! silently ignores all after the first frame that is missing or damaged. So after each commit [`Wal::verify_and_record`] looks where
+//! the WAL ends and records that in the file `tail`; the next start compares ([`PreviousWalEnd`]). The record is written after the
+//! commit and without an fsync: it may be behind what is stored, and is never ahead.
 //!
-//! The file begins with 32 bytes, of which 16 to 24 are its salts, new each time it is begun anew; frames follow, each 24 bytes and
-//! a page. A frame has its page's number first, and the salts at 8 (<https://www.sqlite.org/fileformat2.html#walformat>).
+//! The WAL begins with a header of 32 bytes; bytes 16 to 24 are its salts, which change each time SQLite begins it anew. Frames
+//! follow, each 24 bytes and a page: the page's number first, the salts at 8 (<https://www.sqlite.org/fileformat2.html#walformat>).
 
 use std::{
     fs::{File, OpenOptions},
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::owned_files;
 
-/// The note, in the data directory.
+/// The file of the record, in the data directory.
 pub(super) const END_FILE: &str = "tail";
 const MAGIC: &[u8; 8] = b"TWTAIL01";
 const RECORD_BYTES: usize = 56;
@@ -35,36 +35,36 @@ const RECORD_BYTES: usize = 56;
 const LOG_HEAD_BYTES: u64 = 32;
 const SALTS_AT: u64 = 16;
 const FRAME_HEAD_BYTES: usize = 24;
-/// How often a log that does not fit together is looked at again: another program may just have begun it anew.
+/// How often a WAL that does not fit together is read again: another program may just have begun it anew.
 const LOOKS: usize = 5;
 
 type Salts = [u8; 8];
 
-/// Where a frame begins; they are counted from 1.
+/// The offset of a frame; frames are counted from 1.
 fn frame_at(frame: u32, page_bytes: u64) -> u64 {
     LOG_HEAD_BYTES + u64::from(frame - 1) * (FRAME_HEAD_BYTES as u64 + page_bytes)
 }
 
-/// How many frames there are by the index that SQLite shares among all who have the database open.
+/// How many frames there are, by the index that SQLite's connections share.
 pub(super) fn frames(connection: &Connection, path: &Path) -> Result<u32, Error> {
     let (frames, _) = retry_while_busy(path, || connection.wal_checkpoint_v2(DEFAULT_NAME, CheckpointMode::NOOP))?;
     Ok(u32::try_from(frames).unwrap_or(0))
 }
 
-/// How far the log goes.
+/// Where the WAL ends.
 #[derive(Debug, Clone, Copy)]
 struct WalEnd {
     salts: Salts,
     frames: u32,
-    /// What its last frame begins with.
+    /// The header of its last frame.
     head: [u8; FRAME_HEAD_BYTES],
 }
 
-/// The log of a store that is open.
+/// The WAL of an open store.
 #[derive(Debug)]
 pub(super) struct Wal {
     files: Arc<Files>,
-    /// Only read; SQLite has no locks on it that closing it would let go.
+    /// Only read. SQLite has no locks on it that closing it would release.
     file: File,
     end_file: File,
     end: Option<WalEnd>,
@@ -73,56 +73,56 @@ pub(super) struct Wal {
 }
 
 impl Wal {
-    /// Follows the log from now on; `last` is what an earlier life left.
+    /// Watches the WAL from now on; `last` is what an earlier start recorded.
     pub(super) fn open(dir: &Path, files: Arc<Files>, last: Option<&PreviousWalEnd>) -> Result<Self, Error> {
-        let (path, note) = (files.wal_path(), dir.join(END_FILE));
-        let log = owned_files::open(OpenOptions::new().read(true), path).map_err(|source| file_error(path, source))?;
-        let tail = owned_files::open(OpenOptions::new().write(true).create(true).truncate(false), &note)
-            .map_err(|source| file_error(&note, source))?;
-        Ok(Self { file: log, end_file: tail, files, end: None, at: last.map_or(Timestamp::default(), |last| last.record.at) })
+        let (path, end_path) = (files.wal_path(), dir.join(END_FILE));
+        let file = owned_files::open(OpenOptions::new().read(true), path).map_err(|source| file_error(path, source))?;
+        let end_file = owned_files::open(OpenOptions::new().write(true).create(true).truncate(false), &end_path)
+            .map_err(|source| file_error(&end_path, source))?;
+        Ok(Self { file, end_file, files, end: None, at: last.map_or(Timestamp::default(), |last| last.record.at) })
     }
 
-    /// Makes sure, before anything is added, that all is there that was.
+    /// Checks, before anything is added, that nothing is missing.
     pub(super) fn check(&mut self, connection: &Connection) -> Result<(), Error> {
         let bytes = self.files.wal_bytes()?;
-        let Some(reach) = &self.end else { return Ok(()) };
-        if bytes < frame_at(reach.frames + 1, self.files.page_bytes()) {
+        let Some(end) = &self.end else { return Ok(()) };
+        if bytes < frame_at(end.frames + 1, self.files.page_bytes()) {
             // Another program may have brought it into the database and begun it anew.
-            self.end = self.read_end(connection)?.map(|(reach, _)| reach);
+            self.end = self.read_end(connection)?.map(|(end, _)| end);
         }
         Ok(())
     }
 
-    /// Makes sure that a commit, and all before it, is there, and notes how far that goes. `at` is when it was made.
+    /// Checks that a commit, made at `at`, and all before it are there, and records where the WAL ends.
     pub(super) fn verify_and_record(&mut self, connection: &Connection, at: Option<Timestamp>) -> Result<(), Error> {
         self.at = at.unwrap_or(self.at);
-        let Some((reach, page)) = self.read_end(connection)? else {
+        let Some((end, page)) = self.read_end(connection)? else {
             self.end = None;
             return Ok(());
         };
-        if let Some(before) = self.end.filter(|before| before.salts == reach.salts) {
-            // Cut off and written on, it has a hole where it ended.
-            let is_kept = before.frames <= reach.frames && self.head(before.frames).is_ok_and(|head| head == before.head);
+        if let Some(before) = self.end.filter(|before| before.salts == end.salts) {
+            // A WAL that was cut short and written on has a hole where it ended before.
+            let is_kept = before.frames <= end.frames && self.head(before.frames).is_ok_and(|head| head == before.head);
             if !is_kept {
                 return Err(self.cut_short());
             }
         }
-        self.end = Some(reach);
-        let note = WalEndRecord {
-            salts: reach.salts,
-            frames: reach.frames,
-            page: u32::from_be_bytes([reach.head[0], reach.head[1], reach.head[2], reach.head[3]]),
+        self.end = Some(end);
+        let record = WalEndRecord {
+            salts: end.salts,
+            frames: end.frames,
+            page: u32::from_be_bytes([end.head[0], end.head[1], end.head[2], end.head[3]]),
             page_bytes: u32::try_from(page.len()).unwrap_or(0),
             page_checksum: page_checksum(&page),
             at: self.at,
         };
-        if let Err(error) = self.end_file.write_all_at(&note.encode(), 0) {
+        if let Err(error) = self.end_file.write_all_at(&record.encode(), 0) {
             tracing::warn!(%error, "how far the store was written could not be noted");
         }
         Ok(())
     }
 
-    /// Where the log ends, and the page that is written there; nothing if it is empty.
+    /// Where the WAL ends, and the page in its last frame; `None` if it is empty.
     fn read_end(&self, connection: &Connection) -> Result<Option<(WalEnd, Vec<u8>)>, Error> {
         let mut page = vec![0; usize::try_from(self.files.page_bytes()).unwrap_or(0)];
         for _ in 0..LOOKS {
@@ -157,12 +157,12 @@ fn page_checksum(page: &[u8]) -> i64 {
     Checksum::new(7).bytes(page).finish()
 }
 
-/// How far the log went after a commit.
+/// Where the WAL ended after a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct WalEndRecord {
     salts: Salts,
     frames: u32,
-    /// The page in the last frame, and what is on it.
+    /// The number of the page in the last frame, its size and its checksum.
     page: u32,
     page_bytes: u32,
     page_checksum: i64,
@@ -184,11 +184,11 @@ impl WalEndRecord {
         bytes
     }
 
-    /// Nothing if it was not written as a whole.
+    /// `None` if it was not written as a whole.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let eight = |at: usize| Some(*bytes.get(at..)?.first_chunk::<8>()?);
         let four = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk::<4>()?));
-        let note = Self {
+        let record = Self {
             salts: eight(8)?,
             frames: four(16)?,
             page: four(20)?,
@@ -196,42 +196,42 @@ impl WalEndRecord {
             page_checksum: i64::from_le_bytes(eight(32)?),
             at: Timestamp::from_millis(i64::from_le_bytes(eight(40)?)),
         };
-        (note.encode() == bytes).then_some(note)
+        (record.encode() == bytes).then_some(record)
     }
 }
 
-/// What an earlier life left. Looked at before SQLite is, which takes what is left for all there was.
+/// The record of an earlier start. It is read before SQLite opens the WAL and ignores what is missing.
 #[derive(Debug)]
 pub(super) struct PreviousWalEnd {
     record: WalEndRecord,
-    /// Those of the log that is there.
+    /// The salts of the WAL that is there now.
     salts: Option<Salts>,
-    /// Whether the last page that was noted is in the database already.
+    /// Whether the recorded page is in the database already.
     is_in_db: bool,
 }
 
 impl PreviousWalEnd {
-    /// Nothing where no life left a note.
+    /// `None` if there is no record.
     pub(super) fn look(dir: &Path) -> Option<Self> {
-        let note = WalEndRecord::decode(&read(dir, END_FILE, 0, RECORD_BYTES)?)?;
+        let record = WalEndRecord::decode(&read(dir, END_FILE, 0, RECORD_BYTES)?)?;
         let salts = read(dir, WAL, SALTS_AT, size_of::<Salts>()).and_then(|salts| salts.try_into().ok());
-        let page_bytes = u64::from(note.page_bytes);
-        let page = note.page.checked_sub(1).and_then(|n| read(dir, DB, u64::from(n) * page_bytes, note.page_bytes as usize));
-        Some(Self { record: note, salts, is_in_db: page.is_some_and(|page| page_checksum(&page) == note.page_checksum) })
+        let page_bytes = u64::from(record.page_bytes);
+        let page = record.page.checked_sub(1).and_then(|n| read(dir, DB, u64::from(n) * page_bytes, record.page_bytes as usize));
+        Some(Self { record, salts, is_in_db: page.is_some_and(|page| page_checksum(&page) == record.page_checksum) })
     }
 
-    /// How many frames that were committed are missing, where SQLite has found so many.
+    /// How many committed frames are missing, if SQLite has found `found`.
     fn missing(&self, found: u32) -> u32 {
         let kept = match self.salts {
             Some(salts) if salts == self.record.salts => found.min(self.record.frames),
-            // Begun anew since, which it is only when all of it is in the database.
+            // SQLite has begun the WAL anew, which it does only when all of it is in the database.
             _ if found > 0 => self.record.frames,
             _ => 0,
         };
         if self.is_in_db { 0 } else { self.record.frames - kept }
     }
 
-    /// Says what is missing, if anything is, where SQLite has found so many frames.
+    /// Logs what is missing, if anything is, if SQLite has found `found` frames.
     pub(super) fn report(&self, found: u32, shown: &Path) {
         let missing = self.missing(found);
         if missing > 0 {
@@ -247,7 +247,7 @@ impl PreviousWalEnd {
     }
 }
 
-/// Some bytes of a file of ours, if it has them.
+/// Bytes of a file in the data directory, if it is this user's and has them.
 fn read(dir: &Path, name: &str, at: u64, len: usize) -> Option<Vec<u8>> {
     let file = owned_files::open(OpenOptions::new().read(true), &dir.join(name)).ok()?;
     let mut bytes = vec![0; len];
@@ -321,7 +321,7 @@ mod tests {
         (last.missing(found), last.record.frames)
     }
 
-    /// Changes the log as a whole.
+    /// Changes the WAL as a whole.
     fn rewritten(dir: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = fs::read(dir.join(WAL)).expect("there");
         change(&mut bytes);

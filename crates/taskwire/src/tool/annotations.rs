@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-/// Hints about what a tool does, for clients that decide whether their user must agree. Nothing is assumed of what is not said
-/// here, and a client assumes the worst.
+/// Hints about what a tool does, for clients that decide whether their user must agree. A hint that is not set is not sent, and a client
+/// then assumes the worst.
 ///
 /// ```
 /// use taskwire::tool::Annotations;
@@ -55,7 +55,7 @@ impl Annotations {
         self
     }
 
-    /// Whether it has to do with a world that nobody knows all of, such as the web.
+    /// Whether it deals with an open world, such as the web.
     #[must_use]
     pub fn open_world(mut self, hint: bool) -> Self {
         self.open_world_hint = Some(hint);

@@ -1,6 +1,6 @@
-//! Whether an answer is one to its question.
+//! Checks whether an answer fits its question.
 //!
-//! Every way in asks here before an answer is taken: what does not fit is refused in words, and its question stays open.
+//! The server calls this before it accepts any answer. One that does not fit is refused with a reason, and its question stays open.
 
 use serde_json::{Map, Value, json};
 use taskwire_core::Payload;
@@ -16,38 +16,38 @@ const ELICITATION: &str = "elicitation/create";
 const SAMPLING: &str = "sampling/createMessage";
 const ROOTS: &str = "roots/list";
 
-/// The answer as it is taken: as it came, but that a form which is accepted always has content, without each `null` that stands for
-/// something left out, and with `3.0` as the integer that it is.
+/// The answer as it is accepted: unchanged, except that an accepted form always has content, without each `null` that stands for an omitted
+/// field, and with `3.0` as the integer that it is.
 ///
 /// # Errors
 /// What is wrong with it, in words.
 pub(crate) fn check_answer(question: &Payload, answer: Payload) -> Result<Payload, String> {
     let asked: Value = question.read().unwrap_or_default();
     let params = &asked["params"];
-    let mut given = members(&answer)?;
+    let mut object = members(&answer)?;
     let changed = match asked["method"].as_str() {
-        Some(ELICITATION) => check_action(&given)? && params["mode"] != "url" && check_form(&params["requestedSchema"], &mut given)?,
-        Some(SAMPLING) => check_sampling(&given).map(|()| false)?,
-        Some(ROOTS) => check_roots(&given).map(|()| false)?,
+        Some(ELICITATION) => check_action(&object)? && params["mode"] != "url" && check_form(&params["requestedSchema"], &mut object)?,
+        Some(SAMPLING) => check_sampling(&object).map(|()| false)?,
+        Some(ROOTS) => check_roots(&object).map(|()| false)?,
         _ => false,
     };
-    Ok(if changed { Value::Object(given).into() } else { answer })
+    Ok(if changed { Value::Object(object).into() } else { answer })
 }
 
-/// Whether an answer is one at all, where nobody knows what was asked.
+/// Whether this has the shape of an answer, where the question is not known.
 ///
 /// # Errors
 /// That it is not, in words.
 pub(crate) fn check_any_answer(answer: &Payload) -> Result<(), String> {
-    let given = members(answer)?;
-    if check_action(&given).is_ok() || check_sampling(&given).is_ok() || check_roots(&given).is_ok() {
+    let object = members(answer)?;
+    if check_action(&object).is_ok() || check_sampling(&object).is_ok() || check_roots(&object).is_ok() {
         return Ok(());
     }
     Err("it has neither an `action` (\"accept\", \"decline\" or \"cancel\"), nor the `role`, `content` and `model` of a message, nor `roots`"
         .to_owned())
 }
 
-/// What of a question decides whether an answer fits it, and nothing else of it.
+/// The parts of a question that decide whether an answer fits it.
 pub(crate) fn answer_constraints(question: &Payload) -> Payload {
     let asked: Value = question.read().unwrap_or_default();
     let (method, params) = (&asked["method"], &asked["params"]);
@@ -60,71 +60,71 @@ pub(crate) fn answer_constraints(question: &Payload) -> Payload {
 
 fn members(answer: &Payload) -> Result<Map<String, Value>, String> {
     let members: Map<String, Value> = answer.read().map_err(|_| "an answer is an object".to_owned())?;
-    // Only we say so, of a client that gave an error instead.
+    // Only the server sets this, for a client that replied with an error.
     if members.contains_key(REFUSED) {
         return Err(format!("`{REFUSED}` is not for clients to say"));
     }
     Ok(members)
 }
 
-/// What a person did with a form or a page; whether it was accepted.
-fn check_action(given: &Map<String, Value>) -> Result<bool, String> {
-    let accepted = match given.get("action").and_then(Value::as_str) {
+/// Checks the reply to a form or a page; returns whether it was accepted.
+fn check_action(answer: &Map<String, Value>) -> Result<bool, String> {
+    let accepted = match answer.get("action").and_then(Value::as_str) {
         Some("accept") => true,
         Some("decline" | "cancel") => false,
         _ => return Err("`action` must be \"accept\", \"decline\" or \"cancel\"".to_owned()),
     };
-    match given.get("content") {
+    match answer.get("content") {
         None | Some(Value::Null | Value::Object(_)) => Ok(accepted),
         Some(_) => Err("`content` must be an object".to_owned()),
     }
 }
 
-/// What was filled in; whether it was changed so that it can be taken.
-fn check_form(schema: &Value, given: &mut Map<String, Value>) -> Result<bool, String> {
-    let (mut content, mut changed) = match given.remove("content") {
+/// Checks the content of a form; returns whether it was changed.
+fn check_form(schema: &Value, answer: &mut Map<String, Value>) -> Result<bool, String> {
+    let (mut content, mut changed) = match answer.remove("content") {
         Some(content @ Value::Object(_)) => (content, false),
-        // Where nothing must be filled in, nothing will do.
+        // Where nothing is required, an empty object will do.
         _ => (json!({}), true),
     };
     changed |= drop_nulls(schema, &mut content);
     changed |= make_whole(schema, &mut content);
     let problems = problems(schema, &content);
-    given.insert("content".to_owned(), content);
+    answer.insert("content".to_owned(), content);
     if problems.is_empty() { Ok(changed) } else { Err(problems.join("; ")) }
 }
 
-/// What a language model said.
-fn check_sampling(given: &Map<String, Value>) -> Result<(), String> {
+/// Checks a language model's message.
+fn check_sampling(answer: &Map<String, Value>) -> Result<(), String> {
     let is_block = |block: &Value| block.get("type").is_some_and(Value::is_string);
     let is_content = |content: &Value| content.as_array().map_or_else(|| is_block(content), |blocks| blocks.iter().all(is_block));
-    if !matches!(given.get("role").and_then(Value::as_str), Some("assistant" | "user")) {
+    if !matches!(answer.get("role").and_then(Value::as_str), Some("assistant" | "user")) {
         Err("`role` must be \"assistant\" or \"user\"".to_owned())
-    } else if !given.get("content").is_some_and(is_content) {
+    } else if !answer.get("content").is_some_and(is_content) {
         Err("`content` must be a content block with its `type`, or a list of them".to_owned())
-    } else if !given.get("model").is_some_and(Value::is_string) {
+    } else if !answer.get("model").is_some_and(Value::is_string) {
         Err("`model` must be the name of a model".to_owned())
     } else {
         Ok(())
     }
 }
 
-/// Which root folders there are.
-fn check_roots(given: &Map<String, Value>) -> Result<(), String> {
+/// Checks the list of root folders.
+fn check_roots(answer: &Map<String, Value>) -> Result<(), String> {
     let is_root = |root: &Value| root.get("uri").is_some_and(Value::is_string);
-    if given.get("roots").and_then(Value::as_array).is_some_and(|roots| roots.iter().all(is_root)) {
+    if answer.get("roots").and_then(Value::as_array).is_some_and(|roots| roots.iter().all(is_root)) {
         Ok(())
     } else {
         Err("`roots` must be a list of objects with a `uri`".to_owned())
     }
 }
 
-/// The fields of a form. It has no others within them.
+/// The fields of a form, which is flat.
 fn fields(schema: &Value) -> impl Iterator<Item = (&String, &Value)> {
     schema.get("properties").and_then(Value::as_object).into_iter().flatten()
 }
 
-/// Writes whole numbers as such where that is wanted: `3.0` is one for a schema, but not for most who read it.
+/// Writes `3.0` as `3` where the schema wants an integer, since most readers want that; returns whether it changed something.
 fn make_whole(schema: &Value, content: &mut Value) -> bool {
     let mut changed = false;
     for (name, _) in fields(schema).filter(|(_, field)| field["type"] == "integer") {
@@ -138,10 +138,10 @@ fn make_whole(schema: &Value, content: &mut Value) -> bool {
     changed
 }
 
-/// What is wrong with the content of a form. A schema that cannot be used forbids nothing.
+/// The problems of a form's content. A schema that cannot be used forbids nothing.
 fn problems(schema: &Value, content: &Value) -> Vec<String> {
     let Some(mut members) = schema.as_object().cloned() else { return Vec::new() };
-    // Forms use only what all drafts have in common; who names another one means nothing by it.
+    // Forms use only what all drafts have in common, so the draft that is named does not matter.
     members.remove("$schema");
     let Ok(compiled) = Schema::compile(&Value::Object(members)) else { return Vec::new() };
     let mut problems = compiled.problems(content);
@@ -149,7 +149,7 @@ fn problems(schema: &Value, content: &Value) -> Vec<String> {
     problems
 }
 
-/// That a text is not of the format that its field wants, which clients and `taskwire ask` check, too.
+/// Says that a text does not have its field's format. Clients and `taskwire ask` check formats, too.
 fn misformatted(name: &str, field: &Value, value: &Value) -> Option<String> {
     let format = field["format"].as_str().filter(|format| FORMATS.contains(format))?;
     let options = jsonschema::draft202012::options().should_validate_formats(true).offline();

@@ -64,10 +64,10 @@ impl<T: AsRef<str>> From<T> for Content {
     }
 }
 
-/// In the `_meta` of a result that says it failed: why, in one line.
-pub(crate) const FAILURE_REASON: &str = "dev.taskwire/why";
+/// In the `_meta` of a failed result: the reason, in one line.
+pub(crate) const FAILURE_REASON: &str = "dev.taskwire/failure-reason";
 
-/// What a tool call comes to.
+/// The result of a tool call.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallResult {
@@ -79,7 +79,7 @@ pub struct CallResult {
     /// Whether the tool says that it failed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_error: bool,
-    /// For protocols on top.
+    /// The result's `_meta`.
     #[serde(rename = "_meta", default, skip_serializing_if = "Option::is_none")]
     pub meta: Option<Map<String, Value>>,
 }
@@ -102,7 +102,7 @@ impl CallResult {
         self.meta.get_or_insert_default().insert(FAILURE_REASON.to_owned(), why.into());
     }
 
-    /// The outcome of a task that comes to this.
+    /// The outcome of a task with this result.
     pub(crate) fn into_outcome(self) -> Outcome {
         let is_error = self.is_error;
         let result = Payload::of(&self).expect("a result consists of JSON already");

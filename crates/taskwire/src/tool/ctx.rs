@@ -1,4 +1,4 @@
-//! What a tool is given: the way to write, to say, to ask, to save, and to learn that it must stop.
+//! The context of a run: through it a tool writes, reports, asks, saves, and learns that it must stop.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,9 +30,8 @@ impl Ctx {
         &self.0
     }
 
-    /// Writes text to the task's output. It is shown and durable a moment later, together with what is written about the
-    /// same time; [`flush`](Self::flush) waits for that. Waiting here is the backpressure: a tool that writes faster than
-    /// its output can be stored waits for room.
+    /// Writes text to the task's output. The server stores and shows it a moment later, together with what is written about the same time;
+    /// [`flush`](Self::flush) waits for that. A tool that writes faster than the server can store waits here.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -49,8 +48,8 @@ impl Ctx {
         self.0.write(Piece::Block(&block.into_payload())).await.map_err(from_engine)
     }
 
-    /// Waits until all that was written is durable and shown. What a call writes before it becomes a task is durable with
-    /// the task, so there is nothing to wait for until then.
+    /// Waits until all that was written is durable and shown. Output of a call that is not a task yet becomes durable with the task, so
+    /// until then there is nothing to wait for.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -58,9 +57,8 @@ impl Ctx {
         self.0.flush().await.map_err(from_engine)
     }
 
-    /// Writes content and saves where the work is, in one step: after an interruption either both are there or neither
-    /// is. A tool that writes in such steps, and begins each attempt where [`saved`](Self::saved) says, writes everything
-    /// exactly once.
+    /// Writes content and saves a checkpoint in one step: after an interruption either both are there or neither is. A tool that writes in
+    /// such steps, and begins each attempt where [`saved`](Self::saved) says, writes everything exactly once.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -69,7 +67,7 @@ impl Ctx {
         self.0.save(&blocks, Payload::of(checkpoint)?).await.map_err(from_engine)
     }
 
-    /// Says in words how it is getting on.
+    /// Reports in words how the work is getting on.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -77,8 +75,8 @@ impl Ctx {
         self.0.report_status(Some(message.as_ref().into()), None).await.map_err(from_engine)
     }
 
-    /// Says in numbers, and perhaps in words, how far it is: `ctx.progress(Progress::of(3, 10).message("third of ten"))`. What is
-    /// done must grow.
+    /// Reports progress in numbers, and perhaps in words: `ctx.progress(Progress::of(3, 10).message("third of ten"))`. What is done must
+    /// grow.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -96,7 +94,7 @@ impl Ctx {
         let question = question.into_payload();
         let answer = self.ask_raw(key, question.clone()).await?;
         let misfit = |why: String| ToolError::new(format!("the answer to `{key}` does not fit the question: {why}"));
-        // Who embeds the engine can give answers past every other check.
+        // A program that embeds the engine can submit answers past every other check.
         check_answer(&question, answer).map_err(misfit)?.read().map_err(|error| misfit(error.to_string()))
     }
 
@@ -104,7 +102,7 @@ impl Ctx {
     pub(crate) async fn ask_raw(&self, key: &str, question: Payload) -> Result<Payload, ToolError> {
         let mut accepts = self.accepts();
         if self.0.spec().findable {
-            // Where its client asks nobody, a model answers with a follow-up tool, by itself or after it has asked its user.
+            // Where the client cannot ask a person, a model answers with a follow-up tool, by itself or after it has asked its user.
             (accepts.elicit_form, accepts.elicit_url) = (true, true);
         }
         if let Some(lacking) = missing_capabilities_of(&question, accepts) {
@@ -117,8 +115,8 @@ impl Ctx {
         }
     }
 
-    /// Saves where the work is; after an interruption the next attempt finds it with [`saved`](Self::saved). What was
-    /// written before is durable with it.
+    /// Saves a checkpoint; after an interruption the next attempt finds it with [`saved`](Self::saved). Output that was written before is
+    /// durable with it.
     ///
     /// # Errors
     /// When the tool must stop or a limit is reached.
@@ -126,7 +124,7 @@ impl Ctx {
         self.0.save(&[], Payload::of(value)?).await.map_err(from_engine)
     }
 
-    /// What an earlier attempt saved last.
+    /// The checkpoint that an earlier attempt saved last.
     ///
     /// # Errors
     /// When it has another shape.
@@ -134,7 +132,7 @@ impl Ctx {
         Ok(self.0.checkpoint().map(Payload::read).transpose()?)
     }
 
-    /// Which run of the work this is, from 1.
+    /// Which attempt of the task this is, from 1.
     #[must_use]
     pub fn attempt(&self) -> u64 {
         self.0.attempt().0
@@ -147,8 +145,8 @@ impl Ctx {
         }
     }
 
-    /// Ends the connection, not the call, of a caller that can come back to it: it should, after `retry`. A caller that
-    /// cannot waits on.
+    /// Ends the connection, but not the call, of a caller that can reconnect, and asks it to do so after `retry`. Any other caller keeps
+    /// waiting.
     pub fn disconnect(&self, retry: Duration) {
         self.0.note(CallNote::Disconnect(retry));
     }
@@ -181,7 +179,7 @@ impl Ctx {
         self.0.spec().accepts
     }
 
-    /// What the caller brought along when it was asked to call again.
+    /// What the caller sent along when it was asked to call again.
     #[must_use]
     pub fn resumed(&self) -> Continuation {
         self.0.continuation()

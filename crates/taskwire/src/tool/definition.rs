@@ -49,21 +49,20 @@ pub struct Policy {
     pub retention: Option<Duration>,
     /// What happens when a task has written as much as is kept.
     pub overflow: Overflow,
-    /// Whether it shows its output while it is produced: a hint for clients.
+    /// Whether the tool streams its output: a hint for clients.
     pub streams: bool,
     /// What a model may be told at once when a call has become a task.
     pub immediate_response: Option<Arc<str>>,
-    /// Whether the same call, made again by a caller that knows no tasks while the first one runs, finds that one.
+    /// Whether the same call, repeated by a caller without tasks while the first one runs, joins that one.
     pub dedupe: bool,
-    /// How long a call goes on whose client hung up before it was answered (`Duration::MAX`: to its end); the server's default if
-    /// absent.
+    /// How long a call goes on after its client hung up (`Duration::MAX`: to its end); the server's default if absent.
     pub linger: Option<Duration>,
-    /// Whether it may write more than its result has, so that callers need a way to read the rest.
+    /// Whether the tool may write more than its result has, so that callers need a way to read the rest.
     pub output_exceeds_result: bool,
 }
 
 impl Policy {
-    /// Whether clients are told that it shows its output: only that of a task is shown.
+    /// Whether clients are told that the tool streams its output: only a task's output is streamed.
     pub(crate) fn shows_output(&self) -> bool {
         self.streams && self.task != TaskMode::Never
     }
@@ -76,7 +75,7 @@ type Body = Arc<dyn Fn(Ctx) -> BoxFuture<'static, Result<CallResult, ToolError>>
 pub struct Tool {
     name: Arc<str>,
     wire: Map<String, Value>,
-    /// The schema of what is taken, if that is more than is listed.
+    /// The schema of accepted arguments, if it is wider than the listed one.
     accepted_schema: Option<Value>,
     policy: Policy,
     body: Body,
@@ -155,7 +154,7 @@ impl Tool {
         self.with("annotations", annotations)
     }
 
-    /// Takes arguments by this schema, of which the listed one is the part that every client knows how to say.
+    /// Accepts arguments by this schema; the listed one is the part of it that every client can send.
     #[must_use]
     pub(crate) fn accepts_schema(mut self, schema: Value) -> Self {
         self.accepted_schema = Some(schema);
@@ -197,8 +196,8 @@ impl Tool {
         self
     }
 
-    /// Says that the tool shows its output while it is produced. A hint for clients, and for calls by those that want to
-    /// see it: they become tasks with the first output.
+    /// Declares that the tool streams its output. This is a hint for clients. The call of a client that wants to see output becomes a task
+    /// with the first output.
     #[must_use]
     pub fn streams(mut self) -> Self {
         self.policy.streams = true;
@@ -219,22 +218,21 @@ impl Tool {
         self
     }
 
-    /// Lets the same call, made again by a caller that knows no tasks while the first one runs, find that one.
+    /// Lets the same call, repeated by a caller without tasks while the first one runs, join that one.
     #[must_use]
     pub fn dedupe(mut self) -> Self {
         self.policy.dedupe = true;
         self
     }
 
-    /// How long a call goes on whose client hung up before it was answered; zero stops it at once, `Duration::MAX` lets it go on to
-    /// its end.
+    /// How long a call goes on after its client hung up; zero stops it at once, `Duration::MAX` lets it go on to its end.
     #[must_use]
     pub fn linger(mut self, span: Duration) -> Self {
         self.policy.linger = Some(span);
         self
     }
 
-    /// Treats its calls so, in every respect.
+    /// Sets the whole policy.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
@@ -267,11 +265,11 @@ pub(crate) fn is_tool_name(name: &str) -> bool {
 /// A tool that has been checked and is ready to be listed and called.
 pub(crate) struct CheckedTool {
     pub(crate) name: Arc<str>,
-    /// The definition as lists show it, but for what an era adds.
+    /// The definition as lists show it, without what an era adds.
     pub(crate) wire: Payload,
     pub(crate) policy: Policy,
     pub(crate) headers: Vec<HeaderParam>,
-    /// The schema of the arguments as it is listed, and what they are checked with.
+    /// The schema of the arguments as it is listed, and the compiled one that checks them.
     listed_schema: Value,
     input: Schema,
     output: Option<Schema>,
@@ -308,7 +306,7 @@ impl CheckedTool {
         Ok(Self { name, wire: Value::Object(tool.wire).into(), policy, headers, listed_schema: listed, input, output, body })
     }
 
-    /// Takes each `null` out of `arguments` that stands for something left out. Whether there was one.
+    /// Removes each `null` from `arguments` that stands for an omitted one; returns whether there was any.
     pub(crate) fn drop_nulls(&self, arguments: &mut Value) -> bool {
         drop_nulls(&self.listed_schema, arguments)
     }

@@ -13,30 +13,30 @@ use taskwire_core::{
 use super::{content::CallResult, question::Question};
 use crate::engine::{self, RunEnd};
 
-/// What a tool wants to know before it can go on, and what it wants to be given back with the answers.
+/// What a tool needs to know before it can go on, and the state that comes back with the answers.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct InputRequired {
     /// Questions by key.
     pub questions: BTreeMap<String, Payload>,
-    /// Given back with the answers, protected against change on the way.
+    /// Comes back with the answers, protected against change on the way.
     pub state: Option<Value>,
 }
 
 impl InputRequired {
-    /// A round that asks one thing.
+    /// Asks one question.
     #[must_use]
     pub fn ask(key: &str, question: Question) -> Self {
         Self::default().and(key, question)
     }
 
-    /// Asks one thing more.
+    /// Asks one more question.
     #[must_use]
     pub fn and(mut self, key: &str, question: Question) -> Self {
         self.questions.insert(key.to_owned(), question.into_payload());
         self
     }
 
-    /// Gives the state that comes back with the answers.
+    /// Sets the state that comes back with the answers.
     #[must_use]
     pub fn with_state(mut self, state: Value) -> Self {
         self.state = Some(state);
@@ -120,7 +120,7 @@ impl<E: std::error::Error> From<E> for ToolError {
     }
 }
 
-/// What went wrong while a tool used its context.
+/// Converts an error of the engine that a tool met while it used its context.
 pub(crate) fn from_engine(error: engine::Error) -> ToolError {
     match error {
         engine::Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound) => ToolError::stopped(),

@@ -1,6 +1,6 @@
-//! Writing tools: what a tool is, what it is given, what it may return. Start with [`Tool`] and [`Ctx`].
+//! Writing tools: what a tool is, what it gets, what it may return. Start with [`Tool`] and [`Ctx`].
 //!
-//! Knows the shapes of MCP that all eras share (content blocks, tool definitions), but no wire and no era.
+//! This folder knows the shapes of MCP that all eras share (content blocks, tool definitions), but no transport and no era.
 
 mod annotations;
 mod answer;

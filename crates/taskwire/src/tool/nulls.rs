@@ -1,14 +1,14 @@
-//! A `null` for something optional counts as left out: clients and frameworks fill in all that a schema has.
+//! A `null` for something optional counts as omitted: clients and frameworks fill in all that a schema has.
 
 use serde_json::Value;
 
 use crate::schema::{meant, referred};
 
-/// Schemas within schemas that are looked at before it is given up.
+/// Levels of nested schemas that are searched.
 const DEPTH_MAX: usize = 16;
 
-/// Takes out each `null` under a name that may be left out and whose schema takes no `null`, however deep. Whether there was one.
-/// Where it must not be left out, it stays, and does not fit.
+/// Removes each `null`, however deep, under an optional name whose schema does not accept `null`; returns whether there was any. Under a
+/// required name it stays, and does not fit.
 pub(crate) fn drop_nulls(schema: &Value, value: &mut Value) -> bool {
     within(schema, schema, value)
 }
@@ -41,7 +41,7 @@ fn within(root: &Value, schema: &Value, value: &mut Value) -> bool {
     changed
 }
 
-/// Whether `null` fits, as far as can be seen. Where it cannot be, it may: then whoever checks the arguments has the last word.
+/// Whether `null` fits, as far as can be seen. In doubt it does: then the check of the arguments decides.
 fn takes_null(root: &Value, schema: &Value, depth: usize) -> bool {
     let Some(members) = schema.as_object() else { return *schema != false };
     if depth > DEPTH_MAX {

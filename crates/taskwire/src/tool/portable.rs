@@ -1,7 +1,7 @@
 //! What some clients, or the providers of their models, refuse: tools that are good MCP and still cannot be used there.
 //!
-//! Decision 0051 has each rule and where it comes from. Only what breaks something is told: with most clients one tool that is
-//! refused takes all the others with it.
+//! Decision 0051 has each rule and its source. Only what breaks something is reported: most clients that refuse one tool lose all other
+//! tools of its server, too.
 
 use serde_json::{Map, Value};
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 const NAME_MAX: usize = 64;
 /// Characters of a tool's description.
 const DESCRIPTION_MAX: usize = 1024;
-/// Complaints about one tool; who reads that many knows enough.
+/// Warnings about one tool; more would not help.
 const COMPLAINTS_MAX: usize = 10;
 
 /// Formats that AutoGen knows; with any other it lists no tool at all.
@@ -19,14 +19,14 @@ const FORMATS: &str = "binary byte date date-time decimal double duration email 
 /// What must not stand at the top of a schema.
 const NOT_ON_TOP: [&str; 5] = ["allOf", "anyOf", "enum", "not", "oneOf"];
 
-/// What widely used clients or models would refuse about a tool: a line for each, with its place in the schema as a JSON pointer.
-/// Empty if nothing is known to.
+/// What widely used clients or models would refuse about a tool: one line each, with a JSON pointer into the schema. Empty if nothing is
+/// known.
 ///
 /// ```
 /// use serde_json::json;
 /// let schema = json!({"type": "object", "properties": {"paths": {"type": "array"}}});
-/// let told = taskwire::tool::portability("copy", "Copies files", &schema);
-/// assert!(told[0].starts_with("`/properties/paths` is an array without `items`"));
+/// let warnings = taskwire::tool::portability("copy", "Copies files", &schema);
+/// assert!(warnings[0].starts_with("`/properties/paths` is an array without `items`"));
 /// ```
 #[must_use]
 pub fn portability(name: &str, description: &str, input_schema: &Value) -> Vec<String> {
@@ -61,7 +61,7 @@ impl Check {
         }
     }
 
-    /// What holds for the schema of all arguments and for no part of it.
+    /// Checks what holds for the schema of all arguments but not for its parts.
     fn top(&mut self, schema: &Value) {
         for key in NOT_ON_TOP.iter().filter(|key| schema.get(**key).is_some()) {
             self.say("", &format!("has `{key}` at the top"), "OpenAI and Claude refuse such a tool; it can stand within a parameter");
@@ -72,113 +72,113 @@ impl Check {
         };
         let fits = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
         for name in properties.keys().filter(|name| name.is_empty() || name.len() > NAME_MAX || !name.chars().all(fits)) {
-            let place = below("/properties", name);
+            let pointer = below("/properties", name);
             let who = format!("Claude takes only names of 1 to {NAME_MAX} letters, digits, '_', '.' and '-'");
-            self.say(&place, "cannot be named so", &who);
+            self.say(&pointer, "cannot be named so", &who);
         }
     }
 
-    /// Any schema, and all that are in it.
-    fn schema(&mut self, schema: &Value, place: &str) {
+    /// Checks any schema, and all within it.
+    fn schema(&mut self, schema: &Value, pointer: &str) {
         let Some(members) = schema.as_object() else {
-            self.say(place, "has no `type`", "Gemini and AutoGen refuse such a tool");
+            self.say(pointer, "has no `type`", "Gemini and AutoGen refuse such a tool");
             return;
         };
         if members.contains_key("$ref") {
-            self.say(place, "refers to another place by `$ref`", "Gemini refuses such a tool; write it out in its place");
+            self.say(pointer, "refers to another place by `$ref`", "Gemini refuses such a tool; write it out in its place");
         }
-        self.kind(members, place);
-        if !place.is_empty() {
-            self.combined(members, place);
+        self.kind(members, pointer);
+        if !pointer.is_empty() {
+            self.combined(members, pointer);
         }
-        self.values(members, place);
-        self.required(members, place);
-        self.inner(members, place);
+        self.values(members, pointer);
+        self.required(members, pointer);
+        self.inner(members, pointer);
     }
 
-    fn kind(&mut self, members: &Map<String, Value>, place: &str) {
+    fn kind(&mut self, members: &Map<String, Value>, pointer: &str) {
         let kinds: Vec<&str> = match members.get("type") {
             Some(Value::String(kind)) => vec![kind.as_str()],
             Some(Value::Array(kinds)) => {
                 let who = "Gemini, AutoGen and CrewAI refuse such a tool; choose one (what may be left out need not be null)";
-                self.say(place, "has a list of types", who);
+                self.say(pointer, "has a list of types", who);
                 kinds.iter().filter_map(Value::as_str).collect()
             }
             _ => Vec::new(),
         };
         let stands_for_it = ["$ref", "allOf", "anyOf", "const", "oneOf"];
         if !members.contains_key("type") && !stands_for_it.iter().any(|key| members.contains_key(*key)) {
-            self.say(place, "has no `type`", "Gemini and AutoGen refuse such a tool");
+            self.say(pointer, "has no `type`", "Gemini and AutoGen refuse such a tool");
         }
         if kinds.contains(&"array") && members.get("items").is_none_or(|items| *items == false) {
-            self.say(place, "is an array without `items`", "OpenAI, Gemini and VS Code refuse such a tool; say what is in it");
+            self.say(pointer, "is an array without `items`", "OpenAI, Gemini and VS Code refuse such a tool; say what is in it");
         }
     }
 
-    fn combined(&mut self, members: &Map<String, Value>, place: &str) {
+    fn combined(&mut self, members: &Map<String, Value>, pointer: &str) {
         for (key, instead) in [("oneOf", "`anyOf` does"), ("allOf", "write out what they are together")] {
             if members.contains_key(key) {
-                self.say(place, &format!("has `{key}`"), &format!("OpenAI and Gemini refuse such a tool; {instead}"));
+                self.say(pointer, &format!("has `{key}`"), &format!("OpenAI and Gemini refuse such a tool; {instead}"));
             }
         }
     }
 
-    fn values(&mut self, members: &Map<String, Value>, place: &str) {
+    fn values(&mut self, members: &Map<String, Value>, pointer: &str) {
         if members.contains_key("const") {
-            self.say(place, "has `const`", "Gemini refuses such a tool; an `enum` of one value does");
+            self.say(pointer, "has `const`", "Gemini refuses such a tool; an `enum` of one value does");
         }
         let odd = |values: &Vec<Value>| values.iter().any(|value| !value.is_string());
         if members.get("enum").and_then(Value::as_array).is_some_and(odd) {
-            self.say(place, "has an `enum` of other values than texts", "Gemini refuses such a tool");
+            self.say(pointer, "has an `enum` of other values than texts", "Gemini refuses such a tool");
         }
         if let Some(format) =
             members.get("format").and_then(Value::as_str).filter(|format| !FORMATS.split(' ').any(|known| known == *format))
         {
-            self.say(place, &format!("has the `format` {format:?}"), "AutoGen does not know it and lists no tool of the server");
+            self.say(pointer, &format!("has the `format` {format:?}"), "AutoGen does not know it and lists no tool of the server");
         }
     }
 
-    fn required(&mut self, members: &Map<String, Value>, place: &str) {
+    fn required(&mut self, members: &Map<String, Value>, pointer: &str) {
         let properties = members.get("properties").and_then(Value::as_object);
         for name in members.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
             if properties.is_none_or(|properties| !properties.contains_key(name)) {
-                self.say(place, &format!("requires {name:?}, which is not among its `properties`"), "Gemini refuses such a tool");
+                self.say(pointer, &format!("requires {name:?}, which is not among its `properties`"), "Gemini refuses such a tool");
             }
         }
     }
 
-    fn inner(&mut self, members: &Map<String, Value>, place: &str) {
+    fn inner(&mut self, members: &Map<String, Value>, pointer: &str) {
         for key in ["properties", "$defs", "definitions"] {
             for (name, schema) in members.get(key).and_then(Value::as_object).into_iter().flatten() {
-                self.schema(schema, &below(&below(place, key), name));
+                self.schema(schema, &below(&below(pointer, key), name));
             }
         }
         for key in ["anyOf", "oneOf", "allOf", "prefixItems"] {
             for (at, schema) in members.get(key).and_then(Value::as_array).into_iter().flatten().enumerate() {
-                // At the top these say more of the same object: that they are there at all has been told.
-                if !(place.is_empty() && schema.get("type").is_none()) {
-                    self.schema(schema, &below(&below(place, key), &at.to_string()));
+                // At the top these describe the same object, and `top` has reported them already.
+                if !(pointer.is_empty() && schema.get("type").is_none()) {
+                    self.schema(schema, &below(&below(pointer, key), &at.to_string()));
                 }
             }
         }
         if let Some(items) = members.get("items").filter(|items| **items != false) {
-            self.schema(items, &below(place, "items"));
+            self.schema(items, &below(pointer, "items"));
         }
-        // Any value may come under other names, unless it is said which.
+        // An `additionalProperties` that is a boolean or empty describes no values.
         if let Some(others) = members.get("additionalProperties").filter(|others| others.as_object().is_some_and(|it| !it.is_empty())) {
-            self.schema(others, &below(place, "additionalProperties"));
+            self.schema(others, &below(pointer, "additionalProperties"));
         }
     }
 
-    fn say(&mut self, place: &str, what: &str, who: &str) {
-        let place = if place.is_empty() { "the schema".to_owned() } else { format!("`{place}`") };
-        self.found.push(format!("{place} {what}: {who}"));
+    fn say(&mut self, pointer: &str, what: &str, who: &str) {
+        let pointer = if pointer.is_empty() { "the schema".to_owned() } else { format!("`{pointer}`") };
+        self.found.push(format!("{pointer} {what}: {who}"));
     }
 }
 
-/// A place within another, as a JSON pointer.
-fn below(place: &str, name: &str) -> String {
-    format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
+/// The JSON pointer to a member.
+fn below(pointer: &str, name: &str) -> String {
+    format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
 #[cfg(test)]
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn each_complaint_has_its_pointer_and_who_would_refuse_it() {
-        for (property, told) in [
+        for (property, expected) in [
             (json!({"type": ["string", "null"]}), "has a list of types: Gemini, AutoGen and CrewAI"),
             (json!({"type": "array"}), "is an array without `items`: OpenAI, Gemini and VS Code"),
             (json!({"type": "array", "prefixItems": [{"type": "string"}]}), "is an array without `items`"),
@@ -229,21 +229,21 @@ mod tests {
         ] {
             let found = of(json!({"x": property}));
             assert_eq!(found.len(), 1, "{property}: {found:?}");
-            assert!(found[0].starts_with(&format!("`/properties/x` {told}")), "{property}: {found:?}");
+            assert!(found[0].starts_with(&format!("`/properties/x` {expected}")), "{property}: {found:?}");
         }
     }
 
     #[test]
     fn pointers_are_right_however_deep_they_are() {
         let array = json!({"type": "array"});
-        for (property, place) in [
+        for (property, pointer) in [
             (json!({"type": "array", "items": array}), "/properties/a~1b/items"),
             (json!({"type": "object", "properties": {"c~d": array}}), "/properties/a~1b/properties/c~0d"),
             (json!({"anyOf": [{"type": "string"}, array]}), "/properties/a~1b/anyOf/1"),
             (json!({"type": "object", "additionalProperties": array}), "/properties/a~1b/additionalProperties"),
         ] {
             let found = of(json!({"a/b": property}));
-            assert!(found.iter().any(|line| line.starts_with(&format!("`{place}` is an array"))), "{property}: {found:?}");
+            assert!(found.iter().any(|line| line.starts_with(&format!("`{pointer}` is an array"))), "{property}: {found:?}");
         }
         let defined = json!({"type": "object", "properties": {}, "$defs": {"x": array}});
         assert!(portability("t", "", &defined)[0].starts_with("`/$defs/x` is an array"), "{defined}");
@@ -267,11 +267,11 @@ mod tests {
     #[test]
     fn names_and_descriptions_have_their_limits() {
         let schema = json!({"type": "object", "properties": {}});
-        let told = |name: &str, description: &str| portability(name, description, &schema);
-        assert_eq!(told(&"x".repeat(64), &"é".repeat(1024)), [""; 0]);
-        assert_eq!(told("files.copy", ""), ["the name has a '.' in it: OpenAI and Claude take only letters, digits, '_' and '-'"]);
-        assert_eq!(told(&"x".repeat(65), ""), ["the name has 65 characters: OpenAI and Claude take at most 64"]);
-        assert_eq!(told("x", &"é".repeat(1025)), ["the description has 1025 characters: OpenAI refuses a tool with more than 1024"]);
+        let warnings = |name: &str, description: &str| portability(name, description, &schema);
+        assert_eq!(warnings(&"x".repeat(64), &"é".repeat(1024)), [""; 0]);
+        assert_eq!(warnings("files.copy", ""), ["the name has a '.' in it: OpenAI and Claude take only letters, digits, '_' and '-'"]);
+        assert_eq!(warnings(&"x".repeat(65), ""), ["the name has 65 characters: OpenAI and Claude take at most 64"]);
+        assert_eq!(warnings("x", &"é".repeat(1025)), ["the description has 1025 characters: OpenAI refuses a tool with more than 1024"]);
     }
 
     #[test]

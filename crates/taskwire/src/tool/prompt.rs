@@ -1,4 +1,4 @@
-//! Prompts: what a person chooses in a client, and what a model is given then.
+//! Prompts: messages for a model that a person chooses in a client.
 
 use std::{fmt, sync::Arc};
 
@@ -19,13 +19,13 @@ use crate::engine::Continuation;
 pub struct PromptCall {
     /// The prompt's arguments.
     pub arguments: Map<String, Value>,
-    /// What the caller brought along when it was asked to call again.
+    /// What the caller sent along when it was asked to call again.
     pub resumed: Continuation,
     /// What the caller can be asked.
     pub accepts: AcceptedQuestions,
 }
 
-/// A prompt: its definition and what it gives.
+/// A prompt: its definition and the code that makes its messages.
 #[derive(Clone)]
 pub struct Prompt {
     pub(crate) name: Arc<str>,
@@ -123,7 +123,7 @@ impl Message {
         Self { role: "user", content: content.into() }
     }
 
-    /// What the model is made to have said.
+    /// A message in the model's name.
     #[must_use]
     pub fn assistant(content: impl Into<Content>) -> Self {
         Self { role: "assistant", content: content.into() }

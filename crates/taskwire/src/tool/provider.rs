@@ -43,7 +43,7 @@ pub(crate) type Handler<I> = Arc<dyn Fn(I) -> BoxFuture<'static, Result<Value, T
 
 /// A source of tools, prompts and resources.
 ///
-/// Lists are in a stable order. What is looked up by name is in the list, and the other way round.
+/// Lists are in a stable order. A lookup by name finds exactly what is listed.
 pub trait Provider: Send + Sync + 'static {
     /// All tools.
     fn tools(&self) -> Vec<Arc<ReadyTool>>;
@@ -51,7 +51,7 @@ pub trait Provider: Send + Sync + 'static {
     /// The tool of this name.
     fn tool(&self, name: &str) -> Option<Arc<ReadyTool>>;
 
-    /// What goes on with the tasks of a tool that is no longer there, if anything can.
+    /// The tool that continues the tasks of a tool that was removed, if there is one.
     fn retired_tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
         let _ = name;
         None
@@ -72,13 +72,13 @@ pub trait Provider: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Values for an argument; `None` if nothing here has it.
+    /// Values for an argument; `None` if this provider does not have it.
     fn complete(&self, request: CompletionRequest) -> BoxFuture<'_, Option<Completion>> {
         let _ = request;
         Box::pin(async { None })
     }
 
-    /// Tells of changes.
+    /// Notifies of changes.
     fn changes(&self) -> watch::Receiver<Changes>;
 }
 

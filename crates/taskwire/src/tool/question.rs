@@ -10,16 +10,16 @@ use super::{
     typed::{as_choices, schema_of, without_null},
 };
 
-/// Something that only the caller knows.
+/// A question that only the caller can answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
     method: &'static str,
     params: Value,
 }
 
-/// The field of a question that wants a yes or a no.
+/// The field of a yes-or-no question.
 const CONFIRM: &str = "confirm";
-/// The field of a question that wants one of several.
+/// The field of a choice.
 const CHOICE: &str = "answer";
 
 impl Question {
@@ -115,8 +115,8 @@ impl Question {
 /// Formats of text that a form may have, by the protocol.
 pub(super) const FORMATS: [&str; 4] = ["email", "uri", "date", "date-time"];
 
-/// Says of a field what a form can say: no field may be null (it may be left out), choices are listed, and formats are
-/// those that clients know.
+/// Reduces a field to what a form can say: no field may be null (it may be left out), choices are listed, and formats are those that
+/// clients know.
 fn simplify(field: &mut Value) {
     without_null(field);
     let Some(members) = field.as_object_mut() else { return };
@@ -126,7 +126,7 @@ fn simplify(field: &mut Value) {
     }
 }
 
-/// As [`Question::lacks`], for a question in its wire shape.
+/// As [`Question::missing_capabilities`], for a question in its wire shape.
 pub(crate) fn missing_capabilities_of(question: &Payload, accepts: AcceptedQuestions) -> Option<Value> {
     let question: Value = question.read().ok()?;
     missing_capabilities(question["method"].as_str()?, &question["params"], accepts)
@@ -145,10 +145,10 @@ fn missing_capabilities(method: &str, params: &Value, accepts: AcceptedQuestions
     (!accepted).then_some(needed)
 }
 
-/// Marks an answer that is none: the client said that it cannot, or must not, give one.
+/// Marks an answer that is none: the client replied that it cannot, or must not, give one.
 pub(crate) const REFUSED: &str = "dev.taskwire/refused";
 
-/// What a client says instead of an answer: an error of the protocol.
+/// The protocol error that a client replied with instead of an answer.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Refusal {
     pub(crate) code: i64,
@@ -156,7 +156,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal, if this is no answer.
+    /// The refusal, if this is one.
     pub(crate) fn of(answer: &Payload) -> Option<Self> {
         #[derive(Deserialize)]
         struct Refused {
@@ -170,7 +170,7 @@ impl Refusal {
     }
 }
 
-/// What came back.
+/// The answer to a question.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Answer {
     /// `accept`, `decline` or `cancel`, for a form or a page.
@@ -179,7 +179,7 @@ pub struct Answer {
     /// The filled-in form.
     #[serde(default)]
     pub content: Option<Value>,
-    /// Everything else that came, for kinds that are no form.
+    /// All other members, for questions that are no form.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -191,7 +191,7 @@ impl Answer {
         self.action.as_deref() == Some("accept")
     }
 
-    /// Whether the answer to [`Question::confirm`] is yes. Who declined said no.
+    /// Whether the answer to [`Question::confirm`] is yes. To decline means no.
     #[must_use]
     pub fn confirmed(&self) -> bool {
         self.is_accepted() && self.content.as_ref().is_some_and(|content| content[CONFIRM] == true)

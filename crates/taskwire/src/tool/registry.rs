@@ -24,7 +24,7 @@ struct Lists {
     retired_tool: Option<Arc<ReadyTool>>,
 }
 
-/// A provider that is filled by code; it may change while it is served, and listeners are told.
+/// A provider that is filled by code. It may change while it is served; listeners are notified.
 #[derive(Clone, Default)]
 pub struct Registry {
     lists: Arc<RwLock<Lists>>,
@@ -69,8 +69,8 @@ impl Registry {
         Ok(self)
     }
 
-    /// Replaces all tools at once; those that are unchanged in every respect but their code are replaced too. Tasks that
-    /// run go on as they were. Where one cannot be used, everything stays as it is.
+    /// Replaces all tools at once, also those whose definition stays the same. Running tasks go on with the old code. If one tool cannot be
+    /// used, nothing changes.
     ///
     /// # Errors
     /// When a name or a schema cannot be used.
@@ -82,14 +82,14 @@ impl Registry {
         Ok(self)
     }
 
-    /// Takes a tool away. Tasks that it runs go on.
+    /// Removes a tool. Its running tasks go on.
     pub fn remove_tool(&self, name: &str) -> &Self {
         self.write().tools.retain(|tool| &*tool.0.name != name);
         self.changes.send_modify(|changes| changes.tools += 1);
         self
     }
 
-    /// Goes on with tasks whose tool is no longer there.
+    /// Sets the tool that continues the tasks of tools that were removed.
     ///
     /// # Errors
     /// When its name or one of its schemas cannot be used.
@@ -109,7 +109,7 @@ impl Registry {
         self
     }
 
-    /// Takes a prompt away.
+    /// Removes a prompt.
     pub fn remove_prompt(&self, name: &str) -> &Self {
         self.write().prompts.retain(|prompt| &*prompt.name != name);
         self.changes.send_modify(|changes| changes.prompts += 1);
@@ -127,20 +127,20 @@ impl Registry {
         self
     }
 
-    /// Adds a family of resources.
+    /// Adds a resource template.
     pub fn template(&self, template: ResourceTemplate) -> &Self {
         self.write().templates.push(template);
         self.changes.send_modify(|changes| changes.resources += 1);
         self
     }
 
-    /// Tells listeners that a resource has other contents now.
+    /// Notifies listeners that a resource has changed.
     pub fn resource_updated(&self, uri: &str) -> &Self {
         self.changes.send_modify(|changes| *changes.updated.entry(uri.to_owned()).or_default() += 1);
         self
     }
 
-    /// Answers requests for completions.
+    /// Sets the function that completes arguments.
     pub fn completions<F, Fut>(&self, complete: F) -> &Self
     where
         F: Fn(CompletionRequest) -> Fut + Send + Sync + 'static,

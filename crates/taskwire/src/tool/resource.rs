@@ -18,9 +18,9 @@ use crate::{engine::Continuation, schema::percent_decoded};
 /// A request for a resource.
 #[derive(Debug, Clone)]
 pub struct ResourceCall {
-    /// Which.
+    /// Which resource.
     pub uri: String,
-    /// What the caller brought along when it was asked to call again.
+    /// What the caller sent along when it was asked to call again.
     pub resumed: Continuation,
     /// What the caller can be asked.
     pub accepts: AcceptedQuestions,
@@ -81,7 +81,7 @@ impl ResourceTemplate {
     /// A template whose variables are a Rust type: a field for each. They come as texts; numbers and flags are read from them.
     ///
     /// ```no_run
-    /// use taskwire::tool::{Json, Registry, ResourceCall, Template, ToolError};
+    /// use taskwire::tool::{Json, Registry, ResourceCall, ResourceTemplate, ToolError};
     ///
     /// #[derive(serde::Deserialize, schemars::JsonSchema)]
     /// struct Month {
@@ -93,7 +93,7 @@ impl ResourceTemplate {
     ///     Ok(Json(vec![args.year, args.month]))
     /// }
     ///
-    /// Registry::new().template(Template::new("sales://{year}/{month}", "sales", sales).description("What was sold in a month"));
+    /// Registry::new().template(ResourceTemplate::new("sales://{year}/{month}", "sales", sales).description("What was sold in a month"));
     /// ```
     pub fn new<A, R, F, Fut>(template: &str, name: &str, read: F) -> Self
     where
@@ -169,7 +169,7 @@ macro_rules! described {
 }
 described!(Resource, ResourceTemplate);
 
-/// Says of each of the contents what kind it is, unless it says so itself.
+/// Sets the MIME type of each content that has none.
 fn of_type(mut contents: Value, mime_type: &str) -> Value {
     let pieces = contents.get_mut("contents").and_then(Value::as_array_mut);
     for piece in pieces.into_iter().flatten().filter_map(Value::as_object_mut) {
@@ -178,7 +178,7 @@ fn of_type(mut contents: Value, mime_type: &str) -> Value {
     contents
 }
 
-/// The variables of a template with what they are in a URI; nothing if it is another kind of URI.
+/// The variables of a template with their values in a URI; `None` if the URI does not match.
 fn variables<'t, 'u>(template: &'t str, uri: &'u str) -> Option<Vec<(&'t str, &'u str)>> {
     let (mut pattern, mut rest, mut found) = (template, uri, Vec::new());
     while let Some((literal, tail)) = pattern.split_once('{') {

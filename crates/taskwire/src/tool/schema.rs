@@ -1,4 +1,4 @@
-//! What else a tool's schema says: which arguments are also sent as headers.
+//! The error of a schema that cannot be used, and the arguments that clients also send as headers (`x-mcp-header`).
 
 use serde_json::{Number, Value};
 
@@ -6,18 +6,18 @@ use serde_json::{Number, Value};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} of tool `{tool}` cannot be used: {why}")]
 pub struct InvalidSchema {
-    /// Whose.
+    /// The tool's name.
     pub tool: String,
-    /// Which.
+    /// Which of its schemas, or its name.
     pub what: &'static str,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
 /// Below this (2^53) a float is exactly the whole number that it seems to be.
 const EXACT_BELOW: f64 = (1_u64 << 53) as f64;
 
-/// The integer that a float without a fraction is, where that is exact.
+/// The integer that a float without a fraction stands for, where that is exact.
 pub(crate) fn integer(number: &Number) -> Option<i64> {
     let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0)?;
     (float.abs() < EXACT_BELOW).then_some(float as i64)

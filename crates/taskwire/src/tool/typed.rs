@@ -1,4 +1,4 @@
-//! Rust types as clients are told of them, and what clients give as Rust types.
+//! Rust types as schemas for clients, and values from clients as Rust types.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::nulls::drop_nulls;
 
-/// The schema of the fields of a type, as every client takes it: all in its place, since many know no `$ref`; no `null` where a
-/// field may be left out; choices as a list; no formats of numbers, which say nothing to a model and which some clients refuse.
+/// The schema of a type's fields, as every client accepts it: everything inline, since many know no `$ref`; no `null` where a field may be
+/// left out; choices as a list; no formats of numbers, which say nothing to a model and which some clients refuse.
 pub(super) fn schema_of<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
@@ -48,7 +48,7 @@ fn simplify(schema: &mut Value) {
     }
 }
 
-/// Takes `null` from the schema of something that may be left out instead.
+/// Removes `null` from the schema of a field that may be left out instead.
 pub(super) fn without_null(field: &mut Value) {
     let Some(members) = field.as_object_mut() else { return };
     let is_null = |kind: &Value| kind == "null" || kind["type"] == "null";
@@ -68,7 +68,7 @@ pub(super) fn without_null(field: &mut Value) {
             let only = only.clone();
             members.remove("anyOf");
             for (key, said) in only {
-                // What is said of the field goes before what is said of its type.
+                // The field's own description wins over that of its type.
                 members.entry(key).or_insert(said);
             }
         }
@@ -78,7 +78,7 @@ pub(super) fn without_null(field: &mut Value) {
     }
 }
 
-/// Lists texts to choose from, where each is a schema of its own because something is said of it. That goes to the description.
+/// Turns choices that are schemas of their own, because each has a description, into a list. The descriptions go into the field's.
 pub(super) fn as_choices(members: &mut Map<String, Value>) {
     let Some(kinds) = members.get("oneOf").and_then(Value::as_array) else { return };
     let (mut choices, mut lines) = (Vec::new(), Vec::new());
@@ -105,7 +105,7 @@ pub(super) fn as_choices(members: &mut Map<String, Value>) {
     }
 }
 
-/// Reads a type from texts by name: what its schema wants to be a number or a flag is read as one.
+/// Reads a type from texts by name: a text becomes a number or a flag where the schema wants one.
 pub(super) fn read_texts<T: DeserializeOwned>(schema: &Value, texts: Map<String, Value>) -> Result<T, serde_json::Error> {
     let meant = |(name, value): (String, Value)| {
         let kind = schema["properties"][name.as_str()]["type"].as_str();

@@ -1,7 +1,7 @@
-//! The room for messages that are being read or answered: all of them together have a bound, whoever sends them.
+//! Limits the memory for all HTTP bodies together that are being read or answered.
 //!
-//! Room is taken for bytes that have come, not for those that were announced. A small message needs none, so that it is served however much
-//! others have sent. Where there is none left, a body that has been on its way for too long loses its room to the next one.
+//! Bytes count when they arrive, not when they are announced. A small message does not count, so it is served however much others have
+//! sent. When the budget is exhausted, a body that has been arriving for too long is evicted for the next one.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,46 +15,42 @@ use tokio::sync::oneshot;
 
 use crate::config::Config;
 
-/// Bytes of each message that need no room.
+/// Bytes of each message that do not count.
 const FREE_BYTES: usize = 4 * 1024;
-/// How long a body can be sure of its room.
+/// How long a body cannot be evicted.
 const EVICTABLE_AFTER: Duration = Duration::from_secs(1);
 
-/// There is no room for a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BudgetExhausted;
 
-/// All room that there is.
 #[derive(Debug)]
 pub(crate) struct BodyBudget {
     bytes: usize,
-    /// How much of it one caller can have.
+    /// How much one caller can have.
     caller_bytes: usize,
     table: Mutex<Table>,
 }
 
-/// What is taken of it.
 #[derive(Debug, Default)]
 struct Table {
     used: usize,
     callers: HashMap<CallerId, usize>,
-    /// Bodies on their way, the oldest first. They are kept here so that what loses its room is gone at once.
+    /// Bodies that are arriving, the oldest first. Their bytes are here, so that an evicted body is freed at once.
     pending: BTreeMap<u64, PendingBody>,
     next: u64,
 }
 
-/// A body on its way.
 #[derive(Debug)]
 struct PendingBody {
     caller: CallerId,
     since: Timestamp,
     bytes: Vec<u8>,
     counted_bytes: usize,
-    /// Goes with it, which tells whoever reads the body.
+    /// Dropped with the body, which notifies its reader.
     _evicted: oneshot::Sender<()>,
 }
 
-/// Whoever reads a body.
+/// A body while it is being read.
 #[derive(Debug)]
 pub(crate) struct BodyBuffer {
     budget: Arc<BodyBudget>,
@@ -62,42 +58,41 @@ pub(crate) struct BodyBuffer {
     since: Timestamp,
     /// Bytes that are kept of the message besides its body.
     head: usize,
-    /// Bytes that the body can have at most.
     most: usize,
     storage: Storage,
 }
 
 #[derive(Debug)]
 enum Storage {
-    /// Small so far, which is nobody's concern.
+    /// Too small to count.
     Uncounted(Vec<u8>),
-    /// In the table, under this number, until it loses its room.
+    /// In the table, under this number, until it is evicted.
     Counted(u64, oneshot::Receiver<()>),
 }
 
-/// A message that has come, with the room that it takes for as long as this lives.
+/// A body that has arrived, with what it takes of the budget.
 #[derive(Debug)]
 pub(crate) struct ReceivedBody {
     pub(crate) bytes: Bytes,
     pub(crate) permit: BodyPermit,
 }
 
-/// Room that is given back when this is dropped.
+/// What a body takes of the budget, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct BodyPermit(Option<(Arc<BodyBudget>, CallerId, usize)>);
 
 impl Drop for BodyPermit {
     fn drop(&mut self) {
-        if let Some((bodies, caller, room)) = self.0.take() {
-            bodies.table().release(&caller, room);
+        if let Some((budget, caller, bytes)) = self.0.take() {
+            budget.table().release(&caller, bytes);
         }
     }
 }
 
 impl BodyBudget {
-    /// As much room as this server has. Where callers are told apart, none of them can have more than half of it.
+    /// The budget of this server. If callers need tokens, none of them can have more than half of it.
     pub(crate) fn new(config: &Config) -> Arc<Self> {
-        // The largest message must find room, whatever is configured.
+        // The largest message must fit, whatever is configured.
         let bytes = config.http.all_bodies_bytes.max(config.body_bytes);
         let caller_bytes = if config.auth.is_required() { (bytes / 2).max(config.body_bytes) } else { bytes };
         Arc::new(Self { bytes, caller_bytes, table: Mutex::default() })
@@ -107,7 +102,7 @@ impl BodyBudget {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to read a body of at most `most` bytes, with so many that are kept besides.
+    /// Begins to read a body of at most `most` bytes; `head` bytes are kept besides.
     pub(crate) fn begin(
         self: &Arc<Self>,
         caller: &CallerId,
@@ -123,7 +118,7 @@ impl BodyBudget {
 }
 
 impl BodyBuffer {
-    /// Takes the next piece, if there is room for it.
+    /// Adds the next piece, if the budget allows it.
     pub(crate) fn add(&mut self, piece: &[u8], now: Timestamp) -> Result<(), BudgetExhausted> {
         if let Storage::Uncounted(bytes) = &mut self.storage {
             let needed = bytes.len() + piece.len();
@@ -132,10 +127,10 @@ impl BodyBuffer {
                 append(bytes, capacity, piece);
                 return Ok(());
             }
-            let (lost, told) = oneshot::channel();
+            let (evicted, on_evicted) = oneshot::channel();
             let (caller, bytes) = (self.caller.clone(), std::mem::take(bytes));
-            let number = self.budget.table().enter(PendingBody { caller, since: self.since, bytes, counted_bytes: 0, _evicted: lost });
-            self.storage = Storage::Counted(number, told);
+            let number = self.budget.table().enter(PendingBody { caller, since: self.since, bytes, counted_bytes: 0, _evicted: evicted });
+            self.storage = Storage::Counted(number, on_evicted);
         }
         let Storage::Counted(number, _) = self.storage else { return Ok(()) };
         let mut table = self.budget.table();
@@ -149,26 +144,25 @@ impl BodyBuffer {
         Ok(())
     }
 
-    /// Waits until it loses its room.
     pub(crate) async fn evicted(&mut self) {
         match &mut self.storage {
             Storage::Uncounted(_) => std::future::pending().await,
-            Storage::Counted(_, lost) => {
-                let _ = lost.await;
+            Storage::Counted(_, on_evicted) => {
+                let _ = on_evicted.await;
             }
         }
     }
 
-    /// All of it has come.
+    /// The body has arrived completely.
     pub(crate) fn finish(mut self) -> Result<ReceivedBody, BudgetExhausted> {
-        let (bytes, room) = match std::mem::replace(&mut self.storage, Storage::Uncounted(Vec::new())) {
+        let (bytes, permit) = match std::mem::replace(&mut self.storage, Storage::Uncounted(Vec::new())) {
             Storage::Uncounted(bytes) => (bytes, None),
             Storage::Counted(number, _) => {
                 let reading = self.budget.table().pending.remove(&number).ok_or(BudgetExhausted)?;
                 (reading.bytes, Some((self.budget.clone(), reading.caller, reading.counted_bytes)))
             }
         };
-        Ok(ReceivedBody { bytes: bytes.into(), permit: BodyPermit(room) })
+        Ok(ReceivedBody { bytes: bytes.into(), permit: BodyPermit(permit) })
     }
 }
 
@@ -188,15 +182,15 @@ impl Table {
         number
     }
 
-    /// Forgets a body that was on its way, if it still was.
+    /// Removes a body that is arriving, if it still is.
     fn leave(&mut self, number: u64) {
         if let Some(reading) = self.pending.remove(&number) {
             self.release(&reading.caller, reading.counted_bytes);
         }
     }
 
-    /// Takes so much more room for a body of this caller. It may cost bodies their room that began before it: those of the same caller
-    /// where that has its share, else anybody's.
+    /// Counts `more` bytes for a body of this caller. That may evict bodies that began before it: those of the same caller if it has used
+    /// its share, else anybody's.
     fn take(&mut self, bodies: &BodyBudget, caller: &CallerId, more: usize, number: u64, now: Timestamp) -> Result<(), BudgetExhausted> {
         loop {
             let is_over_share = self.callers.get(caller).copied().unwrap_or(0) + more > bodies.caller_bytes;
@@ -228,7 +222,7 @@ impl Table {
     }
 }
 
-/// How much is set aside for so many bytes: more than they need if they did not fit, so that they are seldom moved.
+/// The capacity for `needed` bytes: if they do not fit, more than they need, so that they are seldom moved.
 fn grown(capacity: usize, needed: usize, most: usize) -> usize {
     if needed <= capacity { capacity } else { needed.max((2 * capacity).min(most)) }
 }
@@ -259,7 +253,7 @@ mod tests {
         CallerId::new(name)
     }
 
-    /// A body of which so many bytes have come.
+    /// A body of which this many bytes have arrived.
     fn half(bodies: &Arc<BodyBudget>, name: &str, bytes: usize, now: i64) -> Result<BodyBuffer, BudgetExhausted> {
         let mut intake = bodies.begin(&caller(name), 0, BODY, at(now))?;
         for piece in vec![b'x'; bytes].chunks(KIB) {

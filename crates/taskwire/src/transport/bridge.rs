@@ -1,8 +1,7 @@
-//! A process that joined another one's server: it passes the messages of its own client on, and what comes back.
+//! The bridge of a process that joined another one's server: it forwards its client's messages, and what comes back.
 //!
-//! The way is HTTP on a socket in the data directory, so that sessions and streams go on where they were when the server
-//! at the other end is replaced: a stream is resumed by the last event that came, and a request that was not answered is sent
-//! again. The server finds the work of such a call ([`Waiter`](crate::dialect)).
+//! It uses HTTP on a socket in the data directory, so that sessions and streams survive when another server takes over: the bridge resumes
+//! a stream from its last event id, and resends a request that was not answered. The server finds the work of such a call by its waiters.
 
 use std::{
     collections::HashMap,
@@ -42,22 +41,22 @@ use super::{
 
 const SESSION_ID: &str = "mcp-session-id";
 const LAST_EVENT_ID: &str = "last-event-id";
-/// Messages that wait to be written; then whoever sends waits.
+/// How many messages wait to be written; then senders wait.
 const QUEUE_LEN: usize = 64;
-/// Bytes of one event; the server at the other end has limits of its own.
+/// The longest event; the server has limits of its own.
 const EVENT_BYTES_MAX: usize = 1 << 30;
-/// How long to wait before a request is tried again.
+/// How long to wait before a request is sent again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a stream that was ended is left alone, if its server does not say.
+/// How long to wait before a stream is resumed, if the server does not say.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long a server that has too much to do is left alone.
+/// How long to wait for a server that has too much to do.
 const BUSY: Duration = Duration::from_secs(1);
-/// How long the work of a request that its client cancelled may take to be found again and stopped.
+/// How long a cancelled request may take to find its work and stop it.
 const CANCEL: Duration = Duration::from_secs(30);
-/// How long requests that are under way may take when the input has ended.
+/// How long open requests may take when the input has ended.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Leads to the server, whichever process that is at the moment.
+/// Connects to the server, whichever process that is at the moment.
 pub trait Dial: Send + Sync + 'static {
     /// A connection to the server. Waits until there is one.
     ///
@@ -66,10 +65,9 @@ pub trait Dial: Send + Sync + 'static {
     fn dial(&self) -> BoxFuture<'_, io::Result<UnixStream>>;
 }
 
-/// Passes the messages of one client on to a server of another process.
+/// Forwards the messages of one client to the server of another process.
 pub struct Bridge {
     server: Arc<ServerLink>,
-    /// Bytes of one message.
     body_bytes: usize,
 }
 
@@ -80,7 +78,7 @@ impl std::fmt::Debug for Bridge {
 }
 
 impl Bridge {
-    /// A bridge to the server that `dial` leads to, for messages of at most `body_bytes`.
+    /// A bridge to the server that `dial` connects to, for messages of at most `body_bytes`.
     #[must_use]
     pub fn new(dial: impl Dial, body_bytes: usize) -> Self {
         let stream = crate::clock::new_session_id().as_str().to_owned();
@@ -108,9 +106,9 @@ impl Bridge {
             // The client does not read any more.
             _ = &mut writer => Ok(()),
         };
-        let Client { server: way, lines, mut requests, session_stream: standing, in_flight } = client;
-        drop(standing);
-        // Listeners have nothing to wait for.
+        let Client { server, lines, mut requests, session_stream, in_flight } = client;
+        drop(session_stream);
+        // Listen requests would not end by themselves.
         lock(&in_flight).values().filter(|request| request.listens).for_each(|request| request.handle.abort());
         let in_time = writer.is_finished() || {
             let finish = async { while requests.join_next().await.is_some() {} };
@@ -124,12 +122,11 @@ impl Bridge {
         if !writer.is_finished() {
             let _ = writer.await;
         }
-        way.end_session().await;
+        server.end_session().await;
         read
     }
 }
 
-/// Writes what comes, a line each.
 async fn write(mut output: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Bytes>) -> io::Result<()> {
     while let Some(line) = queue.recv().await {
         output.write_all(&line).await?;
@@ -141,16 +138,15 @@ async fn write(mut output: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<By
     output.flush().await
 }
 
-/// The way to the server.
 struct ServerLink {
     dial: Box<dyn Dial>,
-    /// What tells this client's byte stream from others.
+    /// Distinguishes this client's byte stream from others.
     byte_stream: String,
-    /// The session that the client opened, if it is one that has them.
+    /// The session that the client opened, if its era has sessions.
     session: Mutex<Option<String>>,
 }
 
-/// A response whose connection ends with it.
+/// A response, whose connection is closed with it.
 struct Answer {
     response: Response<HttpBody>,
     _connection: Connection,
@@ -169,7 +165,7 @@ impl ServerLink {
         lock(&self.session)
     }
 
-    /// Sends one request. The inner error means that the connection was lost, the outer one that there will be no server.
+    /// Sends one request. The outer error means that there will be no server, the inner one that the connection was lost.
     async fn send(&self, method: Method, last: Option<&str>, body: Bytes) -> Result<io::Result<Answer>, io::Error> {
         let stream = self.dial.dial().await?;
         Ok(self.send_on(stream, method, last, body).await.map_err(io::Error::other))
@@ -193,7 +189,7 @@ impl ServerLink {
             (LAST_EVENT_ID, last),
         ];
         for (name, value) in named {
-            // Names and ids are made by us, so that they fit.
+            // These values are our own, so they are valid.
             if let Some(value) = value.and_then(|value| hyper::header::HeaderValue::from_str(value).ok()) {
                 request.headers_mut().insert(hyper::header::HeaderName::from_static(name), value);
             }
@@ -201,7 +197,7 @@ impl ServerLink {
         Ok(Answer { response: sender.send_request(request).await?, _connection: connection })
     }
 
-    /// Sends a message that has no answer, or a short one, until it is taken.
+    /// Sends a message that has a short response or none, until a server accepts it.
     async fn send_until_taken(&self, body: Bytes) -> io::Result<(StatusCode, Option<String>, Bytes)> {
         loop {
             if let Ok(answer) = self.send(Method::POST, None, body.clone()).await? {
@@ -217,7 +213,6 @@ impl ServerLink {
         }
     }
 
-    /// Ends the session: its client is gone.
     async fn end_session(&self) {
         if self.session().is_some() {
             let _ = tokio::time::timeout(DRAIN, self.send(Method::DELETE, None, Bytes::new())).await;
@@ -225,11 +220,10 @@ impl ServerLink {
     }
 }
 
-/// What came of reading one response.
+/// How reading one response ended.
 enum ReceiveEnd {
-    /// All of it.
     Complete,
-    /// The connection was lost, or the server ended it and is to be asked again.
+    /// The connection was lost, or the server closed it: the bridge asks again.
     Interrupted,
 }
 
@@ -238,7 +232,7 @@ enum ReceiveEnd {
 struct StreamProgress {
     last_event_id: Option<String>,
     retry: Option<Duration>,
-    /// Whether the response that it leads to has come.
+    /// Whether the response to the request has come.
     answered: bool,
 }
 
@@ -253,9 +247,8 @@ struct Client {
 /// A request that is not answered yet.
 struct Request {
     handle: AbortHandle,
-    /// Set when its client does not want an answer any more.
+    /// Set when the client cancelled it.
     muted: Arc<AtomicBool>,
-    /// Whether it only listens.
     listens: bool,
 }
 
@@ -263,7 +256,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The way back to the client, for one request.
+/// Writes lines to the client, for one request.
 struct ClientOutput<'a> {
     lines: &'a mpsc::Sender<Bytes>,
     id: Option<&'a RequestId>,
@@ -271,13 +264,13 @@ struct ClientOutput<'a> {
 }
 
 impl ClientOutput<'_> {
-    /// Writes a line, unless nobody wants it; says whether the client is there.
+    /// Writes a line, unless the request was cancelled; says whether the client still reads.
     async fn send(&self, line: Bytes) -> bool {
         self.muted.load(Ordering::Acquire) || self.lines.send(line).await.is_ok()
     }
 }
 
-/// The stream that a session has besides its requests; ends with this.
+/// The session stream, which ends when this is dropped.
 struct SessionStreamTask(AbortHandle);
 
 impl Drop for SessionStreamTask {
@@ -307,7 +300,7 @@ impl Client {
 
     async fn handle_line(&mut self, line: Bytes) {
         let Ok(message) = IncomingMessage::parse(&line) else {
-            // A batch, or nothing that could be read: the server says which.
+            // A batch, or invalid: the server responds to it.
             return self.forward(None, line, false);
         };
         if let (Some(id), Some(_)) = (&message.id, &message.method)
@@ -323,7 +316,7 @@ impl Client {
                 self.forward(Some(id), line, listens);
             }
             (None, Some("notifications/cancelled")) => self.cancel(line).await,
-            // A notification, or an answer: in the order in which they came.
+            // Notifications and answers, in the order in which they came.
             _ => {
                 if let Err(gone) = self.server.send_until_taken(line).await {
                     tracing::warn!(%gone, "a message could not be passed on");
@@ -332,7 +325,7 @@ impl Client {
         }
     }
 
-    /// Begins a session, before anything else is read: what comes next may belong to it.
+    /// Begins a session before anything else is read, because what comes next may belong to it.
     async fn initialize(&mut self, id: &RequestId, line: Bytes) {
         match self.server.send_until_taken(line).await {
             Err(gone) => self.refuse(Some(id), code::INTERNAL_ERROR, no_server(&gone)).await,
@@ -340,25 +333,25 @@ impl Client {
                 let _ = self.lines.send(body).await;
                 if let Some(session) = session {
                     *self.server.session() = Some(session);
-                    let (way, lines) = (self.server.clone(), self.lines.clone());
+                    let (server, lines) = (self.server.clone(), self.lines.clone());
                     self.session_stream =
-                        Some(SessionStreamTask(tokio::spawn(async move { run_session_stream(&way, &lines).await }).abort_handle()));
+                        Some(SessionStreamTask(tokio::spawn(async move { run_session_stream(&server, &lines).await }).abort_handle()));
                 }
             }
         }
     }
 
-    /// Passes a request on, and what comes back.
+    /// Forwards a request, and what comes back.
     fn forward(&mut self, id: Option<RequestId>, line: Bytes, listens: bool) {
-        let (way, lines, in_flight) = (self.server.clone(), self.lines.clone(), self.in_flight.clone());
+        let (server, lines, in_flight) = (self.server.clone(), self.lines.clone(), self.in_flight.clone());
         let (request, muted) = (id.clone(), Arc::<AtomicBool>::default());
         let silent = muted.clone();
         let (go, ready) = oneshot::channel::<()>();
         let handle = self.requests.spawn(async move {
-            // Not before it is in the table: else a quick answer could leave its entry behind.
+            // Waits until the request is in the table; else a quick response could leave its entry behind.
             let _ = ready.await;
             let out = ClientOutput { lines: &lines, id: request.as_ref(), muted: &silent };
-            if let Err(gone) = exchange(&way, &out, line).await {
+            if let Err(gone) = exchange(&server, &out, line).await {
                 out.send(error(out.id, code::INTERNAL_ERROR, no_server(&gone))).await;
             }
             if let Some(id) = &request {
@@ -371,7 +364,7 @@ impl Client {
         drop(go);
     }
 
-    /// The client does not want an answer any more: the server first, since the end of a request alone cancels nothing.
+    /// The client cancelled a request. The server is told first, because the end of a request alone cancels nothing.
     async fn cancel(&self, line: Bytes) {
         #[derive(serde::Deserialize)]
         struct Cancelled {
@@ -386,7 +379,7 @@ impl Client {
         if let Err(gone) = self.server.send_until_taken(line).await {
             tracing::warn!(%gone, "a cancellation could not be passed on");
         }
-        // It is not given up here: if its server is just being replaced, the next one has to find its work to stop it.
+        // The request goes on here: if another server just takes over, it has to find the work to stop it.
         let request = named.ok().and_then(|id| lock(&self.in_flight).remove(&id));
         if let Some(request) = request {
             request.muted.store(true, Ordering::Release);
@@ -398,7 +391,7 @@ impl Client {
     }
 }
 
-/// An error that names no request is the answer to this one: else its client would wait for ever.
+/// An error without an id gets that of the request; else its client would wait for ever.
 fn with_request_id(body: Bytes, id: Option<&RequestId>) -> Bytes {
     let Some(id) = id else { return body };
     match serde_json::from_slice::<serde_json::Value>(&body) {
@@ -418,19 +411,19 @@ fn error(id: Option<&RequestId>, code: i64, message: String) -> Bytes {
     body.into()
 }
 
-/// What a client is told where there will be no server. Why not is for the log: it has paths in it.
+/// The error for a client without a server. The reason contains paths, so it goes to the log.
 fn no_server(gone: &io::Error) -> String {
     tracing::error!(%gone, "there is no server for this client");
     "there is no server that this process could join, nor can it serve itself: its log says why".to_owned()
 }
 
-/// Sends a request until it is answered: again from the start, or where its stream broke off.
-async fn exchange(way: &ServerLink, out: &ClientOutput<'_>, body: Bytes) -> io::Result<()> {
+/// Sends a request until it is answered: from the start, or from where its stream broke off.
+async fn exchange(server: &ServerLink, out: &ClientOutput<'_>, body: Bytes) -> io::Result<()> {
     let mut progress = StreamProgress::default();
     loop {
         let sent = match &progress.last_event_id {
-            None => way.send(Method::POST, None, body.clone()).await?,
-            Some(last) => way.send(Method::GET, Some(last), Bytes::new()).await?,
+            None => server.send(Method::POST, None, body.clone()).await?,
+            Some(last) => server.send(Method::GET, Some(last), Bytes::new()).await?,
         };
         if let Ok(answer) = sent
             && let ReceiveEnd::Complete = receive(answer, out, &mut progress).await
@@ -444,12 +437,12 @@ async fn exchange(way: &ServerLink, out: &ClientOutput<'_>, body: Bytes) -> io::
     }
 }
 
-/// Tells the client what happens in its session besides its requests.
-async fn run_session_stream(way: &ServerLink, lines: &mpsc::Sender<Bytes>) {
+/// Forwards the session stream, and resumes it when it ends.
+async fn run_session_stream(server: &ServerLink, lines: &mpsc::Sender<Bytes>) {
     let (mut progress, muted) = (StreamProgress::default(), AtomicBool::new(false));
     let out = ClientOutput { lines, id: None, muted: &muted };
     loop {
-        if let Ok(Ok(answer)) = way.send(Method::GET, progress.last_event_id.as_deref(), Bytes::new()).await {
+        if let Ok(Ok(answer)) = server.send(Method::GET, progress.last_event_id.as_deref(), Bytes::new()).await {
             let status = answer.response.status();
             if status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
                 return;
@@ -460,16 +453,16 @@ async fn run_session_stream(way: &ServerLink, lines: &mpsc::Sender<Bytes>) {
     }
 }
 
-/// Passes on what a response has.
+/// Forwards the messages of a response.
 async fn receive(answer: Answer, out: &ClientOutput<'_>, progress: &mut StreamProgress) -> ReceiveEnd {
     let Answer { response, _connection } = answer;
     let status = response.status();
     if status == StatusCode::SERVICE_UNAVAILABLE && response.headers().contains_key(SHUTTING_DOWN_HEADER) {
-        // Another one takes its place. One that cannot store anything says so to the client instead.
+        // Another server takes over. If a server cannot store anything, the client gets its error instead.
         return ReceiveEnd::Interrupted;
     }
     if status == StatusCode::TOO_MANY_REQUESTS && (out.id.is_none() || progress.last_event_id.is_some()) {
-        // It was let in before, by another server.
+        // Another server had accepted it.
         progress.retry = Some(BUSY);
         return ReceiveEnd::Interrupted;
     }
@@ -488,7 +481,7 @@ async fn receive(answer: Answer, out: &ClientOutput<'_>, progress: &mut StreamPr
         let frame = match body.frame().await {
             Some(Ok(frame)) => frame,
             Some(Err(_)) => return ReceiveEnd::Interrupted,
-            // Ended by the server: with its answer, or to be come back to.
+            // The server closed the stream: after the response, or to have it resumed.
             None => return if progress.answered { ReceiveEnd::Complete } else { ReceiveEnd::Interrupted },
         };
         if let Some(bytes) = frame.data_ref() {

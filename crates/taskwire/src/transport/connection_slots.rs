@@ -1,7 +1,7 @@
-//! The places for connections. Who asks for nothing gives its place to somebody else when all are taken.
+//! Slots for connections. When all are taken, a new connection evicts the one that has been idle longest.
 //!
-//! A connection is *quiet* unless a whole request of a known caller is being answered on it: before its first request, between two, and while one
-//! is still on its way. Nothing is lost with a quiet one: whoever is at its other end connects again.
+//! A connection is *idle* unless a complete request of a known caller is being answered on it: before its first request, between two, and
+//! while one is still arriving. Nothing is lost with an idle one, because its client connects again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,40 +13,38 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// All places that there are.
 #[derive(Debug)]
 pub(super) struct ConnectionSlots {
     max: usize,
-    /// How many of them quiet connections can have: each takes memory, and may never ask for anything.
+    /// How many idle connections there may be: each takes memory, and may never send a request.
     idle_max: usize,
     table: Mutex<Table>,
-    /// Told when a place is free, or one of a connection that has become quiet.
+    /// Notified when a slot is free, or a connection became idle.
     free: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     open: HashMap<u64, Open>,
-    /// The quiet ones by their turn, the longest quiet first.
+    /// The idle connections in order, the longest idle first.
     idle: BTreeMap<u64, u64>,
     next: u64,
 }
 
-/// A connection that has a place.
 #[derive(Debug)]
 struct Open {
-    /// Its turn among the quiet ones, if it is one.
+    /// Its order among the idle ones, if it is one.
     idle_order: Option<u64>,
     close: Arc<Notify>,
 }
 
-/// The place of one connection; it is free again when this is dropped.
+/// The slot of one connection; it is free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     slots: Arc<ConnectionSlots>,
     number: u64,
     close: Arc<Notify>,
-    /// Whether an answer was handed over that may not have gone out yet.
+    /// Whether a reply was handed over that may not have been written yet.
     reply_handed_over: AtomicBool,
 }
 
@@ -55,11 +53,11 @@ impl ConnectionSlots {
         Arc::new(Self { max, idle_max: idle_max.max(1), table: Mutex::default(), free: Notify::new() })
     }
 
-    /// A place for one more connection: a free one, or that of the connection that has been quiet longest.
+    /// Waits for a slot: a free one, or that of the connection that has been idle longest.
     pub(super) async fn acquire(self: &Arc<Self>) -> Arc<ConnectionSlot> {
         loop {
-            if let Some(place) = self.try_acquire() {
-                return place;
+            if let Some(slot) = self.try_acquire() {
+                return slot;
             }
             self.free.notified().await;
         }
@@ -87,16 +85,16 @@ impl Table {
         self.next
     }
 
-    /// Closes the connection that has been quiet longest; nothing if none is.
+    /// Closes the connection that has been idle longest; none if no connection is idle.
     fn close_longest_idle(&mut self) -> Option<()> {
-        let (_, quietest) = self.idle.pop_first()?;
-        if let Some(open) = self.open.remove(&quietest) {
+        let (_, number) = self.idle.pop_first()?;
+        if let Some(open) = self.open.remove(&number) {
             open.close.notify_one();
         }
         Some(())
     }
 
-    /// Puts a connection behind all that are quiet, or among them no more. False if it lost its place.
+    /// Makes a connection the last of the idle ones, or not idle. False if it was evicted.
     fn set_idle(&mut self, number: u64, idle: bool) -> bool {
         let turn = idle.then(|| self.number());
         let Some(open) = self.open.get_mut(&number) else { return false };
@@ -115,7 +113,7 @@ impl Table {
 }
 
 impl ConnectionSlot {
-    /// A known caller has begun to send a request, and it is worth to wait for the rest: those that were quiet before go first.
+    /// A known caller has begun to send a request: connections that were idle before are evicted first.
     pub(super) fn touch(&self) {
         let mut table = self.slots.table();
         if table.is_idle(self.number) {
@@ -123,25 +121,25 @@ impl ConnectionSlot {
         }
     }
 
-    /// A whole request of a known caller is to be answered, so that the place is sure until that is done. False if it was lost before.
+    /// A complete request is to be answered, so the connection is not evicted until that is done. False if it was before.
     #[must_use]
     pub(super) fn mark_busy(&self) -> bool {
         self.reply_handed_over.store(false, Ordering::Release);
         self.slots.table().set_idle(self.number, false)
     }
 
-    /// The last of an answer was handed over.
+    /// The end of a reply was handed over.
     pub(super) fn reply_handed_over(&self) {
         self.reply_handed_over.store(true, Ordering::Release);
     }
 
-    /// All that was handed over has gone out.
+    /// Everything that was handed over has been written.
     pub(super) fn flushed(&self) {
         if !self.reply_handed_over.swap(false, Ordering::AcqRel) {
             return;
         }
         let mut table = self.slots.table();
-        // Who is quiet keeps its turn: a refusal is no reason to stay.
+        // An idle connection keeps its order: a refused request is no reason to keep it.
         if !table.is_idle(self.number) && table.set_idle(self.number, true) {
             if table.idle.len() > self.slots.idle_max {
                 table.close_longest_idle();
@@ -151,7 +149,6 @@ impl ConnectionSlot {
         }
     }
 
-    /// Waits until the place has gone to somebody else.
     pub(super) async fn evicted(&self) {
         self.close.notified().await;
     }
@@ -174,76 +171,76 @@ mod tests {
 
     use super::*;
 
-    fn evicted(place: &ConnectionSlot) -> bool {
-        place.evicted().now_or_never().is_some()
+    fn evicted(slot: &ConnectionSlot) -> bool {
+        slot.evicted().now_or_never().is_some()
     }
 
     #[test]
     fn the_one_that_was_idle_longest_is_evicted() {
-        let places = ConnectionSlots::new(3, 9);
-        let [a, b, c] = [(); 3].map(|()| places.try_acquire().expect("a free one"));
+        let slots = ConnectionSlots::new(3, 9);
+        let [a, b, c] = [(); 3].map(|()| slots.try_acquire().expect("a free one"));
         a.touch();
-        let d = places.try_acquire().expect("that of the second, since the first was heard of later");
-        assert_eq!([&a, &b, &c, &d].map(|place| evicted(place)), [false, true, false, false]);
+        let d = slots.try_acquire().expect("that of the second, since the first was heard of later");
+        assert_eq!([&a, &b, &c, &d].map(|slot| evicted(slot)), [false, true, false, false]);
         assert!(!b.mark_busy(), "what comes now is not begun");
         drop(b);
-        let e = places.try_acquire().expect("that of the third");
-        assert_eq!([&a, &c, &d, &e].map(|place| evicted(place)), [false, true, false, false]);
+        let e = slots.try_acquire().expect("that of the third");
+        assert_eq!([&a, &c, &d, &e].map(|slot| evicted(slot)), [false, true, false, false]);
     }
 
     #[test]
     fn who_is_being_answered_keeps_its_slot_until_the_answer_has_gone_out() {
-        let places = ConnectionSlots::new(1, 9);
-        let first = places.try_acquire().expect("the only one");
+        let slots = ConnectionSlots::new(1, 9);
+        let first = slots.try_acquire().expect("the only one");
         assert!(first.mark_busy());
         first.flushed();
-        assert!(places.try_acquire().is_none(), "a part of the answer has gone out");
+        assert!(slots.try_acquire().is_none(), "a part of the answer has gone out");
         first.reply_handed_over();
-        assert!(places.try_acquire().is_none(), "the rest is still on its way");
+        assert!(slots.try_acquire().is_none(), "the rest is still on its way");
         first.flushed();
-        let second = places.acquire().now_or_never().expect("the only one");
+        let second = slots.acquire().now_or_never().expect("the only one");
         assert!(evicted(&first));
         assert!(second.mark_busy());
         second.reply_handed_over();
         assert!(second.mark_busy(), "the next request was there before the answer had gone out");
         second.flushed();
-        assert!(places.try_acquire().is_none());
+        assert!(slots.try_acquire().is_none());
         drop(second);
         drop(first);
-        assert!(places.try_acquire().is_some());
+        assert!(slots.try_acquire().is_some());
     }
 
     #[test]
     fn so_many_can_be_idle_and_others_are_being_answered_beside_them() {
-        let places = ConnectionSlots::new(9, 2);
-        let [a, b, c] = [(); 3].map(|()| places.try_acquire().expect("a place"));
-        assert_eq!([&a, &b, &c].map(|place| evicted(place)), [true, false, false], "the third is one too many");
+        let slots = ConnectionSlots::new(9, 2);
+        let [a, b, c] = [(); 3].map(|()| slots.try_acquire().expect("a slot"));
+        assert_eq!([&a, &b, &c].map(|slot| evicted(slot)), [true, false, false], "the third is one too many");
         assert!(b.mark_busy() && c.mark_busy());
-        let [d, e] = [(); 2].map(|()| places.try_acquire().expect("a place"));
+        let [d, e] = [(); 2].map(|()| slots.try_acquire().expect("a slot"));
         b.reply_handed_over();
         b.flushed();
-        assert_eq!([&b, &c, &d, &e].map(|place| evicted(place)), [false, false, true, false], "who was answered is quiet again");
+        assert_eq!([&b, &c, &d, &e].map(|slot| evicted(slot)), [false, false, true, false], "who was answered is quiet again");
     }
 
     #[test]
     fn a_refusal_is_no_reason_to_stay() {
-        let places = ConnectionSlots::new(2, 9);
-        let [refused, silent] = [(); 2].map(|()| places.try_acquire().expect("a free one"));
+        let slots = ConnectionSlots::new(2, 9);
+        let [refused, silent] = [(); 2].map(|()| slots.try_acquire().expect("a free one"));
         refused.reply_handed_over();
         refused.flushed();
-        let _other = places.try_acquire().expect("one of them");
+        let _other = slots.try_acquire().expect("one of them");
         assert!(evicted(&refused) && !evicted(&silent));
     }
 
     #[tokio::test]
     async fn who_waits_for_a_slot_gets_the_next_that_is_free_or_idle() {
-        let places = ConnectionSlots::new(1, 9);
+        let slots = ConnectionSlots::new(1, 9);
         for is_closed in [true, false] {
-            let first = places.acquire().await;
+            let first = slots.acquire().await;
             assert!(first.mark_busy());
             let waiting = tokio::spawn({
-                let places = places.clone();
-                async move { places.acquire().await.number }
+                let slots = slots.clone();
+                async move { slots.acquire().await.number }
             });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished());

@@ -14,14 +14,13 @@ use hyper::{
 
 use crate::config::HttpConfig;
 
-/// Why a request is turned away.
+/// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: u16,
     pub(crate) message: String,
 }
 
-/// What is not said as it must be.
 fn malformed(message: impl Into<String>) -> Refusal {
     Refusal { status: 400, message: message.into() }
 }
@@ -30,8 +29,8 @@ fn forbidden(message: String) -> Refusal {
     Refusal { status: 403, message }
 }
 
-/// Checks to whom a request is addressed and from which page it comes. It says so once, and once who sends it: of two, somebody on the way may have
-/// looked at the other.
+/// Checks to which host a request is addressed, and from which page it comes. Each of these headers, and the token, may come only once:
+/// a proxy may have looked at the other one.
 pub(crate) fn check(target: &Uri, headers: &HeaderMap, config: &HttpConfig) -> Result<(), Refusal> {
     one(headers, AUTHORIZATION)?;
     let host = text(headers, HOST)?.ok_or_else(|| malformed("the header `host` is missing"))?;
@@ -51,7 +50,7 @@ pub(crate) fn check(target: &Uri, headers: &HeaderMap, config: &HttpConfig) -> R
     Ok(())
 }
 
-/// The value of a header that comes once, if it comes.
+/// The value of a header that may come only once.
 fn one(headers: &HeaderMap, name: HeaderName) -> Result<Option<&HeaderValue>, Refusal> {
     let mut values = headers.get_all(&name).iter();
     let value = values.next();
@@ -61,14 +60,13 @@ fn one(headers: &HeaderMap, name: HeaderName) -> Result<Option<&HeaderValue>, Re
     Ok(value)
 }
 
-/// The same, as text.
 fn text(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, Refusal> {
     let value = one(headers, name)?.map(HeaderValue::to_str);
     value.transpose().map_err(|_| malformed("`host` and `origin` are headers of plain text"))
 }
 
-/// Tells a browser that a page from this origin, which has been checked, may use the endpoint, with the headers that it
-/// asks for: tools choose names for some.
+/// Tells a browser that a page from this origin, which has been checked, may use the endpoint, with all headers that it asks for,
+/// because tools choose names for some.
 pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue, asked: Option<HeaderValue>) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST, GET, DELETE"));
@@ -83,7 +81,7 @@ fn allowed(list: &[String], value: &str) -> bool {
     list.iter().any(|entry| entry == "*" || entry.eq_ignore_ascii_case(value))
 }
 
-/// The host in `host` or `host:port`; nothing if it is anything else. An address of IPv6 has brackets around it, which are not part of it.
+/// The host in `host` or `host:port`, without the brackets of an IPv6 address; none if it is anything else.
 fn host_name(text: &str) -> Option<&str> {
     let (name, port) = match text.strip_prefix('[') {
         Some(rest) => rest.split_once(']').filter(|(address, _)| address.parse::<Ipv6Addr>().is_ok())?,
@@ -105,7 +103,7 @@ fn is_local(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// With which status these headers are turned away; none if they are not.
+    /// The status with which these headers are refused; none if they are not.
     fn turned_away(target: &'static str, headers: &[(&'static str, &str)], config: &HttpConfig) -> Option<u16> {
         let parsed = |(name, value): &(&'static str, &str)| (HeaderName::from_static(name), HeaderValue::from_str(value).expect("text"));
         let headers: HeaderMap = headers.iter().map(parsed).collect();

@@ -1,5 +1,4 @@
-//! Streamable HTTP: one endpoint that takes a message and answers with JSON, or with events if there is more to say
-//! than the response.
+//! Streamable HTTP: one endpoint that takes a message and responds with JSON, or with events if there are more messages than the response.
 
 use std::{convert::Infallible, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
@@ -44,34 +43,33 @@ use crate::{
     },
 };
 
-/// Notes that wait for a call's reader; more are dropped.
+/// How many notes wait for a call's client to read; more are dropped.
 const NOTES_LEN: usize = 16;
-/// Pieces that wait for a stream's reader; then whoever sends waits. The reader drives the sender, so few are enough.
+/// How many pieces wait for a stream's client to read; then senders wait. The client drives the sender, so few are enough.
 const STREAM_LEN: usize = 4;
 /// How long to wait after a failed accept (usually: too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// What it costs to keep a header, besides its name and value.
+/// What a header costs in memory, besides its name and value.
 const HEADER_BYTES: usize = 128;
 
-/// Which byte stream of the client a request came on, where a process that joined passes it on.
+/// Names the client's byte stream, in requests that a process that joined passes on.
 pub(super) const BYTE_STREAM_HEADER: &str = "taskwire-stream";
 
-/// Says to a process that joined that this server is shutting down, so that another one takes its place.
+/// Tells a process that joined that this server shuts down, so that another one takes over.
 pub(super) const SHUTTING_DOWN_HEADER: &str = "taskwire-leaving";
 
-/// Accepts connections for ever.
 pub(crate) async fn accept(endpoint: Arc<Endpoint>, listener: TcpListener) -> Infallible {
-    let places = connection_slots(&endpoint);
+    let slots = connection_slots(&endpoint);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let place = places.acquire().await;
+                let slot = slots.acquire().await;
                 let endpoint = endpoint.clone();
                 endpoint.connections.send_modify(|open| *open += 1);
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(async move {
                     let _closed = ConnectionCount(endpoint.clone());
-                    connection(endpoint, stream, Peer::default(), place).await;
+                    connection(endpoint, stream, Peer::default(), slot).await;
                 });
             }
             Err(error) => {
@@ -82,8 +80,8 @@ pub(crate) async fn accept(endpoint: Arc<Endpoint>, listener: TcpListener) -> In
     }
 }
 
-/// Serves processes of the same user until `shutdown` is ready. They are cut off then, and come back to whoever serves next: what they
-/// called for is left, and durable when this returns.
+/// Serves processes of the same user until `shutdown` is ready. Then they are cut off, and connect to the next server. Their calls
+/// linger, and are durable when this returns.
 pub(crate) async fn accept_local(endpoint: &Arc<Endpoint>, listener: UnixListener, shutdown: impl Future<Output = ()>) {
     let mut connections = JoinSet::new();
     tokio::select! {
@@ -94,15 +92,14 @@ pub(crate) async fn accept_local(endpoint: &Arc<Endpoint>, listener: UnixListene
     endpoint.context.calls.lingering_saved().await;
 }
 
-/// Lets processes of the same user join for ever.
 async fn accept_bridges(endpoint: &Arc<Endpoint>, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
-    let places = connection_slots(endpoint);
+    let slots = connection_slots(endpoint);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let place = places.acquire().await;
+                let slot = slots.acquire().await;
                 while connections.try_join_next().is_some() {}
-                connections.spawn(connection(endpoint.clone(), stream, Peer::local(), place));
+                connections.spawn(connection(endpoint.clone(), stream, Peer::local(), slot));
             }
             Err(error) => {
                 tracing::warn!(%error, "a process could not join");
@@ -112,7 +109,7 @@ async fn accept_bridges(endpoint: &Arc<Endpoint>, listener: &UnixListener, conne
     }
 }
 
-/// Counts a connection out when it ends, however it ends.
+/// Counts a connection down when it ends, however it ends.
 struct ConnectionCount(Arc<Endpoint>);
 
 impl Drop for ConnectionCount {
@@ -134,16 +131,16 @@ async fn connection(
 ) {
     let context = endpoint.context.clone();
     let http = &context.config.http;
-    // Who comes while the server shuts down is answered once: tasks can still be read, and `/readyz` says how it is.
+    // A connection that comes during shutdown gets one response: tasks can still be read, and `/readyz` tells the state.
     let mut draining = *context.draining.borrow();
     let peer = Arc::new(peer);
     let service = {
-        let (endpoint, place) = (endpoint.clone(), slot.clone());
+        let (endpoint, slot) = (endpoint.clone(), slot.clone());
         service_fn(move |request| {
-            let (endpoint, peer, place) = (endpoint.clone(), peer.clone(), place.clone());
+            let (endpoint, peer, slot) = (endpoint.clone(), peer.clone(), slot.clone());
             async move {
-                let response = route(&endpoint, peer, &place, request).await;
-                Ok::<_, Infallible>(response.map(|body| SlotBody::new(body, place)))
+                let response = route(&endpoint, peer, &slot, request).await;
+                Ok::<_, Infallible>(response.map(|body| SlotBody::new(body, slot)))
             }
         })
     };
@@ -158,7 +155,7 @@ async fn connection(
     let result = loop {
         tokio::select! {
             result = connection.as_mut() => break result,
-            () = slot.evicted() => return tracing::debug!("a connection that was quiet made room for another one"),
+            () = slot.evicted() => return tracing::debug!("an idle connection was closed for a new one"),
             () = context.shutdown_began(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
@@ -213,13 +210,13 @@ fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
 
 async fn route(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
     let context = &endpoint.context;
-    // Probes come by whatever name the machine has.
+    // Probes use whatever name the machine has, so they are not checked.
     if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
         let leaving = path == "/readyz" && (*context.draining.borrow() || context.engine.has_failed());
         return if leaving { plain(StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") } else { plain(StatusCode::OK, "ok\n") };
     }
     if let Some(refusal) = guard::check(request.uri(), request.headers(), &context.config.http).err().filter(|_| !peer.is_local()) {
-        // Without a word to browsers: the page may be anybody's.
+        // Without headers for browsers, because the page may be anybody's.
         return refuse(refusal.status, code::INVALID_REQUEST, refusal.message);
     }
     let origin = request.headers().get(ORIGIN).map(copied);
@@ -244,11 +241,11 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
             response
         }
         ("/mcp", &Method::GET | &Method::DELETE) if !text(request.headers(), VERSION).is_some_and(is_modern) => {
-            // On the heap, as all that not every connection needs.
+            // On the heap, like everything that not every connection needs.
             Box::pin(get_or_delete(endpoint.context.clone(), &peer, slot, &request)).await
         }
         ("/mcp", method) => {
-            // What belongs to sessions alone is not for who speaks of none.
+            // GET and DELETE belong to sessions, which modern clients do not have.
             let allow = if matches!(*method, Method::GET | Method::DELETE) { "POST" } else { "POST, GET, DELETE" };
             let mut response = refuse(405, code::INVALID_REQUEST, format!("use {allow}"));
             response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
@@ -258,29 +255,29 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
     }
 }
 
-/// A header by itself. As it came it is a part of the connection's read buffer, which it would keep.
+/// A copy of a header, because the original would keep the connection's read buffer in memory.
 fn copied(value: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 
-/// Whether a header is looked at after the body has come.
+/// Whether a header is needed after the body has arrived.
 fn counts(name: &str) -> bool {
     name.starts_with("mcp-") || name == "accept" || name == BYTE_STREAM_HEADER
 }
 
-/// The headers that are looked at after the body has come, by themselves.
+/// Copies of the headers that are needed after the body has arrived.
 fn kept(headers: &HeaderMap) -> HeaderMap {
     headers.iter().filter(|(name, _)| counts(name.as_str())).map(|(name, value)| (name.clone(), copied(value))).collect()
 }
 
-/// Bytes that are kept of a head while its body is on its way: of headers, and of a read buffer that had to grow for it.
+/// Bytes of a head that are kept while its body arrives: of headers, and of a read buffer that had to grow for it.
 fn head_bytes(headers: &HeaderMap) -> usize {
     let sizes = headers.iter().map(|(name, value)| (counts(name.as_str()), name.as_str().len() + value.len() + HEADER_BYTES));
     let (kept, all) = sizes.fold((0, 0), |(kept, all), (counts, size)| (kept + if counts { size } else { 0 }, all + size));
     kept + all.saturating_sub(BUFFER_BYTES)
 }
 
-/// Who calls. A process that can open our socket is ours.
+/// Who calls. A process that can open the local socket is of the same user.
 fn caller(context: &Context, peer: &Peer, headers: &HeaderMap) -> Result<CallerId, Unauthorized> {
     if peer.is_local() {
         return Ok(local_caller());
@@ -313,7 +310,7 @@ async fn get_or_delete(context: Arc<Context>, peer: &Peer, slot: &ConnectionSlot
     }
     let listening = match legacy::open_get_stream(&context, &caller, session, version, text(headers, "last-event-id")) {
         Ok(Some(listening)) => listening,
-        // Nothing follows: what is said so is not asked for again.
+        // Nothing follows. With this status a client does not ask again.
         Ok(None) => return reply_response(Reply::new(204, Vec::new())),
         Err(fault) => return reply_response(Reply::fault(None, &fault)),
     };
@@ -321,11 +318,11 @@ async fn get_or_delete(context: Arc<Context>, peer: &Peer, slot: &ConnectionSlot
         return refuse(406, code::INVALID_REQUEST, "the answer is an event stream: send `Accept: text/event-stream`");
     }
     let (sender, messages) = mpsc::channel(STREAM_LEN);
-    let outbox = MessageSink::new(sender, Framing::SSE);
+    let sink = MessageSink::new(sender, Framing::SSE);
     let (clock, keep_alive) = (context.engine.clock().clone(), context.config.http.keep_alive);
     let answer = Box::pin(async move {
-        let told = AssertUnwindSafe(listening.run(&context, &outbox)).catch_unwind().await;
-        if told.is_err() {
+        let ended = AssertUnwindSafe(listening.run(&context, &sink)).catch_unwind().await;
+        if ended.is_err() {
             tracing::error!("a stream ended: what it reads from panicked");
         }
         Reply::new(200, Vec::new())
@@ -381,7 +378,6 @@ async fn post(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, reque
     Box::pin(respond(context.clone(), peer, caller, headers, taken)).await
 }
 
-/// Why a body was not read.
 enum BodyError {
     TooLarge,
     BudgetExhausted,
@@ -401,19 +397,17 @@ impl BodyError {
             Self::TooLarge => {
                 refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
             }
-            Self::BudgetExhausted => refuse(
-                503,
-                code::UNAVAILABLE,
-                "there is no room for this body beside those that are being read or answered (configuration key `http.all_bodies_bytes`): try again",
-            ),
+            Self::BudgetExhausted => {
+                refuse(503, code::UNAVAILABLE, "the bodies being read or answered have reached `http.all_bodies_bytes`: try again")
+            }
             Self::TimedOut => refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
             Self::Broken(error) => refuse(400, code::PARSE_ERROR, format!("the body could not be read: {error}")),
         }
     }
 }
 
-/// Reads a body to its end, as far as there is room for it. What comes is copied: as it comes it is a part of the connection's read buffer, of which
-/// each byte would keep all.
+/// Reads a body to its end, as far as the budget allows. Pieces are copied, because the originals would keep the connection's read
+/// buffer in memory.
 async fn read(mut body: HttpBody, mut intake: BodyBuffer, max: usize, clock: Arc<dyn Clock>) -> Result<ReceivedBody, BodyError> {
     let mut length = 0;
     loop {
@@ -432,7 +426,7 @@ async fn read(mut body: HttpBody, mut intake: BodyBuffer, max: usize, clock: Arc
     }
 }
 
-/// The answer to a request that was whole when its connection had lost its place. It may not get there.
+/// The response to a request that was complete only when its connection had been evicted. It may not arrive.
 fn slot_evicted() -> Response<ReplyBody> {
     refuse(503, code::UNAVAILABLE, "too many connections (configuration key `http.connections`): try again")
 }
@@ -480,7 +474,7 @@ async fn respond(
     };
     let stream_id = text(&headers, BYTE_STREAM_HEADER).filter(|_| peer.is_local()).map(ByteStreamId::from);
     if stream_id.is_some() && message.method.as_deref() == Some("notifications/cancelled") {
-        // By the name of a request on a byte stream, whatever its era.
+        // On a byte stream, requests of both eras are cancelled by their ids.
         on_cancelled(&context, &caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
         if text(&headers, SESSION_ID).is_none() {
             return reply_response(Reply::accepted());
@@ -494,21 +488,21 @@ async fn respond(
             modern::ResponseKind::Stream => Some(STREAM_LEN),
         },
     };
-    let (outbox, messages) = if let Some(len) = queue {
-        // It may take long.
+    let (sink, messages) = if let Some(len) = queue {
+        // The request may take long.
         headers = kept(&headers);
         let (sender, messages) = mpsc::channel(len);
         (MessageSink::new(sender, Framing::SSE), Some(messages))
     } else {
         (MessageSink::closed(), None)
     };
-    let outbox = outbox.on_byte_stream(stream_id).bridged(peer.is_local());
+    let sink = sink.on_byte_stream(stream_id).bridged(peer.is_local());
     let clock = context.engine.clock().clone();
     let keep_alive = context.config.http.keep_alive;
-    // On the heap, so that a connection that waits for its next request takes little room.
+    // On the heap, so that a connection that waits for its next request takes little memory.
     let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
-        let ReceivedBody { bytes, permit: _room } = taken;
-        let origin = router::MessageSource { caller: &caller, peer: &peer, channel: Channel::Http(headers), out: &outbox };
+        let ReceivedBody { bytes, permit: _permit } = taken;
+        let origin = router::MessageSource { caller: &caller, peer: &peer, channel: Channel::Http(headers), out: &sink };
         let answer = AssertUnwindSafe(router::answer(&context, era, &message, &bytes, origin)).catch_unwind().await;
         answer.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
     });
@@ -516,7 +510,7 @@ async fn respond(
     let first = tokio::select! {
         biased;
         reply = &mut answer => {
-            // Notes that were sent in the same breath as the response still go first.
+            // Notes that were sent together with the response still go first.
             match messages.try_recv() {
                 Err(_) => return reply_response(reply),
                 Ok(first) => {

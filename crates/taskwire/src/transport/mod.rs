@@ -1,4 +1,4 @@
-//! Bytes to messages and back: Streamable HTTP and byte streams. Knows no method and no task.
+//! Bytes to messages and back: Streamable HTTP, byte streams, and the bridge to another process's server. Knows few methods and no task.
 
 mod body_budget;
 pub(crate) mod bridge;
@@ -16,12 +16,11 @@ use tokio::sync::watch;
 use self::body_budget::BodyBudget;
 use crate::protocol::Context;
 
-/// The protocol on its wires: what all connections share.
+/// What all connections share.
 pub(crate) struct Endpoint {
     pub(crate) context: Arc<Context>,
-    /// The room for messages on HTTP.
+    /// Limits the memory for HTTP bodies.
     body_budget: Arc<BodyBudget>,
-    /// Open HTTP connections.
     pub(crate) connections: watch::Sender<usize>,
 }
 

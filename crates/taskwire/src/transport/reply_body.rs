@@ -1,4 +1,4 @@
-//! What goes back over HTTP: one JSON message, or a stream of server-sent events.
+//! The body of an HTTP response: one JSON message, or a stream of server-sent events.
 
 use std::{
     convert::Infallible,
@@ -19,10 +19,10 @@ use crate::{
     protocol::{Framing, OnSent, Reply},
 };
 
-/// A response that is still being made, and the way its notifications come.
+/// A response that is still being made, and the messages that go before it.
 pub(crate) struct EventStream {
     pub(crate) answer: Pin<Box<dyn Future<Output = Reply> + Send>>,
-    /// In their frames.
+    /// Framed.
     pub(crate) messages: mpsc::Receiver<Bytes>,
     pub(crate) first: Option<Bytes>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -33,11 +33,10 @@ pub(crate) struct EventStream {
     pub(crate) done: bool,
 }
 
-/// The body of a response.
 pub(crate) enum ReplyBody {
     /// One message.
     Whole(Option<Bytes>, Option<OnSent>),
-    /// Notifications, then the response. It is driven by the reader: one that does not read makes it wait.
+    /// Notifications, then the response. The client drives it: one that does not read makes it wait.
     Events(Box<EventStream>),
 }
 
@@ -54,12 +53,12 @@ impl EventStream {
             self.last = self.clock.now();
             return frame;
         }
-        // A comment now and then keeps proxies from closing a quiet stream. No blank line follows it: some clients take that for
-        // an event, if one with a name came before. The wait is not begun anew with each message:
-        // when it ends, it is seen whether the stream was quiet.
+        // A comment now and then keeps proxies from closing an idle stream. No blank line follows it, because some clients take that for
+        // an event if one with an id came before. The sleep does not start again with each message: when it ends, `last` tells
+        // whether the stream was idle.
         while self.sleep.as_mut().poll(context).is_ready() {
             let now = self.clock.now();
-            // A clock that was set back is no reason to be silent.
+            // The clock may have been set back.
             self.last = self.last.min(now);
             let quiet = now.since(self.last) >= self.keep_alive;
             if quiet {
@@ -84,14 +83,14 @@ impl EventStream {
             return Poll::Ready(None);
         }
         let Poll::Ready(reply) = self.answer.as_mut().poll(context) else {
-            // The answer may have sent something while it was polled.
+            // The request may have sent something while it was polled.
             return match self.messages.poll_recv(context) {
                 Poll::Ready(Some(message)) => Poll::Ready(Some(message)),
                 _ => Poll::Pending,
             };
         };
         self.done = true;
-        // What was sent before the response goes out before it.
+        // Messages that were sent before the response go before it.
         let mut last = BytesMut::new();
         while let Ok(message) = self.messages.try_recv() {
             last.put_slice(&message);
@@ -134,7 +133,7 @@ impl Body for ReplyBody {
     }
 }
 
-/// The body of a response on a connection, which has its place at least until all of it was handed over.
+/// The body of a response on a connection, which keeps its slot until the whole body was handed over.
 pub(super) struct SlotBody {
     body: ReplyBody,
     slot: Arc<ConnectionSlot>,

@@ -1,4 +1,4 @@
-//! A byte stream: one message a line, both ways. Fit for standard input and output, and for sockets.
+//! Serves a byte stream: one message a line, both ways. For standard input and output, and for sockets.
 
 use std::{
     collections::HashMap,
@@ -27,26 +27,25 @@ use crate::{
     },
 };
 
-/// Messages that wait to be written; then whoever sends waits.
+/// How many messages wait to be written; then senders wait.
 const QUEUE_LEN: usize = 64;
-/// What listen streams have to say, in frames of many lines: these wait for everything else.
+/// How many pieces of listen streams wait to be written; everything else goes first.
 const STREAM_LEN: usize = 1;
 
-/// Answers that may go before what a listen stream has to say; then it is its turn.
+/// How many replies may go before the next piece of a listen stream.
 const AHEAD_MAX: usize = 16;
 
-/// One line to write, or more.
+/// One line or more to write.
 struct Line {
     text: Bytes,
-    /// The task that the reader learns of by it.
     on_sent: Option<OnSent>,
-    /// Set when the request that it belongs to was called off: nothing more is said about that.
+    /// Set when its request was cancelled: nothing more is written for that.
     cancelled: Arc<AtomicBool>,
 }
 
 impl Line {
-    fn reply(reply: Reply, off: &Arc<AtomicBool>) -> Self {
-        Self { text: reply.body, on_sent: reply.on_sent, cancelled: off.clone() }
+    fn reply(reply: Reply, cancelled: &Arc<AtomicBool>) -> Self {
+        Self { text: reply.body, on_sent: reply.on_sent, cancelled: cancelled.clone() }
     }
 }
 
@@ -97,7 +96,7 @@ pub(crate) async fn run(
         // The client does not read any more.
         _ = &mut writer => None,
     };
-    // Listeners are told; calls that are under way get their answer, and after a signal tasks get their time too.
+    // Listen streams end, open calls get their response, and after a signal running tasks get their time too.
     ending.send_replace(true);
     let Client { lines, streams, mut requests, session, .. } = client;
     let result = match stopped {
@@ -105,13 +104,13 @@ pub(crate) async fn run(
         None => Ok(()),
     };
     writer.abort();
-    // What was not answered is left, and must be durable before the process ends.
+    // Calls that were not answered linger, and must be durable before the process ends.
     requests.shutdown().await;
     context.calls.lingering_saved().await;
     result
 }
 
-/// Lets calls that are under way come to an end, for a while.
+/// Waits for open calls, at most for the drain time.
 async fn finish(
     context: &Arc<Context>,
     requests: &mut JoinSet<()>,
@@ -147,7 +146,7 @@ pub(super) enum LineRead {
     End,
 }
 
-/// Reads line by line. What was read of a line stays here when a read is given up halfway.
+/// Reads line by line. If a read is dropped halfway, what was read of the line stays here.
 pub(super) struct Lines<R> {
     input: BufReader<R>,
     line: Vec<u8>,
@@ -160,12 +159,12 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { input: BufReader::new(input), line: Vec::new(), too_long: false, max }
     }
 
-    /// Bytes that a line may have.
+    /// The longest line, in bytes.
     pub(super) fn max(&self) -> usize {
         self.max
     }
 
-    /// The next line that is not blank. One that is too long is skipped to its end without being kept.
+    /// The next line that is not blank. One that is too long is skipped without being kept.
     pub(super) async fn next(&mut self) -> std::io::Result<LineRead> {
         loop {
             let available = self.input.fill_buf().await?;
@@ -198,7 +197,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 }
 
-/// Writes what comes, responses before what listen streams have to say.
+/// Writes lines, replies before listen streams.
 async fn write(
     mut output: impl AsyncWrite + Unpin,
     mut queue: mpsc::Receiver<Line>,
@@ -243,7 +242,7 @@ struct Client {
     streams: mpsc::Sender<Line>,
     in_flight: Arc<InFlight>,
     peer: Arc<Peer>,
-    /// What tells it from others.
+    /// Distinguishes this byte stream from others.
     byte_stream: ByteStreamId,
     /// The session that the client opened, if it is one of the legacy era.
     session: Option<Arc<legacy::Session>>,
@@ -258,7 +257,6 @@ struct Cancelled {
 }
 
 impl Client {
-    /// Takes lines until there are no more.
     async fn read(&mut self, input: &mut Lines<impl AsyncRead + Unpin>) -> std::io::Result<()> {
         loop {
             match input.next().await? {
@@ -301,16 +299,16 @@ impl Client {
                     if let Some(params) = message.params(&line) {
                         on_cancelled(&self.context, &local_caller(), Some(&self.byte_stream), params);
                     }
-                    let off = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
-                    if let Some(request) = off.and_then(|off| self.in_flight.with(|map| map.remove(&off.request_id))) {
+                    let cancelled = message.params(&line).and_then(|params| serde_json::from_str::<Cancelled>(params).ok());
+                    if let Some(request) = cancelled.and_then(|cancelled| self.in_flight.with(|map| map.remove(&cancelled.request_id))) {
                         request.cancelled.store(true, Ordering::Release);
                         request.handle.abort();
                     }
                     return;
                 }
-                // A response, to a question that we asked or that was never asked.
+                // The answer to a question, which may never have been asked.
                 (_, None) => return self.take_answer(message, line).await,
-                // A notification that means nothing here.
+                // Other notifications mean nothing here.
                 (None, Some(_)) => return,
             },
         };
@@ -330,7 +328,7 @@ impl Client {
         self.spawn_request(id, message, line);
     }
 
-    /// Begins a session, before anything else is read: what comes next may belong to it.
+    /// Begins a session before anything else is read, because what comes next may belong to it.
     async fn initialize(&mut self, message: &IncomingMessage, line: &[u8]) {
         let (caller, out) = (local_caller(), MessageSink::closed());
         let origin = legacy::MessageSource { caller: &caller, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
@@ -341,14 +339,14 @@ impl Client {
         let (context, streams, ending) = (self.context.clone(), self.streams.clone(), self.ending.clone());
         self.requests.spawn(async move {
             let (sender, messages) = mpsc::channel(STREAM_LEN);
-            let outbox = MessageSink::new(sender, Framing::LINES).with_ending(ending);
-            let told = async move { legacy::run_session_stream(&context, &session, &outbox).await };
-            let off = Arc::default();
-            futures_util::future::join(relay(messages, &streams, &off), told).await;
+            let sink = MessageSink::new(sender, Framing::LINES).with_ending(ending);
+            let send = async move { legacy::run_session_stream(&context, &session, &sink).await };
+            let cancelled = Arc::default();
+            futures_util::future::join(relay(messages, &streams, &cancelled), send).await;
         });
     }
 
-    /// Answers several messages at once, where the session has that.
+    /// Responds to a batch, if the session's version has batches.
     fn take_batch(&mut self, line: Vec<u8>) {
         let (context, session, lines) = (self.context.clone(), self.session.clone(), self.lines.clone());
         self.requests.spawn(async move {
@@ -381,15 +379,15 @@ impl Client {
             Era::Legacy => message.method.as_deref() == Some("tasks/result"),
         };
         let session = self.session.clone();
-        let (lines, room) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), QUEUE_LEN) };
+        let (lines, len) = if streams { (self.streams.clone(), STREAM_LEN) } else { (self.lines.clone(), QUEUE_LEN) };
         let (ending, stream) = (self.ending.clone(), self.byte_stream.clone());
         let (go, mut ready) = watch::channel(false);
-        let (key, off) = (id.clone(), Arc::<AtomicBool>::default());
-        let request_off = off.clone();
+        let (key, cancelled) = (id.clone(), Arc::<AtomicBool>::default());
+        let request_cancelled = cancelled.clone();
         let handle = self.requests.spawn(async move {
-            // Not before the request is in the table: else a quick answer could leave its entry behind.
+            // Waits until the request is in the table; else a quick response could leave its entry behind.
             let _ = ready.wait_for(|go| *go).await;
-            let (sender, messages) = mpsc::channel(room);
+            let (sender, messages) = mpsc::channel(len);
             let respond = async move {
                 let caller = local_caller();
                 let out = MessageSink::new(sender, Framing::LINES).with_ending(ending).on_byte_stream(Some(stream));
@@ -398,22 +396,22 @@ impl Client {
                 let answer = router::answer(&context, era, &message, &line, origin);
                 AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };
-            let ((), reply) = futures_util::future::join(relay(messages, &lines, &off), respond).await;
+            let ((), reply) = futures_util::future::join(relay(messages, &lines, &cancelled), respond).await;
             in_flight.with(|map| map.remove(&key));
-            // Empty if all was said before.
+            // Empty if the stream has sent the response.
             if !reply.body.is_empty() {
-                let _ = lines.send(Line::reply(reply, &off)).await;
+                let _ = lines.send(Line::reply(reply, &cancelled)).await;
             }
         });
-        self.in_flight.with(|map| map.insert(id, Request { handle, cancelled: request_off }));
+        self.in_flight.with(|map| map.insert(id, Request { handle, cancelled: request_cancelled }));
         go.send_replace(true);
     }
 }
 
-/// Passes messages on, until there are no more.
-async fn relay(mut messages: mpsc::Receiver<Bytes>, lines: &mpsc::Sender<Line>, off: &Arc<AtomicBool>) {
+/// Forwards messages until there are no more.
+async fn relay(mut messages: mpsc::Receiver<Bytes>, lines: &mpsc::Sender<Line>, cancelled: &Arc<AtomicBool>) {
     while let Some(text) = messages.recv().await {
-        if lines.send(Line { text, on_sent: None, cancelled: off.clone() }).await.is_err() {
+        if lines.send(Line { text, on_sent: None, cancelled: cancelled.clone() }).await.is_err() {
             break;
         }
     }

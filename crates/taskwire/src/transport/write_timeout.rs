@@ -1,6 +1,6 @@
-//! A connection whose client must read: one that takes nothing for too long is closed, so that its place is free again.
+//! Closes a connection whose client reads nothing for too long, so that its slot is free again.
 //!
-//! A reader loses nothing by it. Its place in the log is a number that it knows, and it can come back with it.
+//! The client loses nothing: it knows its cursor in the log, and can resume from there.
 
 use std::{
     io::{Error, ErrorKind, IoSlice, Result},
@@ -16,19 +16,18 @@ use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use super::connection_slots::ConnectionSlot;
 use crate::clock::{Clock, Sleep};
 
-/// Bytes that hyper has room for at first.
+/// The size of hyper's first read buffer.
 pub(super) const BUFFER_BYTES: usize = 8 * 1024;
-/// Bytes that are read at once. Not as many as hyper has room for: when they fill it, it doubles its room, and keeps that, up to 400 KiB for each
-/// connection.
+/// Bytes that are read at once. If they filled hyper's buffer, hyper would double it, and keep that, up to 400 KiB for each connection.
 const READ_BYTES: usize = BUFFER_BYTES - 1;
 
-/// An input and output that gives up on a client that does not read, and knows when all has gone out.
+/// An input and output that fails if the client does not read, and tells the slot when everything was written.
 pub(super) struct WriteTimeoutIo<T> {
     io: T,
     slot: Arc<ConnectionSlot>,
     clock: Arc<dyn Clock>,
     write_timeout: Duration,
-    /// Runs while the client takes nothing.
+    /// Runs while the client reads nothing.
     deadline: Option<Sleep>,
 }
 
@@ -71,7 +70,7 @@ impl<T: Write + Unpin> Write for WriteTimeoutIo<T> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         ready!(Pin::new(&mut self.io).poll_flush(context))?;
-        // hyper asks for this when it has written all that it was given.
+        // hyper flushes when it has written everything.
         self.slot.flushed();
         Poll::Ready(Ok(()))
     }

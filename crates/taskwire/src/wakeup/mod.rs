@@ -1,5 +1,4 @@
-//! Wake-ups for readers. A wake-up says only *that* a task changed, or a session has something to be told; what that is, is
-//! read from the store.
+//! Wake-ups for readers: that a task or an outbox changed, never what. The reader reads that from the store.
 //!
 //! A reader is a cursor plus a wake-up (invariant I6): nothing is queued for it, so a slow one costs nothing and misses
 //! nothing.
@@ -20,13 +19,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What changed about a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChangeKind {
-    /// Only its output, or what it saved.
+    /// Only its output or its checkpoint.
     Output,
-    /// The task.
+    /// Anything else.
     Task,
 }
 
-/// Who wants to know of what.
+/// The waiting readers, by what they watch.
 #[derive(Debug)]
 pub(crate) struct WakeUps<K> {
     waiters: Mutex<HashMap<K, Vec<Arc<Waiter<K>>>>>,
@@ -52,7 +51,7 @@ pub(crate) trait Key: Ord + Hash + Clone {}
 impl<K: Ord + Hash + Clone> Key for K {}
 
 impl<K: Key> WakeUps<K> {
-    /// Tells whoever watches one of `ids` that it changed, or only wrote. Call it only after the change is durable.
+    /// Wakes the readers that watch one of `ids`. Call it only after the change is durable.
     pub(crate) fn wake(&self, ids: impl Iterator<Item = (K, ChangeKind)>) {
         let waiters = lock(&self.waiters);
         if waiters.is_empty() {
@@ -69,7 +68,6 @@ impl<K: Key> WakeUps<K> {
         }
     }
 
-    /// How many watch this one.
     pub(crate) fn watchers(&self, id: &K) -> usize {
         lock(&self.waiters).get(id).map_or(0, Vec::len)
     }
@@ -94,12 +92,12 @@ pub(crate) struct Watch<K: Key> {
 }
 
 impl<K: Key> Watch<K> {
-    /// Which tasks changed since the last time.
+    /// What changed since the last time.
     pub(crate) fn take(&self) -> BTreeSet<K> {
         std::mem::take(&mut *lock(&self.waiter.changed))
     }
 
-    /// Waits for a change and says which tasks changed since the last time.
+    /// Waits for a change and returns what changed since the last time.
     pub(crate) async fn changed(&self) -> BTreeSet<K> {
         loop {
             let changed = self.take();
@@ -133,10 +131,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_sees_its_own_tasks_and_leaves_nothing_behind() {
-        let feed = Arc::new(WakeUps::default());
+        let wakeups = Arc::new(WakeUps::default());
         let id = |n| TaskId::new(Timestamp::from_millis(n), [0; ID_RANDOM_BYTES]);
-        let wake = |ids: &[i64], changed| feed.wake(ids.iter().map(|n| (id(*n), changed)));
-        let (watch, output) = (feed.watch(vec![id(1), id(2)], false), feed.watch(vec![id(1)], true));
+        let wake = |ids: &[i64], changed| wakeups.wake(ids.iter().map(|n| (id(*n), changed)));
+        let (watch, output) = (wakeups.watch(vec![id(1), id(2)], false), wakeups.watch(vec![id(1)], true));
         wake(&[1, 3], ChangeKind::Task);
         wake(&[2, 1], ChangeKind::Task);
         assert_eq!(watch.changed().await, BTreeSet::from([id(1), id(2)]), "many wake-ups are one");
@@ -145,6 +143,6 @@ mod tests {
         assert_eq!(output.changed().await, BTreeSet::from([id(1)]));
         assert!(watch.take().is_empty(), "who does not read output is not woken by it");
         drop((watch, output));
-        assert!(lock(&feed.waiters).is_empty());
+        assert!(lock(&wakeups.waiters).is_empty());
     }
 }

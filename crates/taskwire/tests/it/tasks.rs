@@ -532,7 +532,7 @@ async fn a_key_cannot_be_used_for_a_second_question() {
     client.answer(&id, json!({"q": accept("Ada")})).await;
     let result = with_timeout("the end", client.until(&id, "completed")).await["result"].clone();
     assert_eq!(result["isError"], true);
-    assert_eq!(result["content"][0]["text"], "the input key `q` was already used for another question");
+    assert_eq!(result["content"][0]["text"], "the question key `q` was already used for another question");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! How a run ends for its user: called off, left, or given up. What is said about it is true when it is said.
+//! How a call ends for its user: cancelled, left, or given up.
 
 use std::time::Duration;
 
@@ -22,38 +22,38 @@ use crate::{
     },
 };
 
-/// After the first Ctrl-C, so long a second one can still cancel.
+/// How long after the first Ctrl-C a second one can still cancel.
 const SECOND_PRESS_WINDOW: Duration = Duration::from_secs(2);
-/// So long what is left to write may take when nobody waits for it any more.
+/// How long the last writes may take when nobody waits for them.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the word may take that a call is not wanted any more.
+/// How long it may take to tell the server that a call is not wanted any more.
 const CANCEL_NOTICE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a server on standard input and output means for its tasks.
 pub(super) const SERVER_ENDS_WITH_CLIENT: &str = "the server ends with this program; what it can resume is continued by";
 
-/// How showing a run ended.
+/// How showing a call ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FollowEnd {
     pub(super) exit: Exit,
     pub(super) disconnect: Disconnect,
 }
 
-/// What is to be said after the last write.
+/// The end, to be reported after the last write.
 #[derive(Debug)]
 pub(super) struct PendingEnd {
     pub(super) ended: FollowEnd,
     pub(super) note: Option<String>,
 }
 
-/// How the server is parted from.
+/// How to disconnect from the server.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Disconnect {
-    /// All is said.
+    /// The call is over.
     Close,
-    /// It must still hear that the call is not wanted any more.
+    /// Tell the server that the call is not wanted any more.
     Abandon,
-    /// What was begun there goes on.
+    /// Let the server go on with what was begun.
     Detach,
 }
 
@@ -68,18 +68,18 @@ impl Disconnect {
     }
 }
 
-/// How far going away, or calling off, has come.
+/// How far leaving, or cancelling, has come.
 pub(super) enum Stopping {
     No,
-    /// The user goes away and was told how to come back. Until then they can still cancel.
+    /// The user leaves and was told how to come back. Until the time is over they can still cancel.
     Leaving(Sleep),
-    /// The server is to be asked to cancel.
+    /// A cancel request is to be sent.
     CancelDue,
-    /// It is being asked, and has not answered.
+    /// It was sent, and has no reply yet.
     Cancelling,
-    /// It has heard it.
+    /// The server accepted it.
     CancelAccepted,
-    /// It was asked, and does not do it.
+    /// The server refused it.
     CancelRefused,
 }
 
@@ -93,7 +93,7 @@ impl Stopping {
         matches!(self, Self::Leaving(_))
     }
 
-    /// Waits until something is to be done: true if the run is to be left, false if the server is to be asked to cancel.
+    /// Waits until something is due: true to leave the call, false to send a cancel request.
     pub(super) async fn due(&mut self) -> bool {
         match self {
             Self::Leaving(timer) => {
@@ -107,12 +107,12 @@ impl Stopping {
 }
 
 impl CallFollower<'_> {
-    /// A signal has come. True if the run is to be left.
+    /// Handles a signal. True if the call is to be left.
     pub(super) fn stop(&mut self, stop: Stop) -> bool {
         if stop == Stop::Interrupt {
             self.screen.was_interrupted();
         }
-        // Who watches a task stops watching, and nothing else.
+        // A user who watches a task stops watching, and nothing else.
         if stop == Stop::Leave || self.options.is_attached || self.ending.is_some() {
             return true;
         }
@@ -122,7 +122,7 @@ impl CallFollower<'_> {
                 self.start_cancelling();
                 false
             }
-            // The server was asked, or will be: all that can be ended is the waiting.
+            // The cancel request was sent, or will be: only the waiting can end.
             Stopping::CancelDue | Stopping::Cancelling | Stopping::CancelAccepted | Stopping::CancelRefused => true,
         }
     }
@@ -141,8 +141,8 @@ impl CallFollower<'_> {
         false
     }
 
-    /// Whether nothing more is shown: who goes away was told last how to come back to the rest. The result of a call that is no
-    /// task may come meanwhile, and would come to nobody else.
+    /// Whether nothing more is shown: a user who leaves was told how to come back to the rest. Not for a call that is no task: nobody else
+    /// would get its result.
     pub(super) fn ignores_events(&self) -> bool {
         self.stopping.is_leaving() && self.task.is_some()
     }
@@ -156,14 +156,14 @@ impl CallFollower<'_> {
         }
     }
 
-    /// Says where what goes on is found again.
+    /// Says how to come back to what goes on.
     fn say_how_to_return(&mut self, reference: &Reference) {
         let how = if self.is_stdio() { SERVER_ENDS_WITH_CLIENT } else { "left running; come back with" };
         let name = self.home.short_name(reference);
         self.screen.note(&format!("{how}: taskwire watch {name}"));
     }
 
-    /// Asks the server to cancel. True if the user does not even wait for that.
+    /// Sends the cancel request. True if the user does not even wait for the reply.
     pub(super) async fn send_cancel(&mut self, call: &Call) -> bool {
         self.stopping = Stopping::Cancelling;
         let asked = tokio::select! {
@@ -182,7 +182,7 @@ impl CallFollower<'_> {
         false
     }
 
-    /// Goes away. What can be found again goes on without us, unless its server was asked to end it.
+    /// Leaves. What can be found again goes on, unless its server was asked to cancel it.
     pub(super) async fn leave(&mut self, call: Option<Call>) -> FollowEnd {
         self.questions.drop_all();
         let was_leaving = self.stopping.is_leaving();
@@ -193,7 +193,7 @@ impl CallFollower<'_> {
         };
         let task = call.as_ref().and_then(Call::reference);
         let reference = match task {
-            // The word that ends a call without a task is on its way.
+            // The notice that cancels a call without a task is on its way.
             None if asked.is_some() => None,
             None => self.resumable_reference(),
             task => task,
@@ -202,7 +202,7 @@ impl CallFollower<'_> {
             drop(call);
             return self.give_up().await;
         };
-        // Before the run is dropped, which would end a call that has no task yet.
+        // Before the call is dropped, which would end it if it has no task yet.
         self.client.detach();
         drop(call);
         if let Some(words) = asked {
@@ -210,7 +210,7 @@ impl CallFollower<'_> {
             return self.end_cancelled(words, &format!("; see: taskwire watch {name}"), Disconnect::Detach).await;
         }
         if self.options.json {
-            // A task has said its name before.
+            // The id of a task was printed before.
             let key = reference.key.as_deref().filter(|_| reference.task.is_none());
             self.queue_status(StatusLine { detached: Some(true), key, ..StatusLine::default() });
         }
@@ -221,7 +221,7 @@ impl CallFollower<'_> {
         FollowEnd { exit: Exit::Done, disconnect: Disconnect::Detach }
     }
 
-    /// Nothing is left of the call.
+    /// Gives up a call of which nothing remains.
     pub(super) async fn give_up(&mut self) -> FollowEnd {
         self.end_cancelled("given up", "", Disconnect::Abandon).await
     }
@@ -247,13 +247,13 @@ impl CallFollower<'_> {
         ending.ended
     }
 
-    /// The run broke off; what it showed may well go on.
+    /// Explains why the call broke off; its task may well go on.
     pub(super) async fn explain_failure(&mut self, error: client::Error) -> Problem {
         use client::Error as E;
         self.flush().await;
         let is_open = match &error {
             E::TaskNotFound { .. } | E::Rpc(_) => false,
-            // Before there was a task, all else means that the call was not taken.
+            // Before there is a task, any other error means that the call was not accepted.
             _ => self.task.is_some() || self.origin.task.is_some() || matches!(error, E::Unreachable { .. } | E::LostCall { .. }),
         };
         if is_open {
@@ -275,7 +275,7 @@ impl CallFollower<'_> {
         self.screen.note(&format!("{what}; come back with: taskwire watch {name}"));
     }
 
-    /// What finds the call again before it has said that it is a task, if anything does.
+    /// How to find the call again before it is known to be a task, if that is possible.
     pub(super) fn resumable_reference(&self) -> Option<Reference> {
         if self.origin.task.is_some() {
             return Some(self.origin.clone());
@@ -287,13 +287,13 @@ impl CallFollower<'_> {
         if entry.reference.task.is_some() {
             return Some(entry.reference);
         }
-        // It must be sent again to be found: with its arguments, to a server that knows it by its key and outlives us.
+        // It is found by sending it again: with its arguments, to a server that knows its key and outlives this process.
         let is_known_there = self.client.server_info().idempotency && !self.is_stdio();
         let kept = ledger.find(key).ok().filter(|_| is_known_there)?;
         kept.reference.args.is_some().then_some(kept.reference)
     }
 
-    /// The call can never be found again.
+    /// Removes a call from the ledger that can never be found again.
     fn forget_call(&mut self) {
         let (Ok(ledger), Some(key)) = (self.home.ledger_if_any(), self.origin.key.as_deref()) else { return };
         if ledger.find(key).and_then(|entry| ledger.remove(entry.id)).is_ok() {
@@ -301,28 +301,28 @@ impl CallFollower<'_> {
         }
     }
 
-    /// There is no such task, and there never was one here: a slip leaves nothing behind.
+    /// Removes a task from the ledger that never existed: a typo leaves nothing behind.
     fn forget_task(&self) {
         let reference = self.task.as_ref().unwrap_or(&self.origin);
         let (Ok(ledger), Some(task)) = (self.home.ledger_if_any(), &reference.task) else { return };
         if let Ok(Some(entry)) = ledger.entry(&reference.server, task) {
-            // One that stays is shown as gone.
+            // An entry that stays is shown as gone.
             let _ = ledger.remove(entry.id);
         }
     }
 
-    /// Whether the server lives as long as we do.
+    /// Whether the server ends with this process.
     pub(super) fn is_stdio(&self) -> bool {
         self.origin.server.starts_with("stdio:")
     }
 
-    /// A line for programs about ourselves.
+    /// Queues a line for programs about this program.
     fn queue_status(&mut self, status: StatusLine<'_>) {
         let line = JsonLine::Status(StatusLine { task_id: self.task.as_ref().map(id_or_key), ..status }).text();
         self.queue.push(OutputItem::Line { line, chunk: None });
     }
 
-    /// Writes what is left, unless nobody reads it.
+    /// Writes what is queued, unless nobody reads it.
     async fn flush(&mut self) {
         let flushing = async {
             loop {

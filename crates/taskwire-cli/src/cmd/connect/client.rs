@@ -1,6 +1,6 @@
-//! The clients that are known: where each has its configuration, in which form, and what a server looks like there.
+//! The known clients: where each keeps its configuration, in which format, and how it describes a server.
 //!
-//! What was found where, and what is not certain, is in `docs/decisions/0054-connecting-clients.md`.
+//! The sources, and what is not certain, are in `docs/decisions/0054-connecting-clients.md`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use super::config_value::OrderedValue;
 use crate::term::paint::shell_word;
 
-/// Stands where a token must be typed in by hand.
+/// Stands for a token that a person must type in.
 pub(super) const PLACEHOLDER: &str = "PUT-THE-TOKEN-HERE";
 /// Seconds that goose waits for a call.
 const GOOSE_TIMEOUT: u32 = 300;
@@ -81,14 +81,14 @@ pub(super) enum FileFormat {
     YamlFile,
 }
 
-/// How a client comes by a token.
+/// How a client gets a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TokenSource {
-    /// It takes it from its environment.
+    /// From its environment.
     Variable,
-    /// It asks for it.
+    /// From its user.
     Prompt,
-    /// It must be in its file.
+    /// From its file.
     Literal,
 }
 
@@ -99,14 +99,14 @@ pub(super) struct Directories {
     /// `$XDG_CONFIG_HOME`, or what it stands for.
     pub(super) config: PathBuf,
     pub(super) current: PathBuf,
-    /// Directories that are named by a variable of a client's own.
+    /// Directories that the clients' own variables name.
     pub(super) claude: Option<PathBuf>,
     pub(super) codex: Option<PathBuf>,
     pub(super) is_macos: bool,
 }
 
 impl Directories {
-    /// Where programs with windows have their settings.
+    /// Where desktop programs keep their settings.
     fn application(&self, name: &str) -> PathBuf {
         let base = if self.is_macos { self.home.join("Library/Application Support") } else { self.config.clone() };
         base.join(name)
@@ -114,7 +114,6 @@ impl Directories {
 }
 
 impl Client {
-    /// What it is called.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::ClaudeCode => "Claude Code",
@@ -133,12 +132,12 @@ impl Client {
         }
     }
 
-    /// What it is called here.
+    /// Its name on our command line.
     pub(super) fn cli_name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Whether it takes only servers that it starts.
+    /// Whether it supports only servers that it starts.
     pub(super) fn is_stdio_only(self) -> bool {
         self == Self::ClaudeDesktop
     }
@@ -155,7 +154,7 @@ impl Client {
         }
     }
 
-    /// The files that it reads, of which one is enough: one that is there, or the first. None if it has none of this scope.
+    /// The files that it may read: use one that exists, or the first. Empty if it has none of this scope.
     pub(super) fn files(self, scope: Scope, name: &str, directories: &Directories) -> Vec<PathBuf> {
         let Directories { home, config, current, claude, codex, is_macos } = directories;
         let cline = "cline_mcp_settings.json";
@@ -190,7 +189,6 @@ impl Client {
         }
     }
 
-    /// How it comes by a token.
     pub(super) fn token_source(self) -> TokenSource {
         match self {
             Self::VsCode => TokenSource::Prompt,
@@ -199,7 +197,7 @@ impl Client {
         }
     }
 
-    /// The header with a token, without the token.
+    /// The header that names the token, or stands for it.
     fn authorization(self, variable: &str, name: &str) -> String {
         let token = match self {
             Self::ClaudeCode | Self::Gemini | Self::Goose => format!("${{{variable}}}"),
@@ -207,13 +205,13 @@ impl Client {
             Self::VsCode => format!("${{input:{name}-token}}"),
             Self::Continue => format!("${{{{ secrets.{variable} }}}}"),
             Self::OpenCode => format!("{{env:{variable}}}"),
-            // Codex has a key of its own for it.
+            // Codex has its own key for it.
             Self::Codex | Self::ClaudeDesktop | Self::Zed | Self::Cline | Self::LmStudio => PLACEHOLDER.to_owned(),
         };
         format!("Bearer {token}")
     }
 
-    /// What the server is called with, and how it is reached.
+    /// The server in the client's own terms.
     pub(super) fn server_config(self, name: &str, transport: &Transport) -> OrderedValue {
         let mut members: Vec<(&str, OrderedValue)> = Vec::new();
         if self == Self::Goose {
@@ -276,7 +274,7 @@ impl Client {
         OrderedValue::members(members)
     }
 
-    /// The command of the client's own that adds the server, if it has one.
+    /// The client's own command that adds the server, if it has one.
     pub(super) fn command(self, name: &str, transport: &Transport, scope: Scope) -> Option<String> {
         let scope_word = if scope == Scope::User { "user" } else { "project" };
         let header = |variable: &String| format!("Authorization: {}", self.authorization(variable, name));
@@ -286,7 +284,7 @@ impl Client {
             (Self::ClaudeCode, Transport::Http { url, token_variable: token }) => {
                 push(&["claude", "mcp", "add", "--transport", "http", "--scope", scope_word, name, url]);
                 if let Some(header) = token.as_ref().map(header) {
-                    // Last: it takes all words that follow.
+                    // Last: this option takes all words that follow.
                     push(&["--header", &header]);
                 }
             }
@@ -313,7 +311,7 @@ impl Client {
                 push(&[name, url]);
             }
             (Self::Gemini, Transport::Stdio { program, args }) => {
-                // What looks like an option of its own comes behind two dashes.
+                // Words that look like options go behind `--`.
                 let (options, plain): (Vec<&str>, Vec<&str>) = args.iter().map(String::as_str).partition(|word| word.starts_with('-'));
                 push(&["gemini", "mcp", "add", "--scope", scope_word, name, program]);
                 push(&plain);

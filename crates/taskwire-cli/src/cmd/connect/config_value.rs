@@ -1,4 +1,4 @@
-//! What is written into a client's configuration, and how it looks in each of their formats.
+//! A value for a client's configuration, and its form in JSON, TOML and YAML.
 
 use serde_json::{Map, Value};
 
@@ -25,7 +25,7 @@ impl OrderedValue {
         Self::Members(members.into_iter().map(|(key, item)| (key.into(), item)).collect())
     }
 
-    /// The same inside of objects with these names, the outermost first.
+    /// Nests the value in objects with these names, the outermost first.
     pub(super) fn within<'a>(self, path: impl DoubleEndedIterator<Item = &'a str>) -> Self {
         path.rev().fold(self, |item, key| Self::members([(key, item)]))
     }
@@ -61,7 +61,7 @@ impl OrderedValue {
     /// A table of TOML with this heading; its values are no tables themselves.
     pub(super) fn toml(&self, heading: &str, newline: &str) -> String {
         let Self::Members(members) = self else { return String::new() };
-        // A string of JSON is one of TOML, and so is a list of them.
+        // A JSON string is valid TOML, and so is a list of them.
         let lines = members.iter().map(|(key, item)| format!("{key} = {}{newline}", item.json("", "", "")));
         format!("[{heading}]{newline}{}", lines.collect::<String>())
     }
@@ -76,7 +76,7 @@ impl OrderedValue {
                     Self::List(items) if items.iter().any(|item| matches!(item, Self::Members(_))) => {
                         format!("{indent}{key}:\n{}", item.yaml(&format!("{indent}  ")))
                     }
-                    // What is JSON is YAML too.
+                    // JSON is valid YAML.
                     plain => format!("{indent}{key}: {}\n", plain.json("", "", "")),
                 })
                 .collect(),

@@ -1,4 +1,4 @@
-//! A file of JSON, with or without comments, that gets one member more: all else in it stays as it is, byte for byte.
+//! Adds a member to a JSON file, with or without comments. All else in it stays as it is, byte for byte.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use super::config_value::OrderedValue;
 
-/// Objects and lists in each other. A client's settings are much flatter.
+/// Levels of nesting. A client's settings are much flatter.
 const DEPTH_MAX: usize = 100;
 
-/// A value, and where it stands.
+/// A value and its span in the text.
 struct Node {
     span: Range<usize>,
     kind: Kind,
@@ -49,7 +49,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn read(text: &'a str) -> Result<Node, String> {
         let mut reader = Self { text, at: 0 };
-        // Some editors begin their files with a mark.
+        // Some editors begin their files with a byte order mark.
         if text.starts_with('\u{feff}') {
             reader.at = '\u{feff}'.len_utf8();
         }
@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
         format!("line {}, column {column}: {what}", before.matches('\n').count() + 1)
     }
 
-    /// Passes over blanks and comments.
+    /// Skips blanks and comments.
     fn skip(&mut self) -> Result<(), String> {
         loop {
             let rest = self.rest();
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Passes over one character, if it is the next.
+    /// Skips one character, if it is the next.
     fn consume(&mut self, c: char) -> bool {
         let found = self.rest().starts_with(c);
         if found {
@@ -174,7 +174,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a file of JSON says.
+/// Parses a JSON file.
 ///
 /// # Errors
 /// Where it is wrong, and what is.
@@ -182,13 +182,13 @@ pub(super) fn value(text: &str) -> Result<Value, String> {
     Reader::read(text).map(|node| node.value())
 }
 
-/// The blanks that the line of this place begins with.
+/// The indentation of the line at this offset.
 fn indent_at(text: &str, at: usize) -> &str {
     let line = &text[text[..at].rfind('\n').map_or(0, |newline| newline + 1)..at];
     &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
 }
 
-/// Whether nothing stands before this place on its line.
+/// Whether only blanks precede this offset on its line.
 fn is_first_on_line(text: &str, at: usize) -> bool {
     text[..at].contains('\n') && text[..at].trim_end_matches([' ', '\t']).ends_with('\n')
 }
@@ -202,8 +202,8 @@ pub(super) enum AddError {
     Unusable(String),
 }
 
-/// The text with `item` as the member `name` of the object at `path`, which is made if it is not there. Nothing if that
-/// is so already. `replace`: in the place of another of that name.
+/// The text with `item` as the member `name` of the object at `path`, which is created if necessary. `None` if it is there already.
+/// `replace` allows to replace another member of that name.
 ///
 /// # Errors
 /// When the text cannot be read, or has something else there.
@@ -256,7 +256,7 @@ fn insert_member(text: &str, object: &Node, members: &[Member], key: &str, item:
         Some(last) => indent_at(text, last.start).to_owned(),
         None => format!("{outer}{unit}"),
     };
-    // Behind the last member come its comma and comments, which stay with it.
+    // The comma and the comments behind the last member stay with it.
     let from = last.map_or(open, |last| last.value.span.end);
     let content = from + text[from..close].trim_end_matches([' ', '\t', '\r', '\n']).len();
     let comma = if last.is_some_and(|last| !last.has_comma) { "," } else { "" };
@@ -267,7 +267,7 @@ fn insert_member(text: &str, object: &Node, members: &[Member], key: &str, item:
     format!("{}{comma}{}{newline}{indent}{member}{comma_after}{end}{}", &text[..from], &text[from..content], &text[close..])
 }
 
-/// The new text, if it says what the old one said and the new member, and nothing else.
+/// The new text, if it differs from the old one by the new member and nothing else.
 fn verify(new: String, root: &Node, steps: &[&str], item: &OrderedValue) -> Result<String, AddError> {
     let mut expected = root.value();
     let mut slot = &mut expected;

@@ -1,14 +1,14 @@
-//! A file of TOML that gets one table more: all else in it stays as it is, byte for byte.
+//! Adds a table to a TOML file. All else in it stays as it is, byte for byte.
 
 use toml::{Table, Value};
 
 use super::{config_value::OrderedValue, json_file::AddError};
 
-/// Where the servers are.
+/// The table that has the servers.
 const SERVERS: &str = "mcp_servers";
 
-/// The text with `item` as the table `name` of the servers. Nothing if that is so already. `replace`: in the place of
-/// another of that name.
+/// The text with `item` as the table `name` of the servers. `None` if it is there already. `replace` allows to replace another table of
+/// that name.
 ///
 /// # Errors
 /// When the text cannot be read, or has something else there.
@@ -30,7 +30,7 @@ pub(super) fn add(text: &str, name: &str, item: &OrderedValue, replace: bool) ->
         Some(_) => replace_tables(text, name, &section),
         None => append(text, &section, newline),
     };
-    // It must say what the old one said and the new table, and nothing else.
+    // The new text must differ from the old one by the new table and nothing else.
     let mut expected = old;
     let servers = expected.entry(SERVERS).or_insert_with(|| Value::Table(Table::new()));
     servers.as_table_mut().ok_or_else(no_table)?.insert(name.to_owned(), entry);
@@ -40,7 +40,7 @@ pub(super) fn add(text: &str, name: &str, item: &OrderedValue, replace: bool) ->
     }
 }
 
-/// How the table of a server begins.
+/// The heading of a server's table.
 pub(super) fn heading(name: &str) -> String {
     format!("{SERVERS}.{name}")
 }
@@ -62,7 +62,7 @@ fn append(text: &str, section: &str, newline: &str) -> String {
     format!("{text}{}{section}", newline.repeat(newlines))
 }
 
-/// The text with a section in the place of the tables of this server.
+/// The text with a section instead of this server's tables.
 fn replace_tables(text: &str, name: &str, section: &str) -> String {
     let (mut new, mut section) = (String::with_capacity(text.len() + section.len()), Some(section));
     let mut is_inside = false;

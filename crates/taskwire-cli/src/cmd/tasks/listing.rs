@@ -26,12 +26,12 @@ use crate::{
 /// Pages that are followed at most.
 const PAGES_MAX: usize = 1000;
 
-/// A task of the list, with what is known of it here.
+/// A task of the list, with what the ledger knows of it.
 struct Row {
     listed: ListedTask,
-    /// The tool, as the server says or as it was called from here.
+    /// The tool's name, from the server or from the ledger.
     tool: Option<String>,
-    /// What to call it at the command line.
+    /// The task's name on the command line.
     name: String,
 }
 
@@ -79,7 +79,7 @@ pub(super) async fn show(tasks: &Tasks, user: &UserData, name: &str) -> Result<E
     let server = user.config.find(name)?;
     let client = tasks.connection.open(&server, user.connection_needs()).await?;
     let (listed, is_more) = pages(&client, tasks.all).await?;
-    // Who has no list here can still see that of the server.
+    // Without a ledger, the server's list can still be shown.
     let entries = user.ledger_if_any().ok().and_then(|ledger| ledger.entries().ok()).unwrap_or_default();
     let rows: Vec<Row> = listed.into_iter().map(|listed| Row::new(user, &server, &entries, listed)).collect();
     let text = if tasks.json {
@@ -100,7 +100,7 @@ pub(super) async fn show(tasks: &Tasks, user: &UserData, name: &str) -> Result<E
     Ok(Exit::Done)
 }
 
-/// What one may want to do next; that a list is not whole is told to programs, too.
+/// What the user may want to do next. Programs, too, are told that a list is incomplete.
 fn hint(rows: &[Row], name: &str, is_more: bool, json: bool) -> Option<String> {
     if is_more {
         return Some(format!("there are more: taskwire tasks {} --all", shell_word(name)));

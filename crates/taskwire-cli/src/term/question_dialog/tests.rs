@@ -1,4 +1,4 @@
-//! What a conversation asks, and how it takes what is typed.
+//! What a dialog asks, and how it handles what is typed.
 
 use serde_json::json;
 use taskwire_core::Payload;

@@ -1,4 +1,4 @@
-//! The ledger's database: how it is opened, and which rows are removed or found again.
+//! The ledger's database: its schema, how it is opened, and how rows are found and evicted.
 
 use std::{
     fs::{self, OpenOptions, Permissions},
@@ -15,18 +15,18 @@ use super::{EntryId, LEDGER_ENTRIES};
 use crate::client::{Error, Reference};
 
 pub(super) const FILE: &str = "ledger.db";
-/// How long a task that ended stays.
+/// How long the entry of an ended task stays.
 const ENDED_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long one process waits for another.
 const BUSY: Duration = Duration::from_secs(5);
-/// The same for one that only looks.
+/// The same for a process that only reads.
 const BUSY_READING: Duration = Duration::from_millis(100);
 
 /// The stored format. Each later one is a step in [`migrate`].
 const FORMAT: i64 = 1;
 
-/// `reference` is JSON, without what has a column of its own. `same` names the entry that this one turned out to be. The
-/// arguments come last, so that what stands before them is read without them.
+/// `reference` is JSON, without what has a column of its own. `same` is the entry that this one was merged into. The
+/// arguments come last, so that SQLite can read the other columns without them.
 const SCHEMA_1: &str = "
 CREATE TABLE entry(
     id INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT NOT NULL, task TEXT, key TEXT, status TEXT, message TEXT,
@@ -45,7 +45,7 @@ CREATE TABLE question(
 );
 ";
 
-/// Why something was not done: the database failed, or there is a better word for it.
+/// An error of SQLite, or one that says more to the user.
 pub(super) enum DbError {
     Sqlite(rusqlite::Error),
     Client(Error),
@@ -75,14 +75,14 @@ impl DbError {
                 format!("the ledger of tasks in {dir} is in use by another process that does not let go: try again")
             }
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-                "the ledger of tasks in {dir} is damaged ({error}): move {FILE} away to begin a new one; its tasks go on, and can be reached as SERVER#ID"
+                "the ledger of tasks in {dir} is damaged ({error}): move {FILE} away to begin a new one; its tasks go on, and their servers still know them"
             ),
             _ => format!("the ledger of tasks in {dir} failed: {error}"),
         })
     }
 }
 
-/// Sees to it that there is a file, and that nobody else can read it. What SQLite puts beside it gets the same rights.
+/// Creates the file if there is none, and makes it readable for this user only. SQLite gives the files beside it the same permissions.
 pub(super) fn make_private(path: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -97,7 +97,7 @@ pub(super) fn make_private(path: &Path) -> io::Result<()> {
 pub(super) fn connect(path: &Path, dir: &Path) -> Result<Connection, DbError> {
     let mut connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
-    // Before anything is written: a newer release may have its reasons.
+    // Checked before anything is written: only the newer release knows its format.
     let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if found > FORMAT {
         let dir = dir.display();
@@ -115,12 +115,12 @@ pub(super) fn connect(path: &Path, dir: &Path) -> Result<Connection, DbError> {
     Ok(connection)
 }
 
-/// Opens a database that is there, to read it. No file is made beside it.
+/// Opens an existing database for reading. It creates no file beside it.
 pub(super) fn connect_read_only(path: &Path, dir: &Path) -> Result<Connection, DbError> {
     let mut wal = path.as_os_str().to_owned();
     wal.push("-wal");
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // Without a journal nobody has it open, and SQLite would make one to read it, unless it is told that nothing changes.
+    // Without a journal no process has it open. SQLite would create one to read it, unless it is opened as immutable.
     let at_rest = path.to_str().filter(|_| !Path::new(&wal).exists());
     let connection = match at_rest {
         Some(name) => {
@@ -151,7 +151,7 @@ fn migrate(connection: &mut Connection, found: i64) -> Result<(), DbError> {
     Ok(())
 }
 
-/// The row that holds an entry, if the ledger still has it.
+/// The row that holds an entry (after merging), if the ledger still has it.
 pub(super) fn resolve(db: &Connection, entry: EntryId) -> Result<Option<i64>, DbError> {
     let mut statement = db.prepare_cached("SELECT ifnull(same, id) FROM entry WHERE id = ?")?;
     Ok(statement.query_row([entry.0], |row| row.get(0)).optional()?)
@@ -165,7 +165,7 @@ pub(super) fn resolve_existing(db: &Connection, entry: EntryId) -> Result<i64, D
     })
 }
 
-/// The row that a reference means: that of its task, else that of its key. A call whose task was not known gets its name.
+/// The row of a reference: that of its task, else that of its key. If that row has no task yet, it gets the reference's.
 pub(super) fn find_row(db: &Connection, reference: &Reference) -> Result<Option<i64>, DbError> {
     let server = &reference.server;
     if let Some(task) = &reference.task {
@@ -191,7 +191,7 @@ pub(super) fn find_row(db: &Connection, reference: &Reference) -> Result<Option<
     })
 }
 
-/// Removes what is too old, and then the oldest, so that there is room for one more. Says which are gone.
+/// Removes entries that are too old, and then the oldest, so that there is room for one more. Returns their ids.
 pub(super) fn evict(db: &Connection, now: Timestamp, entries_max: usize) -> Result<Vec<i64>, DbError> {
     let before = now.as_millis().saturating_sub(i64::try_from(ENDED_KEPT.as_millis()).unwrap_or(i64::MAX));
     let mut gone = ids(db, "SELECT id FROM entry WHERE ended = 1 AND updated_at < ?", [before])?;
@@ -215,7 +215,6 @@ fn ids(db: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Removes what was asked and answered.
 pub(super) fn remove_questions_and_answers(db: &Connection, id: i64) -> Result<(), DbError> {
     db.prepare_cached("DELETE FROM answer WHERE entry = ?")?.execute([id])?;
     db.prepare_cached("DELETE FROM question WHERE entry = ?")?.execute([id])?;

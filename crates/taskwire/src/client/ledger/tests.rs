@@ -1,4 +1,4 @@
-//! The ledger: several processes, deaths, limits, damage.
+//! Tests of the ledger: several processes, kills, limits, damage.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -232,7 +232,7 @@ fn so_many_questions_of_one_task_are_kept() {
     ledger.lock().execute(sql, params![QUESTIONS_MAX, id.0]).expect("filled");
     let error = ledger.record_question(id, "more", &json!(1)).expect_err("it is full");
     assert!(error.to_string().contains("10000 questions"), "{error}");
-    ledger.record_question(id, "just", &json!(2)).expect("it takes the place of the other");
+    ledger.record_question(id, "just", &json!(2)).expect("it replaces the other");
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn many_open_a_new_ledger_at_once() {
     assert_eq!(names(&dir.open()), ["t1"]);
 }
 
-/// Tells a test that it is the other process, and where the ledger is.
+/// Set for a test that runs as the other process, to the ledger's directory.
 const OTHER: &str = "TASKWIRE_TEST_LEDGER";
 
 /// Runs one of these tests once more, in a process of its own.
@@ -301,12 +301,12 @@ fn other(test: &str, dir: &TempDir) -> Child {
         .expect("it runs again")
 }
 
-/// Said by the other process. The test harness may have begun the line.
+/// Prints a message of the other process, on a new line because the test harness may have begun one.
 fn say(word: &str) {
     println!("\nsays {word}");
 }
 
-/// What the other process says next.
+/// The next message of the other process.
 fn heard(lines: &mut impl Iterator<Item = io::Result<String>>) -> String {
     let said = lines.find_map(|line| Some(line.expect("text").strip_prefix("says ")?.to_owned()));
     said.expect("it says something before it ends")
@@ -319,7 +319,7 @@ fn a_process_that_is_killed_loses_nothing() {
         let id = ledger.find_or_add(&call_reference("k1"), at(1)).expect("entered");
         ledger.set_task(id, &reference(Some("t1"), Some("k1")), at(2)).expect("named");
         ledger.record_answer(id, "q1", &json!("yes")).expect("recorded");
-        let mut tracker = ledger.output_tracker(id).expect("a place");
+        let mut tracker = ledger.output_tracker(id).expect("a tracker");
         let mut shown = OutputPosition { seq: 3, offset: 7, ..OutputPosition::default() };
         shown.add("one two");
         tracker.set(shown).expect("noted");
@@ -342,7 +342,7 @@ fn a_process_that_is_killed_loses_nothing() {
     let entry = ledger.find("t1").expect("it is there");
     assert_eq!(entry.reference.next, 3);
     assert_eq!(ledger.answers(entry.id).expect("read"), [("q1".to_owned(), json!("yes"), false)]);
-    let shown = ledger.output_tracker(entry.id).expect("a place").position();
+    let shown = ledger.output_tracker(entry.id).expect("a tracker").position();
     assert_eq!((shown.seq, shown.offset, shown.bytes), (3, 7, 7));
 }
 
@@ -413,7 +413,7 @@ fn a_name_that_a_server_gives_again_is_that_of_the_new_task() {
     let old = ledger.find_or_add(&call_reference("k1"), at(1)).expect("entered");
     ledger.set_task(old, &reference(Some("1"), Some("k1")), at(2)).expect("named");
     ledger.record_answer(old, "q1", &json!("old")).expect("recorded");
-    ledger.output_tracker(old).expect("a place").set(OutputPosition { seq: 5, ..OutputPosition::default() }).expect("noted");
+    ledger.output_tracker(old).expect("a tracker").set(OutputPosition { seq: 5, ..OutputPosition::default() }).expect("noted");
     ledger.update_status(old, Status::Completed, None, at(3)).expect("noted");
     let new = ledger.find_or_add(&call_reference("k2"), at(4)).expect("entered");
     ledger.set_task(new, &reference(Some("1"), Some("k2")), at(5)).expect("named");
@@ -430,7 +430,7 @@ fn what_is_forgotten_is_gone_and_says_so() {
     let ledger = dir.open();
     let id = ledger.find_or_add(&task("t1"), at(1)).expect("entered");
     ledger.record_answer(id, "q1", &json!("yes")).expect("recorded");
-    ledger.output_tracker(id).expect("a place").set(OutputPosition::default()).expect("noted");
+    ledger.output_tracker(id).expect("a tracker").set(OutputPosition::default()).expect("noted");
     assert!(exists(&ledger, id));
     ledger.remove(id).expect("forgotten");
     ledger.remove(id).expect("nothing to forget");
@@ -479,7 +479,7 @@ fn a_ledger_full_of_open_tasks_gives_up_the_oldest() {
     let dir = TempDir::absent();
     let ledger = Ledger::open_bounded(&dir.0, 3).expect("the ledger opens");
     let ids = ["t1", "t2", "t3"].map(|name| ledger.find_or_add(&task(name), at(1)).expect("entered"));
-    ledger.output_tracker(ids[1]).expect("a place");
+    ledger.output_tracker(ids[1]).expect("a tracker");
     ledger.update_status(ids[0], Status::Working, None, at(5)).expect("noted");
     ledger.find_or_add(&call_reference("k4"), at(6)).expect("entered");
     assert_eq!(names(&ledger), ["k4", "t3", "t1"], "t2 was seen longest ago");
@@ -493,7 +493,7 @@ fn what_ended_is_kept_for_thirty_days() {
     let [ended, late, open] = ["ended", "late", "open"].map(|name| ledger.find_or_add(&task(name), at(0)).expect("entered"));
     ledger.update_status(ended, Status::Failed, None, at(DAY)).expect("noted");
     ledger.update_status(late, Status::Cancelled, None, at(2 * DAY)).expect("noted");
-    ledger.output_tracker(ended).expect("a place");
+    ledger.output_tracker(ended).expect("a tracker");
     ledger.record_answer(ended, "q1", &json!("yes")).expect("recorded");
     ledger.find_or_add(&call_reference("k1"), at(31 * DAY)).expect("entered");
     assert_eq!(names(&ledger), ["k1", "open", "late", "ended"]);
@@ -576,7 +576,7 @@ fn nobody_else_can_read_a_ledger() {
     let dir = TempDir::absent();
     let ledger = Ledger::open(&dir.0.join("deep")).expect("the ledger opens");
     let id = ledger.find_or_add(&task("t1"), at(1)).expect("entered");
-    let _tracker = ledger.output_tracker(id).expect("a place");
+    let _tracker = ledger.output_tracker(id).expect("a tracker");
     let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
     let made = ledger.dir().to_owned();
     for dir in [&dir.0, &made, &made.join(TRACKERS)] {
@@ -597,7 +597,7 @@ fn a_position_is_as_it_was_set_and_in_the_reference() {
     let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.find_or_add(&task("t1"), at(1)).expect("entered");
-    let mut tracker = ledger.output_tracker(id).expect("a place");
+    let mut tracker = ledger.output_tracker(id).expect("a tracker");
     assert_eq!(tracker.position(), OutputPosition::default());
     for shown in [
         OutputPosition { seq: u64::MAX, offset: u64::MAX, bytes: u64::MAX, hash: u64::MAX, result_shown: true },
@@ -605,7 +605,7 @@ fn a_position_is_as_it_was_set_and_in_the_reference() {
     ] {
         tracker.set(shown).expect("noted");
         assert_eq!(tracker.position(), shown);
-        assert_eq!(ledger.output_tracker(id).expect("a place").position(), shown);
+        assert_eq!(ledger.output_tracker(id).expect("a tracker").position(), shown);
     }
     assert_eq!(ledger.find("t1").expect("it is there").reference.next, 4);
     assert_eq!(ledger.entries().expect("it can be read")[0].reference.next, 4);
@@ -616,7 +616,7 @@ fn a_position_moves_with_every_byte_that_is_sent() {
     let dir = TempDir::absent();
     let ledger = dir.open();
     let id = ledger.find_or_add(&task("t1"), at(1)).expect("entered");
-    let mut tracker = ledger.output_tracker(id).expect("a place");
+    let mut tracker = ledger.output_tracker(id).expect("a tracker");
     let (mut reader, out) = io::pipe().expect("a pipe");
     let moved = |tracker: &mut OutputTracker, text: &str, to: OutputPosition| {
         tracker.send(out.as_fd(), text.as_bytes()).expect("sent");
@@ -664,14 +664,14 @@ fn what_is_sent_arrives_wherever_it_goes() {
     let mut file = OpenOptions::new();
     let files = [file.write(true).create_new(true).clone(), file.create_new(false).append(true).clone()];
     for (nth, file) in (1..).zip(files) {
-        // Each knows by itself whether something can be sent there at once.
-        let mut tracker = ledger.output_tracker(id).expect("a place");
+        // A new tracker each time: it remembers whether `sendfile` works.
+        let mut tracker = ledger.output_tracker(id).expect("a tracker");
         send(&mut tracker, &file.open(&path).expect("a file"));
         assert_eq!(tracker.position(), OutputPosition { offset: text.len() as u64, ..OutputPosition::default() });
         assert!(fs::read(&path).expect("the file") == text.repeat(nth), "file {nth}");
     }
-    for mut tracker in [ledger.output_tracker(id).expect("a place"), OutputTracker::untracked()] {
-        // One that does not wait for its reader.
+    for mut tracker in [ledger.output_tracker(id).expect("a tracker"), OutputTracker::untracked()] {
+        // A pipe that does not wait for its reader.
         let (mut reader, out) = io::pipe().expect("a pipe");
         rustix::fs::fcntl_setfl(&out, rustix::fs::OFlags::NONBLOCK).expect("set");
         let mut read = Vec::new();
@@ -684,7 +684,7 @@ fn what_is_sent_arrives_wherever_it_goes() {
     }
     let (reader, out) = io::pipe().expect("a pipe");
     drop(reader);
-    let error = ledger.output_tracker(id).expect("a place").send(out.as_fd(), b"x").expect_err("nobody reads");
+    let error = ledger.output_tracker(id).expect("a tracker").send(out.as_fd(), b"x").expect_err("nobody reads");
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
 }
 
@@ -694,9 +694,9 @@ fn who_comes_second_tracks_nothing() {
     let ledger = dir.open();
     let id = ledger.find_or_add(&task("t1"), at(1)).expect("entered");
     let shown = |seq| OutputPosition { seq, ..OutputPosition::default() };
-    let mut first = ledger.output_tracker(id).expect("a place");
+    let mut first = ledger.output_tracker(id).expect("a tracker");
     first.set(shown(1)).expect("noted");
-    let mut second = dir.open().output_tracker(id).expect("a place");
+    let mut second = dir.open().output_tracker(id).expect("a tracker");
     first.set(shown(2)).expect("noted");
     second.begin(1, shown(7)).expect("nothing is noted");
     let (mut reader, out) = io::pipe().expect("a pipe");
@@ -704,11 +704,11 @@ fn who_comes_second_tracks_nothing() {
     reader.read_exact(&mut [0]).expect("it is shown");
     assert_eq!((second.position(), first.position()), (shown(1), shown(2)));
     drop((first, second));
-    let mut third = ledger.output_tracker(id).expect("a place");
+    let mut third = ledger.output_tracker(id).expect("a tracker");
     assert_eq!(third.position(), shown(2));
     third.set(shown(3)).expect("noted");
     drop(third);
-    assert_eq!(ledger.output_tracker(id).expect("a place").position(), shown(3));
+    assert_eq!(ledger.output_tracker(id).expect("a tracker").position(), shown(3));
 }
 
 /// Some are empty, some larger than what a pipe takes.
@@ -724,7 +724,7 @@ fn a_process_that_is_killed_while_it_writes_has_counted_every_byte() {
     if let Some(dir) = std::env::var_os(OTHER) {
         let ledger = Ledger::open(dir.as_ref()).expect("the ledger opens");
         let id = ledger.find_or_add(&task("t1"), at(1)).expect("entered");
-        let mut tracker = ledger.output_tracker(id).expect("a place");
+        let mut tracker = ledger.output_tracker(id).expect("a tracker");
         say("ready");
         for seq in 0.. {
             let text = chunk(seq);
@@ -741,14 +741,14 @@ fn a_process_that_is_killed_while_it_writes_has_counted_every_byte() {
             line.clear();
             assert_ne!(output.read_line(&mut line).expect("text"), 0, "it says something before it ends");
         }
-        // Killed by who has just read something, that is while it is at work.
+        // Killed right after this process has read something, so while the other one is writing.
         let mut bytes = vec![0; nth * nth * 3333];
         output.read_exact(&mut bytes).expect("it goes on");
         process.kill().expect("it is killed");
         output.read_to_end(&mut bytes).expect("what is left");
         process.wait().expect("it is gone");
         let ledger = dir.open();
-        let shown = ledger.output_tracker(ledger.find("t1").expect("it is there").id).expect("a place").position();
+        let shown = ledger.output_tracker(ledger.find("t1").expect("it is there").id).expect("a tracker").position();
         let before: usize = (0..shown.seq).map(|seq| chunk(seq).len()).sum();
         assert_eq!(before as u64 + shown.offset, bytes.len() as u64, "{shown:?}");
         assert!((0..=shown.seq).flat_map(chunk).take(bytes.len()).eq(bytes), "it arrived as it was");
@@ -773,13 +773,13 @@ fn a_tracker_file_that_is_torn_or_changed_is_damaged() {
     let id = ledger.find_or_add(&task("t1"), at(1)).expect("entered");
     ledger
         .output_tracker(id)
-        .expect("a place")
+        .expect("a tracker")
         .set(OutputPosition { seq: 12, offset: 3, bytes: 99, hash: 7, result_shown: false })
         .expect("noted");
     let path = ledger.tracker_path(id.0);
     let whole = fs::read(&path).expect("it is there");
     let torn = (1..whole.len()).map(|end| whole[..end].to_vec());
-    // Nothing vouches for the first eight bytes, which the kernel counts up.
+    // No checksum covers the first eight bytes, which the kernel advances.
     let changed = (8..whole.len()).map(|nth| {
         let mut bytes = whole.clone();
         bytes[nth] ^= 1;
@@ -793,7 +793,7 @@ fn a_tracker_file_that_is_torn_or_changed_is_damaged() {
         assert_eq!(ledger.find("t1").expect("it is listed all the same").reference.next, 0);
     }
     fs::remove_file(&path).expect("removed");
-    assert_eq!(ledger.output_tracker(id).expect("a place").position(), OutputPosition::default());
+    assert_eq!(ledger.output_tracker(id).expect("a tracker").position(), OutputPosition::default());
 }
 
 #[test]

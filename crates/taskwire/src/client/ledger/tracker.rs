@@ -1,9 +1,8 @@
-//! What of a task's output was shown to the user, in a small file of its own, to the byte.
+//! Tracks to the byte what of a task's output was shown to the user, in a small file per task.
 //!
-//! The file has the number of bytes that were ever sent, and two marks. Before text is sent a mark says what will have been
-//! shown at its end; the mark before says what was at its beginning. So the number alone tells how far it came, and on Linux
-//! the system call that writes counts it up as well ([`exact`]): there is no moment at which a kill finds one done and the
-//! other not.
+//! The file has a counter of all bytes ever sent, and two records: the position before the text that is being sent, and the
+//! position after it. The counter says how far between the two the output came. On Linux one system call ([`sendfile`])
+//! writes the text and advances the counter, so a kill never separates the two.
 
 mod counter;
 mod sendfile;
@@ -26,38 +25,37 @@ use rustix::{
 use self::counter::{COUNTER_BYTES, Counter};
 use crate::client::Error;
 
-/// So much is copied to be sent at once.
+/// The most that one copy for `sendfile` holds.
 const COPY_BYTES: usize = 1024 * 1024;
-/// So much is written at once where writing and counting are two things.
+/// The most that one write sends where writing and counting are two steps.
 const PIECE_BYTES: usize = 4096;
 const MARK_BYTES: usize = 9 * 8;
 const FILE_BYTES: usize = COUNTER_BYTES + 2 * MARK_BYTES;
 
-/// What of a task's output was shown to the user, and the way to show more. It is as it was also after the process was killed;
-/// not after a power cut, for it changes very often.
+/// Writes a task's output and remembers how much of it was shown, also when the process is killed. A power cut may lose the
+/// last changes: they are not synced to the disk, because there are so many.
 ///
-/// One at a time keeps the place of a task. Who comes second reads it, and shows what it likes, and notes nothing.
+/// One tracker at a time locks the file of a task. A second one reads the position and records nothing.
 #[derive(Debug)]
 pub struct OutputTracker {
-    /// When it was opened.
     position_at_open: OutputPosition,
-    /// Nothing if somebody else keeps it.
+    /// None if another tracker has the lock.
     locked: Option<LockedFile>,
 }
 
 #[derive(Debug)]
 struct LockedFile {
     path: PathBuf,
-    /// Has the lock.
+    /// Holds the lock.
     file: File,
     sent: Counter,
     records: Records,
-    /// Whether copies have always been accepted.
+    /// Whether `sendfile` has always worked.
     uses_sendfile: bool,
 }
 
 impl OutputTracker {
-    /// A place that nobody keeps: what is sent is written, and that is all.
+    /// A tracker without a file: it writes the output and records nothing.
     #[must_use]
     pub fn untracked() -> Self {
         Self { position_at_open: OutputPosition::default(), locked: None }
@@ -72,31 +70,31 @@ impl OutputTracker {
             Err(TryLockError::WouldBlock) => false,
             Err(TryLockError::Error(error)) => return Err(cannot(error)),
         };
-        let Some((marks, sent)) = read(&file).map_err(cannot)? else {
+        let Some((records, sent)) = read(&file).map_err(cannot)? else {
             let path = path.display();
             return Err(Error::Ledger(format!(
                 "{path}, which says what was shown of a task, is damaged: remove it, and the task is shown from its beginning"
             )));
         };
-        let shown = marks.position_at(sent).unwrap_or_default();
+        let shown = records.position_at(sent).unwrap_or_default();
         if !is_free {
             return Ok(Self { position_at_open: shown, locked: None });
         }
         if file.metadata().map_err(cannot)?.len() == 0 {
-            // Written, not only made as long: memory without room on the disk behind it must not be touched.
-            file.write_all_at(&marks.file(sent), 0).map_err(cannot)?;
+            // Written, not only extended: touching mapped memory without disk space behind it would kill the process.
+            file.write_all_at(&records.file(sent), 0).map_err(cannot)?;
         }
         let sent = Counter::map(&file).map_err(cannot)?;
-        Ok(Self { position_at_open: shown, locked: Some(LockedFile { path, file, sent, records: marks, uses_sendfile: true }) })
+        Ok(Self { position_at_open: shown, locked: Some(LockedFile { path, file, sent, records, uses_sendfile: true }) })
     }
 
-    /// What was shown.
+    /// The position up to which output was shown.
     #[must_use]
     pub fn position(&self) -> OutputPosition {
         self.locked.as_ref().and_then(|locked| locked.records.position_at(locked.sent.get())).unwrap_or(self.position_at_open)
     }
 
-    /// Notes what was shown.
+    /// Records the position without sending anything.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -104,8 +102,8 @@ impl OutputTracker {
         self.write_target(0, false, shown)
     }
 
-    /// Notes what will have been shown when so many bytes more were [sent](Place::send). Until then each of them is one more
-    /// byte of the chunk that was begun.
+    /// Records the position that will be reached when `bytes` more were [sent](OutputTracker::send). Until then each byte sent
+    /// moves the offset in the current chunk by one.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -113,7 +111,7 @@ impl OutputTracker {
         self.write_target(bytes, false, then)
     }
 
-    /// As [`Place::begin`], for what counts only as a whole: until all of it was sent, nothing of it was shown.
+    /// As [`OutputTracker::begin`], but the position does not move until all of the bytes were sent.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -125,21 +123,21 @@ impl OutputTracker {
         let shown = self.position();
         let Some(locked) = &mut self.locked else { return Ok(()) };
         let sent = locked.sent.get();
-        // The mark before must be where we are, also if not all was sent that was to be, or more.
+        // The record before must be the current position, also if less or more was sent than announced.
         if locked.records.after().at != sent {
             locked.write_record(sent, false, shown)?;
         }
         locked.write_record(sent + bytes as u64, is_whole, then)
     }
 
-    /// Writes text to `out`, and counts each byte of it. It waits for as long as `out` takes none.
+    /// Writes text to `out` and counts its bytes. It waits while `out` is full.
     ///
-    /// On Linux a process that is killed has counted exactly what it has written, except in files that are appended to and some
-    /// devices. There, and on other systems, it is written first and counted then: a kill in between leaves at most 4096 bytes
-    /// that were written and not counted.
+    /// On Linux a killed process has counted exactly what it has written, except to files opened for appending and to some
+    /// devices. There, and on other systems, it writes first and counts then: a kill in between leaves at most 4096 bytes
+    /// written and not counted.
     ///
     /// # Errors
-    /// When it cannot be written. What was written before that is counted.
+    /// When it cannot be written. The bytes written before are counted.
     pub fn send(&mut self, out: BorrowedFd<'_>, text: &[u8]) -> io::Result<()> {
         text.chunks(COPY_BYTES).try_for_each(|part| self.send_part(out, part))
     }
@@ -160,7 +158,7 @@ impl OutputTracker {
                 Ok(count) => rest = &rest[count..],
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => wait(out)?,
-                // It does not go there.
+                // `sendfile` cannot write to this kind of file.
                 Err(Errno::INVAL | Errno::NOSYS) if copy.is_some() => {
                     copy = None;
                     if let Some(locked) = &mut self.locked {
@@ -179,52 +177,52 @@ impl LockedFile {
         self.uses_sendfile.then(|| sendfile::copy(text, self.sent.get())).flatten()
     }
 
-    /// Replaces the older mark.
+    /// Replaces the older record.
     fn write_record(&mut self, at: u64, is_whole: bool, shown: OutputPosition) -> Result<(), Error> {
-        let mark = Record { turn: self.records.after().turn + 1, at, all_or_nothing: is_whole, position: shown };
-        // Always as long, and within one page: a process that is killed has written all of it or nothing.
+        let record = Record { turn: self.records.after().turn + 1, at, all_or_nothing: is_whole, position: shown };
+        // Of fixed length and within one page: a killed process has written all of it or nothing.
         self.file
-            .write_all_at(&mark.bytes(), mark.file_offset() as u64)
+            .write_all_at(&record.bytes(), record.file_offset() as u64)
             .map_err(|error| Error::Ledger(format!("cannot note in {} what was shown of a task: {error}", self.path.display())))?;
-        self.records.0 = [self.records.after(), mark];
+        self.records.0 = [self.records.after(), record];
         Ok(())
     }
 }
 
-/// Until there is room again.
+/// Waits until `out` can be written to.
 fn wait(out: BorrowedFd<'_>) -> io::Result<()> {
     retry_on_intr(|| poll(&mut [PollFd::from_borrowed_fd(out, PollFlags::OUT)], None))?;
     Ok(())
 }
 
-/// What was shown when so many bytes had been sent.
+/// The position at one value of the counter.
 #[derive(Debug, Clone, Copy, Default)]
 struct Record {
-    /// One more than that of the mark before.
+    /// One more than that of the record before.
     turn: u64,
+    /// The value of the counter.
     at: u64,
-    /// What leads here counts only as a whole.
+    /// Whether the bytes up to here move the position only when all were sent.
     all_or_nothing: bool,
     position: OutputPosition,
 }
 
 impl Record {
-    /// Where in the file.
     fn file_offset(self) -> usize {
         COUNTER_BYTES + if self.turn.is_multiple_of(2) { 0 } else { MARK_BYTES }
     }
 
-    /// In this machine's own order, as the number of bytes.
+    /// In native byte order, like the counter.
     fn bytes(self) -> Vec<u8> {
         let Self { turn, at, all_or_nothing: is_whole, position: OutputPosition { seq, offset, bytes, hash, result_shown: ended } } = self;
-        let mut mark: Vec<u8> = [turn, at, is_whole.into(), seq, offset, bytes, hash, ended.into()].map(u64::to_ne_bytes).concat();
-        let check = fnv(fnv(FNV_START, b"place 1"), &mark);
-        mark.extend(check.to_ne_bytes());
-        mark
+        let mut record: Vec<u8> = [turn, at, is_whole.into(), seq, offset, bytes, hash, ended.into()].map(u64::to_ne_bytes).concat();
+        let check = fnv(fnv(FNV_START, b"place 1"), &record);
+        record.extend(check.to_ne_bytes());
+        record
     }
 
-    fn parse(mark: &[u8]) -> Option<Self> {
-        let words: Vec<u64> = mark.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    fn parse(record: &[u8]) -> Option<Self> {
+        let words: Vec<u64> = record.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         let [turn, at, is_whole, seq, offset, bytes, hash, ended, _] = words[..] else { return None };
         let parsed = Self {
             turn,
@@ -232,7 +230,7 @@ impl Record {
             all_or_nothing: is_whole == 1,
             position: OutputPosition { seq, offset, bytes, hash, result_shown: ended == 1 },
         };
-        (parsed.bytes() == mark).then_some(parsed)
+        (parsed.bytes() == record).then_some(parsed)
     }
 }
 
@@ -251,34 +249,34 @@ impl Records {
         self.0[1]
     }
 
-    /// What was shown when so many bytes were sent. Nothing if that cannot be.
+    /// The position when `sent` bytes were sent. None if the records contradict that.
     fn position_at(&self, sent: u64) -> Option<OutputPosition> {
         let [before, after] = self.0;
-        let (mark, counts) = if after.at <= sent { (after, true) } else { (before, !after.all_or_nothing) };
-        let more = sent.checked_sub(mark.at)?;
-        Some(OutputPosition { offset: mark.position.offset.saturating_add(if counts { more } else { 0 }), ..mark.position })
+        let (record, counts) = if after.at <= sent { (after, true) } else { (before, !after.all_or_nothing) };
+        let more = sent.checked_sub(record.at)?;
+        Some(OutputPosition { offset: record.position.offset.saturating_add(if counts { more } else { 0 }), ..record.position })
     }
 
     fn file(&self, sent: u64) -> Vec<u8> {
         let mut file = sent.to_ne_bytes().to_vec();
         file.resize(FILE_BYTES, 0);
-        for mark in self.0 {
-            file[mark.file_offset()..][..MARK_BYTES].copy_from_slice(&mark.bytes());
+        for record in self.0 {
+            file[record.file_offset()..][..MARK_BYTES].copy_from_slice(&record.bytes());
         }
         file
     }
 
     fn parse(file: &[u8]) -> Option<(Self, u64)> {
-        let (sent, marks) = file.split_first_chunk::<COUNTER_BYTES>()?;
-        let (one, other) = marks.split_at_checked(MARK_BYTES)?;
-        let mut marks = [Record::parse(one)?, Record::parse(other)?];
-        marks.sort_by_key(|mark| mark.turn);
-        let (marks, sent) = (Self(marks), u64::from_ne_bytes(*sent));
-        marks.position_at(sent).map(|_| (marks, sent))
+        let (sent, records) = file.split_first_chunk::<COUNTER_BYTES>()?;
+        let (one, other) = records.split_at_checked(MARK_BYTES)?;
+        let mut records = [Record::parse(one)?, Record::parse(other)?];
+        records.sort_by_key(|record| record.turn);
+        let (records, sent) = (Self(records), u64::from_ne_bytes(*sent));
+        records.position_at(sent).map(|_| (records, sent))
     }
 }
 
-/// The marks, and how many bytes were sent. Nothing if the file is damaged.
+/// The records and the counter. None if the file is damaged.
 fn read(file: &File) -> io::Result<Option<(Records, u64)>> {
     // Another process may be writing while this one reads.
     for _ in 0..3 {
@@ -299,7 +297,7 @@ fn read(file: &File) -> io::Result<Option<(Records, u64)>> {
 pub struct OutputPosition {
     /// The first chunk that was not wholly shown.
     pub seq: u64,
-    /// Bytes that were shown of it, as they were written.
+    /// Bytes of it that were shown, as they were written.
     pub offset: u64,
     /// Bytes of text of the chunks before it that were shown.
     pub bytes: u64,
@@ -318,10 +316,10 @@ impl OutputPosition {
         }
     }
 
-    /// What a place says, for who only lists it.
+    /// Reads a position without the lock; the default if it cannot be read.
     pub(super) fn peek(path: &Path) -> Self {
         let found = File::open(path).and_then(|file| read(&file)).ok().flatten();
-        found.and_then(|(marks, sent)| marks.position_at(sent)).unwrap_or_default()
+        found.and_then(|(records, sent)| records.position_at(sent)).unwrap_or_default()
     }
 }
 

@@ -1,4 +1,4 @@
-//! `tools/call`: as a task where the tool can be one, and followed as whatever the server makes of it.
+//! `tools/call` in the legacy era: asks for a task where the tool allows it, and follows what the server makes of the call.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::client::{
     wire::Backoff,
 };
 
-/// Calls a tool and follows what comes of it.
+/// Calls a tool and follows it to its end.
 pub(crate) async fn drive(legacy: Arc<LegacyClient>, mut driver: Driver, tool: String, args: Value) -> Result<Outcome, Error> {
-    // Whether the call may be a task is up to the tool. A server that cannot list its tools has none that can.
+    // The tool says whether its calls may be tasks. A server that cannot list its tools has none that say so.
     let tools = match legacy.list_tools().await {
         Ok(tools) => tools,
         Err(Error::Rpc(_)) => Arc::default(),
@@ -32,7 +32,7 @@ pub(crate) async fn drive(legacy: Arc<LegacyClient>, mut driver: Driver, tool: S
     if augmented {
         params["task"] = json!({});
         if !peer.response_modes.is_empty() {
-            // Where output is also pushed as notifications, those are the better way: the result stays the tool's own.
+            // Notifications of output are better than segments where the server has both: the result stays the tool's own.
             streamed =
                 legacy.link.options.stream_output && !peer.pushes_output && peer.response_modes.iter().any(|mode| mode == "streaming");
             params["task"]["responseModes"] =
@@ -69,7 +69,7 @@ pub(crate) async fn drive(legacy: Arc<LegacyClient>, mut driver: Driver, tool: S
     }
 }
 
-/// Sends the call and waits for the first answer to it. Nothing if it was called off.
+/// Sends the call and waits for its first response. None if the caller cancelled.
 async fn call_once(
     legacy: &Arc<LegacyClient>,
     driver: &mut Driver,
@@ -82,9 +82,9 @@ async fn call_once(
     params["_meta"]["progressToken"] = json!(id);
     let cancelled = link::cancel_notification(id, params.as_object().unwrap_or(&Map::new()));
     let me = legacy.clone();
-    let mut held = CancelOnDrop::new(&legacy.link, async move { drop(me.send_one_way(cancelled).await) });
+    let mut guard = CancelOnDrop::new(&legacy.link, async move { drop(me.send_one_way(cancelled).await) });
     let mut stream = tokio::select! {
-        stream = legacy.send(id, "tools/call", &params, true) => stream.inspect_err(|_| held.disarm())?,
+        stream = legacy.send(id, "tools/call", &params, true) => stream.inspect_err(|_| guard.disarm())?,
         () = driver.wait_for_cancel() => return Ok(None),
     };
     loop {
@@ -100,9 +100,9 @@ async fn call_once(
                 }
                 outcome
             }
-            message = stream.next(Some(&registration.inbox)) => match link::match_response(id, message.inspect_err(|_| held.disarm())?) {
+            message = stream.next(Some(&registration.inbox)) => match link::match_response(id, message.inspect_err(|_| guard.disarm())?) {
                 Ok(outcome) => {
-                    // What was told on the way comes before the answer.
+                    // Notices that came before the response go first.
                     while let Some(notice) = registration.inbox.try_next() {
                         take_notice(driver, notice).await?;
                     }
@@ -116,13 +116,13 @@ async fn call_once(
             () = driver.wait_for_cancel() => return Ok(None),
         };
         if let Some(outcome) = outcome {
-            held.disarm();
+            guard.disarm();
             return outcome.map(|result| Some((stream, result))).map_err(RequestError::Rpc);
         }
     }
 }
 
-/// Something that happens to a call before it is answered.
+/// Takes a notice that comes before the response to a call.
 async fn take_notice(driver: &mut Driver, notice: Notice) -> Result<(), RequestError> {
     match notice {
         Notice::Question { id, session, method, params } => {
@@ -136,12 +136,12 @@ async fn take_notice(driver: &mut Driver, notice: Notice) -> Result<(), RequestE
     Ok(())
 }
 
-/// The name of a question: each session counts its requests from the first on.
+/// The key of a question: its request id, with the session if it is not the first, because each session counts anew.
 pub(super) fn question_key(id: &RequestId, session: u64) -> String {
     if session == 0 { id.to_string() } else { format!("{id}@{session}") }
 }
 
-/// What is told of any call.
+/// Forwards a notice that any call may get.
 pub(super) async fn forward_notice(driver: &mut Driver, notice: Notice) {
     match notice {
         Notice::Progress(params) => {
@@ -157,7 +157,7 @@ pub(super) async fn forward_notice(driver: &mut Driver, notice: Notice) {
     }
 }
 
-/// What the first answer to a call means.
+/// Reads the first response to a call, and follows the call from there.
 async fn follow_answer(
     legacy: Arc<LegacyClient>,
     mut driver: Driver,
@@ -167,7 +167,7 @@ async fn follow_answer(
     streamed: bool,
 ) -> Result<Outcome, Error> {
     let broken = |reason: String| legacy.link.error(RequestError::Protocol(reason));
-    let value: Value = result.read().map_err(|error| broken(format!("a result that is none: {error}")))?;
+    let value: Value = result.read().map_err(|error| broken(format!("a result that cannot be read: {error}")))?;
     let has = |key: &str| value.get(key).is_some_and(|member| !member.is_null());
     if has("partial-content") || (streamed && has("task") && !has("content")) {
         return streaming::follow(legacy, driver, registration, stream, value).await;

@@ -1,4 +1,4 @@
-//! 2025-11-25 and before: a session that begins with `initialize`, in which the server may ask, too.
+//! The legacy era (2025-11-25 and before): sessions that begin with `initialize`, in which the server may send requests, too.
 
 mod call;
 mod resumable_stream;
@@ -39,28 +39,26 @@ use super::{
 pub(crate) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 pub(crate) const RELATED: &str = "io.modelcontextprotocol/related-task";
 
-/// A server of this era.
+/// A connection to a server of this era.
 pub(crate) struct LegacyClient {
     pub(crate) link: Arc<Link>,
     server_info: Mutex<Arc<ServerInfo>>,
     pub(crate) tools: ToolCache,
     pub(super) router: Arc<Router>,
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
-    /// Tasks that somebody may come back to in this session.
+    /// Tasks that a client may come back to in this session, so it is not deleted.
     live_tasks: Mutex<HashSet<String>>,
-    /// How many sessions were begun.
     sessions_begun: AtomicU64,
-    /// What each of them is called, here or in a ledger.
+    /// The name of each session in ledger keys, by serial.
     tags: Mutex<HashMap<u64, String>>,
-    /// Whether the session that the options name was tried.
+    /// Whether the client has tried the session that the options name.
     adoption_tried: AtomicBool,
     closed: AtomicBool,
     me: OnceLock<Weak<Self>>,
 }
 
-/// A question that was written down.
+/// An open question from the ledger.
 pub(super) struct RecordedQuestion {
-    /// What it is called there.
     pub(super) ledger_key: String,
     pub(super) id: RequestId,
     pub(super) session: u64,
@@ -68,7 +66,7 @@ pub(super) struct RecordedQuestion {
 }
 
 impl LegacyClient {
-    /// Begins a session, or goes on in the one that the options name.
+    /// Begins a session.
     pub(crate) async fn connect(link: Arc<Link>) -> Result<Arc<Self>, RequestError> {
         let legacy = Arc::new(Self {
             router: Arc::new(Router::new(link.options.limits.buffer_bytes, link.wire.http().is_none())),
@@ -95,7 +93,7 @@ impl LegacyClient {
         if legacy.link.wire.http().is_some() {
             legacy.link.retry(|| async { legacy.session().await.map(drop) }, |_, _| {}).await?;
         } else {
-            // A program that cannot be started, or ends at once, is not started again and again.
+            // No retries: a program that cannot be started, or ends at once, would do so again.
             legacy.session().await?;
         }
         Ok(legacy)
@@ -109,7 +107,7 @@ impl LegacyClient {
         self.server_info.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sends a request, in a session that the server knows.
+    /// Sends a request, in a new session if the server does not know the current one.
     async fn send(&self, id: i64, method: &str, params: &Value, cancellable: bool) -> Result<ResumableStream, RequestError> {
         let mut again = true;
         loop {
@@ -118,13 +116,13 @@ impl LegacyClient {
             let outgoing = OutgoingRequest { id, body: link::request(id, method, params), headers: session.headers(), cancel };
             let sent = self.link.wire.request(outgoing).await;
             let unknown = match &sent {
-                // An answer to this very request knows the session well.
+                // A response to this request means that the server knows the session.
                 Ok(exchange) => exchange.status() == 404 && !exchange.answers(id),
                 Err(WireError::Status { status, .. }) => *status == 404,
                 Err(_) => false,
             };
             if unknown && session.id.is_some() && again {
-                // The server has forgotten the session: there is another one to be had.
+                // The server has forgotten the session: begin another one.
                 again = false;
                 self.forget(&session).await;
                 continue;
@@ -133,7 +131,6 @@ impl LegacyClient {
         }
     }
 
-    /// Asks once.
     pub(crate) async fn request_once(&self, method: &str, params: &Value) -> Result<Payload, RequestError> {
         let asking = async {
             let id = self.link.next_id();
@@ -148,40 +145,37 @@ impl LegacyClient {
         self.link.with_timeout(self.link.options.timing.request, asking).await
     }
 
-    /// Asks until there is an answer. For what may be asked twice.
+    /// Sends a request until there is a response. Only for requests that may be repeated.
     pub(crate) async fn request(&self, method: &str, params: Value) -> Result<Payload, RequestError> {
         self.link.retry(|| self.request_once(method, &params), |_, _| {}).await
     }
 
-    /// Sends what is not answered.
     async fn send_one_way(&self, body: String) -> Result<(), RequestError> {
         let session = self.session().await?;
         Ok(self.link.wire.send_one_way(body, session.headers()).await?)
     }
 
-    /// Answers a request of the server.
+    /// Sends an answer as the response to a request of the server.
     pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<(), Error> {
-        // The next session may use the name for something else.
+        // In another session the same id may mean another request.
         let current = self.session().await.map_err(|failed| self.link.error(failed))?;
         if current.serial != session {
             return Err(Error::NoQuestion { key: id.to_string() });
         }
         let body = json!({"jsonrpc": "2.0", "id": id, "result": answer}).to_string();
-        let said = self.link.retry(|| self.send_one_way(body.clone()), |_, _| {});
-        said.await.map_err(|failed| self.link.error(failed))
+        let sending = self.link.retry(|| self.send_one_way(body.clone()), |_, _| {});
+        sending.await.map_err(|failed| self.link.error(failed))
     }
 
-    /// Which session it is that things happen in.
     fn current_session(&self) -> u64 {
         self.sessions_begun.load(Ordering::Relaxed).saturating_sub(1)
     }
 
-    /// What a session is called.
     pub(super) fn tag(&self, session: u64) -> String {
         self.tags.lock().unwrap_or_else(PoisonError::into_inner).get(&session).cloned().unwrap_or_default()
     }
 
-    /// Answers without being waited for.
+    /// Responds to a request of the server in the background.
     fn reply(&self, id: RequestId, outcome: Result<Value, RpcError>) {
         let Some(me) = self.me() else { return };
         let body = match outcome {
@@ -195,8 +189,8 @@ impl LegacyClient {
         });
     }
 
-    /// A message that is not the answer that its reader waits for. It may have come on any stream; `owner` is who reads the
-    /// one that it came on.
+    /// Dispatches a message that is not the response its reader waits for. `owner` is the inbox of the call that reads the
+    /// stream it came on.
     pub(super) fn dispatch(&self, message: Message, owner: Option<&Arc<Inbox>>) {
         match message {
             Message::Response { id: Some(id), outcome } => self.router.route_response(id, outcome),
@@ -236,7 +230,7 @@ impl LegacyClient {
             Ok(()) => {
                 let session = self.current_session();
                 let notice = Notice::Question { id: id.clone(), session, method, params };
-                // A task that nobody watches here waits: somebody may come back to it, or answer from elsewhere.
+                // A task's question without a watcher stays open: a client may come back, or answer from elsewhere.
                 let task = value["_meta"][RELATED]["taskId"].as_str();
                 if !self.router.route_question(task, notice, owner) && task.is_none() {
                     let error = RpcError { code: code::INTERNAL_ERROR, message: "nobody is there to be asked".to_owned(), data: None };
@@ -253,12 +247,11 @@ impl LegacyClient {
         self.tools.list(&self.link, super::Era::Legacy, |_| true, |params| self.request("tools/list", params)).await
     }
 
-    /// One look at a task.
     pub(crate) async fn get_task(&self, id: &str) -> Result<TaskSnapshot, RequestError> {
         read_snapshot(&self.request_once("tasks/get", &json!({"taskId": id})).await?).map_err(RequestError::Protocol)
     }
 
-    /// Looks for a task: in this session, and in the one that it may be bound to.
+    /// Finds a task in this session, or in the one that the options name.
     pub(super) async fn find(&self, id: &str) -> Result<TaskSnapshot, Error> {
         let mut looked = self.link.retry(|| self.get_task(id), |_, _| {}).await;
         if matches!(&looked, Err(failed) if failed.is_not_found()) && self.adopt().await.map_err(|failed| self.link.error(failed))? {
@@ -267,7 +260,7 @@ impl LegacyClient {
         looked.map_err(|failed| self.link.task_error(id, failed))
     }
 
-    /// One look at a task, and at its result if it has one.
+    /// The state of a task, with its open questions or its result.
     pub(crate) async fn task(&self, id: &str) -> Result<TaskSnapshot, Error> {
         let mut snapshot = self.find(id).await?;
         if snapshot.status == Status::InputRequired {
@@ -280,7 +273,6 @@ impl LegacyClient {
         Ok(snapshot)
     }
 
-    /// How a task ended that is seen to have.
     async fn outcome(&self, id: &str, snapshot: &TaskSnapshot) -> Result<Outcome, Error> {
         if snapshot.status == Status::Cancelled {
             return Ok(Outcome::Cancelled { message: snapshot.message.clone() });
@@ -294,7 +286,6 @@ impl LegacyClient {
         }
     }
 
-    /// A page of the caller's tasks.
     pub(crate) async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
         let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
         let page = self.request("tasks/list", params).await.map_err(|failed| self.link.error(failed))?;
@@ -307,7 +298,7 @@ impl LegacyClient {
         }
         match self.request("tasks/cancel", json!({"taskId": id})).await {
             Ok(_) => Ok(()),
-            // Either it has ended, and all is well, or there is none.
+            // The task has ended, which is fine, or the server does not know it.
             Err(failed) if failed.is_not_found() => match self.link.retry(|| self.get_task(id), |_, _| {}).await {
                 Ok(snapshot) if snapshot.status.is_terminal() => Ok(()),
                 Ok(_) => Err(self.link.error(failed)),
@@ -317,7 +308,6 @@ impl LegacyClient {
         }
     }
 
-    /// Answers a question of a task.
     pub(crate) async fn answer(self: &Arc<Self>, id: &str, key: &str, answer: Answer) -> Result<(), Error> {
         if self.find(id).await?.status != Status::InputRequired {
             return Err(Error::NoQuestion { key: key.to_owned() });
@@ -325,7 +315,8 @@ impl LegacyClient {
         self.answer_when_asked(id, key, answer).await
     }
 
-    /// Answers a question of a task that was seen to ask: waits for it to be asked, as the server asks only who listens.
+    /// Answers a question of a task that waits for input. It attaches to the task first, because the server sends questions
+    /// only to a client that waits for the result.
     pub(crate) async fn answer_when_asked(self: &Arc<Self>, id: &str, key: &str, answer: Answer) -> Result<(), Error> {
         let client = super::EraClient::Legacy(self.clone());
         let reference = self.reference(id);
@@ -350,8 +341,8 @@ impl LegacyClient {
         if asked { call.answer(key, answer).await } else { Err(Error::NoQuestion { key: key.to_owned() }) }
     }
 
-    /// Answers a question that somebody else was asked and wrote down: to listen for it would take the next one away from who
-    /// listens already. False if there is none.
+    /// Answers a question that another process received and recorded. To wait for it here would take the next question from
+    /// that process. False if there is none.
     async fn answer_recorded(&self, reference: &Reference, key: &str, answer: &Answer) -> Result<bool, Error> {
         let entry = LedgerEntry::find_or_add(&self.link.options, reference.clone()).await?;
         let Some(recorded) = self.recorded_questions(&entry).await?.into_iter().find(|kept| kept.question.key == key) else {
@@ -366,7 +357,7 @@ impl LegacyClient {
         Ok(true)
     }
 
-    /// The questions that were asked in this session, are written down, and were not answered.
+    /// The questions of this session that are recorded and not answered.
     pub(super) async fn recorded_questions(&self, entry: &LedgerEntry) -> Result<Vec<RecordedQuestion>, Error> {
         let session = self.session().await.map_err(|failed| self.link.error(failed))?.serial;
         let tag = format!("{}/", self.tag(session));
@@ -381,7 +372,6 @@ impl LegacyClient {
         Ok(all)
     }
 
-    /// What finds a task of this server.
     fn reference(&self, id: &str) -> Reference {
         Reference::of_task(&self.link.server, super::Era::Legacy, id)
     }
@@ -390,7 +380,7 @@ impl LegacyClient {
         self.live_tasks.lock().unwrap_or_else(PoisonError::into_inner).insert(task.to_owned());
     }
 
-    /// A task has ended. Who keeps a ledger may want to look at it later, which some servers allow in its session only.
+    /// A task has ended. With a ledger its session stays, because some servers show an ended task in its session only.
     pub(super) fn task_ended(&self, task: &str) {
         if self.link.options.ledger.is_some() {
             return;
@@ -398,7 +388,7 @@ impl LegacyClient {
         self.live_tasks.lock().unwrap_or_else(PoisonError::into_inner).remove(task);
     }
 
-    /// Ends the session, unless something goes on in it that somebody may come back to.
+    /// Ends the session, unless a client may come back to a task in it.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let Some(session) = self.session.lock().await.take() else { return };
@@ -411,7 +401,7 @@ impl LegacyClient {
     }
 }
 
-/// How a task failed. Some servers keep no result of it, and say so instead; then what the task says of itself says more.
+/// How a task failed. Some servers keep no result of it and respond with an internal error; then the status message says more.
 fn failure(error: RpcError, message: Option<String>) -> RpcError {
     match message {
         Some(message) if error.code == code::INTERNAL_ERROR => RpcError { message, ..error },
@@ -419,7 +409,6 @@ fn failure(error: RpcError, message: Option<String>) -> RpcError {
     }
 }
 
-/// Reads a task.
 pub(super) fn read_snapshot(raw: &Payload) -> Result<TaskSnapshot, String> {
     TaskSnapshot::read(raw, "ttl", "pollInterval")
 }

@@ -1,4 +1,4 @@
-//! What comes back for one request, also when its connection breaks.
+//! The stream of one request, which the client resumes with `Last-Event-ID` when its connection breaks.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::client::{
     wire::{Backoff, Exchange, Message, WireError, random},
 };
 
-/// A stream that goes on after the last event that was seen, where events have names.
+/// A stream that resumes after the last event that was seen, if its events have ids.
 pub(super) struct ResumableStream {
     link: Arc<Link>,
     pub(super) session: Arc<Session>,
     pub(super) id: i64,
     exchange: Exchange,
     last_event_id: Option<String>,
-    /// The way back, if it was lost. Kept here, so that a reader that looks away does not begin it anew.
+    /// The attempt to resume. Kept here, so that it goes on when a dropped `next` is called again.
     resuming: Option<BoxFuture<'static, Result<Exchange, RequestError>>>,
 }
 
@@ -27,8 +27,8 @@ impl ResumableStream {
         Self { link: legacy.link.clone(), session, id, exchange, last_event_id: None, resuming: None }
     }
 
-    /// The next message. `owner` is told when the connection is lost, and when it is back. Nothing is lost if this is dropped
-    /// before it is ready.
+    /// The next message. It pushes to `owner` when the connection is lost and when it is back. Nothing is lost if this future
+    /// is dropped before it is ready.
     pub(super) async fn next(&mut self, owner: Option<&Arc<Inbox>>) -> Result<Message, RequestError> {
         loop {
             if let Some(resuming) = &mut self.resuming {
@@ -47,13 +47,13 @@ impl ResumableStream {
             let Some(last_event_id) = self.last_event_id.clone().filter(|_| matches!(ended, WireError::Interrupted(_))) else {
                 return Err(ended.into());
             };
-            let back = Resume { link: self.link.clone(), session: self.session.clone(), last_event_id, owner: owner.cloned() };
-            self.resuming = Some(back.go(ended, self.exchange.reconnect_delay()).boxed());
+            let resume = Resume { link: self.link.clone(), session: self.session.clone(), last_event_id, owner: owner.cloned() };
+            self.resuming = Some(resume.go(ended, self.exchange.reconnect_delay()).boxed());
         }
     }
 }
 
-/// The way back to where a stream broke off.
+/// Resumes a broken stream.
 struct Resume {
     link: Arc<Link>,
     session: Arc<Session>,
@@ -65,7 +65,7 @@ impl Resume {
     async fn go(self, mut lost: WireError, mut retry: Option<std::time::Duration>) -> Result<Exchange, RequestError> {
         let Some(http) = self.link.wire.http() else { return Err(lost.into()) };
         let mut backoff = Backoff::new(self.link.options.timing);
-        // A server that closes a connection on purpose says when to come back; that is no loss.
+        // A server that sent `retry` closes the connection on purpose; that is no loss to report.
         let owner = self.owner.as_ref().filter(|_| retry.is_none());
         loop {
             let now = self.link.options.clock.now();
@@ -77,9 +77,9 @@ impl Resume {
             let mut headers = self.session.headers();
             headers.push(("Last-Event-ID".to_owned(), self.last_event_id.clone()));
             match http.get(headers).await {
-                Ok(answer) => {
-                    let exchange = Exchange::Http(answer);
-                    // 204: there is nothing more on it.
+                Ok(response) => {
+                    let exchange = Exchange::Http(response);
+                    // 204: the stream has no more messages.
                     if exchange.status() != 200 {
                         return Err(WireError::Interrupted("the stream is over".to_owned()).into());
                     }
@@ -91,7 +91,7 @@ impl Resume {
                 // The server has not noticed yet that the old connection is gone.
                 Err(conflict @ WireError::Status { status: 409, .. }) => lost = conflict,
                 Err(again) if again.is_transient() => lost = again,
-                // It cannot be resumed; whether the request can be repeated is for others to know.
+                // The stream cannot be resumed. The caller decides whether to repeat the request.
                 Err(_) => return Err(WireError::Interrupted("the stream cannot be resumed".to_owned()).into()),
             }
         }

@@ -1,4 +1,4 @@
-//! Whom a message of the server is for.
+//! Routes a message of the server to the inbox of the call that it is for.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,21 +11,21 @@ use taskwire_core::{Payload, task::RpcError, wire::RequestId};
 
 use crate::client::inbox::{Inbox, Notice};
 
-/// What is kept of tasks that nobody knows yet: their first messages may come before the answer that names them.
+/// Messages kept for unknown tasks: the first ones may come before the response that names the task.
 const EARLY_MAX: usize = 1024;
 
-/// Who waits for what.
+/// The inboxes of all calls of a client.
 pub(crate) struct Router {
     state: Mutex<State>,
-    /// Bytes of output that are kept for one run.
+    /// Bytes of output that an inbox holds.
     buffer: usize,
-    /// Whether there is only one stream, on which everything comes in order.
+    /// Whether all messages come in order on one stream.
     one_stream: bool,
 }
 
 #[derive(Default)]
 struct State {
-    /// By the name of the request, which is also the token of its progress.
+    /// By the request id, which is also its progress token.
     by_request: HashMap<i64, Arc<Inbox>>,
     by_task: HashMap<String, Vec<Arc<Inbox>>>,
     /// Calls under way that are no tasks (yet), the latest last.
@@ -33,7 +33,7 @@ struct State {
     early: VecDeque<(String, Notice)>,
 }
 
-/// A place among those who wait; gone with this.
+/// A call's inbox in the router, until it is dropped.
 pub(crate) struct Registration {
     router: Arc<Router>,
     pub(crate) inbox: Arc<Inbox>,
@@ -45,7 +45,7 @@ impl Drop for Registration {
         state.by_request.retain(|_, inbox| !Arc::ptr_eq(inbox, &self.inbox));
         state.calls.retain(|inbox| !Arc::ptr_eq(inbox, &self.inbox));
         if state.calls.is_empty() {
-            // Whoever it was for knows its name by now.
+            // No call waits to become a task, so nobody needs these.
             state.early.clear();
         }
         state.by_task.retain(|_, inboxes| {
@@ -56,17 +56,14 @@ impl Drop for Registration {
 }
 
 impl Registration {
-    /// What comes for this request comes here.
     pub(crate) fn add_request(&self, id: i64) {
         self.router.lock().by_request.insert(id, self.inbox.clone());
     }
 
-    /// A call is under way.
     pub(crate) fn add_call(&self) {
         self.router.lock().calls.push(self.inbox.clone());
     }
 
-    /// The call is this task now.
     pub(crate) fn set_task(&self, task: &str) {
         let mut state = self.router.lock();
         state.calls.retain(|inbox| !Arc::ptr_eq(inbox, &self.inbox));
@@ -112,14 +109,13 @@ impl Router {
         Registration { router: self.clone(), inbox: Arc::new(Inbox::new(self.buffer)) }
     }
 
-    /// The standing stream was lost, or is back.
     pub(super) fn session_stream_changed(&self, up: bool) {
         for inbox in self.lock().by_task.values().flatten() {
             inbox.push(Notice::SessionStream(up));
         }
     }
 
-    /// An answer that came on another stream than its request.
+    /// Routes a response that came on another stream than its request.
     pub(super) fn route_response(&self, id: RequestId, outcome: Result<Payload, RpcError>) {
         let RequestId::Number(number) = id else { return };
         if let Some(inbox) = self.lock().by_request.get(&number) {
@@ -144,7 +140,7 @@ impl Router {
                 }
             }
             "notifications/message" => {
-                // Nobody says which call a line belongs to: the reader of its stream, or the latest one.
+                // The protocol does not say which call a log line belongs to: take the reader of its stream, or the latest call.
                 if let Some(inbox) = owner.or(self.lock().calls.last()) {
                     inbox.push(Notice::Log(params));
                 }
@@ -171,7 +167,7 @@ impl Router {
         }
     }
 
-    /// Hands a question to who can answer it; false if there is nobody.
+    /// Routes a question to a call that can answer it; false if there is none.
     pub(super) fn route_question(&self, task: Option<&str>, notice: Notice, owner: Option<&Arc<Inbox>>) -> bool {
         if let Some(task) = task {
             let known = self.lock().by_task.contains_key(task);
@@ -181,7 +177,7 @@ impl Router {
         owner.or(state.calls.last()).is_some_and(|inbox| inbox.push(notice))
     }
 
-    /// Tells who watches the task, or keeps it for who may come.
+    /// Pushes a notice to the calls that watch the task, or keeps it for a call that may become the task.
     fn push_to_task(&self, task: &str, notice: &Notice) -> bool {
         let mut state = self.lock();
         if let Some(inboxes) = state.by_task.get(task) {
@@ -193,7 +189,7 @@ impl Router {
         if state.calls.is_empty() {
             return false;
         }
-        let mut bytes: usize = state.early.iter().map(|(_, fact)| fact.size()).sum();
+        let mut bytes: usize = state.early.iter().map(|(_, notice)| notice.size()).sum();
         while state.early.len() >= EARLY_MAX || bytes + notice.size() > self.buffer {
             let Some((_, gone)) = state.early.pop_front() else { break };
             bytes -= gone.size();

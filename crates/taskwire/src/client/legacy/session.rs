@@ -1,4 +1,4 @@
-//! `initialize`, and what came of it.
+//! Sessions of the legacy era: `initialize`, and adopting the session of another process.
 
 use std::{
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
@@ -17,26 +17,24 @@ use crate::client::{
     wire::OutgoingRequest,
 };
 
-/// How long the first request waits for the stream that the server may write to: what is asked before it is there can be
-/// lost.
+/// How long the first request waits for the session stream: the server may lose messages that it sends before that is open.
 const SESSION_STREAM_WAIT: Duration = Duration::from_secs(2);
 
-/// One session.
 pub(crate) struct Session {
-    /// Its name, if the server gave it one.
+    /// Its id, if the server assigned one.
     pub(super) id: Option<String>,
     version: String,
-    /// The life of the server that it belongs to.
+    /// The start of the server's program that it belongs to.
     generation: u64,
     /// Which of this client's sessions it is, from 0.
     pub(super) serial: u64,
-    /// Whether another process began it, which may still use it.
+    /// Whether another process began it and may still use it.
     pub(super) adopted: bool,
     session_stream: Mutex<Option<AbortHandle>>,
 }
 
 impl Session {
-    /// What each request of it says.
+    /// The headers of each request in it.
     pub(super) fn headers(&self) -> Vec<(String, String)> {
         let mut headers = vec![("MCP-Protocol-Version".to_owned(), self.version.clone())];
         headers.extend(self.id.iter().map(|id| ("Mcp-Session-Id".to_owned(), id.clone())));
@@ -57,7 +55,7 @@ impl Drop for Session {
 }
 
 impl LegacyClient {
-    /// The session, begun if there is none.
+    /// The current session; begins one if there is none.
     pub(super) async fn session(&self) -> Result<Arc<Session>, RequestError> {
         let mut current = self.session.lock().await;
         if self.closed.load(Ordering::Acquire) {
@@ -72,8 +70,8 @@ impl LegacyClient {
         Ok(self.enter(&mut current, session).await)
     }
 
-    /// Goes on in the session that the options name, if there is one and it is not the current one: a task may be bound to it.
-    /// False if there is none, or it was tried before.
+    /// Switches to the session that the options name, because a task may be bound to it. False if there is none, or it was
+    /// tried before.
     pub(super) async fn adopt(&self) -> Result<bool, RequestError> {
         let Some(id) = self.link.options.session.clone().filter(|_| self.link.wire.http().is_some()) else { return Ok(false) };
         if self.adoption_tried.swap(true, Ordering::Relaxed) {
@@ -91,13 +89,13 @@ impl LegacyClient {
                 }
             });
         }
-        // It takes the place of the first one, in which nothing has happened.
+        // It replaces the first session, in which nothing has happened.
         let session = Session { id: Some(id), version, generation, serial: fresh.serial, adopted: true, session_stream: Mutex::default() };
         self.enter(&mut current, session).await;
         Ok(true)
     }
 
-    /// From now on everything happens in this session.
+    /// Makes `session` the current one and opens its session stream.
     async fn enter(&self, current: &mut Option<Arc<Session>>, session: Session) -> Arc<Session> {
         let serial = session.serial;
         self.sessions_begun.store(serial + 1, Ordering::Relaxed);
@@ -116,7 +114,6 @@ impl LegacyClient {
         session
     }
 
-    /// The server does not know the session any more.
     pub(super) async fn forget(&self, session: &Arc<Session>) {
         let mut current = self.session.lock().await;
         if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, session)) {
@@ -156,9 +153,9 @@ impl LegacyClient {
         Ok(session)
     }
 
-    /// What the server says about itself.
     fn read_initialize_result(&self, result: &Payload) -> Result<ServerInfo, RequestError> {
-        let value: Value = result.read().map_err(|error| RequestError::Protocol(format!("the answer to `initialize` is none: {error}")))?;
+        let value: Value =
+            result.read().map_err(|error| RequestError::Protocol(format!("the answer to `initialize` cannot be read: {error}")))?;
         let version = value["protocolVersion"]
             .as_str()
             .ok_or_else(|| RequestError::Protocol("`initialize` is answered without a version".to_owned()))?;
@@ -169,7 +166,7 @@ impl LegacyClient {
     }
 }
 
-/// Who answered `initialize` like this; nobody, if it is null.
+/// Reads the result of `initialize`; without capabilities if it is null.
 pub(super) fn read_peer(version: &str, value: &Value) -> ServerInfo {
     let capabilities = &value["capabilities"];
     // Tasks came with the latest version.

@@ -1,4 +1,4 @@
-//! The stream that a server writes to when it has something to say that belongs to no request.
+//! The session stream (`GET`), on which a server sends messages that belong to no request.
 
 use std::sync::{Arc, Weak};
 
@@ -10,13 +10,13 @@ use crate::client::{
     wire::{Backoff, Exchange, random},
 };
 
-/// Opens it, and keeps it open. The receiver is told when the server has answered, whatever it has.
+/// Opens the stream and keeps it open. The receiver resolves when the server has responded to the first request for it.
 pub(super) fn open(legacy: &Arc<LegacyClient>, headers: Vec<(String, String)>) -> (AbortHandle, oneshot::Receiver<()>) {
     let (opened, answered) = oneshot::channel();
     let me = Arc::downgrade(legacy);
     let handle = tokio::spawn(async move {
         keep(me.clone(), headers, opened).await;
-        // Where there is none, nothing is to be waited for.
+        // Without a session stream there is nothing to wait for.
         report_up(&me, true);
     });
     (handle.abort_handle(), answered)
@@ -34,24 +34,24 @@ async fn keep(legacy: Weak<LegacyClient>, headers: Vec<(String, String)>, opened
     let Some(client) = legacy.upgrade() else { return };
     let (link, clock) = (client.link.clone(), client.link.options.clock.clone());
     drop(client);
-    let patient = Timing { give_up_after: std::time::Duration::MAX, ..link.options.timing };
-    let mut backoff = Backoff::new(patient);
+    let endless = Timing { give_up_after: std::time::Duration::MAX, ..link.options.timing };
+    let mut backoff = Backoff::new(endless);
     loop {
         let mut retry = None;
         let Some(http) = link.wire.http() else { return };
         let mut headers = headers.clone();
         headers.extend(last_event_id.iter().map(|last| ("Last-Event-ID".to_owned(), last.clone())));
         match http.get(headers).await {
-            Ok(answer) => {
+            Ok(response) => {
                 drop(opened.take());
                 report_up(&legacy, true);
-                let mut exchange = Exchange::Http(answer);
+                let mut exchange = Exchange::Http(response);
                 while let Ok(Some(message)) = exchange.next().await {
                     backoff.reset();
                     let Some(legacy) = legacy.upgrade() else { return };
                     legacy.dispatch(message, None);
                 }
-                // A server that has nothing to say and says so at once does not keep such a stream.
+                // A status such as 204 means that the server has no such stream.
                 if exchange.status() != 200 {
                     return;
                 }
@@ -59,7 +59,7 @@ async fn keep(legacy: Weak<LegacyClient>, headers: Vec<(String, String)>, opened
                 retry = exchange.reconnect_delay();
             }
             Err(lost) if lost.is_transient() => retry = retry.or(lost.retry_after()),
-            // There is none to be had, or not for us: another process may have it.
+            // The server has no such stream, or another process has it open.
             Err(_) => return,
         }
         drop(opened.take());

@@ -1,4 +1,4 @@
-//! A result that comes in segments, on the stream of the call itself (SEP-1905).
+//! A result that comes in segments on the stream of the call itself (SEP-1905).
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::client::{
     link::{self, RequestError},
 };
 
-/// Follows a call whose first answer is `first`.
+/// Follows a call whose first response is `first`.
 pub(super) async fn follow(
     legacy: Arc<LegacyClient>,
     mut driver: Driver,
@@ -49,7 +49,7 @@ pub(super) async fn follow(
     streamed.run().await
 }
 
-/// Goes on with a call that an earlier life began: some segments were handed out, and the rest is asked for.
+/// Goes on with a call that an earlier process began: asks for the segments after those that it emitted.
 pub(super) async fn resume(legacy: Arc<LegacyClient>, driver: Driver, registration: Registration, task: String) -> Result<Outcome, Error> {
     let mut watch = Watch::new(legacy, driver, registration, task);
     loop {
@@ -72,7 +72,7 @@ pub(super) async fn resume(legacy: Arc<LegacyClient>, driver: Driver, registrati
     }
 }
 
-/// Waits before the next question, and hears what is pushed meanwhile.
+/// Waits before the next request, and takes notices meanwhile.
 async fn wait(watch: &mut Watch) -> Result<(), Error> {
     let clock = watch.legacy.link.options.clock.clone();
     let until = clock.now().after(watch.poll());
@@ -82,7 +82,7 @@ async fn wait(watch: &mut Watch) -> Result<(), Error> {
             () = watch.registration.inbox.ready() => {
                 watch.registration.inbox.take_dropped();
                 while let Some(notice) = watch.registration.inbox.try_next() {
-                    // Numbered otherwise than segments.
+                    // Pushed chunks have other numbers than segments.
                     if !matches!(notice, Notice::Chunk { .. }) {
                         watch.take(notice).await?;
                     }
@@ -92,7 +92,7 @@ async fn wait(watch: &mut Watch) -> Result<(), Error> {
     }
 }
 
-/// The segments behind those that were handed out, and whether they are the last.
+/// The segments after those that were emitted, and whether they are the last.
 async fn page(watch: &Watch) -> Result<(Vec<(u64, Value)>, bool), Error> {
     let legacy = watch.legacy.clone();
     let params = json!({"taskId": watch.task, "lastSeqNr": watch.order.next()});
@@ -117,7 +117,7 @@ struct StreamedResult {
     segments: Segments,
     /// The stream of the call, as long as it lasts.
     stream: Option<ResumableStream>,
-    /// Up to here everything was there when something was last asked for.
+    /// Where the last request for missing segments began.
     asked_from: Option<u64>,
 }
 
@@ -141,7 +141,7 @@ impl StreamedResult {
                 }
                 continue;
             }
-            // What is missing is asked for once; it may also be late.
+            // Missing segments are asked for once; they may also be late.
             if !self.segments.gaps().is_empty() && self.segments.resume_from().is_some() && self.asked_from < self.segments.resume_from() {
                 self.asked_from = self.segments.resume_from();
                 self.pull().await?;
@@ -149,7 +149,7 @@ impl StreamedResult {
             }
             let Some(stream) = &mut self.stream else {
                 if self.segments.resume_from().is_none() {
-                    // Nothing to go on from: only the whole can be asked for, which is what a plain task does.
+                    // There is no segment to resume from: follow it as a plain task, which asks for the whole result.
                     return self.watch.run(None).await;
                 }
                 if !self.pull().await? {
@@ -171,7 +171,7 @@ impl StreamedResult {
                     while let Some(notice) = inbox.try_next() {
                         match notice {
                             Notice::Response(Ok(result)) => self.segment(&result)?,
-                            // Segments are the output here; notifications of it would be the same once more.
+                            // The segments are the output; a pushed chunk would repeat it.
                             Notice::Chunk { .. } => {}
                             notice => drop(self.watch.take(notice).await?),
                         }
@@ -188,7 +188,7 @@ impl StreamedResult {
                     Ok(Err(error)) => {
                         match self.watch.read_result(Ok(Err(error))).await? {
                             Some((status, outcome)) => return self.watch.finish(status, outcome).await,
-                            // It is still at work.
+                            // The task is still working.
                             None => self.stream = None,
                         }
                     }
@@ -205,7 +205,7 @@ impl StreamedResult {
         Ok(())
     }
 
-    /// All that is to come has come, but for what is missing.
+    /// The stream is complete except for gaps: asks for the missing segments, then for the whole result.
     async fn fetch(&mut self) -> Result<Option<(Status, Outcome)>, Error> {
         let before = self.segments.len();
         if self.segments.resume_from().is_some() {
@@ -214,7 +214,7 @@ impl StreamedResult {
         if self.segments.merged().is_none() && self.segments.len() == before { self.fetch_whole().await } else { Ok(None) }
     }
 
-    /// Asks for the segments behind those that are there. False if the server does not do that.
+    /// Asks for the segments after those that have come. False if the server does not support that.
     async fn pull(&mut self) -> Result<bool, Error> {
         let (legacy, Some(last)) = (self.watch.legacy.clone(), self.segments.resume_from()) else { return Ok(false) };
         match legacy.request("tasks/result", json!({"taskId": self.watch.task, "lastSeqNr": last})).await {
@@ -227,12 +227,12 @@ impl StreamedResult {
         }
     }
 
-    /// Asks for the whole result, which has everything: how the call ended, unless it has not.
+    /// Asks for the whole result. None if the task has not ended.
     async fn fetch_whole(&mut self) -> Result<Option<(Status, Outcome)>, Error> {
         let answer =
             watch::wait_for_result(self.watch.legacy.clone(), self.watch.task.clone(), self.watch.registration.inbox.clone()).await;
         let Some((status, outcome)) = self.watch.read_result(answer).await? else { return Ok(None) };
-        // The blocks of the whole are the segments.
+        // The blocks of the whole result are the segments.
         if let Outcome::Result(finished) = &outcome {
             for (seq, block) in (0..).zip(&finished.content) {
                 self.watch.order.take(seq, Payload::from(json!([block])));
@@ -249,7 +249,7 @@ impl StreamedResult {
         }
         let finished =
             ToolResult::read(Payload::from(raw)).map_err(|reason| self.watch.legacy.link.error(RequestError::Protocol(reason)))?;
-        // Called off and failed end alike; what it was is seen at the task.
+        // A cancelled and a failed task end alike here; the task's state says which it was.
         if finished.is_error
             && let Ok(snapshot) = self.watch.legacy.get_task(&self.watch.task).await
             && snapshot.status == Status::Cancelled

@@ -1,4 +1,4 @@
-//! Follows one task to its end: on the stream of its result, and by looking at it now and then.
+//! Follows one task of the legacy era to its end: on the stream of `tasks/result`, and by polls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,10 +27,9 @@ use crate::client::{
     wire::{Backoff, random},
 };
 
-/// Between two looks if the server does not say.
+/// Between two polls if the server does not say.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Picks up a task.
 pub(crate) async fn attach(legacy: Arc<LegacyClient>, mut driver: Driver, task: String) -> Result<Outcome, Error> {
     let found = legacy.find(&task).await?;
     let registration = legacy.router.register();
@@ -40,7 +39,7 @@ pub(crate) async fn attach(legacy: Arc<LegacyClient>, mut driver: Driver, task: 
     let session = legacy.session().await.map_err(|failed| legacy.link.error(failed))?.id.clone();
     driver.became_task(&task, session.or(reference.session)).await?;
     let peer = legacy.server_info();
-    // Output that was part of the answer to the call can be asked for, once some of it is there.
+    // The call was answered with segments. Those after the last one that was read can be asked for.
     if legacy.link.options.stream_output
         && !peer.pushes_output
         && reference.next > 0
@@ -53,7 +52,6 @@ pub(crate) async fn attach(legacy: Arc<LegacyClient>, mut driver: Driver, task: 
     watch.run(None).await
 }
 
-/// A task that is followed.
 pub(super) struct Watch {
     pub(super) legacy: Arc<LegacyClient>,
     pub(super) driver: Driver,
@@ -63,13 +61,13 @@ pub(super) struct Watch {
     last_reported: Option<(Status, Option<String>)>,
     poll: Duration,
     backoff: Backoff,
-    /// Whether the end was told: what comes behind it on the same stream is no output. Of the run's own stream, and of any.
+    /// Whether the end was seen, on the call's own stream and on any other: chunks after it on the same stream are ignored.
     end_seen: [bool; 2],
-    /// Whether output came on another stream than the run's own, whose end was not told there: more may be on its way.
+    /// Whether output came on another stream than the call's own, and the end did not: more may be on its way.
     output_elsewhere: bool,
-    /// Whether a stream is lost: what it carried comes when it is back.
+    /// Whether the call's own stream and the session stream are lost: their messages come when they are back.
     streams_lost: [bool; 2],
-    /// Since when a piece of output waits for the one before it.
+    /// Since when a chunk waits for the one before it.
     gap_since: Option<Timestamp>,
 }
 
@@ -97,7 +95,6 @@ impl Watch {
         }
     }
 
-    /// To the end.
     pub(super) async fn run(mut self, created: Option<TaskSnapshot>) -> Result<Outcome, Error> {
         let options = self.legacy.link.options.clone();
         let clock = options.clock.clone();
@@ -122,7 +119,7 @@ impl Watch {
                 if snapshot.status == Status::Cancelled {
                     return self.finish(snapshot.status, outcome).await;
                 }
-                // The result was refused while the task was at work; now it is there.
+                // The server refused the result while the task was working; now it has one.
                 result = self::wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
                 asking = true;
             }
@@ -130,7 +127,7 @@ impl Watch {
                 let (legacy, task) = (self.legacy.clone(), self.task.clone());
                 looking = Some(async move { legacy.get_task(&task).await }.boxed());
             }
-            // A wait that says nothing although the task has ended may be a dead one.
+            // The connection may be dead if there is no result although the task has ended: ask again.
             if ended.is_some() && asking {
                 let again = *ask_again.get_or_insert_with(|| clock.now().after(2 * self.poll));
                 if clock.now() >= again {
@@ -156,7 +153,7 @@ impl Watch {
                     asking = false;
                     match self.read_result(answer).await? {
                         Some((status, outcome)) => return self.finish(status, outcome).await,
-                        // It does not wait for the end, as it should: look, and ask again then.
+                        // The server did not wait for the end, as it should: poll, and ask again at the end.
                         None => due = clock.now().after(self.poll),
                     }
                 }
@@ -166,7 +163,7 @@ impl Watch {
                         Ok(snapshot) => {
                             self.backoff.reset();
                             self.driver.connection_restored();
-                            // It asks only who asks for its result.
+                            // The server sends questions only to a client that waits for the result.
                             if snapshot.status == Status::InputRequired && !asking {
                                 result = self::wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
                                 asking = true;
@@ -192,7 +189,7 @@ impl Watch {
         }
     }
 
-    /// Questions that an earlier life was asked in the same session: they are not asked again.
+    /// Asks the questions that an earlier process received in the same session: the server does not send them again.
     async fn restore_questions(&mut self) -> Result<(), Error> {
         for recorded in self.legacy.recorded_questions(&self.driver.shared.entry).await? {
             self.driver.ask(recorded.question, AnswerRoute::Response(recorded.id, recorded.session), Some(recorded.ledger_key)).await?;
@@ -209,7 +206,7 @@ impl Watch {
         self.poll
     }
 
-    /// Something was pushed. The task, if it has ended.
+    /// Takes a pushed message. Returns the task if it has ended.
     pub(super) async fn take(&mut self, notice: Notice) -> Result<Option<TaskSnapshot>, Error> {
         match notice {
             Notice::Chunk { seq, content, on_own_stream: own } => {
@@ -238,7 +235,7 @@ impl Watch {
                     _ => {}
                 }
                 if before != self.streams_lost {
-                    // What is missing may be on its way from now on.
+                    // From now on the missing chunk may be on its way.
                     self.gap_since = None;
                 }
                 forward_notice(&mut self.driver, notice).await;
@@ -247,8 +244,8 @@ impl Watch {
         Ok(None)
     }
 
-    /// The name of a question: our own servers write it into the name of the request.
-    /// Any other name means something in its session only.
+    /// The key of a question, and whether it is valid beyond its session: Taskwire servers write the key into the request id.
+    /// The id of any other server is valid in its session only.
     fn key(&self, id: &RequestId, session: u64) -> (String, bool) {
         let text = id.to_string();
         let ours = text.strip_prefix(&self.task).and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
@@ -265,7 +262,7 @@ impl Watch {
             self.driver.set_route(&key, route);
             return Ok(());
         }
-        // A name that means something beyond its session need not be kept with it.
+        // A key that is valid beyond its session needs no session in the ledger, and the server sends the question again.
         let ledger_key = if !ours {
             let ledger_key = format!("{}/{id}", self.legacy.tag(session));
             self.driver.shared.entry.record_question(&ledger_key, &question).await?;
@@ -276,7 +273,7 @@ impl Watch {
         self.driver.ask(input, route, Some(ledger_key)).await
     }
 
-    /// Tells what is new about the task; gives it back if it has ended.
+    /// Reports a changed status. Returns the task if it has ended.
     async fn show(&mut self, snapshot: TaskSnapshot) -> Option<TaskSnapshot> {
         if snapshot.id != self.task {
             return None;
@@ -292,7 +289,7 @@ impl Watch {
         None
     }
 
-    /// What the answer to `tasks/result` means; nothing if it means that the task is still at work.
+    /// Reads the response to `tasks/result`; none if the task is still working.
     pub(super) async fn read_result(&mut self, answer: Result<ResultResponse, RequestError>) -> Result<Option<(Status, Outcome)>, Error> {
         let link = self.legacy.link.clone();
         match answer.map_err(|failed| link.task_error(&self.task, failed))? {
@@ -301,7 +298,7 @@ impl Watch {
                 let status = if finished.is_error { Status::Failed } else { Status::Completed };
                 Ok(Some((status, Outcome::Result(finished))))
             }
-            // An error is the outcome of a task, or a task that was called off, or one that is not there.
+            // An error may mean that the task failed, was cancelled, or is unknown: its state says which.
             Err(error) => match link.retry(|| self.legacy.get_task(&self.task), |_, _| {}).await {
                 Ok(snapshot) => Ok(match snapshot.status {
                     Status::Cancelled => Some((snapshot.status, Outcome::Cancelled { message: snapshot.message })),
@@ -313,12 +310,12 @@ impl Watch {
         }
     }
 
-    /// Whether output can be read by a request of the other era: then nothing of it is ever lost.
+    /// Whether output can be read with a request of the modern era, so that no chunk is lost.
     fn reads(&self) -> bool {
         self.legacy.link.options.stream_output && self.legacy.server_info().capabilities["experimental"][PARTIALS].is_object()
     }
 
-    /// Reads what is missing, or all that is left if the task has ended. Says whether that could be done.
+    /// Reads missing chunks, or all that are left if the task has ended. False if the server cannot.
     async fn read_on(&mut self, ended: bool) -> Result<bool, Error> {
         let (legacy, task) = (self.legacy.clone(), self.task.clone());
         while self.reads() && (ended || self.order.missing().is_some()) {
@@ -347,7 +344,7 @@ impl Watch {
         Ok(self.reads())
     }
 
-    /// Hands out what is next in order.
+    /// Emits the chunks that are next in order.
     pub(super) async fn hand_out(&mut self) {
         while let Some((seq, content)) = self.order.pop() {
             self.driver.emit(Event::Chunk(Chunk { seq, content })).await;
@@ -358,7 +355,7 @@ impl Watch {
         };
     }
 
-    /// What is missing still is lost.
+    /// Reports the missing chunks as lost.
     pub(super) async fn give_up_gap(&mut self) {
         self.gap_since = None;
         if let Some(gap) = self.order.missing().and_then(|missing| self.order.skip_to(missing.end)) {
@@ -366,7 +363,7 @@ impl Watch {
         }
     }
 
-    /// The end: what has come before it, then the outcome.
+    /// Emits the rest of the output, then returns the outcome.
     pub(super) async fn finish(mut self, status: Status, outcome: Outcome) -> Result<Outcome, Error> {
         let reorder = self.legacy.link.options.timing.reorder;
         let clock = self.legacy.link.options.clock.clone();
@@ -375,7 +372,7 @@ impl Watch {
         }
         loop {
             while let Some(notice) = self.registration.inbox.try_next() {
-                // What asks now asks too late.
+                // Questions come too late now.
                 if matches!(notice, Notice::Chunk { .. } | Notice::Progress(_) | Notice::Log(_)) {
                     self.take(notice).await?;
                 }
@@ -386,7 +383,7 @@ impl Watch {
                     self.give_up_gap().await;
                     continue;
                 }
-                // The answer may have overtaken what was sent before it, elsewhere.
+                // The result may have overtaken chunks on another stream.
                 if !self.output_elsewhere {
                     break;
                 }
@@ -401,7 +398,7 @@ impl Watch {
                 () = clock.sleep_until(since.after(reorder)) => self.give_up_gap().await,
             }
         }
-        // What had no room is lost here: it cannot be asked for.
+        // Chunks that the inbox dropped are lost: the server cannot be asked for them.
         if let Some(last) = self.registration.inbox.last_dropped().filter(|last| *last >= self.order.next())
             && let Some(gap) = self.order.skip_to(last.saturating_add(1))
         {
@@ -418,7 +415,7 @@ impl Watch {
     }
 }
 
-/// Asks for the result of a task until it is there. What comes on the way goes to `inbox`.
+/// Asks for the result of a task until there is one. Messages before it go to `inbox`.
 pub(super) async fn wait_for_result(legacy: Arc<LegacyClient>, task: String, inbox: Arc<Inbox>) -> Result<ResultResponse, RequestError> {
     let mut backoff = Backoff::new(legacy.link.options.timing);
     let clock = legacy.link.options.clock.clone();
@@ -435,14 +432,14 @@ pub(super) async fn wait_for_result(legacy: Arc<LegacyClient>, task: String, inb
     }
 }
 
-/// Asks for the result of a task on a stream of its own.
+/// Asks for the result of a task once, on a stream of its own.
 pub(super) async fn result_once(legacy: &Arc<LegacyClient>, params: &Value, inbox: &Arc<Inbox>) -> Result<ResultResponse, RequestError> {
     let id = legacy.link.next_id();
     let mut stream = legacy.send(id, "tasks/result", params, true).await?;
     inbox.push(Notice::StreamUp { output: false, first_seq: None });
     loop {
         match link::match_response(id, stream.next(Some(inbox)).await?) {
-            // It shuts down: whoever comes next knows more.
+            // The server shuts down: ask it again after its restart.
             Ok(Err(error)) if error.code == code::UNAVAILABLE => return Err(RequestError::Rpc(error)),
             Ok(answered) => return Ok(answered),
             Err(message) => legacy.dispatch(message, Some(inbox)),

@@ -1,4 +1,4 @@
-//! `tools/call`: sent until it is answered, in as many rounds as the server wants, until there is a result or a task.
+//! `tools/call` in the modern era: sends the call, with retries and rounds of questions, until there is a result or a task.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::client::{
     wire::{Backoff, Message, WireError},
 };
 
-/// A round that the server asks for.
+/// A result of type `input_required`.
 #[derive(Deserialize)]
 struct Round {
     #[serde(default, rename = "inputRequests")]
@@ -25,9 +25,9 @@ struct Round {
     state: Option<Value>,
 }
 
-/// Calls a tool and follows what comes of it.
+/// Calls a tool and follows it to its end.
 pub(crate) async fn drive(modern: Arc<ModernClient>, mut driver: Driver, tool: String, args: Value) -> Result<Outcome, Error> {
-    // Which arguments travel as headers too must be known before they do.
+    // The schema says which arguments must travel as headers.
     if modern.link.wire.http().is_some() && modern.tools.known().is_none() {
         modern.list_tools().await?;
     }
@@ -35,7 +35,7 @@ pub(crate) async fn drive(modern: Arc<ModernClient>, mut driver: Driver, tool: S
     let (mut answers, mut state) = (Map::new(), None);
     for round in 0..=modern.link.options.limits.rounds {
         let mut params = json!({"name": tool, "arguments": args});
-        // Each round is a call of its own.
+        // Each round is a call of its own, so it has a key of its own.
         let key = if round == 0 { key.clone() } else { format!("{key}.{round}") };
         params["_meta"] = json!({IDEMPOTENCY_KEY: key});
         if !answers.is_empty() {
@@ -51,13 +51,13 @@ pub(crate) async fn drive(modern: Arc<ModernClient>, mut driver: Driver, tool: S
             "complete" => return Ok(Outcome::Result(ToolResult::read(result).map_err(broken)?)),
             "task" => {
                 let created = TaskSnapshot::read(&created_task(&result), "ttlMs", "pollIntervalMs").map_err(broken)?;
-                // The task has keys of its own.
+                // The task's questions have keys of their own.
                 driver.clear_questions();
                 driver.became_task(&created.id, None).await?;
                 return watch::follow(&modern, driver, Some(created)).await;
             }
             "input_required" => {
-                let asked: Round = result.read().map_err(|error| broken(format!("a round of questions that is none: {error}")))?;
+                let asked: Round = result.read().map_err(|error| broken(format!("a round of questions that cannot be read: {error}")))?;
                 if asked.requests.is_empty() && asked.state.is_none() {
                     return Err(broken("it asks for another round, and for nothing".to_owned()));
                 }
@@ -72,8 +72,8 @@ pub(crate) async fn drive(modern: Arc<ModernClient>, mut driver: Driver, tool: S
     Err(Error::Limit { what: "rounds of questions", max: modern.link.options.limits.rounds, key: "limits.rounds" })
 }
 
-/// The task that a call has become: the result itself, as the extension defines and shows it, or the `task` that is embedded
-/// in it, as its text says.
+/// The task in a result: the result itself, as the extension's schema and examples have it, or its member `task`, as the
+/// extension's text says.
 fn created_task(result: &Payload) -> Payload {
     #[derive(Deserialize)]
     struct Seed {
@@ -83,7 +83,7 @@ fn created_task(result: &Payload) -> Payload {
     result.read::<Seed>().ok().and_then(|seed| seed.task).unwrap_or_else(|| result.clone())
 }
 
-/// Asks what a round asks. Nothing if the call was called off meanwhile.
+/// Asks the questions of a round. None if the caller cancelled meanwhile.
 async fn ask(modern: &ModernClient, driver: &mut Driver, requests: BTreeMap<String, Payload>) -> Result<Option<Map<String, Value>>, Error> {
     driver.clear_questions();
     let (sender, mut received) = mpsc::channel(requests.len().max(1));
@@ -111,13 +111,13 @@ async fn ask(modern: &ModernClient, driver: &mut Driver, requests: BTreeMap<Stri
     Ok(Some(answers))
 }
 
-/// What needs nobody to be asked.
+/// The answer to `roots/list`, which the client knows from its options.
 pub(super) fn known_answer(modern: &ModernClient, request: &Value) -> Option<Value> {
     let roots = modern.link.options.capabilities.roots.as_ref().filter(|_| request["method"] == "roots/list")?;
     Some(json!({"roots": roots}))
 }
 
-/// Sends a call until it is answered. Nothing if it was called off.
+/// Sends a call until there is a response. None if the caller cancelled.
 async fn call_until_answered(
     modern: &Arc<ModernClient>,
     driver: &mut Driver,
@@ -134,7 +134,7 @@ async fn call_until_answered(
                 driver.connection_restored();
                 return Ok(result);
             }
-            // The tool has changed since it was listed.
+            // The tool's schema has changed since it was listed.
             Err(RequestError::Rpc(error)) if error.code == code::HEADER_MISMATCH && !listed => {
                 listed = true;
                 modern.tools.forget();
@@ -177,24 +177,24 @@ async fn call_once(
         modern.tools.known().and_then(|tools| tools.iter().find(|known| known.name == tool).map(|known| known.input_schema.clone()));
     let annotated = schema.filter(|_| modern.link.wire.http().is_some()).and_then(|schema| headers::of_schema(&schema).ok());
     let more = annotated.map(|annotated| headers::of_arguments(&annotated, args)).unwrap_or_default();
-    let mut held = modern.cancel_on_drop(link::cancel_notification(id, &params));
+    let mut cancel_guard = modern.cancel_on_drop(link::cancel_notification(id, &params));
     let request = modern.link.wire.request(outgoing(&modern.link, id, "tools/call", params, Some(tool), more));
     let mut exchange = tokio::select! {
-        exchange = request => exchange.inspect_err(|_| held.disarm())?,
+        exchange = request => exchange.inspect_err(|_| cancel_guard.disarm())?,
         () = driver.wait_for_cancel() => return Ok(None),
     };
     loop {
         let message = tokio::select! {
-            message = exchange.next() => message.inspect_err(|_| held.disarm())?,
+            message = exchange.next() => message.inspect_err(|_| cancel_guard.disarm())?,
             () = driver.wait_for_cancel() => return Ok(None),
         };
         let Some(message) = message else {
-            held.disarm();
+            cancel_guard.disarm();
             return Err(link::ended_without_answer(exchange.status()).into());
         };
         match link::match_response(id, message) {
             Ok(outcome) => {
-                held.disarm();
+                cancel_guard.disarm();
                 return outcome.map(Some).map_err(RequestError::Rpc);
             }
             Err(Message::Notification { method, params }) => match method.as_str() {
@@ -218,7 +218,6 @@ async fn call_once(
     }
 }
 
-/// Reads how far the work is.
 pub(crate) fn progress(params: &Payload) -> Option<Event> {
     #[derive(Deserialize)]
     struct Read {

@@ -1,22 +1,22 @@
-//! What a request says in its headers besides its body.
+//! Header values of the modern era: encoding, and arguments that travel as `Mcp-Param-…` headers.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 
-/// The largest whole number that every reader of JSON keeps exactly.
+/// The largest integer that every JSON reader keeps exactly.
 const SAFE_MAX: u64 = (1 << 53) - 1;
 
-/// A value as a header carries it.
+/// Encodes a value for a header, with base64 if it is not plain ASCII.
 pub(super) fn value(text: &str) -> String {
     let plain = text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) && text.trim() == text;
     let marked = text.starts_with("=?base64?") && text.ends_with("?=");
     if plain && !marked { text.to_owned() } else { format!("=?base64?{}?=", STANDARD.encode(text)) }
 }
 
-/// Where in the arguments of a tool something is, and the header that carries it.
+/// The path of each annotated argument, and the name of its header.
 pub(super) type HeaderParams = Vec<(Vec<String>, String)>;
 
-/// The arguments of a tool that travel as headers.
+/// Collects the `x-mcp-header` annotations of an input schema.
 pub(super) fn of_schema(schema: &Value) -> Result<HeaderParams, String> {
     let mut found = Vec::new();
     collect(schema, &mut Vec::new(), true, &mut found)?;
@@ -66,7 +66,7 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// The headers that `arguments` make.
+/// The headers for the annotated arguments that are present.
 pub(super) fn of_arguments(annotated: &HeaderParams, arguments: &Value) -> Vec<(String, String)> {
     let text = |argument: &Value| match argument {
         Value::String(text) => Some(value(text)),

@@ -1,4 +1,4 @@
-//! One listen stream for all runs of a client.
+//! One listen stream for all calls of a client: who is subscribed to which task, and how pushed messages reach them.
 
 use std::{
     borrow::Cow,
@@ -22,7 +22,7 @@ use crate::client::{
     wire::{Backoff, Exchange, Message, WireError, random},
 };
 
-/// Who watches what.
+/// The client's listen stream, opened when the first call subscribes.
 #[derive(Default)]
 pub(crate) struct ListenStream {
     modern: OnceLock<Weak<ModernClient>>,
@@ -33,7 +33,7 @@ pub(crate) struct ListenStream {
 #[derive(Default)]
 struct Subscribers {
     by_task: Mutex<HashMap<String, Vec<Subscriber>>>,
-    /// Somebody came.
+    /// A subscriber came or went.
     changed: Notify,
     /// The server does not push at all.
     off: AtomicBool,
@@ -43,11 +43,11 @@ struct Subscribers {
 struct Subscriber {
     id: u64,
     inbox: Arc<Inbox>,
-    /// The first piece of output that was not pushed to it yet; none if it wants none.
+    /// The first chunk that was not pushed to it yet; none if it wants no output.
     next_seq: Option<u64>,
 }
 
-/// A place among those who watch; gone with this.
+/// A subscription to one task, until it is dropped.
 pub(crate) struct Subscription {
     subscribers: Arc<Subscribers>,
     task: String,
@@ -76,13 +76,13 @@ impl Subscribers {
     fn push(&self, task: &str, notice: &Notice) {
         let mut subscribers = self.lock();
         for member in subscribers.get_mut(task).into_iter().flatten() {
-            // Output is for who asked for it.
+            // Not every subscriber wants output.
             if matches!(notice, Notice::Chunk { .. }) && member.next_seq.is_none() {
                 continue;
             }
             let taken = member.inbox.push(notice.clone());
             if let (true, Notice::Chunk { seq, .. }, Some(next)) = (taken, notice, &mut member.next_seq) {
-                // Only without a gap: what is missing is asked for.
+                // After a gap `next_seq` stays: the next stream asks for the missing chunk.
                 if *next == *seq {
                     *next = seq.saturating_add(1);
                 }
@@ -90,7 +90,7 @@ impl Subscribers {
         }
     }
 
-    /// Tells those whom `of` names.
+    /// Pushes a notice to the subscribers that `of` selects.
     fn push_where(&self, notice: &Notice, of: impl Fn(&Subscriber) -> bool) {
         for member in self.lock().values().flatten().filter(|member| of(member)) {
             member.inbox.push(notice.clone());
@@ -103,7 +103,7 @@ impl ListenStream {
         let _ = self.modern.set(Arc::downgrade(modern));
     }
 
-    /// Watches a task, and its output from `next` on.
+    /// Subscribes to a task, and to its output from `next_seq` on.
     pub(crate) fn subscribe(&self, task: &str, next_seq: Option<u64>) -> Subscription {
         let inbox = Arc::new(Inbox::new(self.buffer()));
         self.subscribers.lock().entry(task.to_owned()).or_default().push(Subscriber {
@@ -131,20 +131,20 @@ impl ListenStream {
 
 impl Drop for ListenStream {
     fn drop(&mut self) {
-        // So that nobody keeps a stream open for a client that is gone.
+        // Wakes `listen`, which ends when the client is gone.
         self.subscribers.changed.notify_one();
     }
 }
 
-/// A stream that was acknowledged.
+/// A listen stream that the server acknowledged.
 struct OpenStream {
     id: i64,
     exchange: Exchange,
-    /// Whom it was opened for.
+    /// The subscribers that it was opened for.
     subscriber_ids: Vec<u64>,
 }
 
-/// Keeps one stream open for whoever watches.
+/// Keeps one stream open while there are subscribers.
 async fn listen(modern: Weak<ModernClient>, subscribers: Arc<Subscribers>) {
     let mut current: Option<OpenStream> = None;
     let mut opening: Option<BoxFuture<'static, Result<OpenStream, RequestError>>> = None;
@@ -169,12 +169,12 @@ async fn listen(modern: Weak<ModernClient>, subscribers: Arc<Subscribers>) {
                 (opening, changed) = (None, true);
                 match opened {
                     Ok(stream) => {
-                        // Only now the old one may go: nothing falls between them.
+                        // The old stream is dropped only now, so that no message is missed between them.
                         current = Some(stream);
                     }
                     Err(failed) => {
                         let Some(client) = modern.upgrade() else { return };
-                        // Who is on the stream that is there has lost nothing.
+                        // The subscribers of the current stream have lost nothing.
                         let covered = |member: &Subscriber| current.as_ref().is_some_and(|stream| stream.subscriber_ids.contains(&member.id));
                         waiting = retry(&client, &subscribers, &failed, &mut backoff, |member| !covered(member));
                         if waiting.is_none() {
@@ -207,7 +207,7 @@ async fn listen(modern: Weak<ModernClient>, subscribers: Arc<Subscribers>) {
     }
 }
 
-/// What to do about a stream that is not there: wait, or do without.
+/// Decides what to do without a stream: the wait before the next try, or none if the server never has one.
 fn retry(
     client: &ModernClient,
     subscribers: &Subscribers,
@@ -216,10 +216,10 @@ fn retry(
     whom: impl Fn(&Subscriber) -> bool,
 ) -> Option<BoxFuture<'static, ()>> {
     let timing = client.link.options.timing;
-    // Those who watch look for themselves and give up when it is time; here one more try costs little.
-    let patient = crate::client::Timing { give_up_after: std::time::Duration::MAX, ..timing };
-    let backoff = backoff.get_or_insert_with(|| Backoff::new(patient));
-    // Only what says that there is no such thing is the last word: a place may become free, and a fault may pass.
+    // Subscribers poll meanwhile, and give up by themselves; here one more try costs little.
+    let endless = crate::client::Timing { give_up_after: std::time::Duration::MAX, ..timing };
+    let backoff = backoff.get_or_insert_with(|| Backoff::new(endless));
+    // Only an error that says there is no such stream is final: a limit or a fault may pass.
     let never = match failed {
         RequestError::Rpc(error) => matches!(error.code, code::METHOD_NOT_FOUND | code::INVALID_PARAMS | code::MISSING_CAPABILITY),
         RequestError::Wire(WireError::Status { status, .. }) => (400..500).contains(status) && !failed.is_transient(),
@@ -259,7 +259,7 @@ async fn open(modern: Arc<ModernClient>, subscribers: Arc<Subscribers>) -> Resul
             let message = exchange.next().await?.ok_or_else(|| link::ended_without_answer(exchange.status()))?;
             match link::match_response(id, message) {
                 Ok(Err(error)) => return Err(RequestError::Rpc(error)),
-                // Ended before it began; some servers answer anything with something.
+                // Some servers respond to any request, and so end the stream at once.
                 Ok(Ok(_)) => return Err(RequestError::Protocol("it does not keep a stream of notifications open".to_owned())),
                 Err(Message::Notification { method, params }) if method == "notifications/subscriptions/acknowledged" => {
                     return Ok((exchange, params));
@@ -298,7 +298,7 @@ struct TaskNotification<'a> {
     content: Option<&'a RawValue>,
 }
 
-/// Hands a message to who watches its task; says why if it ends the stream.
+/// Pushes a message to the subscribers of its task. Returns the reason if the message ends the stream.
 fn route(id: i64, message: Message, subscribers: &Subscribers) -> Option<String> {
     let message = match link::match_response(id, message) {
         Ok(Ok(_)) => return Some("the server ended the stream of notifications".to_owned()),

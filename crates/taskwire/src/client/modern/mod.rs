@@ -1,4 +1,4 @@
-//! 2026-07-28: each request says all about itself, and tasks are an extension.
+//! The modern era (2026-07-28): requests without sessions, tasks as an extension.
 
 mod call;
 mod headers;
@@ -28,7 +28,6 @@ use super::{
     wire::{Exchange, OutgoingRequest},
 };
 
-/// The version that is spoken.
 pub(crate) const VERSION: &str = "2026-07-28";
 pub(crate) const TASKS: &str = "io.modelcontextprotocol/tasks";
 pub(crate) const PARTIALS: &str = "dev.taskwire/partials";
@@ -37,10 +36,10 @@ const LIST: &str = "dev.taskwire/list";
 const LIST_TASKS: &str = "dev.taskwire/tasks/list";
 const READ: &str = "dev.taskwire/partials/read";
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
-/// How often a server may refuse the very version that it says it speaks.
+/// How often a server may refuse the version that it says it speaks.
 const REFUSALS_MAX: usize = 3;
 
-/// A server of this era.
+/// A connection to a server of this era.
 pub(crate) struct ModernClient {
     pub(crate) link: Arc<Link>,
     pub(crate) server_info: Mutex<Arc<ServerInfo>>,
@@ -48,20 +47,19 @@ pub(crate) struct ModernClient {
     pub(crate) listen_stream: ListenStream,
 }
 
-/// What a probe found.
 pub(crate) enum ProbeResult {
     Modern(Box<ServerInfo>),
-    /// Not of this era, as far as can be told.
+    /// Why it does not look like a server of this era.
     NotModern(String),
 }
 
-/// Asks a server whether it is one of this era.
+/// Asks a server with `server/discover` whether it speaks this era.
 pub(crate) async fn probe(link: &Link) -> Result<ProbeResult, RequestError> {
     for _ in 0..REFUSALS_MAX {
         let answer = async {
             let id = link.next_id();
             let mut outgoing = outgoing(link, id, "server/discover", Map::new(), None, Vec::new());
-            // Who does not know the question would not know what is cancelled, either.
+            // A server that does not know the method would not know what is cancelled, either.
             outgoing.cancel = None;
             let mut exchange = link.wire.request(outgoing).await?;
             link::read_response(&mut exchange, id, |_| {}).await
@@ -69,17 +67,17 @@ pub(crate) async fn probe(link: &Link) -> Result<ProbeResult, RequestError> {
         match answer.await {
             Ok(result) => return read_discovery(link, &result),
             Err(RequestError::Rpc(error)) => match link::supported_versions(&error) {
-                // It speaks this very version, and yet: it may have been starting.
+                // It lists this very version, so it may still be starting: try again.
                 Some(versions) if versions.iter().any(|version| version == VERSION) => {}
                 Some(versions) => return Err(Error::Version { server: link.server.clone(), supported: versions.join(", ") }.into()),
                 None if matches!(error.code, code::HEADER_MISMATCH | code::MISSING_CAPABILITY | code::UNSUPPORTED_VERSION) => {
                     return Err(RequestError::Rpc(error));
                 }
-                // Drafts had other numbers for it.
+                // Drafts had other codes for a missing capability.
                 None if link::error_data(&error, "requiredCapabilities").is_some_and(|needed| needed.is_object()) => {
                     return Err(RequestError::Rpc(error));
                 }
-                // Neither says anything about the era.
+                // This error says nothing about the era.
                 None if matches!(error.code, code::UNAVAILABLE) => return Err(RequestError::Rpc(error)),
                 None => return Ok(ProbeResult::NotModern(error.message)),
             },
@@ -94,7 +92,6 @@ pub(crate) async fn probe(link: &Link) -> Result<ProbeResult, RequestError> {
     Err(RequestError::Protocol(format!("it refuses version {VERSION} and says that it speaks it")))
 }
 
-/// Reads what a server says about itself.
 fn read_discovery(link: &Link, result: &Payload) -> Result<ProbeResult, RequestError> {
     let value: Value = result.read().unwrap_or_default();
     let Some(versions) = value["supportedVersions"].as_array() else {
@@ -124,7 +121,7 @@ fn read_discovery(link: &Link, result: &Payload) -> Result<ProbeResult, RequestE
     })))
 }
 
-/// A request, with all that it must say about itself.
+/// Builds a request with the version, client info and capabilities that each must carry.
 fn outgoing(
     link: &Link,
     id: i64,
@@ -157,7 +154,7 @@ fn object(value: Value) -> Map<String, Value> {
     }
 }
 
-/// Whether a tool can be called over HTTP.
+/// Whether a tool can be called over HTTP: its header annotations must be valid.
 fn has_sound_headers(tool: &Value) -> bool {
     let sound = headers::of_schema(&tool["inputSchema"]).is_ok();
     if !sound {
@@ -166,7 +163,7 @@ fn has_sound_headers(tool: &Value) -> bool {
     sound
 }
 
-/// A page of output.
+/// A page of `dev.taskwire/partials/read`.
 #[derive(Deserialize)]
 pub(crate) struct OutputPage {
     #[serde(default)]
@@ -193,18 +190,17 @@ impl ModernClient {
         self.server_info.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether output is pushed and can be read.
+    /// Whether the client wants output and the server streams it.
     pub(crate) fn streams(&self) -> bool {
         self.link.options.stream_output && self.server_info().pushes_output
     }
 
-    /// Sends a request and gives what comes back.
     async fn send(&self, id: i64, method: &str, params: Map<String, Value>, name: Option<&str>) -> Result<Exchange, RequestError> {
         Ok(self.link.wire.request(outgoing(&self.link, id, method, params, name, Vec::new())).await?)
     }
 
-    /// Cancels a call that nobody waits for any more. Closing its stream does so, too, but not with a server that would wait for the
-    /// call to be sent again.
+    /// Cancels a call when it is dropped. Closing the stream cancels it, too, unless the server knows idempotency keys: then it keeps
+    /// the call, which the client may send again.
     fn cancel_on_drop(&self, cancelled: String) -> CancelOnDrop {
         let link = self.link.clone();
         let mut on_drop = CancelOnDrop::new(&self.link, async move {
@@ -218,7 +214,7 @@ impl ModernClient {
         on_drop
     }
 
-    /// Asks until there is an answer. For what may be asked twice.
+    /// Sends a request until there is a response. Only for requests that may be repeated.
     pub(crate) async fn request(&self, method: &str, params: Value, name: Option<&str>) -> Result<Payload, RequestError> {
         self.link.retry(|| request_once(&self.link, method, params.clone(), name, Duration::ZERO), |_, _| {}).await
     }
@@ -227,18 +223,16 @@ impl ModernClient {
         if let Some(known) = self.tools.fresh(self.link.options.clock.now()) {
             return Ok(known);
         }
-        // Only over HTTP do parameters become headers.
+        // Only HTTP carries arguments as headers.
         let is_sound: fn(&Value) -> bool = if self.link.wire.http().is_some() { has_sound_headers } else { |_| true };
         self.tools.list(&self.link, Era::Modern, is_sound, |params| self.request("tools/list", params, None)).await
     }
 
-    /// One look at a task.
     pub(crate) async fn task(&self, id: &str) -> Result<TaskSnapshot, Error> {
         let result = self.request("tasks/get", json!({"taskId": id}), Some(id)).await.map_err(|failed| self.link.task_error(id, failed))?;
         read_snapshot_of(id, &result).map_err(|failed| self.link.error(failed))
     }
 
-    /// A page of the caller's tasks.
     pub(crate) async fn list_tasks(&self, cursor: Option<&str>) -> Result<TaskPage, Error> {
         let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
         let page = self.request(LIST_TASKS, params, None).await.map_err(|failed| self.link.error(failed))?;
@@ -255,7 +249,7 @@ impl ModernClient {
     }
 }
 
-/// Asks once, and waits no longer than a request without work takes.
+/// Sends a request once. The timeout is that of a request without work, and `wait`.
 async fn request_once(link: &Link, method: &str, params: Value, name: Option<&str>, wait: Duration) -> Result<Payload, RequestError> {
     let asking = async {
         let id = link.next_id();
@@ -266,19 +260,19 @@ async fn request_once(link: &Link, method: &str, params: Value, name: Option<&st
     link.with_timeout(link.options.timing.request.saturating_add(wait), asking).await
 }
 
-/// A page of a task's output from `from` on, held for `wait` if there is none. Our servers take this request also from who speaks to
-/// them in the other era.
+/// Reads a page of output from chunk `from` on; the server waits up to `wait` for the first. Taskwire servers accept this request
+/// from clients of the legacy era, too.
 pub(crate) async fn read_output(link: &Link, id: &str, from: u64, wait: Duration) -> Result<OutputPage, RequestError> {
     let mut params = json!({"taskId": id, "fromSeq": from});
     if !wait.is_zero() {
         params["waitMs"] = json!(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
     }
     let page = request_once(link, READ, params, Some(id), wait).await?;
-    page.read().map_err(|error| RequestError::Protocol(format!("a page of output is none: {error}")))
+    page.read().map_err(|error| RequestError::Protocol(format!("a page of output cannot be read: {error}")))
 }
 
-/// Whether a result is what it seems: only calls have others. But where the text of the extension says `complete` of a state,
-/// its examples say `task`.
+/// Checks that a result is of type `complete`: only calls have other types. For `tasks/get` the extension's text says
+/// `complete`, but its examples say `task`.
 fn complete(method: &str, result: &Payload) -> Result<(), RequestError> {
     match result_type(result)?.as_str() {
         "complete" => Ok(()),
@@ -287,18 +281,17 @@ fn complete(method: &str, result: &Payload) -> Result<(), RequestError> {
     }
 }
 
-/// What kind of result it is.
 fn result_type(result: &Payload) -> Result<String, RequestError> {
     #[derive(Deserialize)]
     struct Typed {
         #[serde(default, rename = "resultType")]
         kind: Option<String>,
     }
-    let typed: Typed = result.read().map_err(|error| RequestError::Protocol(format!("a result that is none: {error}")))?;
+    let typed: Typed = result.read().map_err(|error| RequestError::Protocol(format!("a result that cannot be read: {error}")))?;
     Ok(typed.kind.unwrap_or_else(|| "complete".to_owned()))
 }
 
-/// Reads the state of the task that was asked for.
+/// Reads a snapshot and checks that it is of task `id`.
 fn read_snapshot_of(id: &str, raw: &Payload) -> Result<TaskSnapshot, RequestError> {
     let snapshot = read_snapshot(raw).map_err(RequestError::Protocol)?;
     if snapshot.id != id {
@@ -307,31 +300,31 @@ fn read_snapshot_of(id: &str, raw: &Payload) -> Result<TaskSnapshot, RequestErro
     Ok(snapshot)
 }
 
-/// Reads a task with all that belongs to its state.
+/// Reads a task with its questions or its outcome.
 pub(crate) fn read_snapshot(raw: &Payload) -> Result<TaskSnapshot, String> {
-    let mut view = TaskSnapshot::read(raw, "ttlMs", "pollIntervalMs")?;
-    match view.status {
+    let mut task = TaskSnapshot::read(raw, "ttlMs", "pollIntervalMs")?;
+    match task.status {
         Status::InputRequired => {
-            // As they were written: the order of a form's fields is its author's.
+            // Kept as text: a form's fields keep their order.
             #[derive(Deserialize)]
             struct Asking {
                 #[serde(rename = "inputRequests")]
                 requests: BTreeMap<String, Payload>,
             }
             let asking: Asking = raw.read().map_err(|_| "a task that waits for answers has no `inputRequests`")?;
-            view.questions = asking.requests.into_iter().map(|(key, request)| Question::read(&key, request)).collect::<Result<_, _>>()?;
+            task.questions = asking.requests.into_iter().map(|(key, request)| Question::read(&key, request)).collect::<Result<_, _>>()?;
         }
         Status::Completed => {
-            let result = view.raw.get("result").filter(|result| result.is_object()).ok_or("a task that is completed has no `result`")?;
-            view.outcome = Some(Outcome::Result(ToolResult::read(Payload::from(result.clone()))?));
+            let result = task.raw.get("result").filter(|result| result.is_object()).ok_or("a task that is completed has no `result`")?;
+            task.outcome = Some(Outcome::Result(ToolResult::read(Payload::from(result.clone()))?));
         }
         Status::Failed => {
-            let error = view.raw.get("error").cloned().ok_or("a task that failed has no `error`")?;
-            let error = serde_json::from_value(error).map_err(|error| format!("the error of a task is none: {error}"))?;
-            view.outcome = Some(Outcome::Failed(error));
+            let error = task.raw.get("error").cloned().ok_or("a task that failed has no `error`")?;
+            let error = serde_json::from_value(error).map_err(|error| format!("the error of a task cannot be read: {error}"))?;
+            task.outcome = Some(Outcome::Failed(error));
         }
-        Status::Cancelled => view.outcome = Some(Outcome::Cancelled { message: view.message.clone() }),
+        Status::Cancelled => task.outcome = Some(Outcome::Cancelled { message: task.message.clone() }),
         Status::Working => {}
     }
-    Ok(view)
+    Ok(task)
 }

@@ -1,5 +1,4 @@
-//! Follows one task to its end: pushed where the server pushes, asked for where it does not, and looked at now and then
-//! either way.
+//! Follows one task of the modern era to its end: by pushed messages where the server pushes, by polls and reads otherwise.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,16 +17,15 @@ use crate::client::{
 
 const TASK_VERSION: &str = "dev.taskwire/version";
 const WAIT: &str = "dev.taskwire/waitMs";
-/// Between two looks if the server does not say.
+/// Between two polls if the server does not say.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Picks up a task.
 pub(crate) async fn attach(modern: Arc<ModernClient>, mut driver: Driver, task: String) -> Result<Outcome, Error> {
     driver.became_task(&task, None).await?;
     follow(&modern, driver, None).await
 }
 
-/// Follows the task that the run's reference names.
+/// Follows the task that the call's reference names.
 pub(super) async fn follow(modern: &Arc<ModernClient>, driver: Driver, created: Option<TaskSnapshot>) -> Result<Outcome, Error> {
     let reference = driver.shared.reference();
     let task = reference.task.unwrap_or_default();
@@ -63,39 +61,39 @@ struct Watch {
     task: String,
     subscription: Subscription,
     order: ReorderBuffer,
-    /// Whether output is wanted, and can be had.
+    /// Whether the client wants output and the server streams it.
     streams: bool,
     /// Whether the server pushes the task.
     pushed: bool,
-    /// Whether it is known by now if the server pushes.
+    /// Whether the server has said if it pushes.
     push_known: bool,
-    /// Whether it has pushed the state of the task.
+    /// Whether it has pushed the task's state on this stream.
     status_pushed: bool,
-    /// Whether it pushes its output.
+    /// Whether it pushes the task's output.
     output_pushed: bool,
-    /// Whether output was left out that is to be read.
+    /// Whether the inbox dropped chunks, which must be read now.
     behind: bool,
-    /// When the task changed last, as far as was seen.
+    /// The newest `lastUpdatedAt` that was seen.
     updated: String,
-    /// Whether the last piece of output was read.
+    /// Whether the last chunk was read.
     all_read: bool,
-    /// What was last told of the task.
+    /// The status and message that were last reported.
     last_reported: Option<(Status, Option<String>)>,
     poll: Duration,
-    /// What the server calls the state that was seen last.
+    /// The version of the state that was seen last.
     version: Option<Value>,
     backoff: Backoff,
     ended: Option<(Status, Option<String>, Outcome)>,
-    /// Whether the end was pushed, behind all output.
+    /// Whether the server pushed the end, and all output before it.
     end_pushed: bool,
 }
 
 type PendingTask = BoxFuture<'static, Result<TaskSnapshot, RequestError>>;
 type PendingPage = BoxFuture<'static, Result<OutputPage, RequestError>>;
 
-/// Whether one moment is before another, as servers write them. Who does not say when it was, says nothing old.
+/// Whether one timestamp is before another. An empty one is before none.
 fn is_before(one: &str, other: &str) -> bool {
-    // Without the zone 10:40:00 comes before 10:40:00.5, as it should.
+    // Compared without the zone, or 10:40:00Z would come after 10:40:00.5Z.
     !one.is_empty() && one.trim_end_matches('Z') < other.trim_end_matches('Z')
 }
 
@@ -107,7 +105,7 @@ impl Watch {
         if let Some(created) = created {
             self.last_reported = Some(self.driver.report_created(&created).await);
             self.pace(&created);
-            // What waits for an answer says for which only when it is looked at.
+            // The response does not carry the task's questions: ask for them at once.
             due = if created.status == Status::Working { due.after(self.poll) } else { due };
         }
         let (mut looking, mut reading): (Option<PendingTask>, Option<PendingPage>) = (None, None);
@@ -117,7 +115,7 @@ impl Watch {
             if self.ended.is_some() {
                 return self.end().await;
             }
-            // What waits here already need not be asked for.
+            // Chunks in the inbox need not be read from the server.
             self.behind |= self.subscription.inbox.take_dropped();
             if self.streams && self.subscription.inbox.is_empty() && (self.behind || self.order.missing().is_some()) {
                 self.pull().await?;
@@ -140,19 +138,19 @@ impl Watch {
                 () = self.subscription.inbox.ready() => {
                     while let Some(notice) = self.subscription.inbox.try_next() {
                         if matches!(notice, Notice::Task { .. } | Notice::StreamUp { .. } | Notice::StreamDown { .. }) {
-                            // What is on its way may be older than this.
+                            // The response of the pending poll may be older than this.
                             looking = None;
                         }
                         let was_pushed = self.pushed;
                         self.take(notice).await?;
                         match (was_pushed, self.pushed) {
-                            // What is pushed is looked at now and then; until the first push, as often as the server wants.
+                            // A pushed task is polled seldom; until the first push, as often as the server suggests.
                             (_, true) if self.status_pushed => due = clock.now().after(timing.safety_poll),
                             (true, false) => due = clock.now(),
                             _ => {}
                         }
                         self.hand_out().await;
-                        // Behind the end there is nothing.
+                        // Nothing comes after the end.
                         if self.ended.is_some() {
                             break;
                         }
@@ -167,7 +165,7 @@ impl Watch {
                     read_due = match page {
                         Ok(page) => {
                             self.driver.connection_restored();
-                            // Who does not hold what is empty is not asked as fast as it answers.
+                            // A server that does not wait is not asked again at once.
                             let server_waited = clock.now().since(read_began) >= timing.long_poll / 2;
                             let wait = if page.chunks.is_empty() && !server_waited { self.poll } else { Duration::ZERO };
                             self.take_page(page).await;
@@ -188,7 +186,7 @@ impl Watch {
         }
     }
 
-    /// Looks at the task; held by the server until it has changed, where it does that and does not push.
+    /// Polls the task. A Taskwire server that does not push waits until it has changed.
     fn get_task(&self) -> PendingTask {
         let (modern, task) = (self.modern.clone(), self.task.clone());
         let mut params = json!({"taskId": task});
@@ -207,13 +205,13 @@ impl Watch {
         .boxed()
     }
 
-    /// Reads output; held by the server until there is some.
+    /// Reads output; the server waits until there is some.
     fn read(&self, wait: Duration) -> PendingPage {
         let (link, task, from) = (self.modern.link.clone(), self.task.clone(), self.order.next());
         async move { super::read_output(&link, &task, from, wait).await }.boxed()
     }
 
-    /// What came of a look: when to look again.
+    /// Takes the response of a poll. Returns when to poll again.
     async fn take_task(&mut self, seen: Result<TaskSnapshot, RequestError>, due: Timestamp) -> Result<Timestamp, Error> {
         let options = self.modern.link.options.clone();
         match seen {
@@ -251,13 +249,13 @@ impl Watch {
     async fn take(&mut self, notice: Notice) -> Result<(), Error> {
         match notice {
             Notice::Chunk { seq, content, .. } => {
-                // One that is empty would be none.
+                // A chunk has at least one block.
                 if self.streams && content.as_str().starts_with('[') && content.as_str() != "[]" {
                     self.order.take(seq, content);
                 }
             }
             Notice::Task { raw, .. } => match read_snapshot(&raw) {
-                // Older than what was seen elsewhere.
+                // Older than what a poll has shown.
                 Ok(snapshot) if is_before(&snapshot.updated_at, &self.updated) => {}
                 Ok(snapshot) => {
                     self.pace(&snapshot);
@@ -265,7 +263,7 @@ impl Watch {
                     self.end_pushed = self.output_pushed && snapshot.outcome.is_some();
                     self.show(snapshot).await?;
                 }
-                // It will be seen at the next look.
+                // The next poll will show it.
                 Err(reason) => tracing::debug!(reason, "a notification is passed over"),
             },
             Notice::StreamUp { output, first_seq: from } => {
@@ -292,7 +290,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Tells what is new about the task.
+    /// Reports a changed status, and asks new questions.
     async fn show(&mut self, snapshot: TaskSnapshot) -> Result<(), Error> {
         if self.updated.is_empty() || is_before(&self.updated, &snapshot.updated_at) {
             self.updated.clone_from(&snapshot.updated_at);
@@ -315,17 +313,17 @@ impl Watch {
         Ok(())
     }
 
-    /// Hands out what is next in order.
+    /// Emits the chunks that are next in order.
     async fn hand_out(&mut self) {
         while let Some((seq, content)) = self.order.pop() {
             self.driver.emit(Event::Chunk(Chunk { seq, content })).await;
         }
     }
 
-    /// What the server does not have any more is lost.
+    /// Reports the chunks before `seq` as lost: the server does not have them any more.
     async fn skip_to(&mut self, seq: u64) {
         while self.order.next() < seq {
-            // What has come is not lost.
+            // Chunks that have come are not lost.
             let until = self.order.missing().map_or(seq, |missing| missing.end.min(seq));
             let Some(gap) = self.order.skip_to(until) else { return };
             self.driver.emit(Event::Gap { from: gap.start, until: gap.end }).await;
@@ -344,7 +342,7 @@ impl Watch {
         self.all_read = page.done;
     }
 
-    /// Fetches what is missing. What cannot be had is told, and passed over.
+    /// Reads missing chunks. It reports those that the server does not have as a gap.
     async fn pull(&mut self) -> Result<(), Error> {
         let (link, from) = (self.modern.link.clone(), self.order.next());
         let (task, driver) = (&self.task, &mut self.driver);
@@ -354,9 +352,9 @@ impl Watch {
             Ok(page) => {
                 self.driver.connection_restored();
                 self.take_page(page).await;
-                // A page that brings nothing is the last; what is left out meanwhile is known again.
+                // An empty page is the last. If the inbox drops more meanwhile, it says so again.
                 self.behind &= self.order.next() > from && !self.all_read;
-                // It was there to be read, and is not in what was read.
+                // The server's page does not have the missing chunk, so it is lost.
                 if self.order.next() == from
                     && let Some(missing) = self.order.missing()
                 {
@@ -375,7 +373,7 @@ impl Watch {
         Ok(())
     }
 
-    /// The task has ended: what is left of its output, then the outcome.
+    /// The task has ended: reads the rest of its output, then returns the outcome.
     async fn end(mut self) -> Result<Outcome, Error> {
         let dropped = self.behind || self.subscription.inbox.take_dropped();
         let whole = self.end_pushed && !dropped && self.order.missing().is_none();

@@ -1,4 +1,4 @@
-//! How a person agrees: they open an address in a browser, and the browser comes back to us.
+//! How a person agrees: they open a URL in a browser, which is redirected to a port of this machine.
 
 use std::{
     fmt,
@@ -20,27 +20,27 @@ use crate::{
     clock::{Clock, SystemClock},
 };
 
-/// Bytes of the head of a request.
+/// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
-/// How long a browser may take to send it, and to read the page.
+/// How long a browser may take to send the head, and to read the page.
 const BROWSER: Duration = Duration::from_secs(10);
-/// Browsers open connections ahead, and may not use them.
+/// More than one: browsers open connections that they may not use.
 const CONNECTIONS_MAX: usize = 16;
 const PATH: &str = "/callback";
 
-/// A way to ask a person.
+/// Asks a person to sign in.
 pub trait Consent: Send + Sync {
-    /// Has the person open `url`, and gives the whole address that the browser was sent to in the end. Dropped when the
-    /// person takes too long.
+    /// Has the person open `url`, and returns the whole URL that the browser was redirected to. The client drops the future
+    /// when the person takes too long.
     fn authorize<'a>(&'a self, url: &'a str) -> BoxFuture<'a, Result<String, Error>>;
 
-    /// Where the browser is to be sent. The same each time, as far as possible: the authorization server remembers it.
+    /// The redirect URI. It should be the same each time: the authorization server remembers it.
     fn redirect_uri(&self) -> String;
 }
 
-/// Shows the address, and waits for the browser on a port of this machine (RFC 8252). It never opens a browser by itself.
+/// Shows the URL, and waits for the browser on a port of this machine (RFC 8252). It never opens a browser itself.
 ///
-/// The port is opened when it is first needed.
+/// It opens the port when it first needs it.
 pub struct LoopbackConsent {
     show: Box<dyn Fn(&str) + Send + Sync>,
     port: u16,
@@ -54,12 +54,12 @@ impl fmt::Debug for LoopbackConsent {
 }
 
 impl LoopbackConsent {
-    /// On any free port. `show` gets the address that the person must open.
+    /// On any free port. `show` gets the URL that the person must open.
     pub fn new(show: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { show: Box::new(show), port: 0, listener: OnceLock::new() }
     }
 
-    /// On this port, for a client id that was registered with it: the redirect address is `http://127.0.0.1:PORT/callback`.
+    /// On this port, for a client id that was registered with it: the redirect URI is `http://127.0.0.1:PORT/callback`.
     #[must_use]
     pub fn on_port(mut self, port: u16) -> Self {
         self.port = port;
@@ -108,13 +108,13 @@ impl Consent for LoopbackConsent {
     }
 
     fn redirect_uri(&self) -> String {
-        // Why there is none is said when it is waited for.
+        // If the port cannot be opened, `wait` returns the error.
         let port = self.listener().map_or(self.port, |(_, port)| *port);
         format!("http://{}:{port}{PATH}", Ipv4Addr::LOCALHOST)
     }
 }
 
-/// One connection: the address that the browser was sent to, if it is the one that is waited for.
+/// Serves one connection. Returns the redirect, if it is the expected one.
 async fn visit(mut stream: TcpStream, port: u16, state: &str) -> Option<String> {
     let clock = SystemClock;
     let head = tokio::select! {
@@ -132,7 +132,7 @@ async fn visit(mut stream: TcpStream, port: u16, state: &str) -> Option<String> 
     redirected
 }
 
-/// The head of a request, or as much of it as is taken.
+/// Reads the head of a request, up to a bit more than the limit.
 async fn head(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut head = Vec::with_capacity(1024);
     let mut piece = [0; 1024];
@@ -145,7 +145,7 @@ async fn head(stream: &mut TcpStream) -> Option<Vec<u8>> {
     }
 }
 
-/// What a browser is told.
+/// The page that a browser gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reply {
     Agreed,
@@ -157,14 +157,14 @@ enum Reply {
 }
 
 impl Reply {
-    /// Nothing that came in is ever in the page.
+    /// The page has fixed texts only: nothing of the request is in it.
     fn bytes(self) -> Vec<u8> {
         let (status, title, text) = match self {
             Self::Agreed => ("200 OK", "You are signed in", "You can close this window and go back to the program that sent you here."),
             Self::Refused => ("200 OK", "You are not signed in", "The sign-in was refused. The program that sent you here says why."),
-            Self::WrongState => ("400 Bad Request", "This is not for us", "The answer belongs to another sign-in. Open the address again."),
+            Self::WrongState => ("400 Bad Request", "Wrong sign-in", "The answer belongs to another sign-in. Open the address again."),
             Self::NotFound => ("404 Not Found", "Nothing here", "This port waits for the end of a sign-in only."),
-            Self::MethodNotAllowed => ("405 Method Not Allowed", "Not like that", "This port waits for the end of a sign-in only."),
+            Self::MethodNotAllowed => ("405 Method Not Allowed", "Method not allowed", "This port waits for the end of a sign-in only."),
             Self::TooLong => ("431 Request Header Fields Too Large", "Too long", "The request is longer than is taken."),
         };
         let page = format!(
@@ -179,7 +179,7 @@ impl Reply {
     }
 }
 
-/// What to say to this head, and the address that it stands for, if it is the one that is waited for.
+/// The page for this request, and the redirect, if it is the expected one.
 fn reply(head: &[u8], port: u16, state: &str) -> (Reply, Option<String>) {
     if head.len() > HEAD_BYTES_MAX {
         return (Reply::TooLong, None);
@@ -194,7 +194,7 @@ fn reply(head: &[u8], port: u16, state: &str) -> (Reply, Option<String>) {
     if method != "GET" {
         return (Reply::MethodNotAllowed, None);
     }
-    // Any page and any program can come here, but only who was asked knows what for.
+    // Any page and any program can send a request here, but only the authorization server knows the state.
     if parameter(&redirected, "state").as_deref() != Some(state) {
         return (Reply::WrongState, None);
     }

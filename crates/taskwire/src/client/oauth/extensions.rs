@@ -1,4 +1,4 @@
-//! Grants of protocol extensions: a client that signs (SEP-1046), and an identity provider that vouches (SEP-990).
+//! Grants of protocol extensions: signed client credentials (SEP-1046), and an identity provider that vouches (SEP-990).
 
 use rmcp::transport::{
     ClientCredentialsConfig, CredentialStore, JwtSigningAlgorithm, StoredCredentials,
@@ -12,16 +12,15 @@ use serde_json::{Value, json};
 use super::{OAuth, auth_error};
 use crate::client::Error;
 
-/// An identity provider.
 pub(super) struct IdentityProvider<'a> {
     pub(super) issuer: &'a str,
     pub(super) token_endpoint: &'a str,
     pub(super) client_id: &'a str,
-    /// What it says of the person.
+    /// The identity token of the person.
     pub(super) id_token: &'a str,
 }
 
-/// The client's own grant, with what it signs for a secret.
+/// Client credentials with a signed token instead of a secret.
 pub(super) fn private_key(
     oauth: &OAuth,
     pem: &str,
@@ -47,7 +46,7 @@ pub(super) fn private_key(
     })
 }
 
-/// Has the provider vouch for its person to the authorization server, which then issues a token.
+/// Exchanges the person's identity token at the provider, and the result at the authorization server for an access token.
 pub(super) async fn by_enterprise(
     oauth: &OAuth,
     metadata: &AuthorizationMetadata,
@@ -59,7 +58,7 @@ pub(super) async fn by_enterprise(
     let issuer = metadata.issuer.clone().ok_or_else(|| Error::Auth("the authorization server does not say who it is".to_owned()))?;
     let mut server = EmaAuthorizationServer::new(issuer, &metadata.token_endpoint, &identity.id);
     if let Some(secret) = &oauth.settings.client_secret {
-        // The type of a secret has no name here, but it can be read.
+        // The type of a secret is of a crate that we do not depend on, but it can be deserialized.
         let secret = serde_json::from_value(Value::String(secret.clone())).map_err(|error| Error::Auth(error.to_string()))?;
         server = server.with_client_authentication(if posts(metadata) {
             EmaClientAuthentication::ClientSecretPost(secret)
@@ -82,7 +81,7 @@ pub(super) async fn by_enterprise(
     oauth.store.save(credentials).await.map_err(auth_error)
 }
 
-/// Whether the authorization server wants a secret in the body only.
+/// Whether the authorization server accepts a secret in the body only.
 fn posts(metadata: &AuthorizationMetadata) -> bool {
     let methods = metadata.additional_fields.get("token_endpoint_auth_methods_supported").and_then(Value::as_array);
     let has = |name: &str| methods.is_some_and(|methods| methods.iter().any(|method| method == name));

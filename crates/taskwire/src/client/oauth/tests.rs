@@ -1,4 +1,4 @@
-//! What can be decided without anybody to ask.
+//! Tests of the parts that need no server: redirects, scopes, settings.
 
 use super::*;
 

@@ -1,6 +1,6 @@
-//! What is kept of a sign-in: in memory always, on disk if wanted.
+//! The store of tokens, scopes and client ids: in memory always, on disk if the settings say so.
 //!
-//! `tokens.json` holds all servers. Several processes use it: it is written whole, under a lock, and never in place.
+//! `tokens.json` has an entry for each server. Several processes use it: each replaces the whole file, under a lock.
 
 use std::{
     collections::BTreeMap,
@@ -27,22 +27,21 @@ const FILE: &str = "tokens.json";
 const WRITING: &str = "tokens.lock";
 /// Held while a token is renewed, which takes as long as the authorization server does.
 const RENEWING: &str = "tokens.renewal.lock";
-/// Bytes of the file.
 const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
-/// Servers in the file; the one that was signed in to longest ago goes first.
+/// Servers in the file; the one with the oldest token goes first.
 const SERVERS_MAX: usize = 200;
-/// How long before its end a token is renewed.
+/// How long before its expiry a token is renewed.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// Who we are to an authorization server.
+/// Our registration at an authorization server.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) id: String,
-    /// What the authorization server gave us when we registered.
+    /// The client secret of a dynamic registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) secret: Option<String>,
     pub(super) redirect_uri: String,
-    /// Which authorization server. Nothing of one is ever shown to another.
+    /// The authorization server. No other one ever sees the id and tokens.
     pub(super) issuer: Option<String>,
 }
 
@@ -59,21 +58,20 @@ struct Tokens {
     servers: BTreeMap<String, Record>,
 }
 
-/// A token as seen from outside.
 #[derive(Clone)]
 pub(super) struct Token {
     pub(super) access: String,
     pub(super) kind: String,
     pub(super) expired: bool,
     pub(super) expiring: bool,
-    /// There is a refresh token.
+    /// Whether there is a refresh token.
     pub(super) renewable: bool,
-    /// How often it was handed out.
+    /// How many requests have used it.
     pub(super) uses: u32,
 }
 
 impl Token {
-    /// Whether there is nothing to be done about it.
+    /// Whether it needs no renewal.
     pub(super) fn is_good(&self) -> bool {
         !(self.expired || self.expiring && self.renewable)
     }
@@ -83,19 +81,19 @@ impl Token {
 struct Memory {
     identity: Option<Identity>,
     credentials: Option<StoredCredentials>,
-    /// What was granted last, also after the token is gone.
+    /// The scopes granted last, also after the token is gone.
     scopes: Vec<String>,
     uses: u32,
 }
 
-/// All that is known of one server.
+/// The tokens of one server.
 #[derive(Clone)]
 pub(super) struct TokenStore(Arc<Inner>);
 
 struct Inner {
     server: String,
     directory: Option<PathBuf>,
-    /// Who we must be; what was kept for another one is not ours.
+    /// The client id of the settings: a stored token of another client is not used.
     client_id: Option<String>,
     clock: Arc<dyn Clock>,
     memory: Mutex<Memory>,
@@ -112,12 +110,12 @@ impl TokenStore {
         self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what was kept, once.
+    /// Reads the file, once.
     pub(super) async fn open(&self) -> Result<(), Error> {
         self.0.opened.get_or_try_init(|| async { self.reload().await.map(|_| ()) }).await.copied()
     }
 
-    /// Reads what was kept. True: it is a token that was not known here.
+    /// Reads the file. True if it has a token that is new to this process.
     pub(super) async fn reload(&self) -> Result<bool, Error> {
         let Some(directory) = self.0.directory.clone() else { return Ok(false) };
         let server = self.0.server.clone();
@@ -154,7 +152,7 @@ impl TokenStore {
         })
     }
 
-    /// The token, for a request.
+    /// The token for a request, which is counted as a use.
     pub(super) fn hand_out(&self) -> Option<String> {
         let mut memory = self.memory();
         memory.uses = memory.uses.saturating_add(1);
@@ -165,7 +163,7 @@ impl TokenStore {
         self.memory().identity.clone()
     }
 
-    /// Who we are from now on; gives who we were.
+    /// Replaces the identity and returns the old one.
     pub(super) fn set_identity(&self, identity: Option<Identity>) -> Option<Identity> {
         std::mem::replace(&mut self.memory().identity, identity)
     }
@@ -178,12 +176,12 @@ impl TokenStore {
         self.memory().scopes.clear();
     }
 
-    /// The token is of no use any more. Who we are and what we may is remembered.
+    /// Forgets the token. The identity and the granted scopes stay.
     pub(super) async fn forget_token(&self) {
         let Some(credentials) = self.memory().credentials.take() else { return };
         let gone = access(&credentials);
         self.change(move |servers, server| {
-            // Another process may have a better one by now.
+            // Another process may have stored a newer token.
             if servers.get(server).is_some_and(|record| access(&record.credentials) == gone) {
                 servers.remove(server);
             }
@@ -191,7 +189,7 @@ impl TokenStore {
         .await;
     }
 
-    /// Holds other processes off while a token is renewed.
+    /// Keeps other processes from renewing the token at the same time.
     pub(super) async fn lock_renewal(&self) -> Result<Option<File>, Error> {
         match self.0.directory.clone() {
             Some(directory) => blocking(move || lock(&directory, RENEWING).map(Some)).await,
@@ -223,7 +221,7 @@ impl TokenStore {
         }
     }
 
-    /// Changes the file. A token that cannot be kept is still a token: that is told to the log only.
+    /// Changes the file. A failure is only logged: a token that cannot be stored can still be used.
     async fn change(&self, change: impl FnOnce(&mut BTreeMap<String, Record>, &str) + Send + 'static) {
         let Some(directory) = self.0.directory.clone() else { return };
         let server = self.0.server.clone();
@@ -240,7 +238,7 @@ impl TokenStore {
     }
 }
 
-/// The trait is an `async_trait`; these are its methods written out.
+/// The trait is an `async_trait`; these are its methods without the macro.
 impl CredentialStore for TokenStore {
     fn load<'a, 'b>(&'a self) -> BoxFuture<'b, Result<Option<StoredCredentials>, AuthError>>
     where
@@ -290,7 +288,7 @@ fn trouble(path: &Path, error: impl std::fmt::Display) -> Error {
     Error::Auth(format!("{} cannot be used: {error}", path.display()))
 }
 
-/// Waits until nobody else has it.
+/// Takes a lock file; waits until no other process has it.
 fn lock(directory: &Path, name: &str) -> Result<File, Error> {
     let path = directory.join(name);
     let locked = || -> io::Result<File> {
@@ -313,7 +311,7 @@ fn read(path: &Path) -> Result<Tokens, Error> {
         return Err(damaged(format!("it has {size} bytes, which are more than {FILE_BYTES_MAX}")));
     }
     let bytes = std::fs::read(path).map_err(|error| trouble(path, error))?;
-    // The format is looked at first: a later one may not be readable at all.
+    // The format is checked first: a later one may have other members.
     let value: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     if value["format"] != FORMAT {
         return Err(damaged(format!("it has format {}, and this version knows {FORMAT}", value["format"])));
@@ -321,11 +319,11 @@ fn read(path: &Path) -> Result<Tokens, Error> {
     serde_json::from_value(value).map_err(|error| damaged(error.to_string()))
 }
 
-/// Either the old file is there or the new one, and nobody else may ever read it.
+/// Replaces the file as a whole. Only this user can ever read it.
 fn write(path: &Path, tokens: &Tokens) -> Result<(), Error> {
     let new = path.with_extension("json.new");
     let written = || -> io::Result<()> {
-        // Not left over from anybody: it must have our permissions.
+        // A leftover file may have other permissions.
         match std::fs::remove_file(&new) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -404,13 +402,13 @@ mod tests {
         clock.advance(Duration::from_secs(30));
         assert_eq!(state(), (false, true));
 
-        // One that does not live long is used for half of its life, at least.
+        // A short-lived token is used for at least half of its lifetime.
         signed_in(&store, "t2", json!({"refresh_token": "r2", "expires_in": 10})).await;
         assert_eq!(state(), (true, false));
         clock.advance(Duration::from_secs(5));
         assert_eq!(state(), (false, false));
 
-        // Without a way to renew it, it is used to the last.
+        // A token without a refresh token is used until it expires.
         signed_in(&store, "t3", json!({"expires_in": 10})).await;
         clock.advance(Duration::from_secs(9));
         assert_eq!(state(), (true, false));

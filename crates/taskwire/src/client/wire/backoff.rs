@@ -1,4 +1,4 @@
-//! How long to wait before something is tried again.
+//! How long to wait before a retry.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use taskwire_core::Timestamp;
 
 use crate::client::Timing;
 
-/// Waits that double, until patience ends.
+/// Waits that double, until the give-up time.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     timing: Timing,
@@ -19,23 +19,23 @@ impl Backoff {
         Self { timing, tried: 0, since: None }
     }
 
-    /// It worked.
+    /// Called after a success.
     pub(crate) fn reset(&mut self) {
         (self.tried, self.since) = (0, None);
     }
 
-    /// It did not: how long to wait, or nothing if it has been tried long enough. `asked` is what the server wants, and
-    /// `random` something in 0..1.
+    /// How long to wait after a failure; none when the give-up time has passed. `asked` is the wait that the server wants, and
+    /// `random` is in 0..1.
     pub(crate) fn next(&mut self, now: Timestamp, asked: Option<Duration>, random: f64) -> Option<Duration> {
         let since = *self.since.get_or_insert(now);
         let doubled = self.timing.backoff.saturating_mul(1u32.checked_shl(self.tried).unwrap_or(u32::MAX)).min(self.timing.backoff_max);
         self.tried += 1;
-        // Between a half and the whole, so that clients that were cut off together do not come back together.
+        // Between a half and the whole, so that clients that lost the server together do not all come back at once.
         let wait = doubled.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0).max(asked.unwrap_or_default());
         (now.since(since).saturating_add(wait) <= self.timing.give_up_after).then_some(wait)
     }
 
-    /// The same for what began at `began`: if it stood for a while, the server was there, and patience is for one that is not.
+    /// The same for an attempt that began at `began`. If it lasted a while, the server was there, and the give-up time begins anew.
     pub(crate) fn next_since(&mut self, began: Timestamp, now: Timestamp, asked: Option<Duration>) -> Option<Duration> {
         if now.since(began) > self.timing.backoff_max {
             self.reset();
@@ -44,10 +44,10 @@ impl Backoff {
     }
 }
 
-/// Something in 0..1.
+/// A random number in 0..1.
 pub(crate) fn random() -> f64 {
     let mut bytes = [0; 4];
-    // Without randomness all wait the same: worse, not wrong.
+    // Without random bytes all clients wait the same time: worse, not wrong.
     let _ = getrandom::fill(&mut bytes);
     f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! A server that is a program of its own.
+//! A server that is a child process: its start, its end, and its last lines on standard error.
 
 use std::{
     collections::VecDeque,
@@ -18,15 +18,14 @@ use tokio::{
 
 use crate::clock::Clock;
 
-/// How long a program has to end by itself after its input has, and again after it was told to.
+/// How long a program has to end after its input was closed, and again after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
-/// Lines of its last words that are kept, and characters of each.
+/// Last lines of its standard error that are kept, and characters of each.
 const LAST_LINES: usize = 5;
 const LINE_CHARS: usize = 300;
-/// How long a program that has closed its streams may take to end, before it is told without how.
+/// How long to wait for the exit status of a program that has closed its streams.
 const EXIT_WAIT: Duration = Duration::from_millis(500);
 
-/// A program that was started.
 #[derive(Clone)]
 pub(super) struct Child {
     exit_report: ExitReport,
@@ -38,20 +37,19 @@ pub(super) struct Child {
 #[derive(Clone)]
 pub(super) struct ExitReport {
     stderr: StderrTail,
-    /// How it ended, once it has.
     ended: watch::Receiver<Option<String>>,
-    /// Set when all that it wrote was read.
+    /// Set when its standard error was read to the end.
     stderr_read: watch::Receiver<bool>,
 }
 
 impl ExitReport {
-    /// Why it cannot be talked to any more: that it has ended, and how, or else this; and its last lines.
+    /// Why the connection ended: the program's exit status if it is known, else `otherwise`; and its last lines.
     pub(super) async fn describe(mut self, otherwise: String) -> String {
         let settled = async {
             let _ = self.ended.wait_for(Option::is_some).await;
             let _ = self.stderr_read.wait_for(|is_heard| *is_heard).await;
         };
-        // What it started may hold its streams open, and it may go on itself.
+        // Not for ever: its children may keep its streams open, and it may go on itself.
         let _ = timeout(EXIT_WAIT, settled).await;
         let how = self.ended.borrow().clone();
         let reason = how.map_or(otherwise, |how| format!("the server ended {how}"));
@@ -63,7 +61,6 @@ impl ExitReport {
     }
 }
 
-/// What it wrote to its standard error.
 #[derive(Clone, Default)]
 struct StderrTail(Arc<Mutex<Tail>>);
 
@@ -89,7 +86,7 @@ impl Tail {
 }
 
 impl StderrTail {
-    /// A piece of it, wherever that begins and ends: a line may have no end.
+    /// Adds a piece, which may begin and end within a line.
     fn add(&self, piece: &str) {
         let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (nth, part) in piece.split(['\n', '\r']).enumerate() {
@@ -108,7 +105,6 @@ impl StderrTail {
     }
 }
 
-/// How a process ended.
 fn how(status: io::Result<ExitStatus>) -> String {
     match status.map(|status| (status.code(), status.signal())) {
         Ok((Some(code), _)) => format!("with exit code {code}"),
@@ -122,7 +118,7 @@ impl Child {
         let (program, args) = words.split_first().ok_or("there is no program to start")?;
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        // Not of our terminal's group: Ctrl-C is for us, and we tell the server what to do about it.
+        // A process group of its own: Ctrl-C at the terminal must reach the client only, which then ends the server.
         command.process_group(0);
         let mut child = command.spawn().map_err(|error| format!("`{program}` cannot be started: {error}"))?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
@@ -143,7 +139,7 @@ impl Child {
         let (over, ended) = watch::channel(None);
         tokio::spawn(async move {
             let grace_period = async {
-                // Dropped without a word is an end, too.
+                // A dropped sender means the end, too.
                 let _ = ending.wait_for(|end| *end).await;
                 clock.sleep(GRACE).await;
             };
@@ -169,7 +165,7 @@ impl Child {
         self.exit_report.clone()
     }
 
-    /// Waits until it has ended; its input must have by now.
+    /// Waits until it has ended. Its input must be closed.
     pub(super) async fn end(mut self) {
         self.end.send_replace(true);
         let _ = self.exit_report.ended.wait_for(Option::is_some).await;
@@ -179,7 +175,7 @@ impl Child {
 fn terminate(child: &tokio::process::Child) {
     let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()) else { return };
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-        // All that it started, too: what is started with a launcher would stay.
+        // The whole group: a server behind a launcher would stay otherwise.
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::TERM);
     }
 }

@@ -25,20 +25,20 @@ const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 /// How often a server may ask for another token for one request.
 const CHALLENGES_MAX: usize = 3;
-/// How often a server may send a request elsewhere within itself.
+/// How often a server may redirect a request within its origin.
 const REDIRECTS_MAX: usize = 5;
-/// Said of a server that does not speak TLS where it was asked to.
+/// The reason for a server that does not speak TLS at an https URL.
 const NO_TLS: &str = "it does not speak https there, but probably plain http: use http:// instead";
 /// Bytes of an error's body that are read.
 const REASON_BYTES: usize = 64 * 1024;
 
-/// One address.
+/// The connection to one URL.
 pub(crate) struct Http {
     client: reqwest::Client,
     url: String,
     options: Arc<Options>,
     fixed: HeaderMap,
-    /// Requests that wait for a person to sign in.
+    /// The number of requests that wait for a person to sign in.
     signing: AtomicUsize,
 }
 
@@ -52,24 +52,22 @@ impl Http {
         Ok(Self { client: client()?, url: url.to_owned(), options, fixed, signing: AtomicUsize::new(0) })
     }
 
-    /// Whether somebody is signing in: that takes as long as it takes.
+    /// Whether a person is signing in, which has no request timeout.
     pub(crate) fn signs_in(&self) -> bool {
         self.signing.load(Ordering::Relaxed) > 0
     }
 
-    /// Sends a request.
     pub(crate) async fn post(&self, outgoing: OutgoingRequest) -> Result<HttpExchange, WireError> {
         let response = self.send(Method::POST, outgoing.headers, Some(outgoing.body)).await?;
         self.read_response(response).await
     }
 
-    /// Sends what is not answered.
     pub(crate) async fn send_one_way(&self, body: String, headers: Vec<(String, String)>) -> Result<(), WireError> {
         let response = self.send(Method::POST, headers, Some(body)).await?;
         if response.status().is_success() { Ok(()) } else { Err(self.refused(response).await) }
     }
 
-    /// Opens a stream that the server writes to.
+    /// Opens an event stream.
     pub(crate) async fn get(&self, headers: Vec<(String, String)>) -> Result<HttpExchange, WireError> {
         let response = self.send(Method::GET, headers, None).await?;
         if !response.status().is_success() {
@@ -132,13 +130,13 @@ impl Http {
         Err(WireError::Denied { status: 401, reason: format!("none of {CHALLENGES_MAX} tokens was good enough") })
     }
 
-    /// What an answer says that is no message.
+    /// The error of a response that refuses the request.
     async fn refused(&self, response: Response) -> WireError {
         let status = response.status().as_u16();
         let retry_after = self.retry_after(&response);
         if response.status().is_redirection() {
             let to = response.headers().get(reqwest::header::LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            let reason = format!("it sends us to {}, and we go nowhere else with what was meant for it", shortened(to));
+            let reason = format!("it redirects to {}, which is not followed: the request was meant for this server only", shortened(to));
             return WireError::Status { status, reason, retry_after };
         }
         let body = whole(response, REASON_BYTES).await.unwrap_or_default();
@@ -163,7 +161,7 @@ impl Http {
         Some(at.saturating_sub(now))
     }
 
-    /// What came back for a request, whatever its status: an error may well have a body that says more.
+    /// Reads a response of any status: the body of an error may be a JSON-RPC message.
     async fn read_response(&self, response: Response) -> Result<HttpExchange, WireError> {
         let status = response.status().as_u16();
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -189,7 +187,7 @@ impl Http {
                 }
             }
             _ if response.status().is_success() => {
-                // 202 and 204 have nothing to say; a page of HTML is not for us.
+                // 202 and 204 have no body. Another kind of body, such as HTML, is an error.
                 if !kind.is_empty() && status == 200 {
                     return Err(WireError::Status {
                         status,
@@ -204,7 +202,6 @@ impl Http {
     }
 }
 
-/// Counts somebody who signs in.
 struct Signing<'a>(&'a AtomicUsize);
 
 impl<'a> Signing<'a> {
@@ -220,7 +217,7 @@ impl Drop for Signing<'_> {
     }
 }
 
-/// One message, or a list of them as 2025-03-26 had it.
+/// Parses one message, or a batch of them, which 2025-03-26 had.
 fn messages(body: &[u8]) -> Result<VecDeque<Message>, String> {
     if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
         return Message::parse(body).map(|message| VecDeque::from([message]));
@@ -235,8 +232,8 @@ fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), &'static
     Ok((name, value))
 }
 
-/// Follows a server within itself, with the same request. Anywhere else it would take our headers and arguments along, and any
-/// other status would make another request of it.
+/// Follows redirects within the server's origin only: another origin must not get our headers and arguments. Statuses other than
+/// 307 and 308 would change the method.
 fn redirect(attempt: Attempt<'_>) -> Action {
     let first = attempt.previous().first();
     let same = first.is_some_and(|first| first.origin() == attempt.url().origin());
@@ -247,9 +244,8 @@ fn redirect(attempt: Attempt<'_>) -> Action {
     }
 }
 
-/// The client that all connections share how to make.
 pub(crate) fn client() -> Result<reqwest::Client, Error> {
-    // The first one in the process wins; any is good.
+    // If another provider is installed already, that one is used.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().redirect(Policy::custom(redirect)).tcp_nodelay(true);
     let builder = builder.tcp_keepalive(Duration::from_secs(30)).connect_timeout(Duration::from_secs(10));
@@ -264,17 +260,16 @@ fn send_error(error: reqwest::Error) -> WireError {
     if error.is_connect() { WireError::Unsent(reason) } else { WireError::Interrupted(reason) }
 }
 
-/// Whether the other side answered with something that is no TLS.
+/// Whether the server replied with something that is not TLS.
 fn is_without_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     if let Some(rustls::Error::InvalidMessage(_)) = error.downcast_ref::<rustls::Error>() {
         return true;
     }
-    // An error of input and output does not name what it wraps as its cause.
+    // `source` of an I/O error skips the error that it wraps.
     let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     wrapped.is_some_and(|inner| is_without_tls(inner)) || error.source().is_some_and(is_without_tls)
 }
 
-/// The innermost cause says most.
 fn innermost_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {
@@ -301,7 +296,7 @@ struct Events {
     reader: SseReader,
 }
 
-/// What came back.
+/// A response: one body, or a stream of events.
 pub(crate) struct HttpExchange {
     pub(super) status: u16,
     pub(super) session: Option<String>,
@@ -312,7 +307,6 @@ pub(crate) struct HttpExchange {
 }
 
 impl HttpExchange {
-    /// Whether it is there already, as an answer to this request.
     pub(super) fn answers(&self, id: i64) -> bool {
         matches!(self.ready.front(), Some(Message::Response { id: Some(RequestId::Number(number)), .. }) if *number == id)
     }

@@ -1,4 +1,4 @@
-//! One message a line: a program that was started, or a server in this process.
+//! One message a line: a program that the client starts, or a server in this process.
 
 use std::{
     collections::HashMap,
@@ -22,17 +22,17 @@ use super::{
 };
 use crate::client::{Connect, Error, Options};
 
-/// Messages that wait to be written, or to be read by who asked.
+/// Messages that wait to be written, or to be read by the request that they are for.
 const QUEUE: usize = 256;
 
-/// How the other side is started.
+/// How the server is started.
 #[derive(Debug, Clone)]
 pub(crate) enum Spawn {
     Command(Vec<String>),
     InProcess(Arc<dyn Connect>),
 }
 
-/// The other side, started when it is needed and again when it has ended.
+/// A connection that starts the server when it is needed, and again when it has ended.
 pub(crate) struct Lines {
     spawn: Spawn,
     options: Arc<Options>,
@@ -42,7 +42,7 @@ pub(crate) struct Lines {
     unsolicited: UnsolicitedHandler,
 }
 
-/// Takes what belongs to no request; nothing, until somebody is there to take it.
+/// Takes messages that belong to no request; drops them until a handler is set.
 #[derive(Clone, Default)]
 struct UnsolicitedHandler(Arc<OnceLock<Take>>);
 
@@ -56,7 +56,7 @@ impl UnsolicitedHandler {
     }
 }
 
-/// One life of the other side.
+/// One start of the server.
 struct Pipe {
     writer: mpsc::Sender<String>,
     routes: Arc<Routes>,
@@ -66,14 +66,14 @@ struct Pipe {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        // A server in this process ends by itself, with its input.
+        // A server in this process ends by itself when its input does.
         self.reader.abort();
     }
 }
 
 #[derive(Default)]
 struct Routes {
-    /// Who waits for which answer; nothing once the other side has ended.
+    /// The queues of open requests, by id; none once the server has ended.
     open: Mutex<Option<HashMap<i64, mpsc::Sender<Message>>>>,
     /// Why it ended.
     reason: Mutex<String>,
@@ -91,7 +91,7 @@ impl Routes {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// What that means for who waits for an answer.
+    /// The error of requests that were open when it ended.
     fn lost(&self) -> WireError {
         let reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if self.is_program { WireError::ProgramEnded(reason) } else { WireError::Interrupted(reason) }
@@ -103,7 +103,6 @@ impl Routes {
 }
 
 impl Lines {
-    /// Nothing is started yet.
     pub(crate) fn new(spawn: Spawn, options: Arc<Options>) -> Self {
         Self {
             spawn,
@@ -115,7 +114,7 @@ impl Lines {
         }
     }
 
-    /// What belongs to no request goes there, before what comes behind it goes anywhere.
+    /// Sets the handler of messages that belong to no request. It runs before the next message is read.
     pub(crate) fn on_unsolicited(&self, handler: impl Fn(Message) + Send + Sync + 'static) {
         let _ = self.unsolicited.0.set(Box::new(handler));
     }
@@ -167,11 +166,11 @@ impl Lines {
             Some(open) => drop(open.insert(outgoing.id, sender)),
             None => return Err(pipe.routes.lost()),
         }
-        let answer = LinesExchange { id: outgoing.id, messages, cancel: outgoing.cancel, pipe };
-        if answer.pipe.writer.send(outgoing.body).await.is_err() {
-            return Err(answer.pipe.routes.lost());
+        let exchange = LinesExchange { id: outgoing.id, messages, cancel: outgoing.cancel, pipe };
+        if exchange.pipe.writer.send(outgoing.body).await.is_err() {
+            return Err(exchange.pipe.routes.lost());
         }
-        Ok(answer)
+        Ok(exchange)
     }
 
     pub(crate) async fn send_one_way(&self, body: String) -> Result<(), WireError> {
@@ -179,7 +178,7 @@ impl Lines {
         pipe.writer.send(body).await.map_err(|_| pipe.routes.lost())
     }
 
-    /// Ends the other side: politely, then less so.
+    /// Ends the program: closes its input, then terminates it, then kills it.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let Some(pipe) = self.pipe.lock().await.take() else { return };
@@ -192,7 +191,7 @@ impl Lines {
     }
 }
 
-/// What comes back for one request.
+/// The messages that come back for one request.
 pub(crate) struct LinesExchange {
     id: i64,
     messages: mpsc::Receiver<Message>,
@@ -220,7 +219,7 @@ impl Drop for LinesExchange {
             open.remove(&self.id);
         }
         if let Some(cancel) = self.cancel.take() {
-            // If the queue is full the server goes on in vain, and its answer is passed over.
+            // If the queue is full, the server goes on in vain, and its response is ignored.
             let _ = self.pipe.writer.try_send(cancel);
         }
     }
@@ -311,12 +310,12 @@ async fn route(message: Message, routes: &Routes, unsolicited: &UnsolicitedHandl
         Message::Response { id: None, .. } => tracing::debug!("an answer without a name is passed over"),
         Message::Notification { params, .. } => {
             let routing = params.read::<RoutingParams>().ok();
-            let subscription = routing.as_ref().and_then(|marks| marks.meta.as_ref()?.subscription.as_ref()).and_then(number);
-            let token = routing.as_ref().and_then(|marks| marks.token.as_ref()).and_then(number);
+            let subscription = routing.as_ref().and_then(|routing| routing.meta.as_ref()?.subscription.as_ref()).and_then(number);
+            let token = routing.as_ref().and_then(|routing| routing.token.as_ref()).and_then(number);
             match (subscription.and_then(|id| routes.of(id)), token.and_then(|id| routes.of(id))) {
                 (Some(sender), _) => drop(sender.send(message).await),
-                // A call that nobody reads must not hold up all the others: of its progress only the first counts.
-                // One place is always left for its answer.
+                // A call that is not read must not block the others, so its progress is dropped when the queue is full.
+                // One slot always stays free for its response.
                 (None, Some(sender)) if sender.capacity() > 1 => drop(sender.try_send(message)),
                 (None, Some(_)) => {}
                 (None, None) => unsolicited.take(message),

@@ -1,17 +1,16 @@
-//! A message of a server.
+//! Parses the JSON-RPC messages of a server.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use taskwire_core::{Payload, task::RpcError, wire::RequestId};
 
-/// What a server says.
 #[derive(Debug, Clone)]
 pub(crate) enum Message {
-    /// An answer; without a name if the server could not read ours.
+    /// Without an id if the server could not read the request's.
     Response { id: Option<RequestId>, outcome: Result<Payload, RpcError> },
-    /// A question of the legacy era.
+    /// A question, or a ping (legacy era).
     Request { id: RequestId, method: String, params: Payload },
-    /// Something it tells.
+    /// A notification.
     Notification { method: String, params: Payload },
 }
 

@@ -1,4 +1,4 @@
-//! How messages get to a server and back: over HTTP, or line by line.
+//! How messages reach a server and come back: over HTTP, or line by line.
 
 mod backoff;
 mod child;
@@ -16,40 +16,38 @@ pub(crate) use self::{
 };
 use super::{Error, error::shortened};
 
-/// A request on its way out.
 #[derive(Debug, Clone)]
 pub(crate) struct OutgoingRequest {
-    /// Its name.
     pub(crate) id: i64,
     /// The whole message.
     pub(crate) body: String,
-    /// What HTTP says besides.
+    /// The HTTP headers.
     pub(crate) headers: Vec<(String, String)>,
-    /// How to tell the server that the answer is not wanted any more, where closing the stream does not.
+    /// The notification that cancels it, where closing the stream does not.
     pub(crate) cancel: Option<String>,
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, Clone)]
 pub(crate) enum WireError {
     /// The request cannot have arrived.
     Unsent(String),
     /// It may have arrived.
     Interrupted(String),
-    /// The same, and the program that it was for has ended.
+    /// It may have arrived, and the server's program has ended.
     ProgramEnded(String),
-    /// An HTTP status that says no more.
+    /// An HTTP error status without a JSON-RPC message.
     Status { status: u16, reason: String, retry_after: Option<Duration> },
     /// 401 or 403.
     Denied { status: u16, reason: String },
-    /// The message is larger than is taken.
+    /// The message exceeds the limit.
     TooLarge { max: usize },
     /// It cannot be sent at all.
     Unsendable(Error),
 }
 
 impl WireError {
-    /// Whether the server may answer when it is asked again.
+    /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unsent(_) | Self::Interrupted(_) | Self::ProgramEnded(_) => true,
@@ -58,7 +56,7 @@ impl WireError {
         }
     }
 
-    /// Whether the request cannot have been acted upon.
+    /// Whether the server cannot have acted on the request.
     pub(crate) fn is_unprocessed(&self) -> bool {
         match self {
             Self::Unsent(_) => true,
@@ -84,7 +82,6 @@ impl WireError {
         }
     }
 
-    /// As an error of a request to `server`.
     pub(crate) fn into_error(self, server: &str) -> Error {
         let (server, passes) = (server.to_owned(), self.is_transient());
         match self {
@@ -107,7 +104,7 @@ pub(crate) enum Wire {
 }
 
 impl Wire {
-    /// Sends a request. What comes back belongs to it.
+    /// Sends a request. The exchange yields the messages that come back.
     pub(crate) async fn request(&self, outgoing: OutgoingRequest) -> Result<Exchange, WireError> {
         match self {
             Self::Http(http) => http.post(outgoing).await.map(Exchange::Http),
@@ -115,7 +112,7 @@ impl Wire {
         }
     }
 
-    /// Sends what is not answered: a notification, or an answer.
+    /// Sends a notification or a response.
     pub(crate) async fn send_one_way(&self, body: String, headers: Vec<(String, String)>) -> Result<(), WireError> {
         match self {
             Self::Http(http) => http.send_one_way(body, headers).await,
@@ -130,7 +127,7 @@ impl Wire {
         }
     }
 
-    /// Sees to it that there is another side. Counts how often it had to be started: nothing that it knew outlives that.
+    /// Starts the server's program unless it runs. Returns how often it was started: a session does not survive a new start.
     pub(crate) async fn ready(&self) -> Result<u64, WireError> {
         match self {
             Self::Http(_) => Ok(0),
@@ -145,49 +142,48 @@ impl Wire {
     }
 }
 
-/// What comes back for one request.
+/// The messages that come back for one request.
 pub(crate) enum Exchange {
     Http(http::HttpExchange),
     Lines(lines::LinesExchange),
 }
 
 impl Exchange {
-    /// The next message, or nothing if there is none to come.
+    /// The next message; none after the last.
     pub(crate) async fn next(&mut self) -> Result<Option<Message>, WireError> {
         match self {
-            Self::Http(answer) => answer.next().await,
-            Self::Lines(answer) => answer.next().await,
+            Self::Http(exchange) => exchange.next().await,
+            Self::Lines(exchange) => exchange.next().await,
         }
     }
 
     fn http(&self) -> Option<&http::HttpExchange> {
         match self {
-            Self::Http(answer) => Some(answer),
+            Self::Http(exchange) => Some(exchange),
             Self::Lines(_) => None,
         }
     }
 
     /// The HTTP status; 200 where there is none.
     pub(crate) fn status(&self) -> u16 {
-        self.http().map_or(200, |answer| answer.status)
+        self.http().map_or(200, |exchange| exchange.status)
     }
 
-    /// Whether it is there already, as an answer to this request.
+    /// Whether the response to this request came as the body.
     pub(crate) fn answers(&self, id: i64) -> bool {
-        self.http().is_some_and(|answer| answer.answers(id))
+        self.http().is_some_and(|exchange| exchange.answers(id))
     }
 
-    /// The session that the server named.
+    /// The `Mcp-Session-Id` of the response.
     pub(crate) fn session(&self) -> Option<&str> {
         self.http()?.session.as_deref()
     }
 
-    /// The last event that had a name.
     pub(crate) fn last_event_id(&self) -> Option<&str> {
         self.http()?.last_event_id.as_deref()
     }
 
-    /// How long the server wants us to wait before coming back.
+    /// The `retry` of the event stream.
     pub(crate) fn reconnect_delay(&self) -> Option<Duration> {
         self.http()?.reconnect_delay
     }

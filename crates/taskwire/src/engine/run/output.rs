@@ -1,4 +1,4 @@
-//! How a run's output gets into the log: taken by [`push`](Run::push), gathered, and sent by whoever holds `send_lock`.
+//! How a run's output gets into the log: `push` adds it to the buffer, and whoever holds `send_lock` sends it to the writer.
 
 use std::{
     borrow::Cow,
@@ -28,7 +28,7 @@ use crate::{
 /// Bytes of output that are read back at one time.
 const READ_BACK_BYTES: usize = 1024 * 1024;
 
-/// What content says, however it is divided into blocks: how many bytes, and their hash.
+/// A digest of content that does not depend on how the content is divided into blocks.
 #[derive(Debug, Clone, Default)]
 struct ContentDigest {
     bytes: u64,
@@ -36,7 +36,6 @@ struct ContentDigest {
 }
 
 impl ContentDigest {
-    /// A list of blocks.
     fn add_blocks(&mut self, json: &str) {
         for block in serde_json::from_str::<Vec<&RawValue>>(json).unwrap_or_default() {
             self.add_block(block.get());
@@ -69,12 +68,12 @@ impl PartialEq for ContentDigest {
     }
 }
 
-/// Text that is written at once; longer text is written by parts.
+/// Bytes of text that are pushed at once; longer text is pushed in parts.
 const TEXT_BYTES_MAX: usize = 32 * 1024;
 
 impl Run {
-    /// Writes output. It is in the log a little later, together with what is written about the same time; where the tool
-    /// is faster than the store, or than it may be, this waits.
+    /// Writes output. The log has it a little later, together with other output of about the same time. A tool that is faster
+    /// than the store or than its limit waits here.
     ///
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
@@ -91,7 +90,7 @@ impl Run {
                 return self.push(&pieces, None).await;
             }
         };
-        // Long text goes in by parts, so that it waits for room like any other.
+        // Long text goes in parts, so that it waits when the buffer is full.
         let most = self.engine.0.config.coalesce.bytes.max(TEXT_BYTES_MAX);
         loop {
             let (part, rest) = text.split_at(text.floor_char_boundary(most));
@@ -103,8 +102,8 @@ impl Run {
         }
     }
 
-    /// Writes pieces that belong together, and notes where the work is with them: whatever of the output is durable, the
-    /// mark of it is too, in the same commit. The next attempt finds the last one as its checkpoint.
+    /// Writes pieces that belong together, and the checkpoint that they lead to. Both become durable in one commit, so the next
+    /// attempt never finds output that its checkpoint does not know of.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -131,8 +130,8 @@ impl Run {
                 pushed
             };
             match pushed {
-                PushResult::Accepted { must_send: send } => {
-                    if send {
+                PushResult::Accepted { must_send } => {
+                    if must_send {
                         self.engine.0.runtime.spawn(self.clone().send_output());
                     }
                     if pieces.is_empty() {
@@ -153,13 +152,13 @@ impl Run {
         }
     }
 
-    /// Makes work whose caller wants to see its output a task, now that there is some.
+    /// Promotes the run, now that there is output, if its caller wants to see that.
     async fn promote_now(self: &Arc<Self>) -> Result<(), Error> {
         if !self.promote_on_output.load(Ordering::Relaxed) || !matches!(self.phase(), Phase::Loose) {
             return Ok(());
         }
         match self.promote().await {
-            // Where there is no room for another task, its caller waits on for the result.
+            // If a limit allows no further task, the caller goes on waiting for the result.
             Err(Error::Rejected(Reject::Limit { .. })) => {
                 self.promote_on_output.store(false, Ordering::Relaxed);
                 Ok(())
@@ -176,7 +175,7 @@ impl Run {
         }
     }
 
-    /// Makes the work a task as soon as it has written something: its caller wants to see it.
+    /// Promotes the run as soon as it has written something: its caller wants to see that.
     pub fn promote_on_output(&self) {
         self.promote_on_output.store(true, Ordering::Relaxed);
     }
@@ -186,25 +185,25 @@ impl Run {
         self.has_output.wait().await;
     }
 
-    /// Sees to it that what waits is sent.
+    /// Starts the sender, unless it runs or the buffer is empty.
     pub(super) fn ensure_sending(self: &Arc<Self>) {
         if self.output_buffer.lock().begin_sending() {
             self.engine.0.runtime.spawn(self.clone().send_output());
         }
     }
 
-    /// Sends what is written, in good time, until nothing is left.
+    /// The sender: sends buffered output when it is due, until the buffer is empty.
     async fn send_output(self: Arc<Self>) {
         loop {
             loop {
                 let wait = self.output_buffer.lock().wait_for_more(self.engine.0.clock.now(), self.engine.0.config.coalesce.window);
-                let Some(patience) = wait else { break };
+                let Some(wait) = wait else { break };
                 tokio::select! {
-                    () = self.engine.0.clock.sleep(patience) => {}
+                    () = self.engine.0.clock.sleep(wait) => {}
                     () = self.output_buffer.ready_to_send.notified() => {}
                 }
             }
-            // A refusal is told to whoever writes next.
+            // The next write returns the error.
             let _ = self.flush_now().await;
             let mut pending = self.output_buffer.lock();
             if pending.is_empty() {
@@ -214,12 +213,12 @@ impl Run {
         }
     }
 
-    /// Waits until all that was written is in the log. Work that is not a task yet has none: there is nothing to wait for.
+    /// Waits until the log has all output. A loose run has no log: then this returns at once.
     ///
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
     pub async fn flush(self: &Arc<Self>) -> Result<(), Error> {
-        // On its own, so that nothing is lost when the wait is given up.
+        // Spawned, so that no output is lost if the caller stops waiting.
         let run = self.clone();
         let flushed = self.engine.0.runtime.spawn(async move { run.flush_now().await });
         flushed.await.map_err(|_| self.engine.unavailable())?.inspect_err(|_| self.output_buffer.lock().mark_error_reported())
@@ -236,7 +235,7 @@ impl Run {
         self.append(id, taken).await
     }
 
-    /// Writes what was taken. Where it is refused, nothing more is taken.
+    /// Submits a batch of output. If the writer rejects it, the buffer accepts no more.
     async fn append(&self, id: TaskId, taken: OutputBatch) -> Result<(), Error> {
         let command = match taken {
             OutputBatch { chunks, checkpoint: None } if chunks.is_empty() => return Ok(()),
@@ -250,15 +249,14 @@ impl Run {
         })
     }
 
-    /// What is written and not in the log. Only who holds `send_lock` may take it, so that it stays in order.
+    /// Takes the buffered output. Only the holder of `send_lock` may do so: that keeps the output in order.
     pub(super) fn take_output(&self) -> Result<OutputBatch, Error> {
         let taken = self.output_buffer.lock().take(self.engine.0.clock.now());
         self.output_buffer.has_room.notify_waiters();
         taken
     }
 
-    /// Saves where the work is, and writes `blocks`, in one step: after a crash both are there or neither is. What was
-    /// written before goes along.
+    /// Saves a checkpoint and writes `blocks`, after what is buffered, in one commit: after a crash all of it is there or nothing.
     ///
     /// # Errors
     /// When a limit is reached, the work must stop, or nothing can be stored.
@@ -286,7 +284,7 @@ impl Run {
         let Err(error) = saved else { return Ok(()) };
         let too_much = matches!(&error, Error::Rejected(reject) if reject.is_no_room_for_output());
         if too_much && !earlier.chunks.is_empty() {
-            // What came before may fit without the rest; if it does not, the work learns that now.
+            // The earlier output may fit without the rest; if it does not, the tool gets that error.
             self.append(id, earlier).await?;
         } else {
             self.give_back(earlier);
@@ -294,8 +292,8 @@ impl Run {
         Err(error)
     }
 
-    /// The part of its result that work whose output is its result has not written: all of it, or nothing if it wrote the
-    /// same. An error is not written where nothing else is. `pending` is written and not in the log yet.
+    /// What must be added to an output that is the result: the blocks of the result that do not repeat it, or nothing if the run
+    /// wrote the same. An error is not added to an empty output. `pending` is output that is not in the log yet.
     pub(super) fn unwritten_result(&self, id: TaskId, pending: &[Blocks], outcome: &Outcome) -> Vec<Blocks> {
         #[derive(Deserialize)]
         struct Content {
@@ -313,16 +311,16 @@ impl Run {
             return Vec::new();
         }
         pending.iter().for_each(|blocks| written.add_blocks(blocks.as_str()));
-        let mut said = ContentDigest::default();
-        content.iter().for_each(|block| said.add_block(block.as_str()));
-        if said == written || (*is_error && written == ContentDigest::default()) {
+        let mut returned = ContentDigest::default();
+        content.iter().for_each(|block| returned.add_block(block.as_str()));
+        if returned == written || (*is_error && written == ContentDigest::default()) {
             return Vec::new();
         }
         self.chunks_of_result(&content)
     }
 
-    /// How work ended that never was a task, where its output is its result: with all that it wrote, and what it returned besides. A
-    /// result that repeats the output has that already.
+    /// The outcome of a loose run whose output is its result: all that it wrote, then what else it returned. A result that repeats the
+    /// output stays as it is.
     pub(super) fn result_with_output(&self, outcome: Outcome) -> Outcome {
         let Outcome::Completed { result, is_error } = &outcome else { return outcome };
         let mut chunks = self.take_output().unwrap_or_default().chunks;
@@ -343,7 +341,7 @@ impl Run {
             .unwrap_or_else(|_| content.iter().map(|block| Blocks::of(std::slice::from_ref(block))).collect())
     }
 
-    /// What is in the log.
+    /// Adds the chunks in the log to `written`.
     fn digest_log(&self, id: TaskId, written: &mut ContentDigest) -> Result<(), Error> {
         let mut from = Seq(0);
         loop {
@@ -360,7 +358,7 @@ impl Run {
         }
     }
 
-    /// Output that was taken and not written waits again.
+    /// Puts back output that was taken and not written.
     pub(super) fn give_back(self: &Arc<Self>, taken: OutputBatch) {
         self.output_buffer.lock().give_back(taken);
         self.ensure_sending();

@@ -1,4 +1,4 @@
-//! What a model is told of a question, and what is taken for its answer.
+//! What a model reads about a question, and what is accepted as its answer.
 
 use serde_json::json;
 use taskwire_core::{Timestamp, id::ID_RANDOM_BYTES};
@@ -115,22 +115,23 @@ fn what_is_left_out_has_its_default_and_what_does_not_belong_is_named() {
 
 #[test]
 fn who_can_agree_with_the_defaults_is_told_how() {
-    let told = |question: &Question| ask(question).contains("To agree with the defaults, say \"action\":\"accept\" in place of \"value\".");
+    let offers_defaults =
+        |question: &Question| ask(question).contains("To agree with the defaults, say \"action\":\"accept\" in place of \"value\".");
     let (text, number) = (json!({"type": "string"}), json!({"type": "integer", "default": 5}));
     let fields = || json!({"note": text, "n": number});
     for required in [json!([]), json!(["n"])] {
         let question = form(fields(), required);
-        assert!(question.can_accept_defaults() && told(&question), "{}", ask(&question));
+        assert!(question.can_accept_defaults() && offers_defaults(&question), "{}", ask(&question));
         assert!(ask(&question).ends_with("}\"}. To agree with the defaults, say \"action\":\"accept\" in place of \"value\"."));
         assert_eq!(fits(&question, json!({})), json!({"n": 5}));
         assert!(question.fill_in(None).is_err(), "silence is no yes");
     }
     let needed = form(fields(), json!(["note", "n"]));
-    assert!(!needed.can_accept_defaults() && !told(&needed));
+    assert!(!needed.can_accept_defaults() && !offers_defaults(&needed));
     let optional = form(json!({"note": text}), json!([]));
-    assert!(optional.can_accept_defaults() && !told(&optional), "there are no defaults to agree with");
+    assert!(optional.can_accept_defaults() && !offers_defaults(&optional), "there are no defaults to agree with");
     let broken = form(json!({"n": {"type": "integer", "maximum": 3, "default": 5}}), json!(["n"]));
-    assert!(!broken.can_accept_defaults() && !told(&broken), "a default that does not fit is none");
+    assert!(!broken.can_accept_defaults() && !offers_defaults(&broken), "a default that does not fit is none");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What makes two calls the same.
+//! Decides which calls are the same: the fingerprint of a tool and its arguments.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use crate::tool::integer;
 
-/// What calls that are the same have in common: the same tool, and arguments that are equal as JSON values, with the defaults of the
-/// tool's input schema for what is not given, whatever the order of their keys, and whether it is `1` or `1.0`.
+/// Equal for the same tool with arguments that are equal JSON values. The order of keys does not matter, nor `1` or `1.0`, nor whether
+/// an argument is missing or equals its default in the tool's input schema.
 pub(super) fn fingerprint(tool: &str, schema: &Value, arguments: &Value) -> Arc<str> {
     let mut hash = Sha256::new();
     hash.update((tool.len() as u64).to_be_bytes());
@@ -18,7 +18,6 @@ pub(super) fn fingerprint(tool: &str, schema: &Value, arguments: &Value) -> Arc<
     URL_SAFE_NO_PAD.encode(hash.finalize()).into()
 }
 
-/// The arguments with the defaults of the schema for those that are not given.
 fn with_defaults(schema: &Value, arguments: &Value) -> Value {
     let mut all = arguments.clone();
     if let Some(members) = all.as_object_mut() {
@@ -31,7 +30,7 @@ fn with_defaults(schema: &Value, arguments: &Value) -> Value {
     all
 }
 
-/// The value with the keys of every object in order, and each number written in one way.
+/// The value with the keys of every object sorted, and equal numbers written alike.
 fn in_order(value: &Value) -> Cow<'_, Value> {
     match value {
         Value::Object(members) => {

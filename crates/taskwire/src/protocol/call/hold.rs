@@ -1,8 +1,7 @@
-//! Calls of clients without tasks: how long they are held, what they hear meanwhile, and what they are told instead of a
-//! result that takes longer.
+//! Holds calls of clients without tasks: for how long, with which heartbeats, and which result they get when the hold expires.
 //!
-//! A call that is held becomes a task when its time is over, and its caller comes back to it by the follow-up tools. Where that cannot
-//! be, its work stops then. With the follow-up tools turned off (`followups`), nothing here takes place.
+//! When the hold expires, the call becomes a task, which its caller reaches by the follow-up tools. If it cannot become one, its work
+//! stops. Without follow-up tools (`followups`), nothing is held.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,52 +20,50 @@ use crate::{
     tool::{CallResult, Content, ReadyTool, TaskMode, missing_capabilities_of},
 };
 
-/// How long a caller hears nothing before it is given a sign of life.
+/// How long a caller hears nothing before it is sent a heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why work stops that was held for long enough, and can be no task.
-const TASK_LIMIT_REACHED: &str = "its call was held for as long as `hold`, and there was no room for another task";
+/// Why work stops whose hold expired when its caller has reached the task limit.
+const TASK_LIMIT_REACHED: &str = "the hold expired, and the caller may have no further task";
 
-/// Whether a call of this tool by a caller without tasks may be answered with something else than its result.
+/// Whether a call of this tool by a caller without tasks may get another result because its hold expired.
 pub(in crate::protocol) fn hold_can_expire(context: &Context, tool: &ReadyTool) -> bool {
     context.config.followups && matches!(tool.0.policy.task, TaskMode::Auto | TaskMode::Always)
 }
 
-/// Whether this is one of the tools by which a caller without tasks gets on.
 pub(in crate::protocol) fn is_followup(context: &Context, tool: &Arc<ReadyTool>) -> bool {
     context.followups.iter().any(|known| Arc::ptr_eq(known, tool))
 }
 
-/// How a call is held whose caller has no tasks and can get on by the follow-up tools.
+/// How long a call of a caller without tasks waits.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::protocol) struct Hold {
-    /// When it was made.
+    /// When the call was made.
     pub(in crate::protocol) started_at: Timestamp,
-    /// When it has been held long enough.
     expires_at: Timestamp,
-    /// What its caller can be asked while it waits.
+    /// Which questions its caller accepts while it waits.
     accepts: AcceptedQuestions,
 }
 
 impl Hold {
-    /// Holds a call that is made now, by a caller without tasks that can be asked this; none if that is not for its tool.
+    /// Holds a call that is made now; none if calls of this tool are not held.
     pub(in crate::protocol) fn begin(context: &Context, tool: &ReadyTool, native: AcceptedQuestions) -> Option<Self> {
         let began = context.engine.clock().now();
         hold_can_expire(context, tool).then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts: native })
     }
 
-    /// Holds on a call that was made then, and whose caller came back to it.
+    /// Holds a call that was made at `began`, and whose client resumes it.
     pub(in crate::protocol) fn resume(context: &Context, task: &Task, began: Timestamp, native: AcceptedQuestions) -> Option<Self> {
         let follows = context.config.followups && task.spec.hidden && task.spec.findable;
         follows.then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts: native })
     }
 
-    /// Holds the call as long again: its caller had something else to do than to wait.
+    /// Holds the call for the whole time again, because its caller was busy answering a question.
     fn restarted(self, context: &Context) -> Self {
         Self { expires_at: context.engine.clock().now().after(context.config.hold), ..self }
     }
 
-    /// Lets the caller come back to the task that its call may become, and to that of a call that is the same.
+    /// Lets the caller find the task that its call may become, and join a call that is the same.
     pub(in crate::protocol) fn apply_to(self, spec: &mut Spec, tool: &ReadyTool, arguments: &Value) {
         spec.findable = true;
         if tool.0.policy.dedupe && spec.idempotency_key.is_none() {
@@ -80,25 +77,25 @@ impl Hold {
         self.accepts.elicit_form || self.accepts.elicit_url
     }
 
-    /// Whether anything at all can be asked while the call waits. Nobody is left to answer that when it does not wait any more.
+    /// Whether the caller accepts any question while its call waits. Later nobody could answer it.
     pub(in crate::protocol) fn can_ask_anything(self) -> bool {
         self.accepts != AcceptedQuestions::default()
     }
 
-    /// Whether the task asks something that its caller cannot be asked while it waits.
+    /// Whether the task asks something that its caller does not accept while the call waits.
     pub(in crate::protocol) fn has_unsupported_question(self, task: &Task) -> bool {
         task.asked_at.is_some() && task.open_questions().any(|(_, question)| missing_capabilities_of(question, self.accepts).is_some())
     }
 }
 
-/// The hold of one call while it passes.
+/// Waits for the hold of one call to expire.
 pub(in crate::protocol) struct HoldTimer<'a> {
     context: &'a Context,
     hold: Option<Hold>,
     expired: bool,
-    /// Whether a shutdown is still waited for after that: a call that waits for an answer may outlast its hold by far.
+    /// Whether to wait for a shutdown even after the hold expired: a call with an open question outlasts its hold.
     until_shutdown: bool,
-    /// Whether its task was asking something when it was last looked at.
+    /// Whether the task had an open question when it was last looked at.
     asked: bool,
 }
 
@@ -115,7 +112,7 @@ impl<'a> HoldTimer<'a> {
         self.expired
     }
 
-    /// Waits until the hold expires, or the server shuts down; then for ever, as without a hold.
+    /// Waits until the hold expires or the server shuts down; for ever if that has happened, or there is no hold.
     pub(in crate::protocol) async fn expired(&mut self) {
         let clock = self.context.engine.clock();
         match self.hold {
@@ -134,8 +131,7 @@ impl<'a> HoldTimer<'a> {
         }
     }
 
-    /// The result that the call is answered with instead of that of its task, if it is time for that. Who took the time to answer a
-    /// question is held anew.
+    /// The result to send instead of the task's own, if it is due. When a question was answered, the hold starts again.
     pub(in crate::protocol) fn result(&mut self, task: &Task) -> Option<Payload> {
         let asks = task.asked_at.is_some();
         if std::mem::replace(&mut self.asked, asks) && !asks {
@@ -146,8 +142,8 @@ impl<'a> HoldTimer<'a> {
     }
 }
 
-/// What a caller is told instead of the result of a task that goes on, if it is time for that: what the task asks, or, when the
-/// time is `over`, that it is still running.
+/// The result that is sent while the task goes on: a question that the caller does not accept, or, when the hold is `over`, that the
+/// task is still running.
 fn expiry_result(context: &Context, hold: Hold, task: &Task, over: bool) -> Option<Payload> {
     if task.outcome.is_some() {
         return None;
@@ -155,35 +151,35 @@ fn expiry_result(context: &Context, hold: Hold, task: &Task, over: bool) -> Opti
     if hold.has_unsupported_question(task) {
         return Some(payload(&followup::task_result(&context.engine, task)));
     }
-    // A person who was asked is not cut short, unless nobody will be there to hear the answer.
+    // Do not interrupt a person who is answering, unless the server shuts down and could not take the answer.
     let draining = *context.draining.borrow();
     let goes_on = task.asked_at.is_none() || draining;
     let tell = if draining { followup::shutting_down } else { followup::task_result };
     (over && goes_on).then(|| payload(&tell(&context.engine, task)))
 }
 
-/// What a caller is told that knows of no task, only of its call, where that ended without a result: not an error of the protocol,
-/// which no model gets to see, but what a model can act on. None for any other end, and any other task.
+/// How a call ended without a result, as a result that a model can act on: models do not see protocol errors. None for another
+/// outcome, or if the caller knows the task.
 pub(in crate::protocol) fn failure_result(context: &Context, task: &Task) -> Option<Payload> {
     let held = context.config.followups && task.spec.hidden;
     held.then(|| followup::failed(&context.engine, task)).flatten().as_ref().map(payload)
 }
 
-/// The same of a call that never was a task.
+/// The same for a call that never became a task.
 pub(in crate::protocol) fn loose_failure_result(context: &Context, spec: &Spec, outcome: &Outcome) -> Option<Payload> {
     let held = context.config.followups && spec.hidden;
     held.then(|| followup::failure_without_task(&spec.tool, outcome)).flatten().as_ref().map(payload)
 }
 
-/// Stops work that was held for long enough and can be no task, and says so: nobody could find it again, and it would count for nothing.
+/// Stops work whose hold expired at the task limit: nobody could find it again, and no limit would count it.
 pub(in crate::protocol) fn stop_at_task_limit(context: &Context, run: &Run, reject: &Reject) -> Payload {
     let spec = run.spec();
-    tracing::info!(caller = spec.caller.as_str(), tool = %spec.tool, %reject, "a call was held for as long as it may be, and stops");
+    tracing::info!(caller = spec.caller.as_str(), tool = %spec.tool, %reject, "the hold of a call expired at the task limit: it stops");
     run.cancel(TASK_LIMIT_REACHED);
     payload(&followup::no_task_possible(&spec.tool, context.config.hold, reject))
 }
 
-/// A result with one more text for the model; as it is, if it is no result of a call.
+/// The result with one more text for the model; unchanged if it is no `CallResult`.
 pub(in crate::protocol) fn with_text_appended(result: &Payload, note: &Content) -> Payload {
     let Ok(mut result) = result.read::<CallResult>() else { return result.clone() };
     result.content.push(note.clone().into_payload());
@@ -194,37 +190,36 @@ fn payload(result: &CallResult) -> Payload {
     Payload::of(result).expect("a result consists of JSON already")
 }
 
-/// Signs of life for a caller that hears nothing else: many clients give up on a call that is silent for too long.
+/// Heartbeats for a caller that is sent nothing else: many clients give up on a call that is silent for too long.
 pub(in crate::protocol) struct Heartbeat {
     clock: Arc<dyn Clock>,
-    /// Since when the work has been running, as far as the caller knows.
+    /// When the work began, as far as the caller knows.
     started_at: Timestamp,
-    /// What was told at least, before this began.
+    /// The progress that the caller may have been sent before.
     progress_floor: f64,
     next: Sleep,
 }
 
 impl Heartbeat {
-    /// For work that began then; `since` then its caller has heard nothing.
+    /// For work that began at `began`, and a caller that has been sent nothing `since` then.
     pub(in crate::protocol) fn new(clock: &Arc<dyn Clock>, began: Timestamp, since: Timestamp, floor: f64) -> Self {
         let next = clock.sleep(since.after(HEARTBEAT_INTERVAL).since(clock.now()));
         Self { clock: clock.clone(), started_at: began, progress_floor: floor, next }
     }
 
-    /// What was told at least when a stream is resumed: the progress that stands in the log, and a sign of life for each time
-    /// that may have passed in silence.
+    /// The most progress that a resumed stream may have sent before: what the log has, and one step for each heartbeat since.
     pub(in crate::protocol) fn progress_floor(task: &Task, now: Timestamp) -> f64 {
         let quiet = now.since(task.created_at).as_secs() / HEARTBEAT_INTERVAL.as_secs() + 1;
-        let told = task.progress.map_or(0.0, |progress| progress.done);
-        told + notes::HEARTBEAT_STEP * f64::from(u32::try_from(quiet).unwrap_or(u32::MAX))
+        let logged = task.progress.map_or(0.0, |progress| progress.done);
+        logged + notes::HEARTBEAT_STEP * f64::from(u32::try_from(quiet).unwrap_or(u32::MAX))
     }
 
-    /// The caller was told something: the next sign of life is due after another while.
+    /// The caller was sent something, so the next heartbeat is due one interval from now.
     pub(in crate::protocol) fn postpone(&mut self) {
         self.next = self.clock.sleep(HEARTBEAT_INTERVAL);
     }
 
-    /// The next sign of life as it goes on the wire, if there is one to be given.
+    /// The next heartbeat as a notification; none if the caller wants no progress.
     pub(in crate::protocol) fn message(&mut self, notes: &mut notes::NoteEncoder, task: Option<&Task>) -> Option<Vec<u8>> {
         self.postpone();
         let began = task.map_or(self.started_at, |task| task.began_at().min(self.started_at));
@@ -233,7 +228,7 @@ impl Heartbeat {
     }
 }
 
-/// Waits for the next sign of life; for ever if none is to be given.
+/// Waits for the next heartbeat; for ever without one.
 pub(in crate::protocol) async fn heartbeat_due(beat: &mut Option<Heartbeat>) {
     match beat {
         Some(beat) => beat.next.as_mut().await,
@@ -257,12 +252,12 @@ mod tests {
         registry.tool(tool).expect("a tool");
         let tool = registry.tools().pop().expect("it is there");
         let at = Timestamp::from_millis(1);
-        let likeness = |arguments: Value| {
+        let dedupe_key = |arguments: Value| {
             let mut spec = Spec::new(CallerId::new("me"), "t");
             Hold { started_at: at, expires_at: at, accepts: AcceptedQuestions::default() }.apply_to(&mut spec, &tool, &arguments);
             spec.dedupe_key.expect("the tool says so")
         };
-        assert_eq!(likeness(json!({"n": 1})), likeness(json!({"n": 1.0, "note": "d"})));
-        assert_ne!(likeness(json!({"n": 1})), likeness(json!({"n": 1, "note": "x"})));
+        assert_eq!(dedupe_key(json!({"n": 1})), dedupe_key(json!({"n": 1.0, "note": "d"})));
+        assert_ne!(dedupe_key(json!({"n": 1})), dedupe_key(json!({"n": 1, "note": "x"})));
     }
 }

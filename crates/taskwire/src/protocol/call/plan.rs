@@ -1,4 +1,4 @@
-//! How a call begins, in both eras: under its key, by joining a call that is the same, as a task at once, or in memory.
+//! Starts a call, in both eras: under its key, by joining a call that is the same, as a task at once, or in memory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,10 +22,9 @@ use crate::{
     tool::ReadyTool,
 };
 
-/// How long a task that its caller does not know of waits for an answer: later nobody is there to give it.
+/// The longest time that a hidden task waits for an answer: later its caller is no longer there to give one.
 const ANSWER_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
-/// A call that is about to begin.
 pub(in crate::protocol) struct Plan {
     context: Arc<Context>,
     pub(in crate::protocol) spec: Arc<Spec>,
@@ -37,14 +36,14 @@ pub(in crate::protocol) struct Plan {
 
 /// How a call began.
 pub(in crate::protocol) enum Started {
-    /// With a task, which is that of another call if it `joined` one.
+    /// `joined`: the task is that of another call.
     Task { task: Arc<Task>, joined: bool },
-    /// In memory; its work is still to be started.
+    /// In memory, not started yet.
     Run(UnstartedRun),
 }
 
 impl Plan {
-    /// Plans a call for which its era has said in `spec` what it wants, and the way back to its client.
+    /// Plans a call from the `spec` that its era made; fails if the server shuts down.
     pub(in crate::protocol) fn new(
         context: &Arc<Context>,
         mut spec: Spec,
@@ -68,11 +67,11 @@ impl Plan {
         Ok(Self { context: context.clone(), spec: Arc::new(spec), request, resumed: Continuation::default(), hold, waiter })
     }
 
-    /// Begins the call: as a task before it runs if it `must` be one.
+    /// Starts the call. If it `must` be a task, that is created before its work runs.
     pub(in crate::protocol) async fn start(&mut self, must: bool, era: &mut impl CallEra) -> Result<Started, engine::Error> {
         let engine = &self.context.engine;
         if self.spec.idempotency_key.is_some() {
-            // The caller asks again if it does not get this answer, so the task must live on: nothing waits for it here.
+            // A client that gets no response repeats the call under its key, so hanging up must not stop the task: the waiter gets no work.
             let id = engine.new_id();
             let task = engine.create(id, self.spec.clone(), self.request.clone(), &self.resumed, era.open_notes()).await?.task;
             return Ok(Started::Task { joined: task.id != id, task });
@@ -81,7 +80,7 @@ impl Plan {
             let joined = self.waiter.join_or_create(self.spec.clone(), self.request.clone(), self.resumed.clone(), era.open_notes()).await;
             match joined {
                 Ok(task) => return Ok(Started::Task { joined: self.waiter.joined_started_at().is_some(), task }),
-                // No room for another task: the call is held as one that shares none, whatever becomes of it.
+                // The caller may have no further task: the call runs in memory, and no other call joins it.
                 Err(error) if is_limit(&error) => Arc::make_mut(&mut self.spec).dedupe_key = None,
                 Err(error) => return Err(error),
             }
@@ -101,7 +100,7 @@ impl Plan {
         )))
     }
 
-    /// Makes the task before its work runs.
+    /// Creates the task before its work runs.
     pub(in crate::protocol) async fn create(&self, notes: Option<mpsc::Sender<CallNote>>) -> Result<Arc<Task>, engine::Error> {
         let engine = &self.context.engine;
         let id = engine.new_id();

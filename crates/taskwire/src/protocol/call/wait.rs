@@ -1,4 +1,4 @@
-//! How a call waits, in both eras: for its work in memory until that is a task, then for the task.
+//! Waits for a call, in both eras: for its work in memory until that ended or became a task, then for the task.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
 
 /// What differs between the eras while a call begins and waits.
 pub(in crate::protocol) trait CallEra {
-    /// Where the work sends its notes, if the caller wants any.
+    /// Opens the channel for the work's notes; none if the caller wants none.
     fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
         None
     }
@@ -29,11 +29,11 @@ pub(in crate::protocol) trait CallEra {
         waiter.join_lingering().await
     }
 
-    /// Passes on what the work says, until the call has waited long enough, or nobody waits for it. Another call of this goes on where
-    /// one that was dropped had been.
+    /// Forwards what the work reports, until the call has waited long enough or nobody waits for it. Nothing is lost if this is dropped
+    /// and called again.
     async fn meanwhile(&mut self) -> Result<Wake, Fault>;
 
-    /// The call cannot become a task, and waits on.
+    /// The call cannot become a task, and goes on waiting.
     fn no_task(&mut self) {}
 
     /// Whether output of the task wakes its call.
@@ -41,7 +41,7 @@ pub(in crate::protocol) trait CallEra {
         false
     }
 
-    /// How the call is answered as its task is now, if not with the result; `due` if it has waited long enough.
+    /// The response while the task is as it is now, if not its result; `due` if the call has waited long enough.
     fn answer_early(&self, _task: &Arc<Task>, _due: bool) -> Result<Option<Waited>, Fault> {
         Ok(None)
     }
@@ -61,7 +61,7 @@ pub(in crate::protocol) enum Settled {
     Ended { end: RunEnd, at_once: bool },
     /// It became this task.
     Task(Arc<Task>),
-    /// Its hold expired where it could be no task: it stops, and this is the result.
+    /// The hold expired at the task limit: the work stops, and this is the result.
     NoRoom(Payload),
     /// Nobody waits for it any more.
     Gone,
@@ -70,9 +70,9 @@ pub(in crate::protocol) enum Settled {
 /// What became of a task that a call waits for.
 pub(in crate::protocol) enum Waited {
     Ended(Arc<Task>),
-    /// The caller is given the task instead.
+    /// The response is the task itself.
     Handle(Arc<Task>),
-    /// The caller is asked what the task asks.
+    /// The response is what the task asks.
     Questions(Arc<Task>),
     /// The hold expired: this is the result.
     HoldExpired(Payload),
@@ -80,21 +80,21 @@ pub(in crate::protocol) enum Waited {
     Gone,
 }
 
-/// Whether there is no room for another task.
+/// Whether a limit forbids another task.
 pub(in crate::protocol) fn is_limit(error: &engine::Error) -> bool {
     matches!(error, engine::Error::Rejected(Reject::Limit { .. }))
 }
 
-/// Starts work in memory, and waits until it has ended or become a task. It is made one when its call has waited long enough.
+/// Starts work in memory, and waits until it ended or became a task. The call is promoted when it has waited long enough.
 pub(in crate::protocol) async fn run(
     context: &Context,
-    held: &mut UnstartedRun,
+    unstarted: &mut UnstartedRun,
     waiter: Option<&Waiter>,
     hold: Option<Hold>,
     era: &mut impl CallEra,
 ) -> Result<Settled, Fault> {
-    let phase = held.start().await;
-    let run = held.run();
+    let phase = unstarted.start().await;
+    let run = unstarted.run();
     if let Phase::Done(end) = phase {
         return Ok(Settled::Ended { end, at_once: true });
     }
@@ -117,14 +117,14 @@ pub(in crate::protocol) async fn run(
             () = timer.expired() => {}
         }
         phase = match run.promote().await {
-            // A server that shuts down gives it the time that there is.
+            // A server that shuts down lets the work run for as long as it can.
             Err(engine::Error::Rejected(reject @ Reject::Limit { .. })) if timer.is_expired() && !*context.draining.borrow() => {
                 if let Some(waiter) = waiter {
                     waiter.clone().answered(true);
                 }
                 return Ok(Settled::NoRoom(hold::stop_at_task_limit(context, run, &reject)));
             }
-            // No room for another task: the caller waits on, which costs it nothing but time.
+            // At the task limit the call goes on waiting, which costs only time.
             Err(error) if is_limit(&error) => {
                 era.no_task();
                 Phase::Loose

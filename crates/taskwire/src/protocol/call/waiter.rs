@@ -1,10 +1,10 @@
-//! Calls that wait for their work, and work that its callers left.
+//! Calls that wait for their work, and work that lingers.
 //!
-//! A client that hangs up ends its request, not the work: that goes on for a while (`linger`), and the same call by the same
-//! caller joins it. Where a tool says so (`dedupe`), such a call also joins work that others still wait for.
+//! A client that hangs up ends its request, not the work: that lingers (`linger`), and the same call by the same caller joins it. If
+//! the tool says so (`dedupe`), the call also joins work that other calls still wait for.
 //!
-//! Who waits for what is known here only. The store has the work itself; what was going on when the server stopped is read
-//! from there, and the same call finds it again.
+//! Who waits for what is kept in memory only. The store has the work: recovery registers what ran when the server stopped, and the
+//! same call finds it.
 
 mod linger;
 mod registry;
@@ -34,17 +34,17 @@ use crate::{
     tool::ReadyTool,
 };
 
-/// How long a call of a process that joined goes on without it, at least.
+/// How long a call of a process that joined lingers, at least.
 const BRIDGED_LINGER_MIN: Duration = Duration::from_secs(30);
-/// How long it may take until the server has noticed that a client hung up.
+/// How long the server may take to notice that a client hung up.
 const HANG_UP_NOTICED: Duration = Duration::from_millis(100);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each is consistent between statements, so a panic elsewhere does not spoil it.
+    // No change is left half done by a panic, so a poisoned lock is still good.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a caller gives something up because it would not wait any longer, and not because it is not wanted any more.
+/// Whether a caller cancels only because it would not wait any longer.
 pub(in crate::protocol) fn is_timeout(reason: &str) -> bool {
     let reason = reason.to_ascii_lowercase();
     reason.contains("timed out") || reason.contains("timeout")
@@ -53,7 +53,7 @@ pub(in crate::protocol) fn is_timeout(reason: &str) -> bool {
 /// What a call waits for.
 #[derive(Debug, Clone)]
 enum RunOrTask {
-    /// Work in memory, which may have become a task since.
+    /// Work in memory, which may have become a task meanwhile.
     Run(Arc<Run>),
     Task(TaskId),
 }
@@ -70,41 +70,38 @@ impl RunOrTask {
 #[derive(Debug, Default)]
 struct State {
     awaited: Option<RunOrTask>,
-    /// Whether that is work which others may join, so that those who wait for it are counted.
+    /// Whether others may join that work, so that its waiters are counted.
     counted: bool,
 }
 
-/// A call that waits for its work.
 pub(in crate::protocol) struct WaitingCall {
     context: Arc<Context>,
     caller: CallerId,
     tool: Arc<str>,
-    /// The arguments, if they are known; else they stand in the store.
+    /// The arguments; if none, the store has them.
     request: Option<Payload>,
-    /// What it has in common with calls that are the same, once somebody asked.
+    /// Computed when it is first needed.
     dedupe_key: OnceLock<DedupeKey>,
-    /// Whether it is counted among the calls that take their time.
+    /// Whether the registry counts this call as slow.
     slow: AtomicBool,
-    /// Whether the caller knows of no task: who does joins only what one that does has left.
+    /// Whether the caller does not know the task. Calls join only work for which this is the same.
     hidden: bool,
-    /// How long the work goes on without its caller; `Duration::MAX` to its end.
+    /// How long the work goes on after the client hung up; `Duration::MAX` to its end.
     linger: Duration,
     state: Mutex<State>,
-    /// Whether the caller said that it does not want the work any more.
     cancelled: AtomicBool,
     /// When the work that it joined began.
     joined_started_at: OnceLock<Timestamp>,
-    /// Its name on a byte stream, where calls are cancelled by their names.
+    /// Its byte stream and request id, by which the client cancels it.
     byte_stream_request: Option<(ByteStreamId, RequestId)>,
 }
 
-/// A call that waits for its work, for as long as this lives. Dropped before its answer is on its way, it leaves the work
-/// running for a while. Clones are of the same call.
+/// Keeps a call waiting until it is dropped. If that is before the response was sent, the work lingers. Clones are of the same call.
 #[derive(Debug, Clone)]
 pub(in crate::protocol) struct Waiter(Arc<WaitingCall>);
 
 impl Waiter {
-    /// A call of `tool` that has no work yet, and the way back to its client.
+    /// A call of `tool` that has no work yet.
     pub(in crate::protocol) fn new(
         context: &Arc<Context>,
         caller: &CallerId,
@@ -116,7 +113,7 @@ impl Waiter {
         let named = out.byte_stream().map(|stream| (stream, id));
         let mut linger = linger(context, tool);
         if out.is_bridged() && !hold::is_followup(context, tool) {
-            // A process that joined is cut off when the server is replaced, and comes back.
+            // A process that joined is cut off when another server takes over, and comes back.
             linger = linger.max(BRIDGED_LINGER_MIN);
         }
         let waiting = WaitingCall {
@@ -140,7 +137,7 @@ impl Waiter {
         waiter
     }
 
-    /// The call whose reader came back to this task: as it was `before`, if somebody still waits for it.
+    /// The call of a client that resumes this task: the one `before`, if it still waits.
     pub(in crate::protocol) fn resume(context: &Arc<Context>, before: Option<Arc<WaitingCall>>, task: &Task) -> Self {
         if let Some(before) = before {
             return Self(before);
@@ -163,7 +160,7 @@ impl Waiter {
         Self(Arc::new(waiting))
     }
 
-    /// A way back to the call that does not keep it waiting.
+    /// A reference that does not keep the call waiting.
     pub(in crate::protocol) fn downgrade(&self) -> Weak<WaitingCall> {
         Arc::downgrade(&self.0)
     }
@@ -172,17 +169,16 @@ impl Waiter {
         &self.0.caller
     }
 
-    /// Whether the work goes on without its caller.
+    /// Whether the work goes on after the client hung up.
     pub(in crate::protocol) fn lingers(&self) -> bool {
         !self.0.linger.is_zero()
     }
 
-    /// Says what it waits for: work in memory.
     pub(in crate::protocol) fn wait_for_run(&self, run: &Arc<Run>) {
         self.0.wait_for(RunOrTask::Run(run.clone()));
     }
 
-    /// Says what it waits for: a task that is there, or about to be made.
+    /// Waits for a task that exists, or is about to be created.
     pub(in crate::protocol) fn wait_for_task(&self, id: TaskId) {
         self.0.wait_for(RunOrTask::Task(id));
     }
@@ -192,7 +188,7 @@ impl Waiter {
         self.0.joined_started_at.get().copied()
     }
 
-    /// The result, which says so if it is that of an earlier call.
+    /// The result, with a note if it is that of an earlier call.
     pub(in crate::protocol) fn with_joined_text(&self, result: Payload) -> Payload {
         match self.joined_started_at() {
             Some(began) => hold::with_text_appended(&result, &followup::dedupe_note(began, self.0.context.engine.clock().now())),
@@ -200,12 +196,11 @@ impl Waiter {
         }
     }
 
-    /// Whether the caller said that it does not want the work any more.
     pub(in crate::protocol) fn is_cancelled(&self) -> bool {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// Joins what the same call of the same caller left running, or whose result nobody has had, if there is such work.
+    /// Joins lingering work of the same call, or takes its result if nobody got that; none if there is no such work.
     pub(in crate::protocol) async fn join_lingering(&self) -> Result<Option<Arc<Task>>, engine::Error> {
         let calls = &self.0.context.calls;
         if !self.lingers() {
@@ -218,7 +213,7 @@ impl Waiter {
         if !calls.has_slow(&self.0) {
             return Ok(None);
         }
-        // Who hung up and calls again may be heard before its end is: a moment later it is known.
+        // A client may call again before the server has noticed that it hung up: wait a moment for that.
         let deadline = tokio::time::sleep(HANG_UP_NOTICED);
         tokio::pin!(deadline);
         loop {
@@ -243,7 +238,7 @@ impl Waiter {
         }
     }
 
-    /// Notes that the call takes its time: its client may give it up, and call again.
+    /// Registers a call that takes long: its client may hang up, and call again.
     pub(in crate::protocol) fn mark_slow(&self) {
         if self.lingers()
             && let Some(key) = self.dedupe_key()
@@ -253,17 +248,17 @@ impl Waiter {
         }
     }
 
-    /// What it has in common with calls that are the same; none if its arguments are not known.
+    /// Equal for calls that are the same; none if the arguments are not known.
     pub(in crate::protocol) fn dedupe_key(&self) -> Option<&DedupeKey> {
         self.0.dedupe_key()
     }
 
-    /// Whether this is another call, and one that has work.
+    /// Whether `other` is another call, and has work.
     pub(in crate::protocol) fn is_other(&self, other: &Arc<WaitingCall>) -> bool {
         !Arc::ptr_eq(&self.0, other) && lock(&other.state).awaited.is_some()
     }
 
-    /// Joins the work of another call that is the same and still waits for it, if that goes on.
+    /// Joins the work of another call that is the same and still waits, if the work goes on.
     pub(in crate::protocol) async fn join_unanswered(&self, other: &Arc<WaitingCall>) -> Result<Option<Arc<Task>>, engine::Error> {
         let work = lock(&other.state).awaited.clone();
         let (Some(work), true) = (work, self.lingers()) else { return Ok(None) };
@@ -279,7 +274,7 @@ impl Waiter {
         let Some(key) = other.dedupe_key_of(&work) else { return Ok(None) };
         {
             let mut theirs = lock(&other.state);
-            // It may have been answered meanwhile.
+            // The other call may have been answered meanwhile.
             if theirs.awaited.as_ref().map(RunOrTask::id) != Some(id) {
                 return Ok(None);
             }
@@ -291,7 +286,7 @@ impl Waiter {
         Ok(Some(task))
     }
 
-    /// Joins work of the same call, whoever waits for it, or makes the task that others join.
+    /// Joins the work of a call that is the same, or creates the task that others join.
     pub(in crate::protocol) async fn join_or_create(
         &self,
         spec: Arc<Spec>,
@@ -300,18 +295,18 @@ impl Waiter {
         notes: Option<mpsc::Sender<CallNote>>,
     ) -> Result<Arc<Task>, engine::Error> {
         let waiting = self.0.clone();
-        // On its own, so that a caller that goes away cannot leave a task behind that the next one does not find.
+        // Spawned, so that a client that hangs up now cannot leave a task that the next call does not find.
         let joined: JoinHandle<Result<_, engine::Error>> = tokio::spawn(async move {
             let context = &waiting.context;
             context.calls.recovered().await;
             let fingerprint = spec.dedupe_key.clone().unwrap_or_default();
             let key = DedupeKey { caller: waiting.caller.clone(), hidden: waiting.hidden, fingerprint };
-            // Held while it looks for the task and makes it: of two at once, one makes it.
+            // Of two calls at once, only one creates the task.
             let _turn = context.calls.lock_create().await;
             if let Some(task) = waiting.join_by_key(&key).await? {
                 return Ok(task);
             }
-            // What was cancelled while it looked for its work needs none.
+            // A call that was cancelled meanwhile needs no work.
             if waiting.cancelled.load(Ordering::Acquire) {
                 return Err(engine::Error::Rejected(Reject::Ended));
             }
@@ -327,8 +322,8 @@ impl Waiter {
         joined.await.map_err(|_| engine::Error::Unavailable("the call could not be made".into()))?
     }
 
-    /// The answer is about to be sent: how the work `ended`, or how its caller gets on. From now on the same call begins anew. If
-    /// the answer never reaches its caller, it leaves the work after all.
+    /// The response is about to be sent: the outcome (`ended`), or how the caller goes on. From now on the same call starts anew. If the
+    /// response does not reach the client, the work lingers after all.
     pub(in crate::protocol) fn on_answer_sent(self, ended: bool) -> OnSent {
         let shown = {
             let state = lock(&self.0.state);
@@ -346,7 +341,7 @@ impl Waiter {
         })
     }
 
-    /// The caller was answered: it knows how the work `ended`, or how to get on.
+    /// The response was sent: the outcome (`ended`), or how the caller goes on.
     pub(in crate::protocol) fn answered(self, ended: bool) {
         let State { awaited: work, counted } = std::mem::take(&mut *lock(&self.0.state));
         if let Some(work) = work.filter(|_| counted) {
@@ -355,19 +350,19 @@ impl Waiter {
     }
 }
 
-/// How long work of a tool goes on without its caller. The follow-up tools have no work of their own.
+/// How long work of a tool lingers. The follow-up tools have no work of their own.
 fn linger(context: &Context, tool: &Arc<ReadyTool>) -> Duration {
     if hold::is_followup(context, tool) { Duration::ZERO } else { tool.0.policy.linger.unwrap_or(context.config.linger) }
 }
 
 impl std::fmt::Debug for WaitingCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting").field("caller", &self.caller).field("tool", &self.tool).finish_non_exhaustive()
+        f.debug_struct("WaitingCall").field("caller", &self.caller).field("tool", &self.tool).finish_non_exhaustive()
     }
 }
 
 impl WaitingCall {
-    /// See [`Waiter::key`].
+    /// See [`Waiter::dedupe_key`].
     pub(in crate::protocol) fn dedupe_key(&self) -> Option<&DedupeKey> {
         let request = self.request.as_ref()?;
         Some(self.dedupe_key.get_or_init(|| DedupeKey::of(&self.context, &self.caller, self.hidden, &self.tool, request)))
@@ -375,13 +370,13 @@ impl WaitingCall {
 
     fn wait_for(&self, work: RunOrTask) {
         lock(&self.state).awaited = Some(work);
-        // It may have been cancelled before there was anything to stop.
+        // It may have been cancelled before it had work.
         if self.cancelled.load(Ordering::Acquire) {
             self.stop();
         }
     }
 
-    /// What a call for this work has in common with those that are the same; none if that cannot be read.
+    /// The key of a call for this work; none if its arguments cannot be read.
     fn dedupe_key_of(&self, work: &RunOrTask) -> Option<DedupeKey> {
         if let Some(key) = self.dedupe_key() {
             return Some(key.clone());
@@ -416,14 +411,14 @@ impl WaitingCall {
         }
     }
 
-    /// The caller does not want the work any more: it stops, unless another call waits for it, too.
+    /// The caller cancelled the call: its work stops, unless another call waits for it, too.
     pub(in crate::protocol) fn cancel(&self) {
-        // In this order: who is about to find its work sees this then.
+        // The flag first: a call that gets its work just now then sees it.
         self.cancelled.store(true, Ordering::Release);
         self.stop();
     }
 
-    /// The caller does not wait any longer: its work is left from now on, whenever the request itself ends.
+    /// The client does not wait any longer: the work lingers from now on, whenever the request itself ends.
     pub(in crate::protocol) fn give_up(&self) {
         let State { awaited: work, counted } = std::mem::take(&mut *lock(&self.state));
         if let Some(work) = work {

@@ -1,4 +1,4 @@
-//! Several messages at once, as the first of these versions has them.
+//! Batches: several messages in one, which only 2025-03-26 has.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use taskwire_core::{
 use super::{Channel, SessionContext, answer_in_session, find, is_initialize};
 use crate::protocol::{Context, Fault, MessageSink, OnSent, Reply};
 
-/// Answers each message of a batch. Nothing but responses comes back, so that nobody can be asked on the way.
-pub(crate) async fn batch(context: &Arc<Context>, caller: &CallerId, way: Channel<'_>, bytes: &[u8]) -> Reply {
-    match answers(context, caller, way, bytes).await {
+/// Responds to each message of a batch. Only responses are sent back, so nothing can be asked meanwhile.
+pub(crate) async fn batch(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>, bytes: &[u8]) -> Reply {
+    match answers(context, caller, channel, bytes).await {
         Ok(reply) => reply,
         Err(fault) => Reply::fault(None, &fault),
     }
 }
 
-async fn answers(context: &Arc<Context>, caller: &CallerId, way: Channel<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
+async fn answers(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
-    let session = match way {
+    let session = match channel {
         Channel::Http { session: Some(name), version, .. } => Some(find(context, caller, Some(name), version)?),
         Channel::Http { session: None, .. } => None,
         Channel::ByteStream(session) => session.cloned(),

@@ -1,7 +1,7 @@
-//! `tools/call`: the result, a stream that leads to it, or a task.
+//! `tools/call`: the response is the result, a stream that ends with it, or a task.
 //!
-//! A call without `task` is run in memory at first. When it has something to say before its result, or takes its time, it
-//! becomes a task that its caller does not know of, and its caller reads that task's log: so it can come back to it (`plain`).
+//! A call without `task` runs in memory at first. When it has something to send before its result, or takes long, it becomes a hidden
+//! task, and its client is sent that task's log, so that it can resume the stream (`without_task`).
 
 mod without_task;
 
@@ -41,11 +41,11 @@ use crate::{
     tool::{ReadyTool, TaskMode},
 };
 
-/// Bytes of a progress token: it is kept with the task.
+/// The longest progress token, which is stored with the task.
 const TOKEN_BYTES_MAX: usize = 256;
-/// Notes that wait for a client to read; more are dropped, the newest first.
+/// How many notes wait for a client to read; more are dropped, the newest first.
 const NOTES_MAX: usize = 256;
-/// What has output to show is given a part of the time that it would have without, to be done at once: a tenth.
+/// From the first output on, a call waits only for a tenth of its promote delay.
 const OUTPUT_DELAY_DIVISOR: u32 = 10;
 
 #[derive(Deserialize, Default)]
@@ -77,11 +77,9 @@ struct TaskOptions {
     modes: Option<Vec<ResponseMode>>,
 }
 
-/// One call.
 struct Call<'a, 'c> {
     cx: &'a Cx<'c>,
     tool: Arc<ReadyTool>,
-    /// The arguments, and as they came.
     arguments: Value,
     raw_arguments: Payload,
     progress_token: Option<RequestId>,
@@ -112,13 +110,13 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
         _ => {}
     }
     let augment = asked.map(|raw| parse_task_options(raw, agreed.modes.is_some())).transpose()?;
-    let (given, arguments) = calls::arguments(&tool, params.arguments)?;
-    if let Some(misfit) = invalid_arguments(&tool, &given) {
+    let (arguments, raw_arguments) = calls::arguments(&tool, params.arguments)?;
+    if let Some(misfit) = invalid_arguments(&tool, &arguments) {
         let Outcome::Completed { result, .. } = misfit.into_outcome() else { return Err(Fault::internal("a misfit is a result")) };
         if augment.is_none() {
             return Ok(cx.reply(render::call_result(&result, None, None)));
         }
-        // What is no task at all must not look like one.
+        // A result would look like that of a task, but there is none: the caller gets an error.
         let result: Value = result.read()?;
         return Err(Fault::params(result["content"][0]["text"].as_str().unwrap_or_default()));
     }
@@ -129,13 +127,13 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     if matches!(&meta.progress_token, Some(RequestId::Text(text)) if text.len() > TOKEN_BYTES_MAX) {
         return Err(Fault::params(format!("`progressToken` has more than {TOKEN_BYTES_MAX} bytes")));
     }
-    // A task can be answered elsewhere; a call only where it was made.
+    // A task can be asked on any stream of the session, a call only on its own.
     let accepts = if augment.is_some() || cx.can_stream { agreed.accepts } else { AcceptedQuestions::default() };
     let wanted = CallOptions { caller: &cx.session.caller, accepts, idempotency_key: meta.idempotency_key.as_deref() };
     let mut spec = calls::spec(cx.context, &tool, &wanted)?;
     spec.origin = TaskOrigin::to_payload(meta.progress_token.clone());
     spec.outbox = Some(OutboxTarget { session: cx.session.id.clone(), output: agreed.partial });
-    let mut call = Call { cx, tool, arguments: given, raw_arguments: arguments, progress_token: meta.progress_token, spec };
+    let mut call = Call { cx, tool, arguments, raw_arguments, progress_token: meta.progress_token, spec };
     let Some(augment) = augment else { return call.answer_without_task().await };
     if let Some(ttl) = augment.ttl {
         call.spec.retention_ms = Some(call.spec.retention_ms.map_or(ttl, |most| ttl.min(most)));
@@ -148,7 +146,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     }
 }
 
-/// Reads `task`; what it says about modes counts only for clients that know of them.
+/// Reads `task`; its `responseModes` count only for clients that declared them.
 fn parse_task_options(raw: &RawValue, modes: bool) -> Result<TaskOptions, Fault> {
     #[derive(Deserialize, Default)]
     #[serde(default, rename_all = "camelCase")]
@@ -187,14 +185,14 @@ impl Call<'_, '_> {
         NoteEncoder::new(self.progress_token.clone(), Some(self.cx.session.terms().level))
     }
 
-    /// Says nothing of a task until the client knows its name.
+    /// Sends nothing about a task until the client has its id.
     fn withhold_until_announced(&self, id: TaskId) -> OnSent {
         let session = self.cx.session.clone();
         session.withhold(id);
         OnSent::new(move |_| session.announce(id))
     }
 
-    /// Where log lines of a task go: to the standing stream, if there is one.
+    /// Opens a channel for a task's log messages, which go to the stream that sends the task.
     fn open_log_notes(&self, id: TaskId) -> mpsc::Sender<CallNote> {
         let (sender, mut notes) = mpsc::channel(NOTES_MAX);
         let session = self.cx.session.clone();
@@ -210,7 +208,6 @@ impl Call<'_, '_> {
         sender
     }
 
-    /// Makes a task at once.
     async fn create_task(&self, spec: Spec) -> Result<(Arc<Task>, OnSent), Fault> {
         let engine = &self.cx.context.engine;
         let id = engine.new_id();
@@ -224,7 +221,6 @@ impl Call<'_, '_> {
         Ok((receipt.task, on_announced))
     }
 
-    /// The answer that has a task and nothing else.
     fn task_reply(&self, task: &Task, choice: Choice, on_announced: OnSent) -> Reply {
         let mut meta = Map::new();
         if let Some(text) = &self.tool.0.policy.immediate_response {
@@ -241,13 +237,13 @@ impl Call<'_, '_> {
         Ok(self.task_reply(&task, choice, on_announced))
     }
 
-    /// The result if it is there at once; else a stream or a task.
+    /// The result if it comes soon; else a stream or a task.
     async fn answer_immediate(mut self, choice: Choice) -> Result<Reply, Fault> {
         let cx = self.cx;
         let engine = &cx.context.engine;
         let streams = choice.may_stream && self.tool.0.policy.streams;
         if self.spec.idempotency_key.is_some() {
-            // One that may be repeated must be found again: it is a task from the beginning.
+            // The same key must find the call again, so it is a task from the beginning.
             return if streams { self.answer_streaming(choice).await } else { self.answer_with_task(choice).await };
         }
         if streams {
@@ -258,12 +254,12 @@ impl Call<'_, '_> {
         let spec = Arc::new(self.spec.clone());
         let id = engine.new_id();
         let on_announced = self.withhold_until_announced(id);
-        let mut held =
+        let mut unstarted =
             engine.prepare_run(id, spec.clone(), self.raw_arguments.clone(), Continuation::default(), Some(self.open_log_notes(id)));
-        let run = held.run().clone();
+        let run = unstarted.run().clone();
         run.keep_until_end(Box::new(open));
         let mut immediate = Immediate { call: &self, run: &run, streams, over: false };
-        let settled = wait::run(cx.context, &mut held, None, None, &mut immediate).await.inspect_err(|_| {
+        let settled = wait::run(cx.context, &mut unstarted, None, None, &mut immediate).await.inspect_err(|_| {
             run.cancel("the task could not be made");
         })?;
         match settled {
@@ -274,7 +270,7 @@ impl Call<'_, '_> {
                     let outcome = Outcome::Completed { result: result.clone(), is_error };
                     match engine.create_ended(id, spec, self.raw_arguments.clone(), outcome).await {
                         Ok(_) => meta = Some(json!({RELATED_TASK: {"taskId": id}})),
-                        // The result is what counts.
+                        // The result matters more than its record.
                         Err(error) if is_limit(&error) => {}
                         Err(error) => return Err(error.into()),
                     }
@@ -285,7 +281,7 @@ impl Call<'_, '_> {
             }
             Settled::Ended { end: RunEnd::Outcome(Outcome::Failed(error)), .. } => Err(error.into()),
             Settled::Task(task) => {
-                // A task is found again, and counts as one.
+                // A task counts against its own limit, and no longer as a waiting request.
                 run.keep_until_end(Box::new(()));
                 if streams {
                     self.stream_answers(&task, choice, reserved, on_announced).await
@@ -297,17 +293,17 @@ impl Call<'_, '_> {
         }
     }
 
-    /// Its output is its result, and is sent in answer to the call.
+    /// The output is the result, and is sent in responses to the call.
     fn set_output_is_result(&mut self) {
         self.spec.output_is_result = true;
         let pushes = self.can_answer_repeatedly();
         if let Some(follower) = &mut self.spec.outbox {
-            // What is sent as an answer is not told as well.
+            // The outbox does not send what the responses carry.
             follower.output &= !pushes;
         }
     }
 
-    /// Whether more than one answer can be given.
+    /// Whether the call can get several responses.
     fn can_answer_repeatedly(&self) -> bool {
         self.cx.can_stream && self.cx.out.framing().has_event_ids
     }
@@ -319,8 +315,8 @@ impl Call<'_, '_> {
         self.stream_answers(&task, choice, reserved, on_announced).await
     }
 
-    /// A place among the requests that wait, for a call that is answered more than once. Before it is begun: else it would
-    /// go on without anybody.
+    /// Takes the permit and the request id of a call with several responses. This comes before the work starts, which would else go on
+    /// without a reader.
     fn reserve_stream(&self) -> Result<Option<(CallerPermit, RequestGuard)>, Fault> {
         if self.can_answer_repeatedly() { Ok(Some((self.cx.wait_permit()?, self.cx.register_request()?))) } else { Ok(None) }
     }
@@ -343,7 +339,7 @@ impl Call<'_, '_> {
             return cx.stream_reply(tail.run().await, request);
         }
         let (task, part) = if cx.session.terms().partial {
-            // Partials tell the output, all of it: they count from the first on.
+            // The outbox sends all output as partials, from the first chunk on.
             (task.clone(), streaming::OutputPart::nothing())
         } else {
             self.first_part(task.id).await?
@@ -352,7 +348,7 @@ impl Call<'_, '_> {
         Ok(cx.reply(object).on_sent(Some(on_announced)))
     }
 
-    /// What a task writes first, within the time that a call may take.
+    /// The first output of a task, within the promote delay.
     async fn first_part(&self, id: TaskId) -> Result<(Arc<Task>, streaming::OutputPart), Fault> {
         let engine = &self.cx.context.engine;
         let watch = engine.watch(vec![id], true);
@@ -375,7 +371,7 @@ impl Call<'_, '_> {
     }
 }
 
-/// A call whose result is wanted at once, if it is there soon.
+/// Waits for a result that is to be sent at once, if it comes soon.
 struct Immediate<'a> {
     call: &'a Call<'a, 'a>,
     run: &'a Run,
@@ -384,21 +380,21 @@ struct Immediate<'a> {
 }
 
 impl CallEra for Immediate<'_> {
-    /// Waits for as long as a result may take to count as there at once. Output that could be shown does not wait for it much longer.
+    /// Waits for the promote delay, or for a tenth of it after the first output.
     async fn meanwhile(&mut self) -> Result<Wake, Fault> {
         if self.over {
             return std::future::pending().await;
         }
-        let (clock, patience) = (self.call.cx.context.engine.clock(), self.call.promote_delay());
+        let (clock, promote_delay) = (self.call.cx.context.engine.clock(), self.call.promote_delay());
         let has_shown = async {
             if !self.streams {
                 std::future::pending::<()>().await;
             }
             self.run.wait_for_output().await;
-            clock.sleep(patience / OUTPUT_DELAY_DIVISOR).await;
+            clock.sleep(promote_delay / OUTPUT_DELAY_DIVISOR).await;
         };
         tokio::select! {
-            () = clock.sleep(patience) => {}
+            () = clock.sleep(promote_delay) => {}
             () = has_shown => {}
         }
         self.over = true;

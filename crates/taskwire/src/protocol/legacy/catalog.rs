@@ -1,4 +1,4 @@
-//! What the server has: lists, prompts, resources, completions, and what a session wants to hear of.
+//! Lists, prompts, resources and completions of the legacy era, and what a session subscribes to.
 
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
@@ -15,7 +15,6 @@ use crate::{
     tool::{PromptCall, ReadyTool, ResourceCall, TaskMode, ToolError, ToolErrorKind},
 };
 
-/// The members that the methods here have.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Params<'a> {
@@ -40,13 +39,13 @@ fn page<T>(cx: &Cx<'_>, key: &str, all: &[T], wire: impl Fn(&T) -> String) -> Re
 
 pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
     let agreed = cx.session.terms();
-    // Whoever can make tasks here can also do without, with each call.
+    // A client with tasks can also call without them, so all clients see the follow-up tools.
     page(cx, "tools", &catalog::tools(cx.context, false), |tool| {
         catalog::listed_tool(cx.context, tool, &definition(tool, agreed.has_tasks(), agreed.partial), false)
     })
 }
 
-/// The definition of a tool. Structured results are objects in this era, so that no other can be promised.
+/// The definition of a tool. Structured results are objects in this era, so any other `outputSchema` is left out.
 fn definition(tool: &ReadyTool, has_tasks: bool, has_partials: bool) -> Payload {
     let (mut wire, policy) = (tool.0.wire.read::<Value>().unwrap_or_default(), &tool.0.policy);
     if let Some(members) = wire.as_object_mut().filter(|members| members.get("outputSchema").is_some_and(|it| it["type"] != "object")) {
@@ -79,8 +78,8 @@ pub(super) async fn complete(cx: &Cx<'_>) -> Result<Object, Fault> {
 pub(super) async fn prompt(cx: &Cx<'_>) -> Result<Object, Fault> {
     let params: Params<'_> = cx.read()?;
     let name = member(params.name, "name")?;
-    let given = catalog::arguments(params.arguments)?;
-    let (prompt, arguments) = catalog::prompt(&cx.context.provider, &name, &given)?;
+    let value = catalog::arguments(params.arguments)?;
+    let (prompt, arguments) = catalog::prompt(&cx.context.provider, &name, &value)?;
     let accepts = cx.session.terms().accepts;
     finish((prompt.get)(PromptCall { arguments, resumed: Continuation::default(), accepts }).await)
 }

@@ -1,41 +1,39 @@
-//! Event ids: each names a stream and a place in it. A stream is a reading of a log, so nothing needs to be remembered
-//! of it: whoever comes back with an id is read on to from there, whatever happened to the server meanwhile.
+//! Event ids: each names a stream and a cursor in it. A stream reads a log, so the server remembers nothing of it: a client resumes the
+//! stream from an event id, even after a restart.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use taskwire_core::{Seq, SessionId, TaskId, Version, wire::RequestId};
 
 use crate::protocol::json;
 
-/// A request id that is longer is not repeated in every event: its stream cannot be resumed.
+/// A longer request id is not repeated in every event, and its stream cannot be resumed.
 const REQUEST_CHARS_MAX: usize = 128;
 
-/// How much of its session's name an event id has.
+/// How much of the session id an event id contains.
 const TAG_CHARS: usize = 8;
 
-/// What a stream of one task is the answer to.
+/// Which request a task stream responds to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamKind {
-    /// A call whose caller knows of no task.
+    /// A call whose caller does not know the task.
     Call,
     /// `tasks/result`.
     Result,
-    /// A call that is answered bit by bit (SEP-1905).
+    /// A call with several responses (SEP-1905).
     Streaming,
 }
 
-/// A stream of one task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TaskStreamId {
     pub(super) kind: StreamKind,
     pub(super) task: TaskId,
-    /// The request that it is the answer to.
     pub(super) request: RequestId,
 }
 
-/// A place in a stream of one task.
+/// How far a task stream was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct StreamCursor {
-    /// Whether what it begins with was sent: open questions, or the first answer.
+    /// Whether its beginning was sent: open questions, or the first response.
     pub(super) begun: bool,
     /// The last event that was read.
     pub(super) version: Version,
@@ -43,16 +41,15 @@ pub(super) struct StreamCursor {
     pub(super) seq: Seq,
 }
 
-/// A place in the stream that a session has besides its requests.
+/// How far a session stream was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct SessionCursor {
-    /// How many of the session's changes were told.
+    /// How many entries of the outbox were sent.
     pub(super) number: u64,
-    /// How far the next one was told.
+    /// Up to which version the next entry was sent.
     pub(super) version: Version,
 }
 
-/// What an event id names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EventId {
     Session(SessionCursor),
@@ -60,7 +57,7 @@ pub(super) enum EventId {
 }
 
 impl TaskStreamId {
-    /// The part that all ids of this stream have in common; none if it cannot be resumed.
+    /// The part that all event ids of this stream share; none if it cannot be resumed.
     pub(super) fn event_id_prefix(&self, session: &SessionId) -> Option<String> {
         let kind = match self.kind {
             StreamKind::Call => 'c',
@@ -73,7 +70,7 @@ impl TaskStreamId {
 }
 
 impl StreamCursor {
-    /// Behind the answer, where nothing follows.
+    /// After the response, where nothing follows.
     pub(super) const END: Self = Self { begun: true, version: Version(u64::MAX), seq: Seq(u64::MAX) };
 
     pub(super) fn event_id(self, prefix: &str) -> String {
@@ -88,7 +85,6 @@ impl SessionCursor {
 }
 
 impl EventId {
-    /// The place that an id of this session names.
     pub(super) fn parse(session: &SessionId, id: &str) -> Option<Self> {
         let parts: Vec<&str> = id.strip_prefix(tag(session))?.strip_prefix('.')?.split('.').collect();
         match parts[..] {
@@ -116,20 +112,20 @@ impl EventId {
     }
 }
 
-/// What tells the ids of one session from those of another.
+/// Distinguishes the event ids of one session from those of another.
 fn tag(session: &SessionId) -> &str {
     session.as_str().get(..TAG_CHARS).unwrap_or(session.as_str())
 }
 
-/// The name of a question as a request of ours: unique, and enough to know what an answer to it is for. It is another one
-/// on the stream of each request, on the stream besides them, and each time that it is asked there.
+/// The id of a question as a request to the client: unique, and enough to know what an answer is for. The stream of each request and the
+/// session stream use different ids, and each repetition has another one.
 pub(super) fn question_id(task: TaskId, request: Option<&RequestId>, times: u32, key: &str) -> String {
     let nonce = request.map_or_else(|| "-".to_owned(), |request| URL_SAFE_NO_PAD.encode(json::text(request)));
     let again = if times > 1 { format!("~{times}") } else { String::new() };
     format!("{task}.{nonce}{again}.{key}")
 }
 
-/// The task of a question, the how manieth time it was asked, and its key.
+/// The task of a question, how often it has been asked, and its key.
 pub(super) fn parse_question_id(id: &RequestId) -> Option<(TaskId, u32, &str)> {
     let RequestId::Text(text) = id else { return None };
     let (task, rest) = text.split_once('.')?;
@@ -167,8 +163,8 @@ mod tests {
                 }
             }
         }
-        let standing = SessionCursor { number: 4, version: Version(2) };
-        assert_eq!(EventId::parse(&session(), &standing.event_id(&session())), Some(EventId::Session(standing)));
+        let cursor = SessionCursor { number: 4, version: Version(2) };
+        assert_eq!(EventId::parse(&session(), &cursor.event_id(&session())), Some(EventId::Session(cursor)));
         let long = TaskStreamId { kind: StreamKind::Call, task: task(), request: RequestId::Text("x".repeat(200).into()) };
         assert_eq!(long.event_id_prefix(&session()), None);
     }

@@ -1,4 +1,4 @@
-//! `initialize`: which version, and what both sides can do.
+//! `initialize`: negotiates the version, and what both sides can do.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Log lines that a client is sent that did not say what it wants.
+/// The log level for a client that did not set one.
 const LEVEL: &str = "info";
 
 #[derive(Deserialize)]
@@ -70,13 +70,13 @@ struct Responses {
     modes: Option<Vec<String>>,
 }
 
-/// A member that only a draft defines: what is not as the draft has it is something else, and nothing is declared by it.
+/// A member that only a draft defines. If it has another form than in the draft, it declares nothing.
 fn draft<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
     let raw = <&RawValue>::deserialize(deserializer)?;
     Ok(serde_json::from_str(raw.get()).ok())
 }
 
-/// What a client that says this of itself and the server agree on.
+/// The terms for a client with these parameters.
 pub(super) fn negotiate(params: &str) -> Result<SessionTerms, Fault> {
     let asked: Initialize<'_> = serde_json::from_str(params).map_err(|error| Fault::params(format!("invalid params: {error}")))?;
     let version = text(asked.version, "protocolVersion")?;
@@ -96,7 +96,7 @@ pub(super) fn negotiate(params: &str) -> Result<SessionTerms, Fault> {
         version: version.to_owned(),
         accepts,
         partial: tasks.streaming.is_some_and(|Members(streaming)| streaming.partial.is_some()),
-        // Each once, however often it is named.
+        // Each mode once, however often the client names it.
         modes: modes.map(|modes| modes.iter().filter_map(|mode| mode_of(mode)).collect::<BTreeSet<_>>().into_iter().collect()),
         idempotency: experimental.idempotency.is_some(),
         reads_output: experimental.partials.is_some(),
@@ -106,7 +106,6 @@ pub(super) fn negotiate(params: &str) -> Result<SessionTerms, Fault> {
     })
 }
 
-/// What a client is told about the server.
 pub(super) fn result(context: &Context, agreed: &SessionTerms) -> Object {
     let config = &context.config;
     let info = json!({"name": config.name, "version": config.version});
@@ -120,7 +119,7 @@ pub(super) fn result(context: &Context, agreed: &SessionTerms) -> Object {
     }
 }
 
-/// Whether the server answers in this way; with a task it always can.
+/// Whether the server has this response mode; it always has tasks.
 fn has(context: &Context, mode: ResponseMode) -> bool {
     mode == ResponseMode::Task || context.config.legacy.modes.contains(&mode)
 }
@@ -132,7 +131,7 @@ fn capabilities(context: &Context, agreed: &SessionTerms) -> Value {
         if context.config.legacy.list_tasks {
             tasks["list"] = json!({});
         }
-        // Drafts are shown only to who knows of them.
+        // Drafts are shown only to clients that declare them.
         if agreed.partial {
             tasks["streaming"] = json!({"partial": {}});
         }
@@ -145,7 +144,7 @@ fn capabilities(context: &Context, agreed: &SessionTerms) -> Value {
         }
         capabilities["tasks"] = tasks;
     }
-    // Told only to who asks: that a call can be sent twice, and that output can be read by a request of the other era.
+    // The server names these extensions only to a client that declares them.
     for (name, _) in [(IDEMPOTENCY, agreed.idempotency), (PARTIALS, agreed.reads_output)].into_iter().filter(|(_, asked)| *asked) {
         capabilities["experimental"][name] = json!({});
     }

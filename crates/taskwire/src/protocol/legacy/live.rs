@@ -1,6 +1,6 @@
-//! What is going on in a session: what its client was told where, which streams it has, what it waits for.
+//! What a session has in memory: what was delivered on which stream, which streams are open, which requests wait.
 //!
-//! All of this is in memory. What is lost with the process costs a client some repetition at most.
+//! If it is lost with the process, some messages are sent twice, and no worse.
 
 mod reask;
 mod request;
@@ -29,62 +29,56 @@ use crate::{
     },
 };
 
-/// Tasks of one session whose last chunk is remembered.
+/// How many tasks of one session are tracked.
 const TRACKED_TASKS_MAX: usize = 1_024;
-/// Stretches of a task's output that are remembered to have been given elsewhere.
+/// How many ranges of a task are remembered as delivered outside the outbox.
 const RANGES_MAX: usize = 64;
-/// A name of a request that is longer is not remembered.
+/// A longer request id is not remembered.
 const ID_CHARS_MAX: usize = 256;
-/// Requests after which those whose work is over are forgotten; as many that were called off are remembered.
+/// From this many requests on, those whose work has ended are removed; as many cancelled ones are remembered.
 const OPEN_REQUESTS_MAX: usize = 64;
-/// Questions after which those whose stream is gone are forgotten.
+/// From this many questions on, those whose stream is gone are removed.
 const ASKED_MIN: usize = 16;
 
-/// A stream that tells of a task, and where it takes what stands in no log.
+/// A stream that claimed a task, and the channel for its messages that are in no log.
 type ClaimEntry = (u64, mpsc::Sender<Vec<u8>>);
 
-/// What is going on in a session.
 #[derive(Debug, Default)]
 pub(super) struct LiveState {
-    /// Tasks whose names the client has not been told yet.
+    /// Tasks whose ids the client does not have yet.
     withheld: HashSet<TaskId>,
-    /// What the session was given of each task's output.
     deliveries: HashMap<TaskId, Delivery>,
     prune_deliveries: Prune<TRACKED_TASKS_MAX>,
-    /// Tasks that streams of their own tell of: the latest does.
+    /// Tasks with streams of their own; the latest of these sends the task.
     claims: HashMap<TaskId, Vec<ClaimEntry>>,
-    /// How many such streams there were.
     claim_count: u64,
-    /// Tasks whose own stream has ended: what it asked may have to be asked again.
+    /// Tasks whose own stream has ended: the session stream may have to ask their questions again.
     released: BTreeSet<TaskId>,
-    /// Questions that were asked on a stream that may still be there.
+    /// Questions, and the stream that asked them, if it is still open.
     asked: HashMap<(TaskId, QuestionKey), Weak<()>>,
     prune_asked: Prune<ASKED_MIN>,
-    /// Questions that are asked again, since what came was no answer.
+    /// Questions that are asked again, because the answer did not fit.
     reasks: HashMap<(TaskId, QuestionKey), Reask>,
-    /// Requests that are not answered yet.
     pub(super) open_requests: HashMap<RequestId, OpenRequest>,
     prune_open_requests: Prune<OPEN_REQUESTS_MAX>,
     unanswered: UnansweredCalls,
-    /// The latest requests that were called off, and whether their work was to stop.
+    /// The latest requests that were cancelled, and whether their work was to stop.
     cancelled: VecDeque<(RequestId, bool)>,
-    /// How many changes were told on the standing stream; nobody knows after a restart.
+    /// How many entries of the outbox the session stream has sent; not known after a restart.
     outbox_delivered: u64,
-    /// Where the standing stream takes what stands in no log.
+    /// The session stream's channel for messages that are in no log.
     unlogged: Option<mpsc::Sender<Vec<u8>>>,
-    /// The standing stream, if there is one.
     session_stream: Weak<()>,
-    /// What it counts for among the streams of its caller; the next one takes its place.
+    /// The permit of the session stream; the next one takes it over.
     session_stream_permit: Weak<CallerPermit>,
 }
 
 impl LiveState {
-    /// Nothing yet, but that so many changes were told.
-    pub(super) fn new(told: u64) -> Self {
-        Self { outbox_delivered: told, ..Self::default() }
+    pub(super) fn new(outbox_delivered: u64) -> Self {
+        Self { outbox_delivered, ..Self::default() }
     }
 
-    /// Whether somebody listens, or waits for an answer.
+    /// Whether a stream is open, or a request waits.
     pub(super) fn is_in_use(&self) -> bool {
         self.session_stream.strong_count() > 0 || self.open_requests.values().any(|running| running.awaited)
     }
@@ -97,7 +91,7 @@ impl LiveState {
         self.prune_open_requests.retain(&mut self.open_requests, |_, running| running.awaited || running.is_running());
     }
 
-    /// What the session was given of a task; there is always room for it.
+    /// What was delivered of a task; removes old entries before it adds one.
     fn delivery_of(&mut self, id: TaskId) -> &mut Delivery {
         if !self.deliveries.contains_key(&id) {
             self.prune_deliveries.retain(&mut self.deliveries, |id, _| self.claims.contains_key(id) || self.released.contains(id));
@@ -106,24 +100,24 @@ impl LiveState {
     }
 }
 
-/// What a session was given of a task's output.
+/// What a session was sent of a task.
 #[derive(Debug, Default)]
 struct Delivery {
-    /// The first chunk that it was not given.
+    /// The first chunk that was not delivered.
     next_seq: Seq,
-    /// Chunks that it was given elsewhere than on its standing stream.
+    /// Chunks that were not delivered by the outbox, in its order.
     chunks_outside_outbox: Vec<Range<Seq>>,
-    /// Events that it was told of elsewhere.
+    /// Events that were not delivered by the outbox, in its order.
     events_outside_outbox: Vec<Range<Version>>,
-    /// The last state that it was told on its standing stream.
+    /// The version of the last status that the session stream sent.
     status_version: Version,
-    /// Where the last wait for the result began, if its reader may never have seen any of it.
+    /// Where the last `tasks/result` began, if its client may not have seen any of it.
     result_wait_from: Option<Seq>,
-    /// The request on whose stream it was told of the end.
+    /// The request on whose stream the end was sent.
     end_delivered_to: Option<RequestId>,
 }
 
-/// Adds a stretch to those that are known.
+/// Adds a range, joined to the last one if it follows that.
 fn extend<T: PartialEq>(known: &mut Vec<Range<T>>, more: Range<T>) {
     let count = known.len();
     match known.last_mut() {
@@ -133,33 +127,30 @@ fn extend<T: PartialEq>(known: &mut Vec<Range<T>>, more: Range<T>) {
     }
 }
 
-/// Whether a request was called off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CancelState {
     Active,
     /// Nobody waits for it any more, but its work goes on.
     Detached,
-    /// Its work is to stop.
     Stopped,
 }
 
-/// When a call was made, and the name under which it hears of progress.
+/// When a call was made, and its progress token.
 type CallStart = (Timestamp, Option<RequestId>);
 
-/// A request that is not answered yet.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     cancel_state: Arc<watch::Sender<CancelState>>,
     pub(super) run: Option<Weak<Run>>,
-    /// The task that does its work, if that was made at once.
+    /// The task, if it was created before its work ran.
     pub(super) task: Option<TaskId>,
-    /// Whether its work goes on when nobody waits for it any more, and is found again by the same call.
+    /// Whether its work lingers, and the same call joins it.
     joinable: bool,
-    /// The call that waits for it, if that still does.
+    /// The call, as long as it waits.
     waiting_call: Weak<WaitingCall>,
-    /// How the call was made, for a reader that comes back to it: its task may be another one's.
+    /// Kept for a client that resumes the call, whose task may be that of another call.
     call_start: Option<CallStart>,
-    /// Whether somebody waits for the answer.
+    /// Whether a client waits for the response.
     awaited: bool,
 }
 
@@ -169,14 +160,14 @@ impl OpenRequest {
         self.task.or_else(|| Some(self.run.as_ref()?.upgrade()?.id()))
     }
 
-    /// Whether its work goes on here.
+    /// Whether its work runs in this process.
     fn is_running(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.strong_count() > 0)
     }
 }
 
 impl Session {
-    /// Says nothing of a task until [`speak`](Self::speak): its name comes first.
+    /// Sends nothing about a task until [`Self::announce`]: the client must get its id first.
     pub(super) fn withhold(&self, id: TaskId) {
         self.live().withheld.insert(id);
     }
@@ -191,85 +182,79 @@ impl Session {
         self.live().withheld.contains(&id)
     }
 
-    /// The first chunk of a task that the session was not given.
     pub(super) fn next_undelivered(&self, id: TaskId) -> Seq {
         self.delivered_up_to(id).unwrap_or_default()
     }
 
-    /// Where a new wait for the result of a task begins: where the session was last told of it, or where the last wait began,
-    /// if that one was cut off before anybody could come back to it. The claim of the new one is there by now.
+    /// Where a new `tasks/result` begins: at the first chunk that was not delivered, or where the last one began if that was cut off before
+    /// its client could resume it. The new one has its claim by now.
     pub(super) fn result_wait_from(&self, id: TaskId) -> Seq {
         let mut live = self.live();
         let alone = live.claims.get(&id).is_none_or(|claims| claims.len() <= 1);
-        let given = live.delivery_of(id);
-        let from = given.result_wait_from.filter(|_| alone).unwrap_or(given.next_seq);
-        given.result_wait_from = Some(from);
+        let delivery = live.delivery_of(id);
+        let from = delivery.result_wait_from.filter(|_| alone).unwrap_or(delivery.next_seq);
+        delivery.result_wait_from = Some(from);
         from
     }
 
-    /// The reader of a wait came back to it: it has seen its beginning, and will come back again.
+    /// The client resumed a `tasks/result`: it has seen the beginning, and can resume it again.
     pub(super) fn forget_result_wait(&self, id: TaskId) {
         self.live().delivery_of(id).result_wait_from = None;
     }
 
-    /// Whether the session was given a chunk elsewhere than on its standing stream.
     pub(super) fn chunk_delivered_outside_outbox(&self, id: TaskId, chunk: Seq) -> bool {
-        self.live().deliveries.get(&id).is_some_and(|given| given.chunks_outside_outbox.iter().any(|range| range.contains(&chunk)))
+        self.live().deliveries.get(&id).is_some_and(|sent| sent.chunks_outside_outbox.iter().any(|range| range.contains(&chunk)))
     }
 
-    /// Whether the session was given a chunk on its standing stream.
     pub(super) fn chunk_delivered_by_outbox(&self, id: TaskId, chunk: Seq) -> bool {
         let live = self.live();
         live.deliveries
             .get(&id)
-            .is_some_and(|given| chunk < given.next_seq && !given.chunks_outside_outbox.iter().any(|range| range.contains(&chunk)))
+            .is_some_and(|sent| chunk < sent.next_seq && !sent.chunks_outside_outbox.iter().any(|range| range.contains(&chunk)))
     }
 
-    /// Notes that the session was given chunks elsewhere than on its standing stream.
     pub(super) fn record_chunks_outside_outbox(&self, id: TaskId, chunks: Range<Seq>) {
         let mut live = self.live();
-        let given = live.delivery_of(id);
-        given.next_seq = chunks.end.max(given.next_seq);
-        extend(&mut given.chunks_outside_outbox, chunks);
+        let delivery = live.delivery_of(id);
+        delivery.next_seq = chunks.end.max(delivery.next_seq);
+        extend(&mut delivery.chunks_outside_outbox, chunks);
     }
 
-    /// Notes that the session is given a chunk on a standing stream; says `false` if that is not its to give any more.
+    /// Records chunks that a session stream sends; `false` if another stream has to send them now.
     pub(super) fn record_chunks_on_session_stream(&self, id: TaskId, chunks: Range<Seq>, stream: &Arc<()>) -> bool {
         let mut live = self.live();
         if live.claims.contains_key(&id) || live.session_stream.as_ptr() != Arc::as_ptr(stream) {
             return false;
         }
-        let given = live.delivery_of(id);
-        given.next_seq = chunks.end.max(given.next_seq);
+        let delivery = live.delivery_of(id);
+        delivery.next_seq = chunks.end.max(delivery.next_seq);
         true
     }
 
-    /// Notes that the session was told of events elsewhere than on its standing stream.
     pub(super) fn record_events_outside_outbox(&self, id: TaskId, events: Range<Version>) {
         extend(&mut self.live().delivery_of(id).events_outside_outbox, events);
     }
 
-    /// Notes that the stream of a request tells of the end of a task; says `false` if that of another one has.
+    /// Records that the stream of a request sends the end of a task; `false` if that of another request has.
     pub(super) fn record_end(&self, id: TaskId, request: &RequestId) -> bool {
         let mut live = self.live();
         live.delivery_of(id).end_delivered_to.get_or_insert_with(|| request.clone()) == request
     }
 
-    /// Notes that the standing stream tells a state; says `false` if it has told that one, or a later one.
+    /// Records that the session stream sends a status; `false` if it has sent this one, or a later one.
     pub(super) fn record_status(&self, id: TaskId, changed: Version) -> bool {
         let mut live = self.live();
-        let given = live.delivery_of(id);
-        let news = changed > given.status_version && changed > Version(1);
-        given.status_version = given.status_version.max(changed);
-        news
+        let delivery = live.delivery_of(id);
+        let is_new = changed > delivery.status_version && changed > Version(1);
+        delivery.status_version = delivery.status_version.max(changed);
+        is_new
     }
 
-    /// Whether the session was told of an event elsewhere than on its standing stream.
     pub(super) fn event_delivered_outside_outbox(&self, id: TaskId, event: Version) -> bool {
-        self.live().deliveries.get(&id).is_some_and(|given| given.events_outside_outbox.iter().any(|range| range.contains(&event)))
+        self.live().deliveries.get(&id).is_some_and(|sent| sent.events_outside_outbox.iter().any(|range| range.contains(&event)))
     }
 
-    /// Forgets what the session was given of a task that is over, unless there is something to be told yet.
+    /// Forgets what was delivered of a task that has ended, unless something is still to be sent.
     pub(super) fn forget(&self, id: TaskId) {
         let mut live = self.live();
         if !live.claims.contains_key(&id) && !live.released.contains(&id) {
@@ -277,12 +262,12 @@ impl Session {
         }
     }
 
-    /// The same, if anything is known of it.
+    /// The first chunk of a task that was not delivered; none if nothing was.
     pub(super) fn delivered_up_to(&self, id: TaskId) -> Option<Seq> {
-        self.live().deliveries.get(&id).map(|given| given.next_seq)
+        self.live().deliveries.get(&id).map(|delivery| delivery.next_seq)
     }
 
-    /// Lets a stream of its own tell of a task, for as long as the claim lives.
+    /// Lets a stream other than the session stream send a task, until the claim is dropped.
     pub(super) fn claim(self: &Arc<Self>, id: TaskId, unlogged: mpsc::Sender<Vec<u8>>) -> Claim {
         let mut live = self.live();
         live.delivery_of(id);
@@ -301,7 +286,7 @@ impl Session {
         self.live().released.pop_first()
     }
 
-    /// Has a task's questions asked, and what else was not told of it told, on the standing stream.
+    /// Makes the session stream ask a task's questions, and send what was not delivered of it.
     pub(super) fn release(&self, id: TaskId) {
         let mut live = self.live();
         if live.released.len() < TRACKED_TASKS_MAX {
@@ -309,8 +294,8 @@ impl Session {
         }
     }
 
-    /// Whether a question is to be asked on the standing stream: it is not, while another stream that asked it is there,
-    /// nor again on this one, unless it comes `again` because its reader was cut off before it.
+    /// Whether the session stream is to ask a question: not while another open stream has asked it, and only once itself, unless `again`
+    /// says that its client was cut off before the question.
     pub(super) fn record_question_if_new(&self, id: TaskId, key: &QuestionKey, stream: &Arc<()>, again: bool) -> bool {
         let mut live = self.live();
         live.prune_asked();
@@ -322,28 +307,26 @@ impl Session {
         asks
     }
 
-    /// Notes that a stream of its own asks a task's question.
+    /// Records that a task's own stream asks a question.
     pub(super) fn record_question(&self, id: TaskId, key: &QuestionKey, stream: &Arc<()>) {
         let mut live = self.live();
         live.prune_asked();
         live.asked.insert((id, key.clone()), Arc::downgrade(stream));
     }
 
-    /// Forgets who asked a question that is answered.
     pub(super) fn forget_question(&self, id: TaskId, key: &QuestionKey) {
         let mut live = self.live();
         live.asked.remove(&(id, key.clone()));
         live.reasks.remove(&(id, key.clone()));
     }
 
-    /// Whether the standing stream, which is still there, asked a question.
     pub(super) fn session_stream_asked(&self, id: TaskId, key: &QuestionKey) -> bool {
         let live = self.live();
         let asked = live.asked.get(&(id, key.clone())).and_then(Weak::upgrade);
-        matches!((asked, live.session_stream.upgrade()), (Some(asked), Some(stands)) if Arc::ptr_eq(&asked, &stands))
+        matches!((asked, live.session_stream.upgrade()), (Some(asked), Some(current)) if Arc::ptr_eq(&asked, &current))
     }
 
-    /// A place among the streams of the caller for a standing stream: that of the one that it replaces, or another one.
+    /// The permit for a session stream: that of the one it replaces, or a new one.
     pub(super) fn session_stream_permit(&self, context: &Context) -> Option<Arc<CallerPermit>> {
         let mut live = self.live();
         let open = live.session_stream_permit.upgrade().or_else(|| context.listen_permit(&self.caller).map(Arc::new))?;
@@ -351,7 +334,7 @@ impl Session {
         Some(open)
     }
 
-    /// Begins a standing stream; the number of the last change that was told, and a wait for the one after this.
+    /// Begins a session stream. Returns how many entries of the outbox were sent, and a future that ends when another one replaces it.
     pub(super) fn begin_session_stream(
         &self,
         stream: &Arc<()>,
@@ -364,7 +347,7 @@ impl Session {
         let asked: Vec<_> = live.asked.iter().filter(|(_, stream)| Weak::ptr_eq(stream, &before)).map(|(key, _)| key.clone()).collect();
         for question in asked {
             if resumed {
-                // Its reader has it, or will have it again.
+                // The client has the question, or gets it again.
                 live.asked.insert(question, Arc::downgrade(stream));
             } else {
                 live.asked.remove(&question);
@@ -380,7 +363,7 @@ impl Session {
         (live.outbox_delivered, replaced)
     }
 
-    /// Notes how many changes were told on the standing stream, if this is still the one.
+    /// Records how many entries of the outbox were sent, if this is still the session stream.
     pub(super) fn record_outbox_delivered(&self, number: u64, stream: &Arc<()>) {
         let mut live = self.live();
         if live.session_stream.as_ptr() == Arc::as_ptr(stream) {
@@ -388,63 +371,62 @@ impl Session {
         }
     }
 
-    /// Says something of a task that stands in no log, where else it is told of; nobody may be listening.
+    /// Sends a message about a task that is in no log, on the stream that sends the task; drops it if none is open.
     pub(super) fn send_unlogged(&self, id: TaskId, message: Vec<u8>) {
         let live = self.live();
         if live.withheld.contains(&id) {
             return;
         }
-        let own = live.claims.get(&id).and_then(|claims| claims.last()).map(|(_, aside)| aside);
-        if let Some(aside) = own.or(live.unlogged.as_ref()) {
-            let _ = aside.try_send(message);
+        let own = live.claims.get(&id).and_then(|claims| claims.last()).map(|(_, unlogged)| unlogged);
+        if let Some(unlogged) = own.or(live.unlogged.as_ref()) {
+            let _ = unlogged.try_send(message);
         }
     }
 
-    /// Notes a request, so that it can be called off; none if another one of that name is not answered yet.
+    /// Registers a request, so that it can be cancelled; none if another one with this id is not answered yet.
     pub(super) fn begin_request(self: &Arc<Self>, id: &RequestId) -> Option<RequestGuard> {
         let mut live = self.live();
         live.prune_open_requests();
         if live.open_requests.get(id).is_some_and(|running| running.awaited || running.is_running()) {
             return None;
         }
-        live.cancelled.retain(|(called_off, _)| called_off != id);
-        let off = Arc::new(watch::Sender::new(CancelState::Active));
-        // What is known of a call stays known when its reader comes back; a new one says anew how it is made.
-        let made = live.open_requests.remove(id).and_then(|before| before.call_start);
+        live.cancelled.retain(|(cancelled, _)| cancelled != id);
+        let cancel_state = Arc::new(watch::Sender::new(CancelState::Active));
+        // A client that resumes a call keeps what is known of it; a new call overwrites it.
+        let call_start = live.open_requests.remove(id).and_then(|before| before.call_start);
         let running = OpenRequest {
-            cancel_state: off.clone(),
+            cancel_state: cancel_state.clone(),
             run: None,
             task: None,
             joinable: false,
             waiting_call: Weak::new(),
-            call_start: made,
+            call_start,
             awaited: true,
         };
         live.open_requests.insert(id.clone(), running);
-        Some(RequestGuard::new(self, id, off, false))
+        Some(RequestGuard::new(self, id, cancel_state, false))
     }
 
-    /// Joins a request whose stream is resumed: what calls it off calls this off, too.
+    /// Joins a request whose stream is resumed: both are cancelled together.
     pub(super) fn join_request(self: &Arc<Self>, id: &RequestId) -> Option<RequestGuard> {
         if let Some(request) = self.begin_request(id) {
             return Some(request);
         }
-        let off = self.live().open_requests.get(id)?.cancel_state.clone();
-        Some(RequestGuard::new(self, id, off, true))
+        let cancel_state = self.live().open_requests.get(id)?.cancel_state.clone();
+        Some(RequestGuard::new(self, id, cancel_state, true))
     }
 
-    /// Whether the work of a request goes on here.
     pub(super) fn is_request_running(&self, id: &RequestId) -> bool {
         self.live().open_requests.get(id).is_some_and(OpenRequest::is_running)
     }
 
-    /// Whether a request was called off, of late, and if so whether its work was to stop.
+    /// Whether a request was cancelled recently, and if so whether its work was to stop.
     pub(super) fn request_cancelled(&self, id: &RequestId) -> Option<bool> {
-        self.live().cancelled.iter().find(|(called_off, _)| called_off == id).map(|(_, stopped)| *stopped)
+        self.live().cancelled.iter().find(|(cancelled, _)| cancelled == id).map(|(_, stopped)| *stopped)
     }
 
-    /// A call like this one that was made a while ago and is not answered yet: who repeats it has most likely given that up without
-    /// a word.
+    /// A call that is the same, was made a while ago, and is not answered yet. A client that repeats a call has most likely given it up
+    /// without cancelling it.
     pub(super) fn find_unanswered(&self, waiter: &Waiter, is_old: impl Fn(Timestamp) -> bool) -> Option<Arc<WaitingCall>> {
         let old = self.live().unanswered.take_old(is_old);
         for waiting in &old {
@@ -459,13 +441,13 @@ impl Session {
         same.into_iter().find(|waiting| waiter.is_other(waiting))
     }
 
-    /// Calls a request off; one whose sender only would not wait any longer (`timed_out`) leaves its work.
+    /// Cancels a request. If its client only would not wait any longer (`timed_out`), the work lingers.
     pub(super) fn cancel_request(&self, context: &Context, id: &RequestId, timed_out: bool) {
         let (running, given_up) = {
             let mut live = self.live();
             let running = live.open_requests.remove(id);
             let given_up = timed_out && running.as_ref().is_some_and(|running| running.joinable);
-            // Who comes back to its stream is told that nothing follows: else it would wait for what it has given up.
+            // A client that resumes the stream must see that it has ended, and not wait for a call that it gave up.
             if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) && !live.cancelled.iter().any(|(known, _)| known == id) {
                 live.cancelled.push_back((id.clone(), !given_up));
             }
@@ -477,14 +459,14 @@ impl Session {
             (running, given_up)
         };
         if given_up {
-            // At once: the same call may follow on its heels.
+            // At once, because the same call may follow immediately.
             if let Some(waiting) = running.waiting_call.upgrade() {
                 waiting.give_up();
             }
             return;
         }
         if running.joinable {
-            // Others may wait for it.
+            // Other calls may wait for the work.
             match (running.waiting_call.upgrade(), running.task_id()) {
                 (Some(waiting), _) => waiting.cancel(),
                 (None, Some(id)) => context.calls.stop(context, &self.caller, id),
@@ -501,7 +483,7 @@ impl Session {
     }
 }
 
-/// A task that a stream of its own tells of.
+/// The right of a stream to send a task.
 #[derive(Debug)]
 pub(super) struct Claim {
     session: Arc<Session>,

@@ -1,8 +1,7 @@
-//! The legacy era: 2025-11-25 with its core tasks, and the two versions before it. A client opens a session, and both sides
-//! remember it.
+//! The legacy era: 2025-11-25 with its core tasks, and the two versions before it. A client opens a session, and the server stores it.
 //!
-//! Start with [`answer`]. Every stream is a reading of a log from a place on (`tail` for one task, `standing` for all of a
-//! session); an event id is such a place (`place`).
+//! Start with [`answer`]. Every stream reads a log from a cursor on: `task_stream` that of one task, `session_stream` a session's outbox.
+//! An event id is such a cursor (`event_id`).
 
 mod batch;
 mod call;
@@ -50,29 +49,26 @@ use crate::{
     tool::{REFUSED, check_answer},
 };
 
-/// The versions that this dialect speaks, the latest first.
+/// The versions of this era that the server supports, the latest first.
 const VERSIONS: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
 
-/// Where a message came from, and the way back.
 pub(crate) struct MessageSource<'a> {
     pub(crate) caller: &'a CallerId,
     pub(crate) channel: Channel<'a>,
     pub(crate) out: &'a MessageSink,
 }
 
-/// The way that a message came.
 #[derive(Clone, Copy)]
 pub(crate) enum Channel<'a> {
-    /// With headers.
     Http {
         /// `Mcp-Session-Id`.
         session: Option<&'a str>,
         /// `MCP-Protocol-Version`.
         version: Option<&'a str>,
-        /// Whether the client takes an event stream for an answer.
+        /// Whether the client accepts an event stream as the response.
         accepts_sse: bool,
     },
-    /// On a byte stream, which has one session at most.
+    /// A byte stream has one session at most.
     ByteStream(Option<&'a Arc<Session>>),
 }
 
@@ -81,17 +77,15 @@ struct Cx<'a> {
     context: &'a Arc<Context>,
     session: &'a Arc<Session>,
     id: &'a RequestId,
-    /// The parameters as they came.
     raw_params: &'a str,
     out: &'a MessageSink,
-    /// Whether there may be more messages than the response.
+    /// Whether other messages than the response may be sent.
     can_stream: bool,
-    /// Whether a client that goes away means to come back.
+    /// Whether a client that hangs up can resume the stream.
     can_reconnect: bool,
 }
 
 impl Cx<'_> {
-    /// Reads parameters.
     fn read<'p, T: Deserialize<'p>>(&'p self) -> Result<T, Fault> {
         serde_json::from_str(self.raw_params).map_err(|error| Fault::params(format!("invalid params: {error}")))
     }
@@ -100,14 +94,14 @@ impl Cx<'_> {
         Reply::result(self.id, &result.end())
     }
 
-    /// Notes the request, so that it can be called off.
+    /// Registers the request, so that the client can cancel it.
     fn register_request(&self) -> Result<RequestGuard, Fault> {
         self.session.begin_request(self.id).ok_or_else(|| {
             Fault::new(400, code::INVALID_REQUEST, format!("the id `{}` is in use by a request that is not answered yet", self.id))
         })
     }
 
-    /// One more request that waits, if there is room for it.
+    /// Counts one more waiting request; a fault at the limit.
     fn wait_permit(&self) -> Result<CallerPermit, Fault> {
         let max = self.context.config.waiting_requests_per_caller;
         let busy = || {
@@ -118,7 +112,7 @@ impl Cx<'_> {
         self.context.wait_permit(&self.session.caller).ok_or_else(busy)
     }
 
-    /// What is left to say when a stream has ended: nothing, or why it could not begin.
+    /// The response after a stream has ended: nothing more, or why it could not begin.
     fn stream_reply(&self, ended: Result<bool, StreamEnd>, request: RequestGuard) -> Result<Reply, Fault> {
         if matches!(ended, Ok(true)) {
             request.answered();
@@ -129,7 +123,7 @@ impl Cx<'_> {
         }
     }
 
-    /// The task when it has ended; nothing if the request was called off before. Such a wait ends with the server.
+    /// Waits until the task has ended; none if the request was cancelled before.
     async fn wait_until_ended(&self, id: TaskId, request: &RequestGuard) -> Result<Option<Arc<Task>>, Fault> {
         let engine = &self.context.engine;
         let watch = engine.watch(vec![id], false);
@@ -149,17 +143,15 @@ impl Cx<'_> {
     }
 }
 
-/// Whether more than the response may come in answer to this message.
+/// Whether other messages than the response may be sent for this message.
 pub(crate) fn may_stream(message: &IncomingMessage) -> bool {
     message.id.is_some() && matches!(message.method.as_deref(), Some("tools/call" | "tasks/result"))
 }
 
-/// Whether this message begins a session.
 pub(crate) fn is_initialize(message: &IncomingMessage) -> bool {
     message.id.is_some() && message.method.as_deref() == Some("initialize")
 }
 
-/// Begins a session.
 pub(crate) async fn initialize(
     context: &Arc<Context>,
     message: &IncomingMessage,
@@ -195,7 +187,7 @@ async fn open_session(
     context.sessions.open(context, origin.caller, agreed).await
 }
 
-/// Answers one message of a session, read from `bytes`.
+/// Responds to one message of a session, read from `bytes`.
 pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
     let found;
     let within = match origin.channel {
@@ -210,7 +202,7 @@ pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, by
             session.touch(context);
             SessionContext { session, out: origin.out, can_stream: true, can_reconnect: false }
         }
-        // So much is allowed before there is a session.
+        // `ping` is allowed before there is a session.
         Channel::ByteStream(_) if message.method.as_deref() == Some("ping") => {
             return message.id.as_ref().map_or_else(Reply::accepted, |id| Reply::result(id, b"{}"));
         }
@@ -219,18 +211,18 @@ pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, by
     answer_in_session(context, message, bytes, within).await
 }
 
-/// Where a message belongs, and how it can be answered.
+/// The session of a message, and the way back to the client.
 #[derive(Clone, Copy)]
 struct SessionContext<'a> {
     session: &'a Arc<Session>,
     out: &'a MessageSink,
-    /// Whether there may be more messages than the response.
+    /// Whether other messages than the response may be sent.
     can_stream: bool,
-    /// Whether a client that goes away means to come back.
+    /// Whether a client that hangs up can resume the stream.
     can_reconnect: bool,
 }
 
-/// The answer to a message that is not carried out: a response has no name to be repeated.
+/// The error for a message that is not carried out. One for a response has no id.
 fn refused(message: &IncomingMessage, fault: Fault) -> Reply {
     Reply::fault(message.id.as_ref().filter(|_| message.method.is_some()), &legacy_fault(fault))
 }
@@ -273,7 +265,6 @@ async fn answer_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
     Ok(cx.reply(object))
 }
 
-/// The session that a request over HTTP names.
 fn find(context: &Arc<Context>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<Arc<Session>, Fault> {
     let name = session.ok_or_else(no_session)?;
     if let Some(version) = version.filter(|version| !VERSIONS.contains(version)) {
@@ -300,7 +291,6 @@ fn on_notification(context: &Context, session: &Arc<Session>, method: &str, text
     }
 }
 
-/// Takes the answer to a question.
 async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<&RequestId>, bytes: &[u8]) -> Result<Reply, Fault> {
     #[derive(Deserialize)]
     struct Answer {
@@ -319,7 +309,7 @@ async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<
     let Answer { result, error } = serde_json::from_slice(bytes).map_err(|error| invalid(format!("not a response: {error}")))?;
     let answer = match (result, error) {
         (None, Some(error)) => json!({REFUSED: error}).into(),
-        // What comes too late is taken as it is, and changes nothing.
+        // A late answer is accepted, and changes nothing.
         (Some(result), None) if !is_open => result,
         (Some(result), None) => match check_answer(&input.request, result) {
             Ok(answer) => answer,
@@ -337,9 +327,9 @@ async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<
     let command = Command::Answer(vec![(key.clone(), answer)]);
     let answered = context.engine.submit(task, Authority::Caller(session.caller.clone()), command).await;
     match answered {
-        // Or nobody waits for it any more.
+        // The task may have ended meanwhile.
         Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => {
-            // Not before: else it could be asked once more.
+            // Only now: until the answer is stored, the question must be asked again after a reconnect.
             session.forget_question(task, &key);
             Ok(Reply::accepted())
         }
@@ -351,9 +341,8 @@ async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<
     }
 }
 
-/// What came is no answer, so its question is asked again: its client will not respond to it once more. A call that nobody else can
-/// answer for does not wait for ever for a client that cannot: in the end its tool is told so, and decides. Says whether the question
-/// stays open.
+/// Asks a question again after an answer that does not fit, because its client will not answer the same request twice. A hidden task has
+/// nobody else to answer it, so after some attempts its tool gets an error and decides. Says whether the question stays open.
 async fn ask_again(
     context: &Context,
     session: &Session,
@@ -371,24 +360,22 @@ async fn ask_again(
     Ok(false)
 }
 
-/// What a GET asks for: to be told what happens in a session, or the rest of a stream that was cut off.
+/// What a GET opens: the session stream, or the rest of a stream that was cut off.
 pub(crate) struct GetStream {
     session: Arc<Session>,
-    /// Counts against what the caller may have open.
     _permit: Option<Arc<CallerPermit>>,
     target: GetTarget,
 }
 
 enum GetTarget {
-    /// What happens in the session, from a place on.
     Session(Option<SessionCursor>),
-    /// What is left of a stream.
+    /// The rest of a task stream.
     Task(TaskStreamId, StreamCursor, Arc<Task>),
-    /// Of a stream nothing is left but to say so.
+    /// The task is gone, and the stream only says so.
     Expired(TaskStreamId),
 }
 
-/// Begins to listen, if that is possible; nothing if there is nothing left to be told.
+/// Opens what a GET asks for; none if nothing is left to be sent.
 pub(crate) fn open_get_stream(
     context: &Arc<Context>,
     caller: &CallerId,
@@ -397,7 +384,7 @@ pub(crate) fn open_get_stream(
     last: Option<&str>,
 ) -> Result<Option<GetStream>, Fault> {
     let session = find(context, caller, session, version)?;
-    let unknown = || Fault::bad_request("`Last-Event-ID` is not the name of an event of this session");
+    let unknown = || Fault::bad_request("`Last-Event-ID` is not an event id of this session");
     let from = match last.map(|id| EventId::parse(&session.id, id).ok_or_else(unknown)).transpose()? {
         None => GetTarget::Session(None),
         Some(EventId::Session(from)) => GetTarget::Session(Some(from)),
@@ -417,7 +404,7 @@ pub(crate) fn open_get_stream(
     };
     let (open, key) = match &from {
         GetTarget::Session(_) => (session.session_stream_permit(context), "streams_per_caller"),
-        // It has its place already.
+        // The running call has a permit already.
         GetTarget::Task(stream, ..) if stream.kind == StreamKind::Call && session.is_request_running(&stream.request) => {
             return Ok(Some(GetStream { session, _permit: None, target: from }));
         }
@@ -428,9 +415,9 @@ pub(crate) fn open_get_stream(
 }
 
 impl GetStream {
-    /// Says what there is to say, for as long as there is.
+    /// Sends messages until the stream ends.
     pub(crate) async fn run(self, context: &Arc<Context>, out: &MessageSink) {
-        // Who went away meanwhile need not be told anything.
+        // If the client is gone, there is nothing left to do.
         let _ = match self.target {
             GetTarget::Session(from) => {
                 session_stream::run(context, &self.session, out, from).await;
@@ -441,7 +428,7 @@ impl GetStream {
                 if let Some(request) = request.as_ref().filter(|_| plain) {
                     request.set_task(&task);
                 }
-                // What has a key needs nobody to wait for it.
+                // A task with an idempotency key needs nobody to wait for it.
                 let waiter = (plain && task.spec.idempotency_key.is_none())
                     .then(|| Waiter::resume(context, request.as_ref().and_then(RequestGuard::waiting_call), &task));
                 if let (Some(request), Some(waiter)) = (&request, &waiter) {
@@ -450,20 +437,20 @@ impl GetStream {
                 let made = request.as_ref().and_then(RequestGuard::call_start);
                 let began = made.as_ref().map_or(task.created_at, |(began, _)| *began);
                 let hold = Hold::resume(context, &task, began, self.session.terms().accepts).filter(|_| plain);
-                // What nobody here remembers was as the task was made, if it was made here.
+                // A request that is not remembered had the task's own token, if this session made the task.
                 let own = task.spec.outbox.as_ref().is_some_and(|follower| follower.session == self.session.id);
                 let token = match made {
                     Some((_, token)) => token,
                     None => outcome::progress_token(&task).filter(|_| own),
                 };
-                let tail = TaskStream::new(context, &self.session, out, stream, Some(at), &task).with_hold(hold, token.as_ref());
-                let tail = match waiter {
-                    Some(waiter) => tail.for_waiter(waiter),
-                    None => tail,
+                let task_stream = TaskStream::new(context, &self.session, out, stream, Some(at), &task).with_hold(hold, token.as_ref());
+                let task_stream = match waiter {
+                    Some(waiter) => task_stream.for_waiter(waiter),
+                    None => task_stream,
                 };
                 let ended = match &request {
-                    Some(request) => tail.for_request(request).run().await,
-                    None => tail.run().await,
+                    Some(request) => task_stream.for_request(request).run().await,
+                    None => task_stream.run().await,
                 };
                 if let Some(request) = request.filter(|_| plain) {
                     if request.stops_work() {
@@ -480,12 +467,11 @@ impl GetStream {
     }
 }
 
-/// Tells a session on a byte stream what happens, for as long as it lasts.
+/// Sends a session on a byte stream what is in its outbox, until the session ends.
 pub(crate) async fn run_session_stream(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink) {
     session_stream::run(context, session, out, None).await;
 }
 
-/// Ends a session.
 pub(crate) async fn delete_session(
     context: &Arc<Context>,
     caller: &CallerId,
@@ -496,14 +482,13 @@ pub(crate) async fn delete_session(
     Ok(context.sessions.end_now(context, &session.id).await?)
 }
 
-/// Ends the session of a byte stream that has ended.
 pub(crate) async fn end_session(context: &Arc<Context>, session: &Arc<Session>) {
     if let Err(error) = context.sessions.end_now(context, &session.id).await {
         tracing::warn!(%error, "the end of a session could not be stored");
     }
 }
 
-/// A fault in codes that this era knows.
+/// The fault with error codes that this era has.
 fn legacy_fault(mut fault: Fault) -> Fault {
     if fault.error.code == code::MISSING_CAPABILITY {
         fault.error.code = code::INVALID_REQUEST;
@@ -512,18 +497,18 @@ fn legacy_fault(mut fault: Fault) -> Fault {
     fault
 }
 
-/// How long a call of a tool may take before something else than its result is said.
+/// How long a call of a tool runs before it becomes a task.
 fn promote_after(context: &Context, tool: &str) -> Duration {
     let own = context.provider.tool(tool).and_then(|tool| tool.0.policy.promote_after);
     own.unwrap_or(context.config.promote_after)
 }
 
-/// Gives a client a place to come back to, and says when. One of an earlier version takes every event for a message: for that, a
-/// comment begins the stream.
-async fn send_priming_event(out: &MessageSink, agreed: &SessionTerms, place: &str, retry: Option<Duration>) -> Result<(), ClientGone> {
+/// Sends the event id from which a client can resume, and when it should. Clients of the earlier versions take every event for a message:
+/// for them, a comment begins the stream.
+async fn send_priming_event(out: &MessageSink, agreed: &SessionTerms, event_id: &str, retry: Option<Duration>) -> Result<(), ClientGone> {
     if !agreed.has_priming_events() {
         return out.send_framed(":\n".into()).await;
     }
     let retry = retry.map(|span| format!("retry: {}\n", span.as_millis())).unwrap_or_default();
-    out.send_framed(format!("id: {place}\n{retry}data: \n\n").into()).await
+    out.send_framed(format!("id: {event_id}\n{retry}data: \n\n").into()).await
 }

@@ -1,19 +1,18 @@
-//! Which of several ways a call is answered in (SEP-1905).
+//! Chooses the response mode of a call (SEP-1905).
 
 use crate::config::ResponseMode;
 
-/// What a call comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) mode: ResponseMode,
-    /// Whether a call that is not done at once may be streamed.
+    /// Whether a call whose result does not come at once may be streamed.
     pub(super) may_stream: bool,
-    /// Whether a task would be none of the ways that the client named, so that it must be told if it gets one.
+    /// Whether the client did not name `task`, so that a response with a task must say that it is a fallback.
     pub(super) fallback: bool,
 }
 
-/// Chooses the best of the ways that the server has, the client knows and the call names: a result before a stream before
-/// a task. Where there is none, or the call names none, it is a task.
+/// Chooses the best mode that the server has, the client declared and the call names: a result before a stream before a task. If there
+/// is none, or the call names none, it is a task.
 pub(super) fn choose(server: &[ResponseMode], client: &[ResponseMode], call: Option<&[ResponseMode]>) -> Choice {
     let task = Choice { mode: ResponseMode::Task, may_stream: false, fallback: false };
     let Some(call) = call else { return task };
@@ -27,7 +26,7 @@ pub(super) fn choose(server: &[ResponseMode], client: &[ResponseMode], call: Opt
     }
 }
 
-/// A mode by its name; others may come to be that we do not know.
+/// A mode by its name; none for one that we do not know.
 pub(super) fn mode_of(name: &str) -> Option<ResponseMode> {
     match name {
         "task" => Some(ResponseMode::Task),

@@ -1,4 +1,4 @@
-//! How a task ended, as the answer to a request.
+//! The outcome of a task as the response to a request.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// What a task made in this era keeps of the request that made it.
+/// What a task keeps of the request that made it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct TaskOrigin {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,19 +31,18 @@ pub(super) struct TaskOrigin {
 }
 
 impl TaskOrigin {
-    /// Nothing, where there is nothing to keep.
+    /// None if there is nothing to keep.
     pub(super) fn to_payload(progress_token: Option<RequestId>) -> Option<Payload> {
         progress_token.as_ref()?;
         Payload::of(&Self { progress_token }).ok()
     }
 }
 
-/// The name under which the client hears of a task's progress.
 pub(super) fn progress_token(task: &Task) -> Option<RequestId> {
     task.spec.origin.as_ref().and_then(|origin| origin.read::<TaskOrigin>().ok())?.progress_token
 }
 
-/// What a request for a task's result gets; the task is named if it is `known`. A call that waits for it may have joined it.
+/// The result of a task that has ended, which names the task if that is `known` to the caller, and says so if the call joined it.
 pub(super) fn result(context: &Context, task: &Task, known: bool, waiter: Option<&Waiter>) -> Result<Object, Fault> {
     let noting = |result: Payload| waiter.map_or_else(|| result.clone(), |waiter| waiter.with_joined_text(result.clone()));
     if let Some(result) = hold::failure_result(context, task) {
@@ -53,7 +52,7 @@ pub(super) fn result(context: &Context, task: &Task, known: bool, waiter: Option
     let whole = || task.spec.output_is_result.then(|| streaming::all_blocks(&context.engine, task.id)).transpose();
     match &task.outcome {
         Some(Outcome::Completed { result, is_error }) => {
-            // An error is the result, if there is nothing else.
+            // Without output, the error is the result.
             let content = whole()?.filter(|content| !(*is_error && content == "[]"));
             Ok(render::call_result(&noting(result.clone()), meta.as_ref(), content.as_deref()))
         }
@@ -77,7 +76,7 @@ pub(super) fn result(context: &Context, task: &Task, known: bool, waiter: Option
     }
 }
 
-/// The response to such a request.
+/// The same as a response.
 pub(super) fn message(
     context: &Context,
     request: &RequestId,

@@ -1,4 +1,4 @@
-//! A task, its output and its questions as this era shows them.
+//! Renders tasks, their output and their questions for the legacy era.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(super) const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 pub(super) const FALLBACK_MODE: &str = "io.modelcontextprotocol/fallback-mode";
 pub(super) const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
 
-/// The status: a result that says `isError` is a failure here.
+/// The status. In this era a result with `isError` counts as failed.
 pub(super) fn status(task: &Task) -> Status {
     match &task.outcome {
         Some(Outcome::Completed { is_error: true, .. }) => Status::Failed,
@@ -32,7 +32,6 @@ pub(super) fn status(task: &Task) -> Status {
     }
 }
 
-/// A task.
 pub(super) fn task(object: Object, task: &Task, now: Timestamp, config: &Config) -> Object {
     let ttl = task.ttl(now).map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     let mut object = object.put("taskId", &task.id).put("status", status(task).as_str());
@@ -46,17 +45,16 @@ pub(super) fn task(object: Object, task: &Task, now: Timestamp, config: &Config)
         .put("pollInterval", &poll_interval(task, now, config.poll_interval))
 }
 
-/// `_meta` that names the task that something belongs to.
+/// `_meta` that names the task to which a message belongs.
 pub(super) fn related(id: TaskId) -> String {
     text(&json!({RELATED_TASK: {"taskId": id}}))
 }
 
-/// Tells the state of a task.
 pub(super) fn status_notification(shown: &Task, now: Timestamp, config: &Config) -> Vec<u8> {
     notification("notifications/tasks/status", task(Object::open(), shown, now, config), None)
 }
 
-/// Tells what a task has written (SEP-2679).
+/// A chunk as a partial (SEP-2679).
 pub(super) fn partial(id: TaskId, chunk: &Chunk, meta: &str) -> Vec<u8> {
     let params = Object::roomy().put("taskId", &id).put("seq", &chunk.seq.0).raw("content", chunk.blocks.as_str());
     notification("notifications/tasks/partial", params, Some(meta))
@@ -67,7 +65,7 @@ pub(super) fn blocks(json: &str) -> Vec<&RawValue> {
     serde_json::from_str(json).unwrap_or_default()
 }
 
-/// Content blocks with the numbers that SEP-1905 gives them, those before `from` left out: the text of a list, without its end.
+/// Content blocks with the numbers of SEP-1905, without those before `from`: the text of a list that is not closed yet.
 #[derive(Debug, Default)]
 pub(super) struct Segments(String);
 
@@ -80,7 +78,6 @@ impl Segments {
         }
     }
 
-    /// Adds those that follow.
     pub(super) fn append(&mut self, more: &Self) {
         if let Some(segments) = more.0.strip_prefix('[') {
             self.push(segments);
@@ -104,7 +101,7 @@ impl Segments {
     }
 }
 
-/// A question as a request to the client. One that is asked `again` says why.
+/// A question as a request to the client. If it is asked `again`, it says why.
 pub(super) fn question(
     task: TaskId,
     request: Option<&RequestId>,
@@ -122,7 +119,7 @@ pub(super) fn question(
             message.push_str(&format!("\n\n(The last answer was not taken: {})", again.why));
         }
         if params.get("mode").is_some_and(|mode| mode == "url") {
-            // Questions are asked anew on a new stream; what is to be opened stays the same.
+            // The question has another id on each stream, but what the person opens stays the same.
             params.entry("elicitationId").or_insert_with(|| format!("{task}.{key}").into());
         } else if !agreed.has_tasks() {
             params.remove("mode");
@@ -137,8 +134,7 @@ pub(super) fn question(
     Some(message.raw("params", &object.into_text()).end())
 }
 
-/// A result of a tool for this era: structured content is an object or nothing. `meta` goes along, and `content` instead
-/// of its own if given.
+/// A tool's result for this era: structured content that is no object is left out, `meta` is added, `content` replaces its own.
 pub(super) fn call_result(result: &Payload, meta: Option<&Value>, content: Option<&str>) -> Object {
     let Ok(members) = result.read::<BTreeMap<String, Box<RawValue>>>() else { return Object::open().splice(result.as_str()) };
     let mut object = Object::roomy();
@@ -155,7 +151,6 @@ pub(super) fn call_result(result: &Payload, meta: Option<&Value>, content: Optio
     object.put("_meta", &merged_meta(own, meta))
 }
 
-/// Metadata with more in it.
 fn merged_meta(own: Option<Value>, more: &Value) -> Value {
     let mut joined = own.filter(Value::is_object).unwrap_or_else(|| json!({}));
     for (key, value) in more.as_object().into_iter().flatten() {
@@ -164,7 +159,6 @@ fn merged_meta(own: Option<Value>, more: &Value) -> Value {
     joined
 }
 
-/// A response with this result.
 pub(super) fn response(id: &RequestId, result: Object) -> Vec<u8> {
     Object::roomy().put("jsonrpc", "2.0").put("id", id).raw("result", &result.into_text()).end()
 }

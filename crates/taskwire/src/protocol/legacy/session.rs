@@ -1,7 +1,6 @@
-//! Sessions: what was agreed on with a client, kept in the store, and what is going on in it, kept in memory.
+//! Sessions: the terms agreed with a client, which are stored, and what is going on in it, which is in memory (`live`).
 //!
-//! Nothing that a client relies on is only in memory. What is lost with the process is what went out last to whom, which
-//! costs a client some repetition at most.
+//! Nothing that a client relies on is only in memory. If that is lost with the process, some messages are sent twice, and no worse.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,55 +22,52 @@ use crate::{
     store::{self, SessionChange},
 };
 
-/// Sessions in memory before those that nobody uses are forgotten; any can be loaded again.
+/// From this many sessions in memory on, unused ones are removed; each can be loaded again.
 const SESSIONS_MIN: usize = 4_096;
 
-/// What was agreed on with a client.
+/// What was agreed with a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SessionTerms {
     pub(super) version: String,
-    /// What it can be asked.
     pub(super) accepts: AcceptedQuestions,
-    /// Whether it wants to see output while it is produced (SEP-2679).
+    /// Whether it wants partials (SEP-2679).
     #[serde(default)]
     pub(super) partial: bool,
-    /// In which ways it can be answered (SEP-1905); absent if it does not know of any.
+    /// Its response modes (SEP-1905); none if it declared none.
     #[serde(default)]
     pub(super) modes: Option<Vec<ResponseMode>>,
-    /// Whether it wants to know that a call can be sent twice.
+    /// Whether it declared the idempotency extension.
     #[serde(default)]
     pub(super) idempotency: bool,
-    /// Whether it wants to know that output can be read by a request of the modern era.
+    /// Whether it declared the partials extension: it can read output by a modern request.
     #[serde(rename = "reads", default)]
     pub(super) reads_output: bool,
-    /// The least severe log line that it wants.
+    /// The least severe log level that it wants.
     pub(super) level: usize,
-    /// Resources that it wants to hear of.
+    /// The resources that it subscribed to.
     #[serde(default)]
     pub(super) resources: BTreeSet<String>,
-    /// Whether it ever had a standing stream: else it has yet to be told everything.
+    /// Whether it ever had a session stream; if not, its whole outbox is still to be sent.
     #[serde(rename = "stood", default)]
     pub(super) had_session_stream: bool,
 }
 
 impl SessionTerms {
-    /// Whether this version has tasks, and whatever else came with them.
+    /// Whether this version has tasks, and what came with them.
     pub(super) fn has_tasks(&self) -> bool {
         self.version == super::VERSIONS[0]
     }
 
-    /// Whether this version has events without a message: they say where, and when, to come back.
+    /// Whether this version has events without a message, which say from where, and when, to resume.
     pub(super) fn has_priming_events(&self) -> bool {
         self.version == super::VERSIONS[0]
     }
 
-    /// Whether this version has batches.
     pub(super) fn has_batches(&self) -> bool {
         self.version == super::VERSIONS[2]
     }
 }
 
-/// A session.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) id: SessionId,
@@ -80,32 +76,32 @@ pub(crate) struct Session {
     /// When it was last used, and when that was last stored.
     used_and_stored_at: Mutex<(Timestamp, Timestamp)>,
     live: Mutex<LiveState>,
-    /// Held while it is being stored, so that nothing older comes after something newer.
+    /// Held while the session is stored, so that an older state never overwrites a newer one.
     storing: tokio::sync::Mutex<()>,
-    /// Whether somebody is storing that it is in use.
+    /// Whether its last use is being stored.
     touching: AtomicBool,
-    /// Rung when something that kept the standing stream from going on is over.
+    /// Notified when the session stream may be able to go on.
     pub(super) session_stream_wake: Notify,
-    /// Rung when a stream has let go of its task.
+    /// Notified when a stream has released its task.
     pub(super) task_released: Notify,
-    /// Counts standing streams: a newer one ends an older one.
+    /// Counts session streams: a newer one replaces an older one.
     pub(super) session_stream_count: watch::Sender<u64>,
     ended: watch::Sender<bool>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each is consistent between statements, so a panic elsewhere does not spoil it.
+    // No change is left half done by a panic, so a poisoned lock is still good.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {
-    fn new(row: &store::Session, agreed: SessionTerms, told: u64) -> Self {
+    fn new(row: &store::Session, agreed: SessionTerms, outbox_delivered: u64) -> Self {
         Self {
             id: row.id.clone(),
             caller: row.caller.clone(),
             terms: Mutex::new(Arc::new(agreed)),
             used_and_stored_at: Mutex::new((row.last_used, row.last_used)),
-            live: Mutex::new(LiveState::new(told)),
+            live: Mutex::new(LiveState::new(outbox_delivered)),
             storing: tokio::sync::Mutex::default(),
             touching: AtomicBool::new(false),
             session_stream_wake: Notify::new(),
@@ -123,7 +119,7 @@ impl Session {
         lock(&self.live)
     }
 
-    /// Changes what was agreed on; it holds when this returns.
+    /// Changes the terms; they are stored when this returns.
     pub(super) async fn change_terms(&self, context: &Context, change: impl FnOnce(&mut SessionTerms)) -> Result<(), engine::Error> {
         {
             let mut agreed = lock(&self.terms);
@@ -134,7 +130,6 @@ impl Session {
         self.store(context).await
     }
 
-    /// Whether it was used since that was last stored.
     fn has_unstored_use(&self) -> bool {
         let seen = lock(&self.used_and_stored_at);
         seen.0 > seen.1
@@ -154,13 +149,11 @@ impl Session {
         store::Session { id: self.id.clone(), caller: self.caller.clone(), last_used: lock(&self.used_and_stored_at).0, data }
     }
 
-    /// Whether the session is over.
     pub(super) fn is_ended(&self) -> bool {
         *self.ended.borrow()
     }
 
-    /// Notes that the session is in use. Not with every request in the store: a little earlier than need be it is
-    /// forgotten, then.
+    /// Records that the session is in use. Not every use is stored, so the session may expire a little too early.
     pub(super) fn touch(self: &Arc<Self>, context: &Arc<Context>) {
         let now = context.engine.clock().now();
         let due = {
@@ -179,13 +172,12 @@ impl Session {
         }
     }
 
-    /// Waits until the session is over.
     pub(super) async fn ended(&self) {
         let _ = self.ended.subscribe().wait_for(|over| *over).await;
     }
 }
 
-/// The sessions that are in use.
+/// The sessions in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     map: Mutex<HashMap<SessionId, Arc<Session>>>,
@@ -203,7 +195,7 @@ impl Sessions {
         map.entry(session.id.clone()).or_insert_with(|| Arc::new(session)).clone()
     }
 
-    /// The session of this name, if it is the caller's and still good.
+    /// The session of this id, if it is the caller's and has not expired.
     pub(super) fn find(&self, context: &Arc<Context>, caller: &CallerId, name: &str) -> Result<Arc<Session>, Fault> {
         let gone = || {
             let message = "there is no session of this name, or it is over: initialize again, without `Mcp-Session-Id`";
@@ -217,10 +209,10 @@ impl Sessions {
                 let row = context.engine.reader().session(&id).map_err(engine::Error::from)?.ok_or_else(gone)?;
                 let agreed = row.data.read().map_err(|error| Fault::internal(format!("the session cannot be read: {error}")))?;
                 let agreed: SessionTerms = agreed;
-                // One that never listened has yet to be told everything.
-                let told =
+                // A session that never had a session stream is sent its whole outbox.
+                let outbox_delivered =
                     if agreed.had_session_stream { context.engine.reader().outbox_end(&id).map_err(engine::Error::from)? } else { 0 };
-                let session = self.keep(Session::new(&row, agreed, told));
+                let session = self.keep(Session::new(&row, agreed, outbox_delivered));
                 // It may have ended since it was read.
                 if context.engine.reader().session(&id).map_err(engine::Error::from)?.is_none() {
                     self.close(&id);
@@ -234,7 +226,7 @@ impl Sessions {
         }
         let now = context.engine.clock().now();
         let idle = context.config.legacy.session_idle;
-        // One whose client listens, or waits, is not idle, however quiet it is.
+        // A session with an open stream or a waiting request is not idle.
         if now.since(lock(&session.used_and_stored_at).0) > idle && !session.live().is_in_use() {
             self.end(context, &session.id);
             return Err(gone());
@@ -243,7 +235,7 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Begins a session; others that were quiet for too long, or are too many, end.
+    /// Begins a session, and ends others of the caller that were idle for too long, or are too many.
     pub(super) async fn open(&self, context: &Arc<Context>, caller: &CallerId, agreed: SessionTerms) -> Result<Arc<Session>, Fault> {
         let config = &context.config.legacy;
         let now = context.engine.clock().now();
@@ -251,7 +243,7 @@ impl Sessions {
         let keep = config.sessions_per_caller.max(1) - 1;
         let idle = || context.engine.reader().idle_sessions(caller, before, keep).map_err(engine::Error::from);
         if !idle()?.is_empty() {
-            // When they were last used is known here better than there.
+            // Their last use is known better in memory than in the store.
             let mine: Vec<_> = self.map().values().filter(|session| session.caller == *caller).cloned().collect();
             for session in mine.iter().filter(|session| session.live().is_in_use()) {
                 lock(&session.used_and_stored_at).0 = now;
@@ -269,7 +261,7 @@ impl Sessions {
         Ok(self.keep(Session::new(&row, agreed, 0)))
     }
 
-    /// Ends a session, sooner or later.
+    /// Ends a session now, and stores that later.
     fn end(&self, context: &Arc<Context>, id: &SessionId) {
         self.close(id);
         let (context, id) = (context.clone(), id.clone());
@@ -280,17 +272,16 @@ impl Sessions {
         });
     }
 
-    /// Ends a session; it is over when this returns.
+    /// Ends a session; that is stored when this returns.
     pub(super) async fn end_now(&self, context: &Arc<Context>, id: &SessionId) -> Result<(), engine::Error> {
         context.engine.change_session(SessionChange::End(id.clone())).await?;
         self.close(id);
         Ok(())
     }
 
-    /// Ends the streams of a session.
     fn close(&self, id: &SessionId) {
         if let Some(session) = self.map().remove(id) {
-            // Its calls are left, and their work goes on for a while: its client may only have had enough of waiting.
+            // Its calls linger: the client may only have given up waiting.
             session.ended.send_replace(true);
         }
     }

@@ -1,5 +1,4 @@
-//! The stream that a session has besides its requests: what happens to its tasks, in the order in which it happened, and
-//! to lists and resources.
+//! The session stream: sends a session its outbox, in order, and changes of lists and resources.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -20,22 +19,22 @@ use crate::{
     tool::{Changes, missing_capabilities_of},
 };
 
-/// Changes that are read at a time.
+/// How many entries of the outbox are read at a time.
 const OUTBOX_PAGE_LEN: usize = 64;
 struct SessionStream<'a> {
     context: &'a Arc<Context>,
     session: &'a Arc<Session>,
     out: &'a MessageSink,
     cursor: SessionCursor,
-    /// Stands for this stream, for as long as it is there.
+    /// Exists for as long as this stream.
     stream_token: StreamToken<'a>,
-    /// What was told before, and is told again to who was cut off.
+    /// Entries up to this one were sent before, and are sent again to a client that was cut off.
     replay_upto: u64,
-    /// The last place that its reader has the name of.
+    /// The last cursor that was sent as an event id.
     sent_cursor: SessionCursor,
 }
 
-/// A task that is to be told of, until it was.
+/// A released task that the stream has yet to catch up with. It is released again if that fails.
 struct ReleasedTask<'a> {
     session: &'a Session,
     id: Option<TaskId>,
@@ -55,7 +54,7 @@ impl Drop for ReleasedTask<'_> {
     }
 }
 
-/// Stands for a stream. When that is gone, what it asked may have to be asked elsewhere.
+/// Marks a stream as open. When it is gone, other streams may have to ask what it asked.
 struct StreamToken<'a> {
     session: &'a Session,
     token: Option<Arc<()>>,
@@ -74,13 +73,13 @@ impl Drop for StreamToken<'_> {
     }
 }
 
-/// Tells a session what happens, from a place on; without one, from where it was last told.
+/// Sends a session its outbox from a cursor on; without one, from where the last session stream was.
 pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink, from: Option<SessionCursor>) {
     let (unlogged, mut unlogged_messages) = mpsc::channel(UNLOGGED_LEN);
     let token = StreamToken { session, token: Some(Arc::default()) };
     let (told, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);
     let at = from.unwrap_or(SessionCursor { number: told, version: Version(0) });
-    // One that was cut off may have had half of the next.
+    // A client that was cut off may have been sent a part of the next entry.
     let replay_upto = if from.is_some() { told + 1 } else { told };
     let mut stream = SessionStream { context, session, out, cursor: at, stream_token: token, replay_upto, sent_cursor: at };
     let told = tokio::select! {
@@ -131,7 +130,7 @@ impl SessionStream<'_> {
                 task.delivered();
             }
             if waits && comes_back && self.sent_cursor != self.cursor {
-                // What was passed over, since it was told elsewhere, is behind the reader too.
+                // The cursor passed what was delivered outside the outbox, so the client gets a later event id.
                 super::send_priming_event(self.out, &agreed, &self.cursor.event_id(&session.id), None).await?;
                 self.sent_cursor = self.cursor;
             }
@@ -161,7 +160,7 @@ impl SessionStream<'_> {
         Ok(())
     }
 
-    /// Tells what the session was not told yet, some of it; whether there is nothing more to be told for now.
+    /// Sends a page of the outbox; says whether there is nothing more to send for now.
     async fn deliver_outbox(&mut self) -> Result<bool, StreamEnd> {
         let changes =
             self.context.engine.reader().outbox(&self.session.id, self.cursor.number, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
@@ -176,14 +175,14 @@ impl SessionStream<'_> {
         Ok(all)
     }
 
-    /// Tells one change; says `false` if its time has not come.
+    /// Sends one entry of the outbox; `false` if that is not possible yet.
     async fn deliver_change(&mut self, change: OutboxItem) -> Result<bool, StreamEnd> {
         let engine = &self.context.engine;
         let Some(mut task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task))? else { return Ok(true) };
         let output = task.spec.outbox.as_ref().is_some_and(|follower| follower.output);
         let meta = render::related(change.task);
         let mut notes = NoteEncoder::new(outcome::progress_token(&task), None);
-        // What comes before was told when the stream was last here.
+        // What comes before was sent by the stream that this one resumes.
         let resumed = if change.position == self.cursor.number + 1 { self.cursor.version } else { Version(0) };
         let replays = change.position <= self.replay_upto;
         let (mut from, mut after) = (change.first_seq, Version(change.first_version.0 - 1).max(resumed));
@@ -202,7 +201,7 @@ impl SessionStream<'_> {
             if let Some(cut) = cut {
                 page.items.truncate(cut);
             }
-            // What is kept in memory may be a moment behind; then a wake-up is on its way.
+            // The copy in memory may lag behind the log; then a wake-up will come.
             let short = cut.is_none() && !page.more && page.upto < change.last_version;
             if short {
                 return Ok(false);
@@ -210,7 +209,7 @@ impl SessionStream<'_> {
             let done = cut.is_some() || !page.more;
             let last = page.items.iter().rposition(may_have_message).filter(|_| done);
             for (nth, entry) in page.items.into_iter().enumerate() {
-                // Of a task that another stream tells of, only that is told here which was before, to a reader that was cut off.
+                // If another stream sends the task, this one only repeats what it has sent, to a client that was cut off.
                 let claimed = self.session.is_claimed(change.task);
                 match &entry {
                     LogItem::Chunk(chunk) if claimed && replays && self.session.chunk_delivered_by_outbox(change.task, chunk.seq) => {}
@@ -238,7 +237,7 @@ impl SessionStream<'_> {
                         if let Event::StatusReported { message, progress: Some(progress) } = &logged.event {
                             messages.extend(notes.progress(*progress, message.as_deref(), Some(&meta)));
                         }
-                        // An older state need not be told: a newer one will be.
+                        // An older status is skipped, because a newer one follows.
                         if logged.event.is_visible()
                             && task.visible_version == logged.version
                             && !matches!(logged.event, Event::Created { .. })
@@ -256,7 +255,7 @@ impl SessionStream<'_> {
                 };
                 let version = version_of(&entry);
                 after = after.max(version);
-                // Of a change, every place but the last lies before the next change.
+                // Only the last cursor within an entry counts the entry itself.
                 self.cursor.version = version;
                 let event_cursor =
                     if last == Some(nth) { SessionCursor { number: change.position, version: Version(0) } } else { self.cursor };
@@ -284,7 +283,7 @@ impl SessionStream<'_> {
         Ok(true)
     }
 
-    /// A question as the client is asked here, unless another stream has asked it.
+    /// A question as a request to the client; none if another stream has asked it.
     fn question(&self, id: TaskId, key: &QuestionKey, asked: &Payload, replays: bool) -> Option<Vec<u8>> {
         let agreed = self.session.terms();
         if missing_capabilities_of(asked, agreed.accepts).is_some()
@@ -296,7 +295,7 @@ impl SessionStream<'_> {
         render::question(id, None, (key, asked), again.as_ref(), &agreed, Some(&render::related(id)))
     }
 
-    /// Has all questions of the session's tasks asked that are open: who begins anew was asked nothing, for all we know.
+    /// Makes the stream ask all open questions of the session's tasks: a client that does not resume may have seen none of them.
     fn reask_all(&self) -> Result<(), StreamEnd> {
         let engine = &self.context.engine;
         let mut tasks = BTreeSet::new();
@@ -315,8 +314,8 @@ impl SessionStream<'_> {
         Ok(())
     }
 
-    /// Says what was not told of a task whose own stream was cut off, and asks what it asks, unless another stream does; says
-    /// `false` if a later stream has to.
+    /// Sends what was not delivered of a task whose own stream was cut off, and asks its questions unless another stream does; `false` if
+    /// a later stream has to.
     async fn catch_up(&self, id: TaskId) -> Result<bool, StreamEnd> {
         let engine = &self.context.engine;
         let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, id))? else { return Ok(true) };
@@ -345,7 +344,7 @@ impl SessionStream<'_> {
         Ok(true)
     }
 
-    /// Sends the output of a task from a chunk on; says `false` if that became another stream's to send.
+    /// Sends the output of a task from a seq on; `false` if another stream has to send it now.
     async fn deliver_rest(&self, id: TaskId, mut from: Seq) -> Result<bool, StreamEnd> {
         let meta = render::related(id);
         loop {
@@ -385,7 +384,7 @@ impl SessionStream<'_> {
     }
 }
 
-/// Whether there may be something to say about an entry.
+/// Whether an entry may cause a message.
 fn may_have_message(entry: &LogItem) -> bool {
     match entry {
         LogItem::Chunk(_) => true,
@@ -393,7 +392,6 @@ fn may_have_message(entry: &LogItem) -> bool {
     }
 }
 
-/// The place of an entry in its task's log.
 fn version_of(entry: &LogItem) -> Version {
     match entry {
         LogItem::Event(logged) => logged.version,

@@ -1,4 +1,4 @@
-//! Answers that come bit by bit (SEP-1905): content blocks with numbers, from the call itself or by `tasks/result`.
+//! Calls with several responses (SEP-1905): numbered content blocks, sent as responses to the call or read by `tasks/result`.
 
 use std::sync::Arc;
 
@@ -21,22 +21,21 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct OutputPart {
     pub(super) segments: Segments,
-    /// The chunk after it.
+    /// The seq after it.
     pub(super) next: Seq,
     /// Whether the task has ended and nothing follows.
     pub(super) complete: bool,
-    /// Whether there is more already.
+    /// Whether more output is there already.
     pub(super) more: bool,
 }
 
 impl OutputPart {
-    /// No output at all.
     pub(super) fn nothing() -> Self {
         Self { segments: Segments::default(), next: Seq(0), complete: false, more: false }
     }
 }
 
-/// Reads output from a chunk on, without blocks before `block`; nothing if there is no such task.
+/// Reads output from a seq on, without blocks before `block`; none if there is no such task.
 pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
     let cursor = Cursor::output(from, bytes);
     let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
@@ -49,23 +48,23 @@ pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: us
     Ok(Some(part))
 }
 
-/// Reads all that is left of the output of a task that has ended; `part` is its beginning.
+/// Reads the rest of the output of a task that has ended; `part` is its beginning.
 pub(super) async fn read_on(engine: &Engine, id: TaskId, mut part: OutputPart) -> Result<Option<OutputPart>, engine::Error> {
     while part.more {
         let Some(next) = read(engine, id, part.next, 0, MERGE_BYTES)? else { return Ok(None) };
         part.segments.append(&next.segments);
         part = OutputPart { segments: part.segments, ..next };
-        // It may be much: others get their turn.
+        // The output may be large: let other requests run.
         tokio::task::yield_now().await;
     }
     Ok(Some(part))
 }
 
-/// The chunk that has a block, or the next one that is kept.
+/// The chunk that contains a block, or the next one that is still stored.
 pub(super) fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<Seq, engine::Error> {
     let span = engine.chunk_range(id)?;
     let (mut low, mut high) = (span.start.0, span.end.0);
-    // The last chunk whose first block is not behind it.
+    // Finds the last chunk that does not begin after the block.
     while low + 1 < high {
         let middle = low + (high - low) / 2;
         let cursor = Cursor { after: Version(u64::MAX), from: Some(Seq(middle)), max_bytes: 0, max_chunks: 1 };
@@ -76,7 +75,7 @@ pub(super) fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<Seq, e
     Ok(Seq(low))
 }
 
-/// All blocks that a task has written, as one list.
+/// All blocks of a task's output, as one list.
 pub(super) fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::Error> {
     let (mut list, mut from) = (String::from("["), engine.chunk_range(id)?.start);
     loop {
@@ -100,10 +99,10 @@ pub(super) fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::
     Ok(list)
 }
 
-/// Bytes that are read at a time when all are wanted.
+/// Bytes that are read at a time when all output is wanted.
 const MERGE_BYTES: usize = 1024 * 1024;
 
-/// The result that carries a part. The last one says how it all ended.
+/// The result that carries a part. The last one has the outcome.
 pub(super) fn result(context: &Context, task: &Arc<Task>, part: OutputPart, with_task: bool) -> Result<Object, engine::Error> {
     let meta = json!({RELATED_TASK: {"taskId": task.id}});
     let shown = || render::task(Object::open(), task, context.engine.clock().now(), &context.config).into_text();
@@ -134,7 +133,7 @@ pub(super) fn result(context: &Context, task: &Arc<Task>, part: OutputPart, with
     })
 }
 
-/// The result that carries a part to who asked for it by number.
+/// The result that carries a part which the client asked for by number.
 pub(super) fn pull_result(context: &Context, task: &Task, part: OutputPart) -> Object {
     let outcome = task.outcome.as_ref().filter(|_| part.complete);
     let failed = outcome.is_some_and(|outcome| !matches!(outcome, Outcome::Completed { is_error: false, .. }));
@@ -158,7 +157,7 @@ fn structured(outcome: &Outcome) -> Option<Value> {
     result.read::<Value>().ok()?.get("structuredContent").filter(|value| value.is_object()).cloned()
 }
 
-/// The first answer to a streamed call. Where it has the task alone, what there is of output comes next.
+/// The first response to a streamed call, and whether it contains the part; if not, that comes next.
 pub(super) fn first_result(context: &Context, task: &Arc<Task>, part: OutputPart) -> Result<(Object, bool), engine::Error> {
     let nothing = part.segments.is_empty() && !part.complete;
     match context.config.legacy.initial {
@@ -170,7 +169,7 @@ pub(super) fn first_result(context: &Context, task: &Arc<Task>, part: OutputPart
     }
 }
 
-/// A task that was made, and whatever else is to be said of it.
+/// A created task, with this `_meta`.
 pub(super) fn create_task_result(context: &Context, task: &Task, meta: &Value) -> Object {
     let shown = render::task(Object::open(), task, context.engine.clock().now(), &context.config).into_text();
     let object = Object::roomy().raw("task", &shown);

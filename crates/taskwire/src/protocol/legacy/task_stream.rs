@@ -1,7 +1,7 @@
-//! A stream of one task: the answer to a call that takes its time, to `tasks/result`, or to a streamed call.
+//! The stream of one task: the response to a call that takes long, to `tasks/result`, or to a streamed call.
 //!
-//! It reads the task's log from a place on and says what stands there. Begun, resumed, after a restart: all the same.
-//! What it asks on the way is in `questions`, what a call is told when its result takes too long in `instead`.
+//! It sends what the task's log has after a cursor. A stream that is resumed, even after a restart, does the same. `questions` asks what
+//! the task asks; `hold_expiry` responds when the hold of a call expires.
 
 mod hold_expiry;
 mod questions;
@@ -39,18 +39,17 @@ use crate::{
     store::{Chunk, LogItem, StoredEvent},
 };
 
-/// How much longer than it was told to a client may take to come back.
+/// How much later than `retry` a client may reconnect.
 const RECONNECT_GRACE: Duration = Duration::from_secs(5);
-/// What may wait for the stream that stands in no log; more is dropped.
+/// How many messages that are in no log may wait for the stream; more are dropped.
 pub(super) const UNLOGGED_LEN: usize = 256;
 
-/// What came of a look at the log.
+/// What came of reading the log.
 enum Turn {
-    /// There is nothing more for now.
+    /// There is nothing more to read for now.
     Idle,
-    /// There is more.
     More,
-    /// The answer was given.
+    /// The response was sent.
     Done,
 }
 
@@ -62,42 +61,41 @@ pub(super) struct TaskStream<'a> {
     id: TaskStreamId,
     event_id_prefix: Option<String>,
     cursor: StreamCursor,
-    /// Names the task, for clients that know of it.
+    /// `_meta` that names the task, for clients that know it.
     meta: Option<String>,
     encoder: NoteEncoder,
-    /// Where notes of the running work come from, if it runs here and its caller is still the first one.
+    /// Notes of the run, if it runs here and for this call.
     live_notes: Option<mpsc::Receiver<CallNote>>,
     /// Notes that came before the stream began.
     earlier: Vec<CallNote>,
-    /// Whether its log was begun when all was done.
+    /// Whether the log was begun when the work had ended, so that it has no progress.
     logged_after_end: bool,
-    /// How the call is held if its caller can come back to it otherwise.
     hold: HoldTimer<'a>,
-    /// Whether its reader was cut off, and came back.
+    /// Whether the client resumed the stream.
     resumed: bool,
-    /// Whether its reader was told of progress since its last sign of life.
+    /// Whether progress was sent since the last heartbeat.
     progressed: bool,
-    /// Whether the session is given its output in answer to the call that made it.
+    /// Whether the session gets the output in responses to the call that made the task.
     output_is_answer: bool,
     request: Option<&'a RequestGuard>,
-    /// The call that it answers, if that knows of no task.
+    /// The call that the stream responds to, if its caller does not know the task.
     waiter: Option<Waiter>,
-    /// Within which time the first answer to a streamed call must be given.
+    /// Within which time the first response to a streamed call is sent.
     promote_delay: Duration,
-    /// Done when the client was told the name of the task.
+    /// Called when the client has the task's id.
     on_announced: Option<crate::protocol::OnSent>,
-    /// Stands for this stream, for as long as it is there; gone before its claim is.
+    /// Exists for as long as this stream; dropped before its claim.
     stream_token: Arc<()>,
     claim: Option<Claim>,
-    /// What is to be said of the task that stands in no log.
+    /// Messages about the task that are in no log.
     unlogged: mpsc::Receiver<Vec<u8>>,
     had_claim: bool,
-    /// Questions that the client was asked on its standing stream, and is asked here if that ends.
+    /// Questions that the session stream asked; this stream asks them if that one ends.
     deferred: Vec<QuestionKey>,
 }
 
 impl<'a> TaskStream<'a> {
-    /// Reads on at a place.
+    /// A stream from this cursor on.
     pub(super) fn new(
         context: &'a Arc<Context>,
         session: &'a Arc<Session>,
@@ -112,14 +110,14 @@ impl<'a> TaskStream<'a> {
         let promote_delay = super::promote_after(context, &task.spec.tool);
         let (aside, asides) = mpsc::channel(UNLOGGED_LEN);
         let claim = (stream.kind == StreamKind::Result).then(|| session.claim(stream.task, aside));
-        // What a resumed stream left to the standing one it may have to ask yet.
+        // A resumed stream may have to ask what the session stream asked.
         let open = task.open_questions().filter(|_| claim.is_some() && at.is_some_and(|at| at.begun));
         let deferred = open.map(|(key, _)| key.clone()).filter(|key| session.session_stream_asked(stream.task, key)).collect();
         if claim.is_some() && at.is_some() {
             session.forget_result_wait(stream.task);
         }
         let resumed = at.is_some();
-        // A new wait goes on where the session was last told of the task; the claim comes first, so that nobody tells on.
+        // A new wait begins with what was not delivered yet. The claim comes first, so that no other stream sends more.
         let at = at.unwrap_or_else(|| match stream.kind {
             StreamKind::Result => StreamCursor { begun: false, version: task.version, seq: session.result_wait_from(stream.task) },
             StreamKind::Call | StreamKind::Streaming => StreamCursor::default(),
@@ -154,40 +152,38 @@ impl<'a> TaskStream<'a> {
         }
     }
 
-    /// The request that can be called off.
     pub(super) fn for_request(mut self, request: &'a RequestGuard) -> Self {
         self.request = Some(request);
         self
     }
 
-    /// The call that it answers, which leaves its work if it is not.
+    /// The call that the stream responds to; its work lingers if it gets no response.
     pub(super) fn for_waiter(mut self, waiter: Waiter) -> Self {
         self.waiter = Some(waiter);
         self
     }
 
-    /// Passes on what the running work has to say besides: what it said before, and what it will say.
+    /// Adds the notes of the run: those that came before, and those to come.
     pub(super) fn with_notes(mut self, earlier: Vec<CallNote>, live: mpsc::Receiver<CallNote>) -> Self {
         self.earlier = earlier;
         self.live_notes = Some(live);
         self
     }
 
-    /// Has this done when the client was told the name of the task.
     pub(super) fn on_announced(mut self, named: crate::protocol::OnSent) -> Self {
         self.on_announced = Some(named);
         self
     }
 
-    /// Runs to the answer, or until the stream ends otherwise; says whether there is nothing left of it.
+    /// Runs until the response is sent, or the stream ends otherwise; says whether nothing is left of it.
     pub(super) async fn run(mut self) -> Result<bool, StreamEnd> {
         let ended = self.run_to_answer().await;
         if ended.is_ok() && self.id.kind == StreamKind::Result {
-            // Not cut off: its reader knows what it has.
+            // The stream was not cut off, so its client knows what it has.
             self.session.forget_result_wait(self.id.task);
         }
         match ended {
-            // The answer to the request, whatever became of the stream.
+            // The fault is the response to the request.
             Err(StreamEnd::Fault(fault)) => send_fault(self.session, self.out, &self.id, fault).await.map(|()| true),
             ended => ended,
         }
@@ -208,7 +204,7 @@ impl<'a> TaskStream<'a> {
         for note in earlier {
             match note {
                 CallNote::Disconnect(retry) if comes_back => return self.disconnect(retry).await,
-                // Progress stands in the log, unless the work was done before there was one.
+                // Progress is in the log, unless the work ended before there was one.
                 CallNote::Progress { .. } if !self.logged_after_end => {}
                 note => self.send_note(&note).await?,
             }
@@ -256,13 +252,13 @@ impl<'a> TaskStream<'a> {
                 () = &mut off => return Ok(true),
                 () = &mut over => return Ok(true),
                 () = self.hold.expired() => {}
-                // What has a place to go on from goes on after the restart.
+                // A client that can resume the stream does so after the restart.
                 () = &mut drained, if comes_back => return self.disconnect(config.retry).await,
                 () = &mut ending, if waits => return Ok(true),
                 () = &mut reconnect => return self.disconnect(config.retry).await,
                 Some(note) = next_note(&mut self.live_notes) => match note {
                     CallNote::Disconnect(retry) if comes_back => return self.disconnect(retry).await,
-                    // How it is getting on stands in the log.
+                    // Progress and status are read from the log.
                     CallNote::Progress { .. } | CallNote::Status(_) | CallNote::Disconnect(_) => {}
                     note @ CallNote::Log { .. } => self.send_note(&note).await?,
                 },
@@ -282,13 +278,13 @@ impl<'a> TaskStream<'a> {
         }
     }
 
-    /// Whether a reader that is sent away comes back.
+    /// Whether a client that is disconnected can resume the stream.
     fn comes_back(&self) -> bool {
         self.out.framing().has_event_ids && self.event_id_prefix.is_some() && self.agreed.has_priming_events()
     }
 
-    /// Whether it is this stream that tells of the task, and no later one. One that tells again asks what is open, and goes
-    /// on where the later one was.
+    /// Whether this stream sends the task, and no later one. When a later one has ended, this one asks what is open, and goes on where the
+    /// later one was.
     fn has_claim(&mut self) -> bool {
         let Some(claim) = &self.claim else { return true };
         let holds = claim.holds();
@@ -308,18 +304,17 @@ impl<'a> TaskStream<'a> {
         }
     }
 
-    /// The name of the place where the stream is.
     fn event_id(&self) -> Option<String> {
         self.event_id_prefix.as_deref().map(|prefix| self.cursor.event_id(prefix))
     }
 
-    /// Sends a message, named if `named`.
+    /// Sends a message, with an event id if `named`.
     async fn send(&self, message: &[u8], named: bool) -> Result<(), StreamEnd> {
         let name = if named { self.event_id() } else { None };
         Ok(self.out.send_framed(self.out.framing().frame_with_id(name.as_deref(), message)).await?)
     }
 
-    /// Gives the client a place to come back to, before there is anything to say.
+    /// Sends the event id from which the client can resume, before there is a message.
     async fn send_priming_event(&self, retry: Option<Duration>) -> Result<(), StreamEnd> {
         if let Some(place) = self.event_id().filter(|_| self.out.framing().has_event_ids) {
             super::send_priming_event(self.out, &self.agreed, &place, retry).await?;
@@ -327,17 +322,17 @@ impl<'a> TaskStream<'a> {
         Ok(())
     }
 
-    /// Ends the connection, not the stream, of a client that can come back.
+    /// Ends the connection, not the stream, of a client that can resume it.
     async fn disconnect(&mut self, retry: Duration) -> Result<bool, StreamEnd> {
         self.send_priming_event(Some(retry)).await?;
-        // The task is this stream's to tell of until its reader has had time to come back.
+        // No other stream sends the task until the client has had time to reconnect.
         let (token, claim, waiter) = (self.stream_token.clone(), self.claim.take(), self.waiter.take());
         let back = self.context.engine.clock().sleep(retry + RECONNECT_GRACE);
         let context = self.context.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = back => drop(waiter),
-                // It is come back to after the restart.
+                // The client resumes the stream after the restart.
                 () = context.shutdown_began() => drop(waiter.map(|waiter| waiter.answered(false))),
             }
             drop((token, claim));
@@ -356,7 +351,7 @@ impl<'a> TaskStream<'a> {
         self.context.engine.task(&self.session.caller, self.id.task)
     }
 
-    /// Sends messages that belong together: who has the last has them all.
+    /// Sends messages that belong together: only the last has an event id.
     async fn send_all(&self, messages: &[Vec<u8>]) -> Result<(), StreamEnd> {
         for (nth, message) in messages.iter().enumerate() {
             self.send(message, nth + 1 == messages.len()).await?;
@@ -364,7 +359,7 @@ impl<'a> TaskStream<'a> {
         Ok(())
     }
 
-    /// Says what stands in the log from here on.
+    /// Sends what the log has after the cursor.
     async fn read_log(&mut self) -> Result<Turn, StreamEnd> {
         let holds = self.has_claim();
         if holds {
@@ -389,14 +384,14 @@ impl<'a> TaskStream<'a> {
             return Ok(Turn::More);
         }
         self.cursor.version = self.cursor.version.max(page.upto);
-        // Its end is behind us: the answer was given.
+        // The cursor is past the end: the response was sent.
         Ok(if page.ended { Turn::Done } else { Turn::Idle })
     }
 
     async fn send_chunk(&mut self, chunk: &Chunk) -> Result<(), StreamEnd> {
         self.cursor.seq = chunk.seq.next();
         self.advance(chunk.version);
-        // A wait that begins where another was cut off does not tell what was told by itself since.
+        // A wait that begins where another was cut off skips what the outbox has sent since.
         if self.id.kind == StreamKind::Result && self.session.chunk_delivered_by_outbox(self.id.task, chunk.seq) {
             return Ok(());
         }
@@ -412,7 +407,7 @@ impl<'a> TaskStream<'a> {
             messages.extend(self.encoder.progress(*progress, message.as_deref(), self.meta.as_deref()));
             self.progressed |= !messages.is_empty();
         }
-        // An older state need not be told: a newer one will be.
+        // An older status is skipped, because a newer one follows.
         if self.id.kind == StreamKind::Result && logged.event.is_visible() && task.visible_version == logged.version {
             messages.push(self.status(task));
         }
@@ -424,7 +419,7 @@ impl<'a> TaskStream<'a> {
         self.send_all(&messages).await
     }
 
-    /// Goes on to an event. All up to there is told here, and need not be told elsewhere.
+    /// Moves the cursor to an event. This stream sends all up to there, so that the outbox need not.
     fn advance(&mut self, version: Version) {
         if version > self.cursor.version {
             if self.id.kind == StreamKind::Result {
@@ -438,7 +433,6 @@ impl<'a> TaskStream<'a> {
         render::status_notification(task, self.context.engine.clock().now(), &self.context.config)
     }
 
-    /// Answers the request, now that the task has ended.
     async fn send_result(&mut self, task: &Arc<Task>, ended: Version) -> Result<Turn, StreamEnd> {
         if self.id.kind == StreamKind::Result {
             if self.had_claim && self.session.record_end(task.id, &self.id.request) {
@@ -446,7 +440,7 @@ impl<'a> TaskStream<'a> {
                 self.send(&self.status(task), false).await?;
             }
         } else if matches!(task.outcome, Some(Outcome::Cancelled { .. })) && self.request.is_none_or(RequestGuard::is_cancelled) {
-            // Called off by who made the call: nobody waits for an answer.
+            // The caller cancelled the call, and waits for no response.
             return Ok(Turn::Done);
         }
         self.cursor.version = ended;
@@ -460,7 +454,7 @@ impl<'a> TaskStream<'a> {
         Ok(Turn::Done)
     }
 
-    /// Sends what was written since; the first time also if that is nothing, if it `must`.
+    /// Sends the output since the last response. The first response is sent even without output if it `must`.
     async fn send_segments(&mut self, must: bool) -> Result<Turn, StreamEnd> {
         if self.cursor.version > Version(0) {
             return Ok(Turn::Done);
@@ -468,7 +462,7 @@ impl<'a> TaskStream<'a> {
         let engine = &self.context.engine;
         let Some(mut part) = streaming::read(engine, self.id.task, self.cursor.seq, 0, TURN_BYTES)? else { return Err(self.expired()) };
         let Some(task) = self.task()? else { return Err(self.expired()) };
-        // What is kept in memory may be a moment behind; then a wake-up is on its way.
+        // The copy in memory may lag behind the log; then a wake-up will come.
         part.complete &= task.ended.is_some();
         let (over, more, next) = (part.complete, part.more, part.next);
         if part.segments.is_empty() && !over && (self.cursor.begun || !must) {
@@ -504,7 +498,7 @@ impl<'a> TaskStream<'a> {
     }
 }
 
-/// Answers the request that a stream belongs to with an error; nothing follows.
+/// Responds with an error to the request that a stream belongs to; nothing follows.
 pub(super) async fn send_fault(session: &Session, out: &MessageSink, stream: &TaskStreamId, fault: Fault) -> Result<(), StreamEnd> {
     let mut message = Vec::new();
     if let Err(error) = write_error(&mut message, Some(&stream.request), &super::legacy_fault(fault).error) {
@@ -514,7 +508,6 @@ pub(super) async fn send_fault(session: &Session, out: &MessageSink, stream: &Ta
     Ok(out.send_framed(out.framing().frame_with_id(name.as_deref(), &message)).await?)
 }
 
-/// The task was kept long enough.
 pub(super) fn task_expired(stream: &TaskStreamId) -> Fault {
     Fault::params("Task not found: it has expired").with_data(json!({"taskId": stream.task}))
 }
@@ -537,17 +530,16 @@ async fn next_note(notes: &mut Option<mpsc::Receiver<CallNote>>) -> Option<CallN
     }
 }
 
-/// Whether the answer that a stream leads to was given before this place, or will never be.
+/// Whether the response of a stream was sent before this cursor, or will never be.
 pub(super) fn is_answered(stream: &TaskStreamId, at: StreamCursor, task: &Task) -> bool {
     match (stream.kind, task.ended) {
         (StreamKind::Streaming, _) => at.version > Version(0),
-        // By who made the call, unless others could.
+        // The caller cancelled it, and waits for no response. Others can cancel a `findable` task.
         (StreamKind::Call, Some(_)) if matches!(task.outcome, Some(Outcome::Cancelled { .. })) && !task.spec.findable => true,
         (_, ended) => ended.is_some_and(|(_, version)| at.version >= version),
     }
 }
 
-/// The request that a stream is the answer to.
 pub(super) fn task_stream_id(kind: StreamKind, task: &Task, request: &RequestId) -> TaskStreamId {
     TaskStreamId { kind, task: task.id, request: request.clone() }
 }

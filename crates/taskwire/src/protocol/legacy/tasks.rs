@@ -39,7 +39,7 @@ fn not_found() -> Fault {
     engine::Error::Rejected(Reject::NotFound).into()
 }
 
-/// The task that is named. Text that cannot be an id names no task: the same answer as for any other unknown one.
+/// The task that the request names. Text that is no id gets the same error as an unknown task.
 fn task_id(params: &Params<'_>) -> Result<TaskId, Fault> {
     text(params.task_id, "taskId")?.parse().map_err(|_| not_found())
 }
@@ -68,7 +68,6 @@ pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
     Ok(shown(cx, &receipt.task))
 }
 
-/// The caller's tasks, the latest first.
 pub(super) fn list(cx: &Cx<'_>) -> Result<Object, Fault> {
     let TaskPage { tasks, next } = task_list::task_page(cx.context, &cx.session.caller, cx.raw_params, false)?;
     let tasks: Vec<String> = tasks.iter().map(|task| shown(cx, task).into_text()).collect();
@@ -102,11 +101,11 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
         }
         request.answered();
     }
-    let room = if task.spec.output_is_result { reply_permit(cx, &task).await? } else { None };
-    outcome::result(cx.context, &task, true, None).map(|object| with_permit(cx.reply(object), room))
+    let permit = if task.spec.output_is_result { reply_permit(cx, &task).await? } else { None };
+    outcome::result(cx.context, &task, true, None).map(|object| with_permit(cx.reply(object), permit))
 }
 
-/// What follows a block (SEP-1905): of a task that has ended all of it, else about as much as one answer has.
+/// The output after a block (SEP-1905): all of it if the task has ended, else about as much as one response has.
 async fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Reply, Fault> {
     let number: Option<u64> = serde_json::from_str(raw.get()).ok();
     let last = number.filter(|number| *number > 0).ok_or_else(|| Fault::params("`lastSeqNr` must be a whole number from 1 on"))?;
@@ -123,7 +122,7 @@ async fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Reply, Fa
     Ok(with_permit(cx.reply(streaming::pull_result(cx.context, task, part)), taken))
 }
 
-/// Room for an answer that may have all that a task has written, once there is some; none is needed for little.
+/// Waits for the permit of a reply that may contain the whole output of a task; a small one needs none.
 async fn reply_permit(cx: &Cx<'_>, task: &Task) -> Result<Option<ReplyPermit>, Fault> {
     let (engine, config) = (&cx.context.engine, &cx.context.config);
     let bytes = task.output.bytes.saturating_sub(task.dropped_bytes(engine.limits()));
@@ -139,9 +138,9 @@ async fn reply_permit(cx: &Cx<'_>, task: &Task) -> Result<Option<ReplyPermit>, F
     }
 }
 
-fn with_permit(reply: Reply, room: Option<ReplyPermit>) -> Reply {
-    match room {
-        Some(room) => reply.with_guard(room),
+fn with_permit(reply: Reply, permit: Option<ReplyPermit>) -> Reply {
+    match permit {
+        Some(permit) => reply.with_guard(permit),
         None => reply,
     }
 }

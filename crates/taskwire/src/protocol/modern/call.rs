@@ -1,9 +1,8 @@
-//! `tools/call`: the result at once, a question first, or a task.
+//! `tools/call`: the response is the result, a question, or a task.
 //!
-//! A call is run in memory. It becomes a task when its caller has waited `promote_after`. A caller that can handle tasks is given it
-//! then; any other is held until the result is there, or for a while (`held`): then it is told how to come back to it. A
-//! caller that hangs up leaves its work running for a while, and the same call joins it (`waiter`). A call that carries an
-//! idempotency key, or may share its task with others that are the same, is durable before it runs.
+//! A call runs in memory and becomes a task after `promote_after`. The response is then the task if the caller can handle tasks. Any other
+//! caller is held (`hold`) until the result is there or the hold expires. If the client hangs up, the work lingers, and the same call
+//! joins it (`waiter`). A call with an idempotency key, or of a tool with `dedupe`, is durable before it runs.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -43,23 +42,22 @@ use crate::{
     wakeup::Watch,
 };
 
-/// How long a client has to come back with answers.
+/// How long a client may take to call again with answers.
 const STATE_GOOD_FOR: Duration = Duration::from_secs(3600);
-/// Notes that wait for a client to read; more are dropped, the newest first.
+/// How many notes wait for a client to read; more are dropped, the newest first.
 const NOTES_MAX: usize = 256;
 
 /// How a call waits for its result.
 #[derive(Debug, Clone, Copy, Default)]
 struct WaitPlan {
-    /// How long, before its caller is given a task; for ever if absent.
+    /// After which time the response is the task; never if absent.
     promote_delay: Option<Duration>,
-    /// After which time a call that is held becomes a task, which its caller is not told of yet.
+    /// After which time a held call becomes a task that its caller does not know yet.
     hidden_promote_delay: Duration,
-    /// Whether its caller wants to see the first output rather than wait.
+    /// Whether the response is the task as soon as there is output.
     promote_on_output: bool,
-    /// How it is held if its caller has no tasks and can get on otherwise.
+    /// For a caller without tasks.
     hold: Option<Hold>,
-    /// Whether its caller is given signs of life.
     heartbeats: bool,
 }
 
@@ -79,7 +77,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let is_followup = hold::is_followup(cx.context, &tool);
     let wait = WaitPlan {
         hold: if cx.meta.tasks { None } else { Hold::begin(cx.context, &tool, cx.meta.accepts) },
-        // The follow-up tools give some themselves.
+        // The follow-up tools send their own heartbeats.
         heartbeats: cx.context.config.followups && !cx.meta.tasks && !is_followup,
         ..WaitPlan::default()
     };
@@ -94,12 +92,12 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let spec = Spec { hidden: mode == TaskMode::Never, ..calls::spec(cx.context, &tool, &wanted)? };
     let mut plan = Plan::new(cx.context, spec, &tool, (&arguments, request), wait.hold, (cx.id, cx.out))?;
     plan.resumed = resumed;
-    let mut teller = NoteForwarder::new(cx, wait.promoting(cx, &tool, mode));
-    let must = teller.wait.promote_delay == Some(Duration::ZERO);
-    let done = match plan.start(must, &mut teller).await? {
+    let mut forwarder = NoteForwarder::new(cx, wait.promoting(cx, &tool, mode));
+    let must = forwarder.wait.promote_delay == Some(Duration::ZERO);
+    let done = match plan.start(must, &mut forwarder).await? {
         Started::Task { task, .. } if must => Ok(handle(cx, &task, plan.waiter)),
-        Started::Task { task, joined } => wait_for_task(cx, &binding, task.id, joined, teller, plan.waiter).await,
-        Started::Run(held) => run(cx, &binding, &plan, held, teller).await,
+        Started::Task { task, joined } => wait_for_task(cx, &binding, task.id, joined, forwarder, plan.waiter).await,
+        Started::Run(unstarted) => run(cx, &binding, &plan, unstarted, forwarder).await,
     };
     if is_followup && done.is_ok() {
         cx.context.calls.followed_up(cx.context, cx.caller, &arguments);
@@ -108,7 +106,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
 }
 
 impl WaitPlan {
-    /// The same for a call of this tool, which may become a task as `mode` says.
+    /// Adds when a call of this tool becomes a task, as `mode` says.
     fn promoting(self, cx: &Cx<'_>, tool: &ReadyTool, mode: TaskMode) -> Self {
         let hidden_promote_delay = tool.0.policy.promote_after.unwrap_or(cx.context.config.promote_after);
         let promote_delay = match mode {
@@ -116,37 +114,37 @@ impl WaitPlan {
             TaskMode::Auto => Some(hidden_promote_delay),
             TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
         };
-        // Who wants to see output while it is produced need not wait for a task to see the first of it.
+        // A caller that reads partials gets the task with the first output, not only after the delay.
         let eager = promote_delay.is_some() && cx.meta.partials && tool.0.policy.streams;
         Self { promote_delay, hidden_promote_delay, promote_on_output: eager, ..self }
     }
 }
 
-/// Runs the call in memory until it ends, becomes a task, or has had its time.
+/// Runs the call in memory until it ended, became a task, or its hold expired.
 async fn run(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
     plan: &Plan,
-    mut held: UnstartedRun,
-    mut teller: NoteForwarder<'_, '_>,
+    mut unstarted: UnstartedRun,
+    mut forwarder: NoteForwarder<'_, '_>,
 ) -> Result<MethodResult, Fault> {
-    let (wait, waiter) = (teller.wait, plan.waiter.clone());
-    teller.set_task(held.run().id(), false);
+    let (wait, waiter) = (forwarder.wait, plan.waiter.clone());
+    forwarder.set_task(unstarted.run().id(), false);
     if wait.promote_on_output {
-        held.run().promote_on_output();
+        unstarted.run().promote_on_output();
     }
     if wait.promote_delay.is_some() || wait.hold.is_some() {
-        teller.due_after = Some(wait.promote_delay.unwrap_or(wait.hidden_promote_delay));
+        forwarder.due_after = Some(wait.promote_delay.unwrap_or(wait.hidden_promote_delay));
     }
-    let settled = wait::run(cx.context, &mut held, Some(&waiter), wait.hold, &mut teller).await?;
-    teller.forward_rest();
+    let settled = wait::run(cx.context, &mut unstarted, Some(&waiter), wait.hold, &mut forwarder).await?;
+    forwarder.forward_rest();
     match settled {
         Settled::Ended { end: RunEnd::Outcome(outcome), at_once } => {
             let result = match hold::loose_failure_result(cx.context, &plan.spec, &outcome) {
                 Some(result) => Ok(complete_result(&result, cx.context)),
                 None => outcome_result(cx, &outcome),
             };
-            // Who was answered in the same breath cannot have hung up.
+            // A client that is answered at once cannot have hung up.
             let answering = (!at_once && result.is_ok()).then(|| waiter.clone().on_answer_sent(true));
             if answering.is_none() {
                 waiter.answered(true);
@@ -154,34 +152,34 @@ async fn run(
             Ok(MethodResult { result: result?.end(), on_sent: answering })
         }
         Settled::Ended { end: RunEnd::Suspended(round), .. } => match ask_round(cx, binding, &round) {
-            // What its caller cannot be asked by a second call, it is asked as a task: its caller answers with a follow-up tool.
-            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => match plan.create(teller.open_notes()).await {
-                Ok(task) => wait_for_task(cx, binding, task.id, false, teller, waiter).await,
+            // A caller that cannot be asked to call again is asked by a task, and answers with a follow-up tool.
+            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => match plan.create(forwarder.open_notes()).await {
+                Ok(task) => wait_for_task(cx, binding, task.id, false, forwarder, waiter).await,
                 Err(error) if is_limit(&error) => Err(fault),
                 Err(error) => Err(error.into()),
             },
             again => Ok(again?.into()),
         },
         Settled::Task(task) if wait.promote_delay.is_some() => Ok(handle(cx, &task, waiter)),
-        Settled::Task(task) => wait_for_task(cx, binding, task.id, false, teller, waiter).await,
+        Settled::Task(task) => wait_for_task(cx, binding, task.id, false, forwarder, waiter).await,
         Settled::NoRoom(result) => Ok(complete_result(&result, cx.context).into()),
         Settled::Gone => Err(Fault::internal("nobody waits for the call")),
     }
 }
 
-/// Waits for a task that its caller does not know of, or not yet; `joined` if it is that of an earlier call.
+/// Waits for a task that its caller does not know, or not yet; `joined` if it is that of an earlier call.
 async fn wait_for_task(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
     id: TaskId,
     joined: bool,
-    mut teller: NoteForwarder<'_, '_>,
+    mut forwarder: NoteForwarder<'_, '_>,
     waiter: Waiter,
 ) -> Result<MethodResult, Fault> {
-    teller.set_task(id, joined);
-    (teller.due_after, teller.due) = (teller.wait.promote_delay, None);
-    let waited = wait::follow(cx.context, id, &waiter, teller.wait.hold, &mut teller).await;
-    teller.forward_rest();
+    forwarder.set_task(id, joined);
+    (forwarder.due_after, forwarder.due) = (forwarder.wait.promote_delay, None);
+    let waited = wait::follow(cx.context, id, &waiter, forwarder.wait.hold, &mut forwarder).await;
+    forwarder.forward_rest();
     match waited? {
         Waited::Ended(task) => ended_task_result(cx, &task, waiter),
         Waited::Handle(task) => Ok(handle(cx, &task, waiter)),
@@ -203,7 +201,6 @@ fn is_cut(task: &Task, outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Completed { result, .. } if result.as_str().contains(&uri))
 }
 
-/// The answer of a task that has ended.
 fn ended_task_result(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Result<MethodResult, Fault> {
     let ended = match (hold::failure_result(cx.context, task), &task.outcome) {
         (Some(result), _) => Ok(complete_result(&waiter.with_joined_text(result), cx.context)),
@@ -220,7 +217,7 @@ fn ended_task_result(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Result<MethodR
     }
 }
 
-/// The caller came back with answers for a task that it knows only by the state it carried.
+/// The caller answers what a task asks, and knows the task only by `requestState`.
 async fn resume_with_answers(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
@@ -231,7 +228,7 @@ async fn resume_with_answers(
     let engine = &cx.context.engine;
     let task = engine.require_task(cx.caller, id)?;
     let answers = for_task(&task, resumed.answers)?;
-    // As in the first call. What has a key needs nobody to wait for it.
+    // A task with an idempotency key needs nobody to wait for it.
     let waiter = Waiter::resume(cx.context, None, &task);
     if task.spec.idempotency_key.is_some() {
         waiter.clone().answered(false);
@@ -243,7 +240,7 @@ async fn resume_with_answers(
     wait_for_task(cx, binding, id, wait.hold.is_some(), NoteForwarder::new(cx, wait), waiter).await
 }
 
-/// The handle of a task. If it does not reach its caller, that has left the task.
+/// The task as the result. If it does not reach the client, the task lingers.
 fn handle(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> MethodResult {
     let object = with_info(typed("task"), cx.context);
     let now = cx.context.engine.clock().now();
@@ -259,7 +256,7 @@ fn outcome_result(cx: &Cx<'_>, outcome: &Outcome) -> Result<Object, Fault> {
     }
 }
 
-/// A round that a tool asks for, as the engine carried it.
+/// Asks what a suspended run asks.
 fn ask_round(cx: &Cx<'_>, binding: &Binding<'_>, round: &Payload) -> Result<Object, Fault> {
     #[derive(Deserialize)]
     struct Round {
@@ -270,7 +267,7 @@ fn ask_round(cx: &Cx<'_>, binding: &Binding<'_>, round: &Payload) -> Result<Obje
     ask_to_call_again(cx, binding, &round.questions, round.state)
 }
 
-/// Asks the caller to call again, if it can answer what is asked.
+/// Asks the caller to call again, if it accepts the questions.
 pub(super) fn ask_to_call_again(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
@@ -288,7 +285,6 @@ pub(super) fn ask_to_call_again(
     Ok(input_required(cx, binding, questions, carried))
 }
 
-/// Asks the caller to call again with answers.
 fn input_required<'a>(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
@@ -300,12 +296,12 @@ fn input_required<'a>(
     object.put("requestState", &binding.seal(carried, until))
 }
 
-/// What the caller brings along because it was asked to call again: answers and state, and the task that they are for
-/// if there is one. What was asked in a round is held against its answers here; a task knows itself what it asked.
+/// What a caller that was asked to call again sends: answers, state, and the task if there is one. Here the answers of a round are
+/// checked against its questions; those of a task are checked with the task.
 pub(super) fn read_request_state(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(Continuation, Option<TaskId>), Fault> {
     let responses = cx.params.input_responses.map(answers).transpose()?.unwrap_or_default();
     if cx.params.request_state.is_none() {
-        // It brings answers to what it was never asked, for all we know: a tool may take them, if they are any.
+        // Nobody knows what was asked. A tool may take the answers if they are well-formed.
         for (key, answer) in &responses {
             check_any_answer(answer).map_err(|why| misfitting(key, &why))?;
         }
@@ -320,7 +316,7 @@ pub(super) fn read_request_state(cx: &Cx<'_>, binding: &Binding<'_>) -> Result<(
     }
 }
 
-/// Passes notes on to the caller of an open call. A note that the caller does not read in time is dropped.
+/// Forwards notes to the caller of an open call. A note that the client does not read in time is dropped.
 struct NoteForwarder<'a, 'c> {
     cx: &'a Cx<'c>,
     wait: WaitPlan,
@@ -329,9 +325,9 @@ struct NoteForwarder<'a, 'c> {
     heartbeat: Option<Heartbeat>,
     /// The task that the call is, or may become.
     task: Option<TaskId>,
-    /// Wakes where the notes go to another call, so that progress is read from the task.
+    /// Set if another call gets the notes: progress is then read from the task.
     progress_watch: Option<Watch<TaskId>>,
-    /// After which time, from when it is first waited for, the call has waited long enough.
+    /// How long the call waits, from when it is first polled.
     due_after: Option<Duration>,
     due: Option<Sleep>,
 }
@@ -374,7 +370,7 @@ impl CallEra for NoteForwarder<'_, '_> {
     fn answer_early(&self, task: &Arc<Task>, due: bool) -> Result<Option<Waited>, Fault> {
         let WaitPlan { promote_delay, promote_on_output: eager, hold, .. } = self.wait;
         if let Some(outcome) = &task.outcome {
-            // Who wants to see all of the output gets the task where the result has only a part of it.
+            // A caller that reads partials gets the task if the result contains only a part of the output.
             return Ok((eager && is_cut(task, outcome)).then(|| Waited::Handle(task.clone())));
         }
         let asks = task.asked_at.is_some();
@@ -394,7 +390,7 @@ impl<'a, 'c> NoteForwarder<'a, 'c> {
         Self { cx, wait, notes: None, encoder: wanted, heartbeat: beat, task: None, progress_watch: None, due_after: None, due: None }
     }
 
-    /// Names the task, which `reads` if its notes go elsewhere.
+    /// Names the task; `reads_progress` if another call gets its notes.
     fn set_task(&mut self, id: TaskId, reads_progress: bool) {
         self.task = Some(id);
         if reads_progress && self.encoder.progress_token.is_some() {
@@ -403,7 +399,7 @@ impl<'a, 'c> NoteForwarder<'a, 'c> {
         }
     }
 
-    /// Passes on what has been sent so far: it goes before the response.
+    /// Forwards the notes that are there, because they go before the response.
     fn forward_rest(&mut self) {
         while let Some(Ok(note)) = self.notes.as_mut().map(mpsc::Receiver::try_recv) {
             self.forward(&note);
@@ -418,7 +414,7 @@ impl<'a, 'c> NoteForwarder<'a, 'c> {
         self.send(message, matches!(note, CallNote::Progress { .. }));
     }
 
-    /// Sends a message, if there is one; after progress the next sign of life has time.
+    /// Sends a message, if there is one; progress postpones the next heartbeat.
     fn send(&mut self, message: Option<Vec<u8>>, progress: bool) {
         let Some(message) = message else { return };
         self.cx.out.try_send(&message);
@@ -427,12 +423,11 @@ impl<'a, 'c> NoteForwarder<'a, 'c> {
         }
     }
 
-    /// The task as it is now, if it is one.
+    /// The task as it is now; none while the run is loose.
     fn current_task(&self) -> Option<Arc<Task>> {
         self.cx.context.engine.task(self.cx.caller, self.task?).ok()?
     }
 
-    /// Tells how far the task is.
     fn send_stored_progress(&mut self) {
         if let Some(task) = self.current_task()
             && let Some(progress) = task.progress
@@ -465,7 +460,7 @@ async fn changed(watch: Option<&Watch<TaskId>>) {
     }
 }
 
-/// Waits until a time has passed; for ever if there is none.
+/// Waits until a sleep is over; for ever without one.
 async fn passed(sleep: &mut Option<Sleep>) {
     match sleep {
         Some(sleep) => sleep.as_mut().await,

@@ -1,4 +1,4 @@
-//! What the server has: discovery, lists, prompts, resources, completions.
+//! Discovery, lists, prompts, resources and completions of the modern era.
 
 use serde_json::{Value, json};
 use taskwire_core::Payload;
@@ -16,7 +16,7 @@ use crate::{
 
 fn cached(cx: &Cx<'_>, object: Object) -> Object {
     let ttl = u64::try_from(cx.context.config.list_ttl.as_millis()).unwrap_or(u64::MAX);
-    // What a caller may see can depend on who it is, so nobody else may be given it.
+    // What a caller sees can depend on who it is, so a cache must not share it.
     object.put("ttlMs", &ttl).put("cacheScope", "private")
 }
 
@@ -43,7 +43,6 @@ pub(super) fn discover(cx: &Cx<'_>) -> Object {
     cached(cx, object)
 }
 
-/// One page of `all`.
 fn page<T>(cx: &Cx<'_>, key: &str, all: &[T], wire: impl Fn(&T) -> String) -> Result<Object, Fault> {
     let page = catalog::page(cx.raw_params, all, cx.context.config.page_len, wire)?;
     let mut object = result(cx).raw(key, &page.list);
@@ -62,7 +61,7 @@ pub(super) fn tools(cx: &Cx<'_>) -> Result<Object, Fault> {
     })
 }
 
-/// The definition of a tool, with the hint that it shows its output.
+/// The definition of a tool, with the hint that it streams its output.
 fn hinted(definition: &Payload) -> Payload {
     let mut wire: Value = definition.read().unwrap_or_default();
     wire["_meta"][PARTIALS] = json!({"streamPartial": true});
@@ -77,9 +76,9 @@ pub(super) fn list(cx: &Cx<'_>, method: &str) -> Option<Result<Object, Fault>> {
 
 pub(super) async fn prompt(cx: &Cx<'_>) -> Result<Object, Fault> {
     let name = member(cx.params.name, "name")?;
-    let given = catalog::arguments(cx.params.arguments)?;
-    let (prompt, arguments) = catalog::prompt(&cx.context.provider, &name, &given)?;
-    let binding = binding(cx, "prompts/get", &name, &given);
+    let value = catalog::arguments(cx.params.arguments)?;
+    let (prompt, arguments) = catalog::prompt(&cx.context.provider, &name, &value)?;
+    let binding = binding(cx, "prompts/get", &name, &value);
     let (resumed, _) = read_request_state(cx, &binding)?;
     let call = PromptCall { arguments, resumed, accepts: cx.meta.accepts };
     finish(cx, &binding, (prompt.get)(call).await, false)
@@ -90,7 +89,7 @@ pub(super) async fn read(cx: &Cx<'_>) -> Result<Object, Fault> {
     let not_found = || Fault::params(format!("there is no resource `{uri}`")).with_data(json!({"uri": uri}));
     let Some(handler) = catalog::resource(&cx.context.provider, &uri) else {
         let contents = catalog::task_output(cx.context, cx.caller, &uri).await.ok_or_else(not_found)??;
-        // It may grow with every moment.
+        // The output may grow at any time.
         return Ok(result(cx).splice(&text(&contents)).put("ttlMs", &0).put("cacheScope", "private"));
     };
     let binding = binding(cx, "resources/read", &uri, &Value::Null);
@@ -109,7 +108,7 @@ fn finish(cx: &Cx<'_>, binding: &Binding<'_>, outcome: Result<Value, ToolError>,
         Ok(value) if !value.is_object() => Err(Fault::internal("the handler gave a result that is not an object")),
         Ok(value) => {
             let object = complete_result(&Payload::from(value), cx.context);
-            // What depends on answers is for this call alone.
+            // A result that depends on answers is for this call alone.
             let again = cx.params.input_responses.is_some() || cx.params.request_state.is_some();
             Ok(match (cache, again) {
                 (true, true) => object.put("ttlMs", &0).put("cacheScope", "private"),

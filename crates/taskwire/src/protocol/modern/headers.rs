@@ -1,4 +1,4 @@
-//! The headers that repeat what the body says, for proxies: they must be there, and they must agree with it.
+//! Headers that repeat the body for proxies: the server checks that they are present and agree with it.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hyper::HeaderMap;
@@ -31,7 +31,7 @@ pub(super) fn check(headers: &HeaderMap, method: &str, params: &Params<'_>, vers
     expect(headers, "mcp-name", &text(raw, key)?, true)
 }
 
-/// Checks the arguments that the tool wants repeated as headers.
+/// Checks the arguments that the tool's schema requires as headers.
 pub(super) fn check_arguments(headers: &HeaderMap, tool: &ReadyTool, arguments: &Value) -> Result<(), Fault> {
     for param in &tool.0.headers {
         let value = param.path.iter().try_fold(arguments, |value, key| value.get(key));
@@ -44,10 +44,10 @@ pub(super) fn check_arguments(headers: &HeaderMap, tool: &ReadyTool, arguments: 
             Some(Value::String(text)) => expect(headers, &param.header, text, true)?,
             Some(Value::Bool(flag)) => expect(headers, &param.header, if *flag { "true" } else { "false" }, true)?,
             Some(value) => {
-                let given = one(headers, &param.header)?;
+                let actual = one(headers, &param.header)?;
                 // Numbers are compared as numbers: 42 and 42.0 are the same.
-                if value.as_f64().is_none_or(|number| given.parse() != Ok(number)) {
-                    return Err(mismatch(&param.header, given, &value.to_string()));
+                if value.as_f64().is_none_or(|number| actual.parse() != Ok(number)) {
+                    return Err(mismatch(&param.header, actual, &value.to_string()));
                 }
             }
         }
@@ -56,15 +56,15 @@ pub(super) fn check_arguments(headers: &HeaderMap, tool: &ReadyTool, arguments: 
 }
 
 fn expect(headers: &HeaderMap, name: &str, expected: &str, encoded: bool) -> Result<(), Fault> {
-    let given = one(headers, name)?;
-    if encoded && let Some(payload) = given.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
+    let actual = one(headers, name)?;
+    if encoded && let Some(payload) = actual.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
         let bytes = STANDARD.decode(payload).map_err(|_| Fault::header(format!("the header `{name}` is not valid base64")))?;
         return if bytes == expected.as_bytes() { Ok(()) } else { Err(mismatch(name, &String::from_utf8_lossy(&bytes), expected)) };
     }
-    if given == expected { Ok(()) } else { Err(mismatch(name, given, expected)) }
+    if actual == expected { Ok(()) } else { Err(mismatch(name, actual, expected)) }
 }
 
-/// The one value of a header, without blanks around it.
+/// The only value of a header, trimmed.
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<&'a str, Fault> {
     let mut values = headers.get_all(name).iter();
     let value = values.next().ok_or_else(|| Fault::header(format!("the header `{name}` is missing")))?;
@@ -75,6 +75,6 @@ fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<&'a str, Fault> {
     Ok(text.trim_matches([' ', '\t']))
 }
 
-fn mismatch(name: &str, given: &str, expected: &str) -> Fault {
-    Fault::header(format!("the header `{name}` says `{given}`, but the body says `{expected}`"))
+fn mismatch(name: &str, actual: &str, expected: &str) -> Fault {
+    Fault::header(format!("the header `{name}` says `{actual}`, but the body says `{expected}`"))
 }

@@ -1,19 +1,18 @@
-//! What results of this era have in common.
+//! What all results of the modern era have: `resultType`, and the server's name and version.
 
 use taskwire_core::Payload;
 
 use crate::protocol::Context;
 pub(super) use crate::protocol::json::{Object, text, write};
 
-/// A result of this kind.
 pub(super) fn typed(kind: &str) -> Object {
     Object::roomy().put("resultType", kind)
 }
 
-/// A result of the protocol, from one that the tool gave: with the members that this era adds.
+/// The tool's result, with the members that this era adds.
 pub(super) fn complete_result(tool_result: &Payload, context: &Context) -> Object {
     let object = typed("complete");
-    // A tool's own `_meta` stays as it is; a result may carry only one.
+    // An object may have only one `_meta`, and that of the tool goes before ours.
     if tool_result.as_str().contains("\"_meta\"") {
         object.splice(tool_result.as_str())
     } else {

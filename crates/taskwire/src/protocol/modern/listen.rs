@@ -1,8 +1,7 @@
-//! `subscriptions/listen`: the current state of each task right after the acknowledgement, then every change, and the
-//! output of those whose output was asked for, from any chunk on.
+//! `subscriptions/listen`: first the current state of each task, then every change, and the output of tasks from any seq on.
 //!
-//! For each task the stream keeps a cursor into its log. A wake-up makes it read on; what it reads it folds into the
-//! task and shows, in the order of the log. A slow reader lags and misses nothing.
+//! For each task the stream keeps a cursor into its log. A wake-up makes it read on, and it sends what it reads in the order of the log.
+//! A slow reader lags, and misses nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -53,17 +52,16 @@ struct Filter<'a> {
 }
 
 impl Filter<'_> {
-    /// Whether nothing is asked for but the output of tasks.
+    /// Whether the client wants nothing but the output of tasks.
     fn is_empty(&self) -> bool {
         let lists = self.tools_list_changed || self.prompts_list_changed || self.resources_list_changed;
         !lists && self.resource_subscriptions.is_empty() && self.task_ids.is_none()
     }
 }
 
-/// A task whose output is wanted, and its first chunk that is.
+/// A task whose output the client wants, and from which seq on.
 type Output = (String, Option<Seq>);
 
-/// The same as it came.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct OutputParam<'a> {
@@ -103,11 +101,11 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let watch = cx.context.engine.watch(ids.iter().copied().collect(), wanted.is_some());
     let mut owned = BTreeMap::new();
     for id in ids {
-        // Somebody else's task, and one that never was, are left out alike.
+        // Another caller's task is left out, just like one that does not exist.
         if engine::skip_corrupt(cx.context.engine.owner(id))?.is_none_or(|owner| owner != *cx.caller) {
             continue;
         }
-        // Nor is one of which nothing can be told: who asks for it hears why.
+        // A corrupt task is left out, too. A client that asks for it by `tasks/get` gets the error.
         let output = outputs.remove(&id).map(|from| output_range(cx, id, from)).transpose();
         if let Some(output) = engine::skip_corrupt(output.map(Some))? {
             owned.insert(id, TaskSubscription { wants_status: status_ids.contains(&id), output });
@@ -127,7 +125,7 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     }
 }
 
-/// The tasks whose output is wanted, each once.
+/// The tasks whose output the client wants, each once.
 fn requested_outputs(partials: Option<&RawValue>) -> Result<Option<Vec<Output>>, Fault> {
     let Some(raw) = partials else { return Ok(None) };
     let list: Vec<Members<OutputParam<'_>>> =
@@ -144,7 +142,7 @@ fn requested_outputs(partials: Option<&RawValue>) -> Result<Option<Vec<Output>>,
     Ok(Some(wanted))
 }
 
-/// Where a task's output begins for this stream, and where it is now.
+/// From which seq the stream sends a task's output, and the seq that comes next in the log.
 #[derive(Clone, Copy)]
 struct OutputRange {
     from: Seq,
@@ -156,39 +154,33 @@ fn output_range(cx: &Cx<'_>, id: TaskId, from: Option<Seq>) -> Result<OutputRang
     Ok(OutputRange { from: from.map_or(span.end, |from| from.max(span.start)), next: span.end })
 }
 
-/// What was asked for of one task.
+/// What the client wants of one task.
 struct TaskSubscription {
-    /// Its changes.
     wants_status: bool,
-    /// Its output.
     output: Option<OutputRange>,
 }
 
-/// A task that is followed.
 struct FollowedTask {
-    /// As it was last seen; absent if it had ended before the stream began.
+    /// As it was last read; absent if it had ended before the stream began.
     task: Option<Arc<Task>>,
-    /// The last event that was read.
     read: Version,
-    /// Whether its changes are shown.
     wants_status: bool,
-    /// The next chunk to be sent, if its output is.
+    /// The next chunk to send; none if the client does not want output.
     next_seq: Option<Seq>,
-    /// Whether it is waiting for its turn.
+    /// Whether it is in the queue of tasks to read.
     queued: bool,
 }
 
-/// What came of a task's turn.
 enum Turn {
     /// There is nothing more to read for now.
     Idle,
     /// There is more.
     More,
-    /// What should come next is gone: the stream ends, so that its reader asks anew.
+    /// What should come next was removed from the log: the stream ends, so that its client asks anew.
     Lost,
 }
 
-/// What a stream has seen of the lists and resources that it asked for.
+/// The versions of lists and resources that the stream has announced.
 #[derive(PartialEq)]
 struct ListVersions {
     tools: u64,
@@ -207,9 +199,9 @@ impl ListVersions {
 struct ListenStream<'a, 'c> {
     cx: &'a Cx<'c>,
     filter: Filter<'c>,
-    /// The outputs that will be sent, as the acknowledgement names them.
+    /// The outputs that the stream sends, as the acknowledgement names them.
     outputs: Option<Vec<Value>>,
-    /// The name of the listen request, as JSON text.
+    /// The id of the listen request, as JSON text.
     subscription: String,
 }
 
@@ -262,16 +254,16 @@ impl ListenStream<'_, '_> {
         }
     }
 
-    /// Begins to follow a task, if there will be anything to tell. Only live ones are kept: results can be large.
+    /// Begins to follow a task, if there will be anything to send. Only running tasks are kept, because results can be large.
     async fn follow(&self, id: TaskId, asked: &TaskSubscription) -> Result<Option<FollowedTask>, StreamEnd> {
         let Some(task) = engine::skip_corrupt(self.cx.context.engine.task(self.cx.caller, id))? else { return Ok(None) };
         let next = asked.output.map(|begin| begin.from);
         let over = task.ended.is_some();
-        // The end of a task comes after its output.
+        // The final status comes after the output.
         if asked.wants_status && !(over && next.is_some()) {
             self.send_status(&task).await?;
         }
-        // Of one that has ended only its output is read.
+        // Of a task that has ended, only output is read.
         let read = if over { Version(u64::MAX) } else { task.version };
         let more = !over || next.is_some();
         Ok(more.then(|| FollowedTask {
@@ -283,8 +275,8 @@ impl ListenStream<'_, '_> {
         }))
     }
 
-    /// Shows what happened to a task since the last time, and sends its output, in the order of the log; as much as one
-    /// task may before it is another's turn. After its end there is nothing more.
+    /// Sends what the log has after the cursor, in its order: status and output, as much as one task may in its turn. Nothing follows the
+    /// task's end.
     async fn turn(&self, tasks: &mut BTreeMap<TaskId, FollowedTask>, id: TaskId) -> Result<Turn, StreamEnd> {
         let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
         followed.queued = false;
@@ -292,7 +284,7 @@ impl ListenStream<'_, '_> {
         let (now, page) = match log::read(engine, self.cx.caller, id, followed.read, followed.next_seq) {
             Ok(Next::Page(task, page)) => (task, page),
             Ok(Next::Behind) => return Ok(Turn::Idle),
-            // Before its end could be shown.
+            // Removed before its end could be sent.
             Ok(Next::Expired) => return Ok(Turn::Lost),
             Err(engine::Error::Corrupt(error)) => {
                 tracing::error!(%error, "a stream tells nothing more of a task");
@@ -409,14 +401,13 @@ impl ListenStream<'_, '_> {
         self.cx.out.notify(method, &params).await.map_err(|_| StreamEnd::Gone)
     }
 
-    /// The response that ends the stream in good order.
     fn end(&self) -> Object {
         let meta = Object::open().raw(SUBSCRIPTION_ID, &self.subscription).splice(&self.cx.context.server_info_meta);
         typed("complete").raw("_meta", &meta.into_text())
     }
 }
 
-/// Gives a task its turn, unless it is waiting for it already.
+/// Queues a task to be read, unless it is queued already.
 fn enqueue(tasks: &mut BTreeMap<TaskId, FollowedTask>, queue: &mut VecDeque<TaskId>, id: TaskId) {
     if let Some(followed) = tasks.get_mut(&id).filter(|followed| !followed.queued) {
         followed.queued = true;

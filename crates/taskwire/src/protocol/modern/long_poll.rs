@@ -1,4 +1,4 @@
-//! Requests that wait until there is something new to say. An eager client costs little so, and learns sooner.
+//! Long polls: `tasks/get` and reads of output wait until something changed. A client that polls often costs little, and learns sooner.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     wakeup::Watch,
 };
 
-/// The task when it is time to show it: at once if its end or something new can be shown, else at its next change, or
+/// The task, when it is time to send it: at once if it has ended or the client does not know its version, else at its next change or
 /// when the client has waited long enough.
 pub(super) async fn for_change(cx: &Cx<'_>, task: Arc<Task>) -> Result<Arc<Task>, Fault> {
     let id = task.id;
@@ -20,7 +20,7 @@ pub(super) async fn for_change(cx: &Cx<'_>, task: Arc<Task>) -> Result<Arc<Task>
     let waiting = if task.ended.is_some() || task.visible_version != Version(known) {
         None
     } else if asked.is_zero() {
-        // Nobody asked for it, so nobody is refused for it.
+        // The client did not ask to wait, so a limit must not refuse its request.
         early(cx, &task).and_then(|span| LongPoll::begin(cx, id, span, false).ok())
     } else {
         Some(LongPoll::begin(cx, id, asked, false)?)
@@ -36,15 +36,15 @@ pub(super) async fn for_change(cx: &Cx<'_>, task: Arc<Task>) -> Result<Arc<Task>
     Ok(task)
 }
 
-/// How much too early a client asks again for what it was told.
+/// How long before the poll interval is over a client asks again for a status that it has.
 fn early(cx: &Cx<'_>, task: &Task) -> Option<Duration> {
-    let last = cx.peer.last_status(task.id).filter(|told| told.changed == task.visible_version)?;
+    let last = cx.peer.last_status(task.id).filter(|status| status.changed == task.visible_version)?;
     let interval = Duration::from_millis(poll_interval(task, last.at, cx.context.config.poll_interval));
     let passed = cx.context.engine.clock().now().since(last.at);
-    interval.checked_sub(passed).filter(|left| !left.is_zero()).map(|left| left.min(cx.context.config.wait_max))
+    interval.checked_sub(passed).filter(|rest| !rest.is_zero()).map(|rest| rest.min(cx.context.config.wait_max))
 }
 
-/// As long as was asked for, but no longer than a request may wait.
+/// The time that the client asked for, within `wait_max`.
 pub(super) fn span(cx: &Cx<'_>, ms: u64) -> Duration {
     Duration::from_millis(ms).min(cx.context.config.wait_max)
 }
@@ -58,7 +58,7 @@ async fn changed(cx: &Cx<'_>, id: TaskId, known: Version, mut waiting: LongPoll<
     }
 }
 
-/// One request that waits for something to happen to a task.
+/// A request that waits for a task to change.
 pub(super) struct LongPoll<'a, 'c> {
     cx: &'a Cx<'c>,
     watch: Watch<TaskId>,
@@ -67,8 +67,7 @@ pub(super) struct LongPoll<'a, 'c> {
 }
 
 impl<'a, 'c> LongPoll<'a, 'c> {
-    /// Begins to wait, for output too if `output`, unless too many requests of the caller do. Read after this, never
-    /// before.
+    /// Begins to wait, for output too if `output`; fails if too many requests of the caller wait. Read the task after this, never before.
     pub(super) fn begin(cx: &'a Cx<'c>, id: TaskId, span: Duration, output: bool) -> Result<Self, Fault> {
         let max = cx.context.config.waiting_requests_per_caller;
         let open = cx.context.wait_permit(cx.caller).ok_or_else(|| {
@@ -80,7 +79,7 @@ impl<'a, 'c> LongPoll<'a, 'c> {
         Ok(Self { cx, watch: engine.watch(vec![id], output), deadline: engine.clock().sleep(span), _permit: open })
     }
 
-    /// Waits for something to happen; says `false` when the time is over or the server shuts down.
+    /// Waits for a change; `false` when the time is over or the server shuts down.
     pub(super) async fn woken(&mut self) -> bool {
         tokio::select! {
             biased;

@@ -1,5 +1,4 @@
-//! The parameters of a request, read once: what it says about itself (`_meta`), and the members that several methods
-//! share.
+//! Reads the parameters of a request once: `_meta`, and the members that several methods share.
 
 use std::borrow::Cow;
 
@@ -13,7 +12,7 @@ use crate::protocol::{
     params::{Anything, Elicitation, Members, Sampling, accepts, level_of, present, text},
 };
 
-/// The members of `params` that more than one method has, unopened.
+/// The members of `params` that more than one method has, not parsed yet.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct Params<'a> {
@@ -31,7 +30,7 @@ pub(super) struct Params<'a> {
     pub(super) input_responses: Option<&'a RawValue>,
     #[serde(borrow, rename = "requestState", deserialize_with = "present")]
     pub(super) request_state: Option<&'a RawValue>,
-    /// Only to tell an old `initialize` apart.
+    /// Only in the legacy `initialize`.
     #[serde(borrow, rename = "protocolVersion", deserialize_with = "present")]
     protocol_version: Option<&'a RawValue>,
 }
@@ -76,26 +75,21 @@ struct Extensions {
     list: Option<Members<Anything>>,
 }
 
-/// What a request says about itself.
+/// What a request declares in `_meta`.
 #[derive(Debug, Clone)]
 pub(super) struct Meta<'a> {
     pub(super) version: Cow<'a, str>,
-    /// Whether it declares the Tasks extension.
     pub(super) tasks: bool,
-    /// Whether it declares the extension for partial results.
     pub(super) partials: bool,
-    /// Whether it wants to know that a call can be sent twice.
     pub(super) idempotency: bool,
-    /// Whether it declares the extension for lists of tasks.
     pub(super) list: bool,
-    /// How long it may be held until there is something new to say.
+    /// How long the request may wait until something changed.
     pub(super) wait_ms: Option<&'a RawValue>,
-    /// The version of the task that its sender knows.
+    /// The version of the task that the client has.
     pub(super) known: Option<&'a RawValue>,
-    /// What its sender can be asked.
     pub(super) accepts: AcceptedQuestions,
     pub(super) progress_token: Option<RequestId>,
-    /// The least severe log line that the sender wants.
+    /// The least severe log level that the client wants.
     pub(super) log_level: Option<usize>,
     pub(super) idempotency_key: Option<String>,
 }
@@ -105,7 +99,7 @@ impl<'a> Params<'a> {
         serde_json::from_str(params).map_err(|error| Fault::bad_request(format!("invalid params: {error}")))
     }
 
-    /// What the request says about itself, if that is complete.
+    /// What the request declares in `_meta`; a fault if that is incomplete.
     pub(super) fn meta(&mut self, method: &str) -> Result<Meta<'a>, Fault> {
         let Some(Members(meta)) = self.meta.take() else {
             return Err(self.undeclared(method, "_meta"));
@@ -124,7 +118,7 @@ impl<'a> Params<'a> {
             partials,
             idempotency: extensions.is_some_and(|extensions| extensions.idempotency.is_some()),
             list: extensions.is_some_and(|extensions| extensions.list.is_some()),
-            // Keys of ours mean nothing to who did not declare that they do.
+            // Our own keys count only if the client declared the extension.
             wait_ms: meta.wait_ms.filter(|_| partials),
             known: meta.known.filter(|_| partials),
             accepts: accepts(capabilities.elicitation.as_ref(), capabilities.sampling.as_ref(), capabilities.roots.is_some()),
@@ -134,7 +128,7 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// A request that does not say its version: an old client that begins with `initialize` learns which ones there are.
+    /// The fault for a request without a version. A legacy client's `initialize` gets the list of supported versions.
     fn undeclared(&self, method: &str, key: &str) -> Fault {
         if method == "initialize" {
             return unsupported(&text(self.protocol_version, "protocolVersion").unwrap_or("unknown".into()));

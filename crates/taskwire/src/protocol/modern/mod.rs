@@ -1,5 +1,4 @@
-//! The modern era: 2026-07-28 with the Tasks extension. Every request describes itself; nothing is remembered between
-//! requests.
+//! The modern era: 2026-07-28 with the Tasks extension. Every request describes itself; nothing is remembered between requests.
 //!
 //! Start with [`answer`], which holds the order of checks that the protocol and its conformance suite demand.
 
@@ -33,9 +32,7 @@ pub(crate) use self::{json::server_meta, render::TaskJsonCache};
 use super::{Fault, LIST, MessageSink, OnSent, PARTIALS, Peer, Reply};
 use crate::protocol::Context;
 
-/// The versions that this dialect speaks.
 const VERSIONS: [&str; 1] = ["2026-07-28"];
-/// The Tasks extension.
 const TASKS: &str = "io.modelcontextprotocol/tasks";
 const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
@@ -47,9 +44,8 @@ struct Cx<'a> {
     id: &'a RequestId,
     meta: Meta<'a>,
     params: Params<'a>,
-    /// The parameters as they came.
     raw_params: &'a str,
-    /// Kept for tool calls, whose arguments they may repeat; absent where the transport has none.
+    /// Only of tool calls, whose arguments they may repeat; none on a byte stream.
     headers: Option<HeaderMap>,
     out: &'a MessageSink,
     peer: &'a Peer,
@@ -61,12 +57,12 @@ impl Cx<'_> {
         serde_json::from_str(self.raw_params).map_err(|error| Fault::params(format!("invalid params: {error}")))
     }
 
-    /// Refuses callers that did not declare the Tasks extension on this very request.
+    /// Refuses requests that do not declare the Tasks extension.
     fn needs_tasks(&self) -> Result<(), Fault> {
         if self.meta.tasks { Ok(()) } else { Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}}}))) }
     }
 
-    /// Refuses callers that did not declare both extensions that a list of tasks needs.
+    /// Refuses requests that do not declare both extensions that a list of tasks needs.
     fn needs_list(&self) -> Result<(), Fault> {
         if self.meta.tasks && self.meta.list {
             return Ok(());
@@ -74,7 +70,7 @@ impl Cx<'_> {
         Err(Fault::missing_capability(&json!({"extensions": {TASKS: {}, LIST: {}}})))
     }
 
-    /// Refuses callers that did not declare both extensions that partial results need.
+    /// Refuses requests that do not declare both extensions that partials need.
     fn needs_partials(&self) -> Result<(), Fault> {
         if self.meta.tasks && self.meta.partials {
             return Ok(());
@@ -83,10 +79,9 @@ impl Cx<'_> {
     }
 }
 
-/// What a method comes to: the text of its result.
+/// The result of a method, as JSON text.
 struct MethodResult {
     result: Vec<u8>,
-    /// What is to be done when it was sent, or was not.
     on_sent: Option<OnSent>,
 }
 
@@ -96,17 +91,16 @@ impl From<Object> for MethodResult {
     }
 }
 
-/// What may come besides the response to a message.
+/// What is sent besides the response to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResponseKind {
     Single,
-    /// Notes on how it is getting on.
+    /// Progress and log messages, before the response.
     WithNotes,
-    /// As much as there is to say, for as long as the client listens.
+    /// Notifications, until the client stops listening.
     Stream,
 }
 
-/// What may come besides the response to this message.
 pub(crate) fn response_kind(message: &IncomingMessage, bytes: &[u8]) -> ResponseKind {
     let asks = |key: &str| message.params(bytes).is_some_and(|params| params.contains(key));
     match message.method.as_deref() {
@@ -116,16 +110,14 @@ pub(crate) fn response_kind(message: &IncomingMessage, bytes: &[u8]) -> Response
     }
 }
 
-/// Where a message came from, and the way back.
 pub(crate) struct MessageSource<'a> {
     pub(crate) caller: &'a CallerId,
     pub(crate) peer: &'a Peer,
-    /// Absent where the transport has none.
+    /// None on a byte stream.
     pub(crate) headers: Option<HeaderMap>,
     pub(crate) out: &'a MessageSink,
 }
 
-/// Answers one message, read from `bytes`.
 pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
     let Some(method) = message.method.as_deref() else {
         let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
@@ -181,7 +173,6 @@ async fn respond(
     }
 }
 
-/// The version is not spoken here; says which ones are.
 fn unsupported(requested: &str) -> Fault {
     Fault::new(
         400,

@@ -1,4 +1,4 @@
-//! `dev.taskwire/partials/read`: a task's output from any chunk on, for who would rather ask than listen.
+//! `dev.taskwire/partials/read`: a task's output from any seq on, for clients that poll.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -49,7 +49,7 @@ pub(super) async fn read(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     loop {
         let page = engine.page(id, cursor)?.ok_or_else(not_found)?;
         if page.items.is_empty() && !page.ended && !span.is_zero() {
-            // Watched from here on; what came in between is seen at the second look.
+            // Begin to watch, then read again, so that no change is missed.
             let go_on = match &mut waiting {
                 None => {
                     waiting = Some(LongPoll::begin(cx, id, span, true)?);
@@ -70,7 +70,7 @@ fn page_result(cx: &Cx<'_>, from: Seq, page: Page) -> Object {
     let chunks: Vec<Chunk> = page.items.into_iter().filter_map(LogItem::into_chunk).collect();
     let list: Vec<String> =
         chunks.iter().map(|chunk| Object::open().put("seq", &chunk.seq.0).raw("content", chunk.blocks.as_str()).into_text()).collect();
-    // What is asked for and was dropped is skipped; what is not there yet is waited for where it will be.
+    // Chunks that were dropped are skipped. A seq that does not exist yet stays the next one.
     let begins = chunks.first().map_or(from, |chunk| chunk.seq);
     let next = chunks.last().map_or(from, |chunk| chunk.seq.next());
     with_info(typed("complete"), cx.context)

@@ -1,4 +1,4 @@
-//! A task as this era shows it: `Task` and `DetailedTask` of the Tasks extension.
+//! Renders tasks for the modern era: `Task` and `DetailedTask` of the Tasks extension, and notifications.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -20,10 +20,10 @@ use crate::{
     store::Chunk,
 };
 
-/// A view that is larger than this is written anew for each listener.
+/// Larger JSON is rendered for each listener, and not cached.
 const CACHED_BYTES_MAX: usize = 64 * 1024;
 
-/// The members that every view has.
+/// Adds the members of `Task`.
 pub(super) fn task(object: Object, task: &Task, now: Timestamp, poll: Duration) -> Object {
     let ttl = task.ttl(now).map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     let mut object = object.put("taskId", &task.id).put("status", task.status().as_str());
@@ -37,7 +37,7 @@ pub(super) fn task(object: Object, task: &Task, now: Timestamp, poll: Duration) 
         .put("pollIntervalMs", &poll_interval(task, now, poll))
 }
 
-/// The members that every view has, and those that go with the status.
+/// Adds the members of `DetailedTask`: those of `Task`, and those that go with the status.
 pub(super) fn detailed_task(object: Object, shown: &Task, now: Timestamp, poll: Duration) -> Object {
     let object = task(object, shown, now, poll);
     match &shown.outcome {
@@ -51,24 +51,24 @@ pub(super) fn detailed_task(object: Object, shown: &Task, now: Timestamp, poll: 
     }
 }
 
-/// Questions by key.
+/// The questions as `inputRequests`.
 pub(super) fn requests<'a>(questions: impl Iterator<Item = (&'a str, &'a Payload)>) -> String {
     questions.fold(Object::open(), |object, (key, request)| object.raw(key, request.as_str())).into_text()
 }
 
-/// The view that was last shown to a listener: many may be waiting for the same one.
+/// The `DetailedTask` that was rendered last: many listeners may be sent the same one.
 #[derive(Debug, Default)]
 pub(crate) struct TaskJsonCache(Mutex<Option<CachedJson>>);
 
 #[derive(Debug)]
 struct CachedJson {
-    /// Which task, at which version, with which values of what depends on the moment.
+    /// The task, its version, and the values that depend on the time.
     key: (TaskId, Version, Option<Duration>, u64),
     text: Arc<str>,
 }
 
 impl TaskJsonCache {
-    /// The members of a detailed view, as an object.
+    /// The `DetailedTask` as JSON text.
     fn text(&self, task: &Task, now: Timestamp, poll: Duration) -> Arc<str> {
         let of = (task.id, task.version, task.ttl(now), poll_interval(task, now, poll));
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +76,7 @@ impl TaskJsonCache {
             Some(last) if last.key == of => last.text.clone(),
             _ => {
                 let text: Arc<str> = detailed_task(Object::open(), task, now, poll).into_text().into();
-                // A large result is not kept for the sake of listeners that may not be there.
+                // A large result is not kept in memory for other listeners that may not exist.
                 *last = (text.len() <= CACHED_BYTES_MAX).then(|| CachedJson { key: of, text: text.clone() });
                 text
             }
@@ -84,14 +84,13 @@ impl TaskJsonCache {
     }
 }
 
-/// A notification with the state of a task.
 pub(super) fn task_notification(cache: &TaskJsonCache, task: &Task, subscription: &str, now: Timestamp, poll: Duration) -> Vec<u8> {
     let meta = Object::open().raw(super::SUBSCRIPTION_ID, subscription).into_text();
     let params = Object::open().raw("_meta", &meta).splice(&cache.text(task, now, poll)).into_text();
     Object::open().put("jsonrpc", "2.0").put("method", "notifications/tasks").raw("params", &params).end()
 }
 
-/// What the notifications of a task's chunks on one stream have in common, up to the number.
+/// The beginning of all notifications of a task's chunks on one stream, up to the seq.
 pub(super) fn partial_head(subscription: &str, id: TaskId) -> Vec<u8> {
     let meta = Object::open().raw(super::SUBSCRIPTION_ID, subscription).into_text();
     let params = Object::open().raw("_meta", &meta).put("taskId", &id);
@@ -103,8 +102,7 @@ pub(super) fn partial_head(subscription: &str, id: TaskId) -> Vec<u8> {
         .into()
 }
 
-/// Notifications of chunks, in their frames, as pieces to be sent one after the other: a large chunk is not even copied,
-/// every reader is given the same bytes.
+/// Notifications of chunks, framed, in pieces to be sent one after the other. A large chunk is not copied: all readers share its bytes.
 pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> Vec<Bytes> {
     const CONTENT: &[u8] = b",\"content\":";
     const END: &[u8] = b"}}";
@@ -130,7 +128,6 @@ pub(super) fn partials(head: &[u8], chunks: &[Chunk], framing: Framing) -> Vec<B
     pieces
 }
 
-/// The subscription id as JSON text.
 pub(super) fn subscription(id: &taskwire_core::wire::RequestId) -> String {
     text(id)
 }

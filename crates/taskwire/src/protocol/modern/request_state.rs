@@ -1,5 +1,4 @@
-//! `requestState`: what a client carries for us between two calls. It is signed, bound to its caller and its call, and
-//! good for a while only; anything else is refused.
+//! `requestState`, which a client sends back when it calls again. It is signed, bound to its caller and its call, and expires.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +11,16 @@ use taskwire_core::{CallerId, Payload, TaskId, Timestamp};
 
 use crate::protocol::Fault;
 
-/// What is carried.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RequestState {
-    /// What a handler asked, as far as answers are held against it, and what it wants to be given back.
+    /// The constraints on the answers to a round of questions, and the handler's own state.
     Round { questions: BTreeMap<String, Payload>, state: Option<Value> },
-    /// The task that goes on when the answers come.
+    /// The task that the answers are for.
     Task(TaskId),
 }
 
-/// The call that it belongs to: the same caller must make the same call again.
+/// The call that a state belongs to: only the same caller with the same call can use it.
 #[derive(Debug, Clone)]
 pub(super) struct Binding<'a> {
     pub(super) secret: &'a [u8; 32],
@@ -53,7 +51,6 @@ impl Binding<'_> {
         Hmac::new_from_slice(self.secret).expect("any key length will do").chain_update(b"requestState").chain_update(body)
     }
 
-    /// Seals something until then.
     pub(super) fn seal(&self, carried: RequestState, until: Timestamp) -> String {
         let sealed = SignedState { until, call: self.digest(), carried };
         let body = URL_SAFE_NO_PAD.encode(super::json::text(&sealed));
@@ -61,7 +58,7 @@ impl Binding<'_> {
         format!("{body}.{tag}")
     }
 
-    /// Opens what was sealed for this call.
+    /// Opens a state that was sealed for this call.
     pub(super) fn open(&self, text: &str, now: Timestamp) -> Result<RequestState, Fault> {
         let refuse = |why: &str| Fault::params(format!("`requestState` {why}: make the call again without it"));
         let (body, tag) = text.split_once('.').ok_or_else(|| refuse("was not issued here"))?;

@@ -1,4 +1,4 @@
-//! `tasks/get`, `tasks/update`, `tasks/cancel`.
+//! `tasks/get`, `tasks/update`, `tasks/cancel`, and `dev.taskwire/tasks/list`.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +23,13 @@ use crate::{
     tool,
 };
 
-/// Which state of a task a result shows; its reader may send it back and be told when there is a later one.
+/// The version of the task in a result. A client may send it back, to wait for a later one.
 const VERSION: &str = "dev.taskwire/version";
 
-/// The task that is named. Text that cannot be an id names no task: the same answer as for any other unknown one.
+/// The task that the request names. Text that is no id gets the same error as an unknown task.
 pub(super) fn task_id(cx: &Cx<'_>) -> Result<TaskId, Fault> {
     let id = text(cx.params.task_id, "taskId")?.parse().map_err(|_| not_found())?;
-    // Work that its client left is not left alone while somebody asks for it.
+    // Lingering work goes on while somebody asks for it.
     cx.context.calls.touch(cx.context, id);
     Ok(id)
 }
@@ -53,7 +53,7 @@ pub(super) async fn get(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     Ok(render::detailed_task(object, &task, engine.clock().now(), cx.context.config.poll_interval).into())
 }
 
-/// `dev.taskwire/tasks/list`: the caller's tasks, whoever started them and however, the latest first.
+/// `dev.taskwire/tasks/list`: all tasks of the caller, the latest first.
 pub(super) fn list(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     cx.needs_list()?;
     let TaskPage { tasks, next } = task_list::task_page(cx.context, cx.caller, cx.raw_params, true)?;
@@ -80,7 +80,7 @@ pub(super) async fn update(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     Ok(ack())
 }
 
-/// Answers by key, as they came; all kinds of answers are objects.
+/// Answers by key, not checked yet. Every answer is an object.
 pub(super) fn answers(raw: &RawValue) -> Result<BTreeMap<String, Payload>, Fault> {
     let answers: BTreeMap<String, Payload> =
         serde_json::from_str(raw.get()).map_err(|error| Fault::params(format!("invalid `inputResponses`: {error}")))?;
@@ -90,8 +90,8 @@ pub(super) fn answers(raw: &RawValue) -> Result<BTreeMap<String, Payload>, Fault
     }
 }
 
-/// Those of the answers that are waited for, as they are taken; what is not asked (`question` knows), or not any more, is passed over.
-/// One that does not fit its question refuses them all: of a request in which something is wrong nothing counts.
+/// The answers to open questions (`question` finds them), checked and normalized. Other answers are ignored. If one does not fit its
+/// question, the whole request is refused.
 pub(super) fn fitting<'a>(
     answers: BTreeMap<String, Payload>,
     question: impl Fn(&str) -> Option<&'a Payload>,
@@ -106,14 +106,13 @@ pub(super) fn fitting<'a>(
     Ok(taken)
 }
 
-/// The answers to what a task asks.
+/// The answers to what the task asks.
 pub(super) fn for_task(task: &Task, answers: BTreeMap<String, Payload>) -> Result<Vec<(QuestionKey, Payload)>, Fault> {
     let open: BTreeMap<&str, &Payload> = task.open_questions().map(|(key, question)| (key.as_str(), question)).collect();
     let taken = fitting(answers, |key| open.get(key).copied())?;
     Ok(taken.into_iter().map(|(key, answer)| (QuestionKey::new(&key), answer)).collect())
 }
 
-/// Says what is wrong with an answer.
 pub(super) fn misfitting(key: &str, why: &str) -> Fault {
     Fault::params(format!("the answer to `{key}` does not fit its question: {why}. Nothing was answered: correct it, and send it again"))
 }
@@ -125,7 +124,7 @@ pub(super) async fn cancel(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     Ok(ack())
 }
 
-/// An acknowledgement says nothing else: some clients refuse one with more in it.
+/// An acknowledgement. Some clients refuse one with more members.
 fn ack() -> MethodResult {
     typed("complete").into()
 }

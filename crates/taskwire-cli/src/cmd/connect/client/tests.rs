@@ -1,4 +1,4 @@
-//! Where each client has its configuration, and what it is told.
+//! Where each client has its configuration, and what is written there.
 
 use serde_json::{Value, json};
 

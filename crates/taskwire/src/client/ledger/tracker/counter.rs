@@ -1,4 +1,4 @@
-//! A number at the beginning of a file, as memory: the kernel can be told to count there.
+//! The counter at the beginning of a tracker's file, mapped into memory so that the kernel can advance it.
 #![expect(unsafe_code, reason = "a file is mapped into memory")]
 
 use std::{
@@ -10,25 +10,24 @@ use std::{
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of the number.
 pub(super) const COUNTER_BYTES: usize = 8;
 
-/// The number. What is written to it is in the file, also if the process is killed the next moment.
+/// A write to it is in the file at once, also if the process is killed the next moment.
 ///
-/// Who makes one has the lock of the file: no other process of ours writes the number, the others read it from the file. The
-/// file is never cut. A stranger who does cut it gets this process killed (SIGBUS), and nothing worse.
+/// Only the process that has the file's lock maps it; others read the file. Taskwire never truncates the file. If another
+/// program does, SIGBUS kills this process, and nothing worse happens.
 #[derive(Debug)]
 pub(super) struct Counter(NonNull<AtomicU64>);
 
-// SAFETY: the mapping is this one's own, and any thread may use it.
+// SAFETY: the counter owns its mapping, and any thread may use it.
 unsafe impl Send for Counter {}
 
 impl Counter {
-    /// The file is at least as long as the number.
+    /// Maps the counter. The file must have at least `COUNTER_BYTES` bytes.
     pub(super) fn map(file: &File) -> io::Result<Self> {
-        // SAFETY: a mapping of its own at an address that the kernel chooses: no memory that is in use is touched.
+        // SAFETY: the kernel chooses the address of a new mapping, so it overlaps no memory in use.
         let at = unsafe { mmap(ptr::null_mut(), COUNTER_BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) }?;
-        // A mapping begins with a page, so the number is aligned.
+        // A mapping begins at a page, so the counter is aligned.
         NonNull::new(at.cast()).map(Self).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
@@ -43,9 +42,9 @@ impl Counter {
         unsafe { self.0.as_ref() }.store(sum, Ordering::Relaxed);
     }
 
-    /// For the kernel to count in.
+    /// The counter for the kernel to advance.
     pub(super) fn number(&mut self) -> &mut u64 {
-        // Written once before: the page is at hand then, and the kernel need not fetch it while a kill is pending.
+        // A write brings the page into memory, so that the kernel need not fetch it while a kill is pending.
         self.add(0);
         // SAFETY: as above, and nobody else has a reference.
         unsafe { self.0.as_mut() }.get_mut()

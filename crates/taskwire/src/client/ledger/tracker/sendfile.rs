@@ -1,14 +1,14 @@
-//! Writing and counting in one system call.
+//! Writes and counts in one system call.
 //!
-//! `sendfile` copies from a file to wherever it is to go, and advances the position that it is given before a kill can take
-//! effect. Here the file is a copy of the text in memory, and the position the number of bytes that were ever sent.
+//! `sendfile` copies from a file to the output, and advances an offset before a kill can take effect. Here the file is a
+//! copy of the text in memory, and the offset is the tracker's counter.
 
 use std::{fs::File, os::fd::BorrowedFd};
 
 use rustix::io::Errno;
 
-/// A copy of the text, to be sent as what follows so many bytes. A new one each time: a pipe holds on to its pages. Nothing if
-/// there can be none.
+/// Copies the text to offset `sent` of a new file in memory: a pipe may still hold the pages of an earlier one. None if the
+/// system refuses.
 #[cfg(target_os = "linux")]
 pub(super) fn copy(text: &[u8], sent: u64) -> Option<File> {
     use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ pub(super) fn copy(text: &[u8], sent: u64) -> Option<File> {
     Some(copy)
 }
 
-/// Sends up to `count` bytes of the copy from position `sent` on, and advances that by as many as were.
+/// Sends up to `count` bytes of the copy from offset `sent` on, and advances `sent` by the number of bytes sent.
 #[cfg(target_os = "linux")]
 pub(super) fn send(out: BorrowedFd<'_>, copy: &File, sent: &mut u64, count: usize) -> Result<usize, Errno> {
     rustix::fs::sendfile(out, copy, Some(sent), count)

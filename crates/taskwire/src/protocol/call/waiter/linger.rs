@@ -1,4 +1,4 @@
-//! Work that was left by who called for it: it goes on for a while.
+//! Work that lingers: made durable, watched over, and stopped when its time is over.
 
 use std::{
     sync::{Arc, Weak},
@@ -18,16 +18,16 @@ use crate::{
     wakeup::Watch,
 };
 
-/// How often work that lingers for ever is looked at.
+/// How often work that lingers without a limit is looked at.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(3600);
-/// The time of the store is in these.
+/// The resolution of stored times.
 const MOMENT: Duration = Duration::from_millis(1);
-/// Why work stops that nobody came back for.
-const LINGER_EXPIRED: &str = "its client hung up, and nobody called for it again within `linger`";
-/// Why work stops where nothing lingers.
-const HUNG_UP: &str = "the caller went away before it was told of the task";
+/// Why work stops whose linger expired.
+const LINGER_EXPIRED: &str = "its client hung up, and the same call did not come again within `linger`";
+/// Why work stops that does not linger.
+const HUNG_UP: &str = "the client hung up before it was answered";
 
-/// A call is gone without an answer: its work goes on for a while, unless another call waits for it.
+/// A call ended without an answer: its work lingers, unless another call waits for it.
 pub(super) fn let_linger(waiting: &WaitingCall, work: RunOrTask, counted: bool) {
     let (context, id) = (&waiting.context, work.id());
     if waiting.linger.is_zero() {
@@ -40,29 +40,28 @@ pub(super) fn let_linger(waiting: &WaitingCall, work: RunOrTask, counted: bool) 
             RunOrTask::Task(id) => context.engine.cancel_soon(waiting.caller.clone(), id, HUNG_UP),
         };
     }
-    // A run that has ended before it was ever a task is over for everybody, if it only wanted to be called again.
+    // A loose run that suspended itself to ask has nothing left to do: the caller calls again with the answers.
     if matches!(&work, RunOrTask::Run(run) if matches!(run.phase(), Phase::Done(RunEnd::Suspended(_)))) {
         return;
     }
-    // Before the lock: it may be read from the store.
+    // Before the registry is locked, because it may be read from the store.
     let key = if counted { None } else { waiting.dedupe_key_of(&work) };
     let (ready, is_ready) = watch::channel(false);
     let turn = context.calls.begin_linger(context, id, counted, key, is_ready);
-    let Some(turn) = turn else { return };
-    let left = LingeringWork { caller: waiting.caller.clone(), tool: waiting.tool.clone(), id, linger: waiting.linger, linger_count: turn };
+    let Some(linger_count) = turn else { return };
+    let lingering = LingeringWork { caller: waiting.caller.clone(), tool: waiting.tool.clone(), id, linger: waiting.linger, linger_count };
     let context = context.clone();
     context.engine.clone().spawn(async move {
-        let kept = left.save(&context, work, ready).await;
-        // Not kept for as long as that takes: the server may end meanwhile.
-        let (weak, watch) = (Arc::downgrade(&context), context.engine.watch(vec![left.id], false));
+        let kept = lingering.save(&context, work, ready).await;
+        // The context must not be kept alive while the work lingers: the server may end meanwhile.
+        let (weak, watch) = (Arc::downgrade(&context), context.engine.watch(vec![lingering.id], false));
         drop(context);
         if kept {
-            left.watch_over(weak, watch).await;
+            lingering.watch_over(weak, watch).await;
         }
     });
 }
 
-/// Work that was left by who called for it.
 struct LingeringWork {
     caller: CallerId,
     tool: Arc<str>,
@@ -72,11 +71,11 @@ struct LingeringWork {
 }
 
 impl LingeringWork {
-    /// Makes it durable; says whether that was possible.
+    /// Makes the work durable; says whether that was possible.
     async fn save(&self, context: &Context, work: RunOrTask, ready: watch::Sender<bool>) -> bool {
         let kept = match &work {
             RunOrTask::Run(run) => self.promote(context, run).await,
-            // Behind what was asked of it before: it may not have been made yet.
+            // The task may not be created yet. This command is queued behind the one that does.
             RunOrTask::Task(id) => context.engine.submit(*id, Authority::Engine, Command::Tick).await.is_ok(),
         };
         if !kept {
@@ -93,7 +92,6 @@ impl LingeringWork {
         kept
     }
 
-    /// Makes a task of work in memory.
     async fn promote(&self, context: &Context, run: &Arc<Run>) -> bool {
         let kept = match run.promote().await {
             Ok(Phase::Task(_)) => return true,
@@ -110,7 +108,7 @@ impl LingeringWork {
         kept.unwrap_or(false)
     }
 
-    /// Watches over it until somebody joins it, its end is there long enough, or its time is over.
+    /// Waits until a call joins the work, its outcome was kept long enough, or its linger expired.
     async fn watch_over(&self, weak: Weak<Context>, watch: Watch<TaskId>) {
         loop {
             let Some(context) = weak.upgrade() else { return };
@@ -124,19 +122,19 @@ impl LingeringWork {
         }
     }
 
-    /// How long it may go on as it is; none if there is nothing to watch over any more.
+    /// How long until the next look; none if there is nothing to watch over any more.
     fn time_left(&self, context: &Context) -> Option<Duration> {
         let (engine, calls, id) = (&context.engine, &context.calls, self.id);
         let now = engine.clock().now();
-        // Else somebody joined it, or knows of it.
+        // None if a call joined it, or a caller knows it.
         let since = calls.lingering_since(id, self.linger_count)?;
         let task = engine.any_task(id).ok().flatten();
         let rest = match task.as_ref().map(|task| task.ended) {
-            // Its end is there for the same call, for a while.
+            // The same call gets the outcome, for a while.
             Some(Some((at, _))) => context.config.hold.checked_sub(now.since(at)).map(|rest| rest + MOMENT),
             Some(None) if self.linger == Duration::MAX => Some(RECHECK_INTERVAL),
             Some(None) => match self.linger.saturating_sub(now.since(since)) {
-                // The one watch is this.
+                // One of the watchers is `watch_over`.
                 rest if rest.is_zero() && engine.watchers(id) > 1 => {
                     calls.touch(context, id);
                     Some(self.linger)

@@ -1,5 +1,5 @@
-//! Calls on byte streams by their names, and work that others may join: what was left by those who called for it, and what a tool
-//! with `dedupe` is doing.
+//! Which calls wait, by request id on a byte stream, and which work the same call may join: work that lingers, and work of tools with
+//! `dedupe`.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -27,16 +27,16 @@ use crate::{
     },
 };
 
-/// Entries before those that nobody can join any more are looked for.
+/// From this many entries on, those that nobody can join any more are removed.
 const KNOWN_MIN: usize = 1_024;
-/// Cancelled calls that are remembered.
+/// How many cancellations of unknown calls are remembered.
 const EARLY_CANCELS_MAX: usize = 256;
 
-/// What calls that are the same have in common.
+/// Equal for calls that are the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(in crate::protocol) struct DedupeKey {
     pub(super) caller: CallerId,
-    /// Whether the caller knows of no task.
+    /// Whether the caller does not know the task.
     pub(super) hidden: bool,
     /// Of the tool and the arguments.
     pub(super) fingerprint: Arc<str>,
@@ -44,7 +44,7 @@ pub(in crate::protocol) struct DedupeKey {
 
 impl DedupeKey {
     pub(super) fn of(context: &Context, caller: &CallerId, hidden: bool, tool: &str, request: &Payload) -> Self {
-        // One that is gone has no defaults.
+        // A tool that is gone has no defaults.
         let definition: Value = find_tool(context, tool).ok().and_then(|tool| tool.0.wire.read().ok()).unwrap_or_default();
         let arguments: Value = request.read().unwrap_or_default();
         let fingerprint = fingerprint(tool, &definition["inputSchema"], &arguments);
@@ -52,24 +52,22 @@ impl DedupeKey {
     }
 }
 
-/// Becomes true when the work is a task that can be read, or never will be.
+/// Becomes true when the work is a task that can be read, or cannot become one.
 pub(super) type Ready = watch::Receiver<bool>;
 
-/// Work that may be joined.
 #[derive(Debug)]
 struct JoinableWork {
     key: DedupeKey,
-    /// Calls that wait for it.
     waiters: usize,
-    /// Whether it may be joined while others wait for it.
+    /// Whether calls may join it while others wait for it.
     dedupe: bool,
-    /// Whether somebody knows of the task, so that it goes on to its end.
+    /// Whether a caller knows the task, so that it runs to its end.
     caller_knows: bool,
-    /// Answers with its end that are on their way: who calls now begins anew.
+    /// Responses with its outcome that are being sent. A call that comes now starts anew.
     answers_in_flight: usize,
-    /// How often it was left.
+    /// How often it began to linger.
     linger_count: u64,
-    /// Since when nobody asked for it.
+    /// Since when no caller has asked for it.
     since: Timestamp,
     ready: Option<Ready>,
 }
@@ -83,12 +81,11 @@ impl JoinableWork {
 #[derive(Debug, Default)]
 struct RegistryState {
     joinable: HashMap<TaskId, JoinableWork>,
-    /// The same by call, the earliest first.
+    /// Ids in `joinable`, the earliest first.
     by_key: HashMap<DedupeKey, Vec<TaskId>>,
     prune: Prune<KNOWN_MIN>,
-    /// The latest that were cancelled and are not known.
+    /// The latest cancellations of calls that are not known.
     early_cancels: VecDeque<(ByteStreamId, RequestId)>,
-    /// Calls on byte streams, by name.
     by_request: HashMap<(ByteStreamId, RequestId), Weak<WaitingCall>>,
 }
 
@@ -112,20 +109,19 @@ impl RegistryState {
 /// All calls of one tool by one caller.
 type OfTool = (CallerId, Arc<str>);
 
-/// Calls on byte streams, and work that may be joined.
 #[derive(Debug, Default)]
 pub(crate) struct CallRegistry {
     create_lock: tokio::sync::Mutex<()>,
-    /// Whether all that an earlier life of the server left is known.
+    /// Whether all tasks that recovery takes over are registered.
     recovered: watch::Sender<bool>,
     state: Mutex<RegistryState>,
-    /// How many calls take their time: by caller and tool, then by what they have in common.
+    /// How many calls are slow: by caller and tool, then by key.
     slow: Mutex<HashMap<OfTool, HashMap<DedupeKey, usize>>>,
-    /// Rung when work was left.
+    /// Notified when work begins to linger.
     linger_began: Notify,
-    /// Work that is being made durable because its caller left it.
+    /// How much lingering work is being made durable.
     linger_saves: watch::Sender<usize>,
-    /// How much there is to join; most of the time nothing.
+    /// The size of `joinable`, readable without the lock; mostly 0.
     count: AtomicUsize,
 }
 
@@ -137,13 +133,12 @@ impl CallRegistry {
         done
     }
 
-    /// Notes a call that takes its time, until it is [over](Self::remove_slow).
+    /// Counts a slow call until [`Self::remove_slow`].
     pub(super) fn add_slow(&self, tool: &Arc<str>, key: &DedupeKey) {
         let mut slow = lock(&self.slow);
         *slow.entry((key.caller.clone(), tool.clone())).or_default().entry(key.clone()).or_default() += 1;
     }
 
-    /// Such a call is over.
     pub(super) fn remove_slow(&self, tool: &Arc<str>, key: &DedupeKey) {
         let mut slow = lock(&self.slow);
         let Entry::Occupied(mut of_tool) = slow.entry((key.caller.clone(), tool.clone())) else { return };
@@ -158,15 +153,15 @@ impl CallRegistry {
         }
     }
 
-    /// Whether such a call is the same as this one.
+    /// Whether a slow call is the same as this one.
     pub(super) fn has_slow(&self, waiting: &WaitingCall) -> bool {
         let of_tool = (waiting.caller.clone(), waiting.tool.clone());
-        // Most of the time there is none, and what calls have in common need not be worked out.
+        // Mostly there is none, and the key need not be computed.
         lock(&self.slow).contains_key(&of_tool)
             && waiting.dedupe_key().is_some_and(|key| lock(&self.slow).get(&of_tool).is_some_and(|slow| slow.contains_key(key)))
     }
 
-    /// Waits until work is left, from now on.
+    /// Waits until work begins to linger.
     pub(super) fn next_linger(&self) -> Notified<'_> {
         self.linger_began.notified()
     }
@@ -175,14 +170,14 @@ impl CallRegistry {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until nobody else makes a task that calls may share.
+    /// Waits until no other call creates a task that calls may join.
     pub(super) async fn lock_create(&self) -> MutexGuard<'_, ()> {
         self.create_lock.lock().await
     }
 
-    /// Waits until all that was left so far is durable.
+    /// Waits until all lingering work is durable.
     pub(crate) async fn lingering_saved(&self) {
-        let _ = self.linger_saves.subscribe().wait_for(|leaving| *leaving == 0).await;
+        let _ = self.linger_saves.subscribe().wait_for(|saves| *saves == 0).await;
     }
 
     pub(super) fn register_request(&self, waiting: &Arc<WaitingCall>) {
@@ -200,22 +195,21 @@ impl CallRegistry {
         }
     }
 
-    /// Whether a call of this name was cancelled before it came.
+    /// Whether this request was cancelled before it came.
     pub(super) fn take_early_cancel(&self, stream: &ByteStreamId, request: &RequestId) -> bool {
         let mut known = lock(&self.state);
         let found = known.early_cancels.iter().position(|(of, id)| of == stream && id == request);
         found.is_some_and(|at| known.early_cancels.remove(at).is_some())
     }
 
-    /// The caller does not want what it called for on a byte stream, or only does not wait for it any longer (`timed_out`); the end of
-    /// that request follows.
+    /// The client cancels a call on a byte stream, or only does not wait for it any longer (`timed_out`). The request ends after this.
     pub(in crate::protocol) fn cancel(&self, caller: &CallerId, stream: &ByteStreamId, request: &RequestId, timed_out: bool) {
         let name = (stream.clone(), request.clone());
         let named = {
             let mut known = lock(&self.state);
             let named = known.by_request.get(&name).and_then(Weak::upgrade);
             if named.is_none() && !timed_out {
-                // It may come yet, or once more: over connections of its own, or to a server that has just taken the place of another.
+                // The call may come later, or again: on a connection of its own, or to a server that has just taken over.
                 if known.early_cancels.len() >= EARLY_CANCELS_MAX {
                     known.early_cancels.pop_front();
                 }
@@ -228,7 +222,7 @@ impl CallRegistry {
         }
     }
 
-    /// Stops a task that its caller does not want any more, unless a call waits for it.
+    /// Stops a task that its caller cancelled, unless a call waits for it.
     pub(in crate::protocol) fn stop(&self, context: &Context, caller: &CallerId, id: TaskId) {
         let awaited = self.with(|known| {
             let awaited = known.joinable.get(&id).is_some_and(|joinable| joinable.waiters > 0);
@@ -242,15 +236,15 @@ impl CallRegistry {
         }
     }
 
-    /// Waits until all that an earlier life of the server left is known.
+    /// Waits until all tasks that recovery takes over are registered.
     pub(super) async fn recovered(&self) {
         if !*self.recovered.borrow() {
             let _ = self.recovered.subscribe().wait_for(|ready| *ready).await;
         }
     }
 
-    /// A task that an earlier life of the server left was taken over; none when all are. The same call finds it, also when it has
-    /// ended since: whether somebody was told of it, nobody knows any more.
+    /// Registers a task that recovery took over; none when these were all. The same call finds it, even if it ended meanwhile, because
+    /// nobody knows whether its caller got the result.
     pub(crate) fn add_recovered(&self, context: &Context, task: Option<&Arc<Task>>) {
         let Some(task) = task else {
             self.recovered.send_replace(true);
@@ -271,14 +265,14 @@ impl CallRegistry {
         }
     }
 
-    /// Lets others join the task that a call made and waits for.
+    /// Lets other calls join the task that a call created and waits for.
     pub(super) fn add_deduped(&self, context: &Context, key: DedupeKey, id: TaskId) {
         self.prune(context);
         let joinable = JoinableWork { dedupe: true, waiters: 1, ..JoinableWork::new(key, context) };
         self.with(|known| known.insert(id, joinable));
     }
 
-    /// Forgets what nobody can join any more, if there is much of it.
+    /// Removes what nobody can join any more, if that is due.
     fn prune(&self, context: &Context) {
         self.with(|known| {
             if !known.prune.is_due(known.joinable.len()) {
@@ -295,7 +289,7 @@ impl CallRegistry {
         });
     }
 
-    /// Takes work of the same call that may be joined: one more waits for it now.
+    /// Finds work of the same call that may be joined, and counts one more waiter.
     pub(super) fn join(&self, key: &DedupeKey) -> Option<(TaskId, Option<Ready>)> {
         self.with(|known| {
             let RegistryState { joinable: work, by_key, .. } = known;
@@ -306,7 +300,7 @@ impl CallRegistry {
         })
     }
 
-    /// One more waits for a task that another call waits for, which is `counted` already or is now.
+    /// Counts one more waiter of a task for which another call waits, and that call too if it is not `counted`.
     pub(super) fn join_awaited(&self, context: &Context, key: DedupeKey, id: TaskId, counted: bool) {
         self.with(|known| match known.joinable.get_mut(&id) {
             Some(joinable) => joinable.waiters += if counted { 1 } else { 2 },
@@ -314,12 +308,12 @@ impl CallRegistry {
         });
     }
 
-    /// One more waits for a task; says whether those are counted.
+    /// Counts one more waiter; says whether waiters of this task are counted.
     pub(super) fn add_waiter(&self, id: TaskId) -> bool {
         self.with(|known| known.joinable.get_mut(&id).map(|joinable| joinable.waiters += 1).is_some())
     }
 
-    /// One fewer waits for a task; says how many do.
+    /// Counts one waiter fewer; says how many are left.
     pub(super) fn remove_waiter(&self, id: TaskId) -> usize {
         self.with(|known| {
             known.joinable.get_mut(&id).map_or(0, |joinable| {
@@ -329,13 +323,13 @@ impl CallRegistry {
         })
     }
 
-    /// A call is gone without an answer. If nobody waits for its work now, that is left, and has to be kept: says how often it was.
-    /// Without a `key` it cannot be found by the same call.
+    /// A call ended without an answer. If nobody waits for its work now, the work begins to linger: says how often it did. Without a `key`
+    /// the same call cannot find it.
     pub(super) fn begin_linger(&self, context: &Context, id: TaskId, counted: bool, key: Option<DedupeKey>, ready: Ready) -> Option<u64> {
         self.prune(context);
         let turn = self.with(|known| {
             match known.joinable.get_mut(&id) {
-                // Somebody else was told of its end meanwhile.
+                // Another call got the outcome meanwhile.
                 None if counted => return None,
                 None => known.insert(id, JoinableWork::new(key?, context)),
                 Some(joinable) if counted => joinable.waiters = joinable.waiters.saturating_sub(1),
@@ -346,17 +340,17 @@ impl CallRegistry {
             joinable.linger_count += 1;
             Some(joinable.linger_count)
         })?;
-        self.linger_saves.send_modify(|leaving| *leaving += 1);
+        self.linger_saves.send_modify(|saves| *saves += 1);
         self.linger_began.notify_waiters();
         Some(turn)
     }
 
-    /// Work that was left is durable, or cannot be.
+    /// Lingering work is durable, or cannot be made durable.
     pub(super) fn linger_saved(&self) {
-        self.linger_saves.send_modify(|leaving| *leaving -= 1);
+        self.linger_saves.send_modify(|saves| *saves -= 1);
     }
 
-    /// Since when nobody has asked for work that was left; none if somebody waits for it since, or knows of it.
+    /// Since when no caller has asked for lingering work; none if a call waits for it again, or a caller knows it.
     pub(super) fn lingering_since(&self, id: TaskId, turn: u64) -> Option<Timestamp> {
         self.with(|known| {
             let joinable = known.joinable.get(&id)?;
@@ -377,7 +371,7 @@ impl CallRegistry {
         });
     }
 
-    /// A caller that waited was told how the work `ended`, or how to get on.
+    /// A waiting caller got the outcome (`ended`), or learned how to go on.
     pub(super) fn answered(&self, id: TaskId, ended: bool) {
         self.with(|known| match known.joinable.get_mut(&id) {
             Some(joinable) if joinable.dedupe && !ended => {
@@ -388,7 +382,7 @@ impl CallRegistry {
         });
     }
 
-    /// Somebody who knows a task's id asks for it: it is not left alone.
+    /// A caller that knows the task's id asked for it, so its time to linger starts again.
     pub(in crate::protocol) fn touch(&self, context: &Context, id: TaskId) {
         if !self.is_empty() {
             let now = context.engine.clock().now();
@@ -396,7 +390,7 @@ impl CallRegistry {
         }
     }
 
-    /// The caller learnt of a task by a follow-up tool with these arguments: of its end, if it is over.
+    /// A caller used a follow-up tool with these arguments. If the task has ended, the caller knows the outcome now.
     pub(in crate::protocol) fn followed_up(&self, context: &Context, caller: &CallerId, arguments: &Value) {
         if self.is_empty() {
             return;
@@ -415,7 +409,7 @@ impl JoinableWork {
     }
 }
 
-/// The arguments that a task was made with.
+/// The arguments of a stored task.
 pub(super) fn stored_request(context: &Context, id: TaskId) -> Result<Option<Payload>, engine::Error> {
     Ok(match context.engine.reader().event(id, Version(1))? {
         Some(Event::Created { arguments: request, .. }) => Some(request),
@@ -423,20 +417,20 @@ pub(super) fn stored_request(context: &Context, id: TaskId) -> Result<Option<Pay
     })
 }
 
-/// By what a stored task can be found by the same call; none if it cannot.
+/// The key by which the same call finds a stored task; none if it cannot.
 fn stored_key(context: &Context, task: &Task) -> Result<Option<DedupeKey>, engine::Error> {
     let spec = &task.spec;
     if let Some(fingerprint) = spec.dedupe_key.clone() {
         return Ok(Some(DedupeKey { caller: spec.caller.clone(), hidden: spec.hidden, fingerprint }));
     }
-    // Who has a key, or was given the task's id, needs no other way back.
+    // A caller with an idempotency key or the task's id finds the task by that.
     if !spec.lingers || !spec.hidden || spec.idempotency_key.is_some() {
         return Ok(None);
     }
     Ok(stored_request(context, task.id)?.map(|request| DedupeKey::of(context, &spec.caller, true, &spec.tool, &request)))
 }
 
-/// Whether the same call gets this task: one that goes on, or for a while one whose end nobody has had.
+/// Whether the same call gets this task: one that runs, or for a while one whose result nobody got.
 pub(super) fn is_joinable(context: &Context, task: &Task) -> bool {
     match (&task.outcome, task.ended) {
         (Some(Outcome::Cancelled { .. }), _) => false,
@@ -445,7 +439,7 @@ pub(super) fn is_joinable(context: &Context, task: &Task) -> bool {
     }
 }
 
-/// Waits until work that was left can be read.
+/// Waits until lingering work can be read.
 pub(super) async fn wait_until_ready(ready: Option<Ready>) {
     if let Some(mut ready) = ready {
         let _ = ready.wait_for(|ready| *ready).await;

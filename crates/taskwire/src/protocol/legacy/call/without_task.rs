@@ -1,6 +1,6 @@
-//! A call whose caller wants its result, and knows of no task.
+//! A call without `task`: its caller wants the result, and does not know the task that the call may become.
 //!
-//! It is held to its end or, if its caller can come back to it by the follow-up tools, for a while (`call/held`).
+//! It waits for its end or, if the follow-up tools can continue it, until its hold expires.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,25 +29,24 @@ use crate::{
     },
 };
 
-/// A call that is made once more after so long was given up: calls that are meant twice come together.
+/// A session that repeats a call after this time has given the first one up. Calls that are meant twice come together.
 const GIVE_UP_TIME: Duration = Duration::from_secs(2);
 
-/// What a call hears of its work besides the result.
+/// The notes of a call's work.
 struct Heard {
     notes: mpsc::Receiver<CallNote>,
-    /// What it heard before there was a stream.
+    /// Received before there was a stream.
     earlier: Vec<CallNote>,
     encoder: NoteEncoder,
-    /// Whether it passes that on as it comes, since there will be no stream to come back to.
+    /// Whether notes are sent at once, because there will be no stream to resume.
     forwards_at_once: bool,
 }
 
-/// A call while it waits.
 struct CallNotes<'a> {
     call: &'a Call<'a, 'a>,
     request: &'a RequestGuard,
     heard: Heard,
-    /// Whether its work is made a task, so that there is a log to be read, as soon as there is something to say or its time is over.
+    /// Whether the call becomes a task, so that there is a log to send, with its first note or when it is due.
     streams: bool,
     due: Option<Sleep>,
     beat: Option<Heartbeat>,
@@ -60,8 +59,8 @@ impl CallEra for CallNotes<'_> {
         Some(sender)
     }
 
-    /// Joins what the same call left, or what this session called for before and has given up without a word: some clients do, and
-    /// call again.
+    /// Joins lingering work of the same call, or a call that this session made before and has given up without cancelling it, as some
+    /// clients do.
     async fn join_same_call(&mut self, waiter: &Waiter) -> Result<Option<Arc<Task>>, engine::Error> {
         if let Some(task) = waiter.join_lingering().await? {
             return Ok(Some(task));
@@ -76,7 +75,7 @@ impl CallEra for CallNotes<'_> {
         {
             return Ok(Some(task));
         }
-        // It may have been given up with a word just now.
+        // The client may have cancelled it just now.
         waiter.join_lingering().await
     }
 
@@ -107,7 +106,7 @@ impl CallEra for CallNotes<'_> {
         }
     }
 
-    /// What it would have heard from the log, it hears as it comes.
+    /// There will be no log to send, so notes are sent at once.
     fn no_task(&mut self) {
         let (call, cx, heard) = (self.call, self.call.cx, &mut self.heard);
         self.streams = false;
@@ -125,7 +124,6 @@ impl CallEra for CallNotes<'_> {
 }
 
 impl Call<'_, '_> {
-    /// A call whose caller wants its result, and knows of no task.
     pub(super) async fn answer_without_task(mut self) -> Result<Reply, Fault> {
         let cx = self.cx;
         let engine = &cx.context.engine;
@@ -135,29 +133,29 @@ impl Call<'_, '_> {
         let mut plan = Plan::new(cx.context, self.spec.clone(), &self.tool, call, hold, (cx.id, cx.out))?;
         let keyed = self.spec.idempotency_key.is_some();
         if !(keyed || hold.is_some() || plan.spec.lingers || (cx.can_reconnect && cx.can_stream)) {
-            // Nobody can come back to it.
+            // Nobody could resume it after a restart.
             Arc::make_mut(&mut plan.spec).on_interrupt = OnInterrupt::Fail;
         }
-        // Before it is begun: else it would go on without anybody.
+        // Before the work starts, which would else go on without a reader.
         let (open, request) = (cx.wait_permit()?, cx.register_request()?);
         request.set_call_start(hold.map_or_else(|| engine.clock().now(), |hold| hold.started_at), self.progress_token.clone());
         if !keyed {
             request.set_waiter(&plan.waiter);
         }
         let mut hearing = self.open_notes(&request, None);
-        let mut held = match plan.start(false, &mut hearing).await {
+        let mut unstarted = match plan.start(false, &mut hearing).await {
             Ok(Started::Task { task, .. }) => {
                 let heard = hearing.heard;
                 request.set_task(&task);
                 return self.wait_for_task(&task, request, heard, &plan).await;
             }
             Ok(Started::Run(_)) | Err(_) if plan.waiter.is_cancelled() => return Ok(Reply::accepted()),
-            Ok(Started::Run(held)) => held,
+            Ok(Started::Run(unstarted)) => unstarted,
             Err(error) => return Err(error.into()),
         };
-        held.run().keep_until_end(Box::new(open));
-        request.set_run(held.run());
-        let settled = wait::run(cx.context, &mut held, Some(&plan.waiter), hold, &mut hearing).await?;
+        unstarted.run().keep_until_end(Box::new(open));
+        request.set_run(unstarted.run());
+        let settled = wait::run(cx.context, &mut unstarted, Some(&plan.waiter), hold, &mut hearing).await?;
         let heard = hearing.heard;
         match settled {
             Settled::NoRoom(result) => {
@@ -172,21 +170,21 @@ impl Call<'_, '_> {
     }
 
     fn open_notes<'a>(&'a self, request: &'a RequestGuard, heard: Option<Heard>) -> CallNotes<'a> {
-        // A follow-up tool has nothing to come back to: what it is about is a task already.
-        let aloud = hold::is_followup(self.cx.context, &self.tool);
-        let nothing = || Heard { notes: mpsc::channel(1).1, earlier: Vec::new(), encoder: self.note_encoder(), forwards_at_once: aloud };
+        // A follow-up tool needs no log to resume: it is about a task that has one.
+        let forwards_at_once = hold::is_followup(self.cx.context, &self.tool);
+        let nothing = || Heard { notes: mpsc::channel(1).1, earlier: Vec::new(), encoder: self.note_encoder(), forwards_at_once };
         let heard = heard.unwrap_or_else(nothing);
         CallNotes { call: self, request, streams: self.cx.can_stream && !heard.forwards_at_once, heard, due: None, beat: None }
     }
 
-    /// Passes a note on, if there is room for it.
+    /// Sends a note, or drops it if the queue is full.
     fn forward_note(&self, note: &CallNote, wanted: &mut NoteEncoder) {
         if let Some(message) = wanted.message(note, None) {
             self.cx.out.try_send(&message);
         }
     }
 
-    /// The result is there: what was noted on the way goes before it.
+    /// Sends the result, and before it the notes.
     async fn reply_with_outcome(&self, outcome: Outcome, request: RequestGuard, mut heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
         let (cx, waiter) = (self.cx, plan.waiter.clone());
         while let Ok(note) = heard.notes.try_recv() {
@@ -198,9 +196,9 @@ impl Call<'_, '_> {
             }
         }
         let mut wanted = self.note_encoder();
-        let told = heard.earlier.iter().any(|note| wanted.message(note, None).is_some());
-        if told && cx.can_stream {
-            // A stream leads to something that is kept, so that its reader can come back.
+        let has_notes = heard.earlier.iter().any(|note| wanted.message(note, None).is_some());
+        if has_notes && cx.can_stream {
+            // A client can resume the stream only if there is a task, so the call is stored as one.
             let engine = &cx.context.engine;
             match engine.create_ended(engine.new_id(), plan.spec.clone(), self.raw_arguments.clone(), outcome.clone()).await {
                 Ok(receipt) => {
@@ -211,15 +209,15 @@ impl Call<'_, '_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let off = request.is_cancelled();
+        let cancelled = request.is_cancelled();
         request.answered();
         if hold::is_followup(cx.context, &self.tool) {
             cx.context.calls.followed_up(cx.context, &cx.session.caller, &self.arguments);
         }
-        let result = match (hold::loose_failure_result(cx.context, &plan.spec, &outcome).filter(|_| !off), outcome) {
+        let result = match (hold::loose_failure_result(cx.context, &plan.spec, &outcome).filter(|_| !cancelled), outcome) {
             (Some(result), _) | (None, Outcome::Completed { result, .. }) => Ok(result),
             (None, Outcome::Failed(error)) => Err(Err(error.into())),
-            (None, Outcome::Cancelled { .. }) if off => Err(Ok(Reply::accepted())),
+            (None, Outcome::Cancelled { .. }) if cancelled => Err(Ok(Reply::accepted())),
             (None, Outcome::Cancelled { reason }) => Err(Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled")))),
         };
         match result {
@@ -231,7 +229,7 @@ impl Call<'_, '_> {
         }
     }
 
-    /// Reads the log of the task that the call became, to its end or for as long as the call is held.
+    /// Sends the log of the task that the call became, until it ended or the hold expired.
     async fn wait_for_task(&self, task: &Arc<Task>, request: RequestGuard, heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
         let (cx, waiter) = (self.cx, plan.waiter.clone());
         if !cx.can_stream {

@@ -1,5 +1,4 @@
-//! Questions that are asked again, because what came was no answer: to its client a question that it responded to is answered, and it
-//! would never respond to it once more.
+//! Asks a question again when the answer does not fit, under a new id: the client will not respond twice to the same request.
 
 use std::sync::Arc;
 
@@ -8,25 +7,25 @@ use taskwire_core::{QuestionKey, TaskId, task::Task};
 use super::TRACKED_TASKS_MAX;
 use crate::protocol::legacy::session::Session;
 
-/// How often a client is asked that never answers as it should.
+/// How often a question is asked at most.
 const ASKED_MAX: u32 = 3;
-/// Characters of what was wrong that a person is told.
+/// How many characters of the reason a person is shown.
 const WHY_CHARS_MAX: usize = 300;
 
-/// That a question was asked before.
+/// A question that is asked again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::protocol::legacy) struct Reask {
-    /// The how manieth time it is asked now.
+    /// How often it has been asked, this time included.
     pub(in crate::protocol::legacy) times: u32,
-    /// Why what came last was not taken.
+    /// Why the last answer was not accepted.
     pub(in crate::protocol::legacy) why: Arc<str>,
-    /// Whether a stream of its own has yet to ask it.
+    /// Whether the task's own stream has yet to ask it.
     due: bool,
 }
 
 impl Session {
-    /// Has a question asked again, since what came in response was no answer; nothing is done if it was asked again already, after
-    /// the time that this is the response to. Says `false` if it was asked often enough.
+    /// Makes a stream ask a question again, because the answer did not fit. Does nothing if that happened already since the question was
+    /// asked for the time that the answer is for (`times`). Says `false` if it was asked often enough.
     pub(in crate::protocol::legacy) fn ask_again(&self, task: &Task, key: &QuestionKey, times: u32, why: &str) -> bool {
         let question = (task.id, key.clone());
         let mut live = self.live();
@@ -38,13 +37,13 @@ impl Session {
             return false;
         }
         if live.reasks.len() >= TRACKED_TASKS_MAX {
-            // What is forgotten is asked once more under a name that it had.
+            // A question that is forgotten here is asked once more under an id that it had.
             live.reasks.clear();
         }
         let again = Reask { times: asked + 1, why: why.chars().take(WHY_CHARS_MAX).collect::<String>().into(), due: true };
         live.reasks.insert(question.clone(), again);
         live.asked.remove(&question);
-        // Of a task that no stream of its own tells of, the standing stream asks.
+        // If the task has no stream of its own, the session stream asks.
         if !task.spec.hidden && !live.claims.contains_key(&task.id) && live.released.len() < TRACKED_TASKS_MAX {
             live.released.insert(task.id);
         }
@@ -54,7 +53,7 @@ impl Session {
         true
     }
 
-    /// The questions of a task that a stream of its own has yet to ask again.
+    /// The questions of a task that its own stream has yet to ask again.
     pub(in crate::protocol::legacy) fn take_due_reasks(&self, id: TaskId) -> Vec<QuestionKey> {
         let mut live = self.live();
         let due = live.reasks.iter_mut().filter(|((task, _), again)| *task == id && again.due);
@@ -65,7 +64,6 @@ impl Session {
         .collect()
     }
 
-    /// That a question was asked before, if it was.
     pub(in crate::protocol::legacy) fn reask(&self, id: TaskId, key: &QuestionKey) -> Option<Reask> {
         self.live().reasks.get(&(id, key.clone())).cloned()
     }

@@ -1,4 +1,4 @@
-//! A request of a session until it is answered.
+//! A request of a session, from its arrival to its response.
 
 use std::sync::Arc;
 
@@ -14,35 +14,33 @@ use crate::{
     },
 };
 
-/// A request that is not answered yet. Its work goes on without it.
+/// A request that is not answered yet. Its work goes on when this is dropped.
 #[derive(Debug)]
 pub(in crate::protocol::legacy) struct RequestGuard {
     session: Arc<Session>,
     id: RequestId,
     cancel_state: Arc<watch::Sender<CancelState>>,
     answered: bool,
-    /// Whether another one of the same name was there first.
+    /// Whether the request has an earlier guard.
     joined: bool,
 }
 
 impl RequestGuard {
-    pub(super) fn new(session: &Arc<Session>, id: &RequestId, off: Arc<watch::Sender<CancelState>>, joined: bool) -> Self {
-        Self { session: session.clone(), id: id.clone(), cancel_state: off, answered: false, joined }
+    pub(super) fn new(session: &Arc<Session>, id: &RequestId, cancel_state: Arc<watch::Sender<CancelState>>, joined: bool) -> Self {
+        Self { session: session.clone(), id: id.clone(), cancel_state, answered: false, joined }
     }
 
-    /// Says how the call is made.
     pub(in crate::protocol::legacy) fn set_call_start(&self, began: Timestamp, token: Option<RequestId>) {
         if let Some(running) = self.session.live().open_requests.get_mut(&self.id) {
             running.call_start = Some((began, token));
         }
     }
 
-    /// How the call was made, as far as that is remembered.
     pub(in crate::protocol::legacy) fn call_start(&self) -> Option<CallStart> {
         self.session.live().open_requests.get(&self.id)?.call_start.clone()
     }
 
-    /// Names the call that waits for its work.
+    /// Sets the call that waits for the work.
     pub(in crate::protocol::legacy) fn set_waiter(&self, waiter: &Waiter) {
         let mut live = self.session.live();
         if let Some(running) = live.open_requests.get_mut(&self.id) {
@@ -60,35 +58,34 @@ impl RequestGuard {
         }
     }
 
-    /// The call that waits for its work, if it still does.
+    /// The call that waits for the work, if it still does.
     pub(in crate::protocol::legacy) fn waiting_call(&self) -> Option<Arc<WaitingCall>> {
         self.session.live().open_requests.get(&self.id)?.waiting_call.upgrade()
     }
 
-    /// Names the task to be cancelled when the request is called off.
+    /// Sets the task to cancel with the request.
     pub(in crate::protocol::legacy) fn set_task(&self, task: &Task) {
         if let Some(running) = self.session.live().open_requests.get_mut(&self.id) {
             running.task = Some(task.id);
         }
     }
 
-    /// Names the work to be stopped when the request is called off.
+    /// Sets the run to stop with the request.
     pub(in crate::protocol::legacy) fn set_run(&self, run: &Arc<Run>) {
         if let Some(running) = self.session.live().open_requests.get_mut(&self.id) {
             running.run = Some(Arc::downgrade(run));
         }
     }
 
-    /// Waits until the request is called off.
     pub(in crate::protocol::legacy) async fn cancelled(&self) {
-        let _ = self.cancel_state.subscribe().wait_for(|off| *off != CancelState::Active).await;
+        let _ = self.cancel_state.subscribe().wait_for(|state| *state != CancelState::Active).await;
     }
 
     pub(in crate::protocol::legacy) fn is_cancelled(&self) -> bool {
         *self.cancel_state.borrow() != CancelState::Active
     }
 
-    /// Whether the request was called off in such a way that its work is to stop.
+    /// Whether the request was cancelled in such a way that its work stops.
     pub(in crate::protocol::legacy) fn stops_work(&self) -> bool {
         *self.cancel_state.borrow() == CancelState::Stopped
     }
@@ -112,7 +109,7 @@ impl Drop for RequestGuard {
         if self.answered || (running.run.is_none() && running.task.is_none()) {
             let run = live.open_requests.remove(&self.id).and_then(|running| running.run?.upgrade());
             drop(live);
-            // It was answered: what still runs is found again, and counts as a task.
+            // The request was answered: a run that goes on is a task now, and counts as one.
             if let Some(run) = run {
                 run.keep_until_end(Box::new(()));
             }

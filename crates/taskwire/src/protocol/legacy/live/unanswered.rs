@@ -1,4 +1,4 @@
-//! The calls of a session that are not answered yet, found by the same call.
+//! The calls of a session that are not answered yet, where the same call finds them.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,10 +12,10 @@ use crate::protocol::{
     prune::Prune,
 };
 
-/// Calls after which those that were answered are forgotten.
+/// From this many calls on, those that were answered are removed.
 const KEPT_MIN: usize = 64;
 
-/// What makes calls the same is worked out only for those that have waited for a while: most are answered before.
+/// The dedupe key is computed only for calls that have waited for a while, because most are answered before.
 #[derive(Debug, Default)]
 pub(super) struct UnansweredCalls {
     /// In the order in which they came.
@@ -30,7 +30,7 @@ impl UnansweredCalls {
         self.recent.push_back((began, waiting));
     }
 
-    /// Takes those that have become old, to be [kept](Self::keep) by what makes them the same as others.
+    /// Takes the calls that have become old, to be added by [`Self::index`].
     pub(super) fn take_old(&mut self, is_old: impl Fn(Timestamp) -> bool) -> Vec<Arc<WaitingCall>> {
         let mut old = Vec::new();
         while let Some((_, waiting)) = self.recent.pop_front_if(|(began, waiting)| waiting.strong_count() == 0 || is_old(*began)) {
@@ -44,7 +44,6 @@ impl UnansweredCalls {
         self.old_by_key.entry(key).or_default().push(Arc::downgrade(waiting));
     }
 
-    /// Whether there are any that have waited for a while.
     pub(super) fn has_old(&self) -> bool {
         !self.old_by_key.is_empty()
     }

@@ -1,4 +1,4 @@
-//! A call that is held for a while: signs of life meanwhile, and what is said instead of a result that takes longer.
+//! A held call on a task stream: its heartbeats, and the response when the hold expires.
 
 use taskwire_core::{Payload, wire::RequestId};
 
@@ -13,8 +13,7 @@ use crate::protocol::{
 };
 
 impl TaskStream<'_> {
-    /// Gives the answer when the call was held long enough, and tells progress under this name: that of the call, which may share
-    /// its task with another.
+    /// Responds when the hold expires, and sends progress under the call's own token, because the task may be that of another call.
     pub(in crate::protocol::legacy) fn with_hold(mut self, hold: Option<Hold>, token: Option<&RequestId>) -> Self {
         if hold.is_some() {
             self.hold = HoldTimer::new(self.context, hold, !self.comes_back());
@@ -23,7 +22,7 @@ impl TaskStream<'_> {
         self
     }
 
-    /// Signs of life, for a call whose caller wants to hear of progress.
+    /// Heartbeats, for a call whose caller wants progress.
     pub(super) fn heartbeat(&self) -> Result<Option<Heartbeat>, StreamEnd> {
         if self.id.kind != StreamKind::Call || self.encoder.progress_token.is_none() || !self.context.config.followups {
             return Ok(None);
@@ -33,14 +32,14 @@ impl TaskStream<'_> {
         let work = task.as_deref().map_or(now, |task| task.began_at());
         let call_started_at = self.request.and_then(RequestGuard::call_start).map_or(work, |(began, _)| began);
         let began = self.hold.hold().map_or(call_started_at, |hold| hold.started_at);
-        // Who came back has just heard from us.
+        // A client that resumes the stream has just been sent something.
         let since = if self.resumed { now } else { began };
-        // What its reader was told before it was cut off is less than this.
+        // More than what the client was sent before it was cut off.
         let floor = task.filter(|_| self.resumed).map_or(f64::NEG_INFINITY, |task| Heartbeat::progress_floor(&task, now));
         Ok(Some(Heartbeat::new(clock, began, since, floor)))
     }
 
-    /// What the client is told instead of the result, if it is time for that.
+    /// The result to send when the hold expires, if it is due.
     pub(super) fn hold_expiry_result(&mut self) -> Result<Option<Payload>, StreamEnd> {
         if self.hold.hold().is_none() {
             return Ok(None);
@@ -49,7 +48,7 @@ impl TaskStream<'_> {
         Ok(self.hold.result(&task))
     }
 
-    /// Answers the request with something else than the result; nothing follows.
+    /// Responds with that result; nothing follows.
     pub(super) async fn respond_hold_expired(&mut self, result: &Payload) -> Result<bool, StreamEnd> {
         self.cursor = StreamCursor::END;
         let waiter = self.waiter.take();

@@ -1,4 +1,4 @@
-//! What a task asks on a stream of its own, each question where it is not asked already.
+//! Asks a task's questions on its own stream, unless the session stream has asked them.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ impl TaskStream<'_> {
             return Ok(());
         }
         let Some(task) = self.task()? else { return Err(self.expired()) };
-        // What was asked after this place is asked when it is read.
+        // What was asked after the cursor is asked when the stream reads it.
         let later = self.asked_later()?;
         let open = task.open_questions().filter(|(key, _)| !later.contains(*key));
         let open: Vec<(QuestionKey, Payload)> = open.map(|(key, asked)| (key.clone(), asked.clone())).collect();
@@ -27,7 +27,7 @@ impl TaskStream<'_> {
         self.send_all(&messages).await
     }
 
-    /// What was asked after the place where the stream is.
+    /// The questions that the log has after the cursor.
     fn asked_later(&self) -> Result<BTreeSet<QuestionKey>, StreamEnd> {
         let (mut later, mut after) = (BTreeSet::new(), self.cursor.version);
         loop {
@@ -45,7 +45,7 @@ impl TaskStream<'_> {
         }
     }
 
-    /// A question as the client is asked here; not if it cannot answer it, or was asked on its standing stream.
+    /// A question as a request to the client; none if the client does not accept it, or the session stream asked it.
     pub(super) fn question(&mut self, key: &QuestionKey, asked: &Payload) -> Option<Vec<u8>> {
         if missing_capabilities_of(asked, self.agreed.accepts).is_some() {
             return None;
@@ -62,7 +62,7 @@ impl TaskStream<'_> {
         render::question(task, request, (key, asked), again.as_ref(), &self.agreed, self.meta.as_deref())
     }
 
-    /// Asks what was asked on a standing stream that is gone, and what is to be asked again.
+    /// Asks what a session stream asked that has ended, and what is to be asked again.
     pub(super) async fn ask_deferred(&mut self) -> Result<(), StreamEnd> {
         self.deferred.extend(self.session.take_due_reasks(self.id.task));
         if self.deferred.is_empty() {
